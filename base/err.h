@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT */
+/* base/err.h - an error: an errno value and a message that grows outward. */
+#ifndef UFS_BASE_ERR_H
+#define UFS_BASE_ERR_H
+
+#include "base/base.h"
+
+/*
+ * A plain value: `struct err e = {0};` is ready, nothing needs to be freed. The message
+ * reads outermost first, "WHAT: WHY"; the hint says what the user can do about it.
+ * Text that does not fit is cut, never overflows.
+ */
+struct err {
+    int code; /* positive errno, 0: no error */
+    char text[1024];
+    char hint[256];
+};
+
+/* Sets code and message (replacing what was there). Returns -code. */
+int err_set(struct err *e, int code, const char *fmt, ...) PRINTF(3, 4);
+
+/* Puts "place: " in front of the message. Returns -e->code. */
+int err_wrap(struct err *e, const char *fmt, ...) PRINTF(2, 3);
+
+/* What the user should do. Returns -e->code. */
+int err_hint(struct err *e, const char *fmt, ...) PRINTF(2, 3);
+
+/* err_set with "out of memory". Returns -ENOMEM. */
+int err_nomem(struct err *e);
+
+/*
+ * The one-line form "TEXT (HINT)" with control bytes and invalid UTF-8 as %XX, for
+ * terminals and logs. Always ends in NUL. Returns dst.
+ */
+const char *err_line(const struct err *e, char *dst, size_t size);
+
+/* The errno that a reader of a file gets: damage and missing shards become EIO. */
+int err_for_reader(const struct err *e);
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT */
+/* base/fsutil.h - files and names on local disk, done carefully. */
+#ifndef UFS_BASE_FSUTIL_H
+#define UFS_BASE_FSUTIL_H
+
+#include <sys/stat.h>
+
+#include "base/base.h"
+#include "base/buf.h"
+
+struct err;
+
+/* Who a file is, as far as stat(2) can tell. All zero: unknown. */
+struct file_id {
+    uint64_t dev, ino, size;
+    int64_t mtime_ns, ctime_ns;
+};
+
+struct file_id file_id_of(const struct stat *st);
+
+static inline bool file_id_equal(const struct file_id *a, const struct file_id *b)
+{
+    return a->dev == b->dev && a->ino == b->ino && a->size == b->size &&
+           a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
+}
+
+/* Reads exactly `len` bytes at `off`; -EBADMSG when the file ends before. Retries EINTR. */
+int read_exact(int fd, void *dst, size_t len, uint64_t off, struct err *e);
+
+/* Writes all of it. */
+int write_all(int fd, const void *data, size_t len, struct err *e);
+
+/*
+ * Opens `path` below the directory `dirfd` for reading (openat2): absolute paths, ".."
+ * beyond dirfd and magic links are refused with -EXDEV; links within are followed unless
+ * `no_links`. With `beneath` false any path goes (follow_symlinks). Never blocks on a
+ * fifo: O_NONBLOCK|O_CLOEXEC are always set. Returns the descriptor or -errno.
+ */
+struct open_rule {
+    bool beneath, no_links;
+    int flags; /* O_DIRECTORY, O_PATH, ... */
+};
+int open_below(int dirfd, const char *path, const struct open_rule *rule);
+
+/* mkdir -p with this mode for what is made. */
+int make_dirs(const char *path, mode_t mode, struct err *e);
+
+/* $XDG_CACHE_HOME/unshardfs or ~/.cache/unshardfs, made 0700 with a CACHEDIR.TAG. */
+int cache_dir(const char *override, struct buf *out, struct err *e);
+
+#endif
