@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/decoded.h - compressed pieces of shards, decoded once into a bounded cache. */
+#ifndef UFS_REMOTE_DECODED_H
+#define UFS_REMOTE_DECODED_H
+
+#include "base/base.h"
+
+struct err;
+struct source;
+struct decoded_cache;
+
+/*
+ * Decoded pieces lie in unnamed files of `dir` (page cache, not our memory), at most
+ * `budget` bytes of them; the least recently used that nobody reads go first.
+ */
+int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
+                struct err *e);
+
+void decoded_free(struct decoded_cache *c);
+
+/* Which piece: bytes [off, off + len) of this file, in this encoding. */
+struct decoded_key {
+    uint64_t dev, ino, off, len;
+    int64_t mtime_ns;
+    uint32_t encoding;
+};
+
+/*
+ * Decodes all of `in` into the file `fd` from its start; sets *size to the bytes written,
+ * which must not pass `limit` (-EFBIG). Called without any lock held.
+ */
+typedef int decode_fn(void *user, struct source *in, int fd, uint64_t limit,
+                      uint64_t *size, struct err *e);
+
+/*
+ * The plain bytes as a source (the caller's reference), decoding them when they are not
+ * there. Several threads that want one piece wait for one decoding. -ENOSPC when the
+ * piece cannot fit the budget.
+ */
+int decoded_get(struct decoded_cache *c, const struct decoded_key *key, struct source *in,
+                decode_fn *fn, void *user, struct source **out, struct err *e);
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/listing.h - the names, sizes and first bytes of one directory of a source. */
+#ifndef UFS_REMOTE_LISTING_H
+#define UFS_REMOTE_LISTING_H
+
+#include <sys/types.h>
+
+#include "base/fsutil.h"
+
+struct err;
+struct store;
+struct listing;
+
+enum entry_kind {
+    ENTRY_FILE, /* a regular file, also through a link that stays within the source */
+    ENTRY_DIR,  /* a directory, also through such a link (then is_link is set) */
+    ENTRY_OTHER /* fifo, socket, device, dangling or escaping link: never opened */
+};
+
+struct entry_stat {
+    enum entry_kind kind;
+    bool is_link;
+    mode_t mode; /* permission bits */
+    uid_t uid;
+    gid_t gid;
+    struct file_id id; /* of the target when it is a link */
+};
+
+struct listing_entry {
+    const char *name;
+    struct entry_stat st;
+};
+
+/* Entries sorted by bytes of the name, without "." and "..". */
+size_t listing_count(const struct listing *l);
+const struct listing_entry *listing_at(const struct listing *l, size_t i);
+
+/* By name, or NULL. */
+const struct listing_entry *listing_find(const struct listing *l, const char *name);
+
+/* The directory's path in the source ("" is its root) and the last part of its name. */
+const char *listing_path(const struct listing *l);
+const char *listing_name(const struct listing *l);
+
+/*
+ * Up to `len` first bytes of a regular file into dst; *got says how many. Negative errno
+ * when it cannot be read. Kept by the listing, so that several bids cost one read.
+ */
+int listing_peek(struct listing *l, const char *name, void *dst, size_t len, size_t *got);
+
+/* The whole of a small file (at most `max` bytes, else -EFBIG); caller frees *data. */
+int listing_read(struct listing *l, const char *name, size_t max, char **data, size_t *len,
+                 struct err *e);
+
+/* The listing of a subdirectory, owned by this listing; NULL when there is none. */
+struct listing *listing_sub(struct listing *l, const char *name);
+
+void listing_free(struct listing *l);
+void listing_freep(struct listing **l);
+
+/*
+ * Building one: by stores, and by tests that make one up (store NULL: `head` are then
+ * the bytes that peek and read give; size is st.id.size).
+ */
+int listing_new(struct store *store, const char *path, struct listing **out,
+                struct err *e);
+int listing_add(struct listing *l, const char *name, const struct entry_stat *st,
+                const void *head, size_t head_len, struct err *e);
+void listing_sort(struct listing *l);
+/* For tests: hangs a made-up subdirectory below. Takes ownership of `sub`. */
+int listing_add_sub(struct listing *l, const char *name, struct listing *sub,
+                    struct err *e);
+
+#endif

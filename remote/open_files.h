@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/open_files.h - the shards that are open now, shared by all who read them. */
+#ifndef UFS_REMOTE_OPEN_FILES_H
+#define UFS_REMOTE_OPEN_FILES_H
+
+#include "base/fsutil.h"
+
+struct err;
+struct source;
+struct store;
+struct open_files;
+
+/* Keeps up to `keep` files open that nobody uses at the moment (least recent go first). */
+int open_files_new(struct store *store, unsigned keep, struct open_files **out,
+                   struct err *e);
+
+void open_files_free(struct open_files *f);
+
+/*
+ * The file at `path`, opened now or before, when it is still the one that `expect`
+ * describes: else -ESTALE (it changed), -ENOENT (it is gone). One reference is the
+ * caller's. An entry whose file changed on disk is dropped and opened anew, so that an
+ * old reader keeps its bytes and a new one gets the new file.
+ */
+int open_files_get(struct open_files *f, const char *path, const struct file_id *expect,
+                   struct source **out, struct err *e);
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/source.h - a byte source: one file's bytes, wherever they lie. */
+#ifndef UFS_REMOTE_SOURCE_H
+#define UFS_REMOTE_SOURCE_H
+
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/fsutil.h"
+
+struct err;
+struct source;
+
+struct source_range {
+    uint64_t off;
+    size_t len;
+    void *dst;
+};
+
+/*
+ * What a kind of source does. Every call may come from any thread, several at once.
+ * Ranges were checked against `size` by the wrappers below. NULL where optional.
+ */
+struct source_ops {
+    const char *name;
+
+    /* Fills all of dst or fails: never short, never zeros for missing bytes. */
+    int (*read)(struct source *s, uint64_t off, size_t len, void *dst, struct err *e);
+
+    /* Optional: several ranges at once, any order; default: read() one by one. */
+    int (*read_many)(struct source *s, const struct source_range *r, size_t n,
+                     struct err *e);
+
+    /*
+     * Optional: all of the source in memory, valid until close; NULL when it cannot.
+     * Touching it raises SIGBUS when the file was cut: copy under base's guard, or let
+     * the kernel copy (writev gives EFAULT).
+     */
+    const void *(*map)(struct source *s);
+
+    /* Optional: is this range in memory (page cache) now? Default: true. */
+    bool (*resident)(struct source *s, uint64_t off, size_t len);
+
+    /* Optional: this range will be read soon. */
+    void (*will_need)(struct source *s, uint64_t off, uint64_t len);
+
+    /* Optional: 0 while it is still the file that was opened, else -ESTALE. */
+    int (*check)(struct source *s, struct err *e);
+
+    void (*close)(struct source *s); /* frees s */
+};
+
+/* Kinds embed this as their first member. */
+struct source {
+    const struct source_ops *ops;
+    uint64_t size;
+    char *name; /* for messages: path relative to the store; owned, freed by source_put */
+    struct file_id id;
+    atomic_uint refs;
+};
+
+/* Sets the common part, one reference. Copies name. */
+int source_init(struct source *s, const struct source_ops *ops, const char *name,
+                uint64_t size, struct err *e);
+
+struct source *source_get(struct source *s);
+void source_put(struct source *s); /* NULL is fine */
+void source_putp(struct source **s);
+
+/* All or error; -EBADMSG with file and byte when the range is not within the source. */
+int source_read(struct source *s, uint64_t off, size_t len, void *dst, struct err *e);
+int source_read_many(struct source *s, const struct source_range *r, size_t n,
+                     struct err *e);
+
+const void *source_map(struct source *s);
+bool source_resident(struct source *s, uint64_t off, size_t len);
+void source_will_need(struct source *s, uint64_t off, uint64_t len);
+int source_check(struct source *s, struct err *e);
+
+/*
+ * A regular file by its descriptor, which the source owns from now on (also on failure).
+ * `name` is for messages. -EINVAL when it is not a regular file.
+ */
+int source_from_fd(int fd, const char *name, struct source **out, struct err *e);
+
+/* Bytes in memory; `data` is borrowed until close, or owned (freed) when `own`. */
+int source_from_memory(const void *data, size_t len, bool own, const char *name,
+                       struct source **out, struct err *e);
+
+/*
+ * The bytes [off, off + len) of another source, as a source of its own (holds a reference).
+ * It maps and checks as the other does.
+ */
+int source_window(struct source *inner, uint64_t off, uint64_t len, struct source **out,
+                  struct err *e);
+
+/*
+ * For tests: passes on to `inner` (holds a reference) and does damage on purpose. Each
+ * field is off when zero.
+ */
+struct source_faults {
+    uint64_t fail_at;   /* the n-th read (from 1) fails with `code` */
+    int code;           /* positive errno, default EIO */
+    uint64_t fail_from; /* reads that touch this offset or beyond fail */
+    unsigned delay_us;  /* before every read */
+    bool stale;         /* check() says -ESTALE */
+};
+int source_with_faults(struct source *inner, const struct source_faults *faults,
+                       struct source **out, struct err *e);
+
+#endif
