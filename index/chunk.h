@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+/* index/chunk.h - one N-d box of one tensor, stored in one place of one shard file. */
+#ifndef UFS_INDEX_CHUNK_H
+#define UFS_INDEX_CHUNK_H
+
+#include "base/buf.h"
+#include "index/dtype.h"
+#include "index/shape.h"
+
+struct arena;
+struct err;
+struct source;
+
+/*
+ * How the bytes at [offset, offset + length) of the file are to be understood. All but
+ * CHUNK_PLAIN are resolved by their format when a window first needs them (struct
+ * chunk_codec). Stored in the index: never renumber.
+ */
+enum chunk_encoding {
+    CHUNK_PLAIN = 0,      /* the elements themselves, little-endian */
+    CHUNK_TORCH_ZIP = 1,  /* a whole torch.save zip that holds one tensor */
+    CHUNK_TORCH_ZIP_ZSTD = 2, /* the same in one zstd frame (stream.zstd/1) */
+    CHUNK_SAFETENSORS = 3,    /* a safetensors image that starts at offset; by name */
+};
+
+/* Work on each element on its way. Bits, in plan order: swap first. */
+enum chunk_flags {
+    CHUNK_SWAP = 1, /* stored big-endian: swap the bytes of each component */
+    CHUNK_CONJ = 2, /* complex: negate the imaginary part */
+    CHUNK_NEG = 4,  /* negate (all components) */
+};
+
+/*
+ * `start` and `size` are the box in the tensor, in units (shape_units), nd of each. The
+ * element (i0, i1, ...) of the box lies at unit first + sum(i[k] * step[k]) of the piece;
+ * step NULL: row-major in `size`. Zero-volume chunks are legal and cover nothing.
+ */
+struct chunk {
+    uint32_t file; /* number given by sink_file(), of this checkpoint */
+    uint8_t encoding, flags;
+    uint64_t offset, length; /* of the piece in the file, bytes */
+    const uint64_t *start, *size;
+    uint64_t first;
+    const int64_t *step;
+};
+
+/*
+ * Where a resolved piece really is: unit strides and first byte in `src`, which is the
+ * shard itself or a decoded copy of the piece. The holder puts `src`.
+ */
+struct chunk_place {
+    struct source *src;
+    uint64_t base;                /* byte of the box's first element in src */
+    int64_t step[SHAPE_MAX_DIMS]; /* bytes, one a dimension of the tensor */
+    uint8_t flags;
+};
+
+/* What a resolver may know of the tensor. */
+struct chunk_tensor {
+    const char *key; /* as stored in the shard (the part's key) */
+    size_t key_len;
+    enum dtype dtype;
+    const struct shape *units;
+};
+
+struct decoded_cache;
+
+/*
+ * Resolves one chunk of an encoding: opens nothing, reads from `shard` (whole file). It
+ * checks that what is stored has the chunk's size and the tensor's dtype: -EBADMSG
+ * otherwise. Any thread.
+ */
+struct chunk_codec {
+    enum chunk_encoding encoding;
+    const char *name;
+    int (*resolve)(struct source *shard, const struct chunk *c,
+                   const struct chunk_tensor *t, struct decoded_cache *decoded,
+                   struct chunk_place *out, struct err *e);
+};
+
+/* Packs n chunks of rank nd as the index stores them (varints, see index/chunk.c). */
+int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
+                struct err *e);
+
+/*
+ * Unpacks into the arena. The bytes come from a file that may lie: every count is checked
+ * against what is there, -EBADMSG.
+ */
+int chunks_unpack(struct arena *a, const void *data, size_t len, uint32_t nd,
+                  const struct chunk **out, size_t *n, struct err *e);
+
+#endif

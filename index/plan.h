@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+/* index/plan.h - the copy program that turns pieces of shards into one full tensor. */
+#ifndef UFS_INDEX_PLAN_H
+#define UFS_INDEX_PLAN_H
+
+#include "base/base.h"
+#include "index/chunk.h"
+#include "index/shape.h"
+
+struct arena;
+struct err;
+struct plan;
+struct plan_builder;
+
+/*
+ * A plan is a set of chunks (boxes of the tensor), complete and without overlap. Where the
+ * bytes of a chunk lie may be known only when it is first needed (chunk_codec); then it
+ * is lowered to a plan_op, and windows of ops are cut to runs, which executors copy.
+ */
+
+/* Starts a plan of a tensor of this shape in units of `unit` bytes. Memory is in `a`. */
+int plan_begin(struct arena *a, const struct shape *units, unsigned unit,
+               struct plan_builder **out, struct err *e);
+
+/* Adds a chunk (start and size are copied when not yet in `a`). Bounds are checked here. */
+int plan_add(struct plan_builder *b, const struct chunk *c, struct err *e);
+
+/*
+ * Checks that every element is covered exactly once, sorts and freezes. Empty chunks are
+ * left out. Work is n log n for boxes that a straight cut can separate, and within a
+ * fixed budget for others. A frozen plan never changes, readers share it without a lock.
+ * -EBADMSG names the first hole or overlap by its indices: the checkpoint is damaged.
+ */
+int plan_finish(struct plan_builder *b, const struct plan **out, struct err *e);
+
+uint64_t plan_size(const struct plan *p); /* bytes of the tensor */
+size_t plan_chunks(const struct plan *p);
+const struct chunk *plan_chunk(const struct plan *p, size_t i); /* in order of dst */
+
+/*
+ * Calls fn(user, i) for each chunk that touches bytes [off, off + len) of the tensor, in
+ * order; stops at and returns the first non-zero value. Costs a binary search and the
+ * chunks found.
+ */
+int plan_touched(const struct plan *p, uint64_t off, uint64_t len,
+                 int (*fn)(void *user, size_t i), void *user);
+
+/*
+ * Copy `run` bytes from byte `src` of the source to byte `dst` of the tensor, once for
+ * each step of the nested loops, outermost first. Dimensions that are contiguous on both
+ * sides are merged; destination steps fall from loop to loop.
+ */
+struct plan_loop {
+    uint64_t count;
+    int64_t src_step;
+    uint64_t dst_step;
+};
+
+struct plan_op {
+    uint64_t src, dst, run;
+    uint32_t nloops;
+    uint8_t flags;     /* enum chunk_flags */
+    uint8_t component; /* bytes of a component, for flags */
+    const struct plan_loop *loop;
+};
+
+/* Lowers chunk i, whose bytes are at `place`; the loops live in `a`. */
+int plan_lower(const struct plan *p, size_t i, const struct chunk_place *place,
+               unsigned component, struct arena *a, struct plan_op *out, struct err *e);
+
+/*
+ * `count` copies of `len` bytes: the k-th from byte src + k * src_step of the source to
+ * byte dst + k * dst_step of the window.
+ */
+struct plan_run {
+    uint64_t src, dst, len;
+    uint64_t count;
+    int64_t src_step;
+    uint64_t dst_step;
+    uint32_t tag; /* the caller's: which source */
+    uint8_t flags, component;
+};
+
+struct run_list {
+    struct plan_run *run; /* malloc */
+    size_t count, cap;
+};
+
+void run_list_release(struct run_list *l);
+
+/*
+ * Appends the runs of `op` that write bytes [off, off + len) of the tensor; dst becomes
+ * relative to off. Runs with flags start and end on component boundaries as far as the
+ * window allows (a window may cut a component: then whole components are fetched by
+ * the caller widening the window, see plan_widen).
+ */
+int plan_op_cut(const struct plan_op *op, uint64_t off, uint64_t len, uint32_t tag,
+                struct run_list *out, struct err *e);
+
+/* Widens a window to unit boundaries of the tensor. */
+void plan_widen(const struct plan *p, uint64_t *off, uint64_t *len);
+
+#endif
