@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/* base/pool.c - a fixed set of worker threads for work that splits in pieces. */
+#include "base/pool.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+
+#include "base/err.h"
+
+/* More would only wait for each other; the readers' bandwidth is long spent. */
+enum { MAX_THREADS = 256 };
+
+/*
+ * One pool_each(), on its caller's stack. The caller takes pieces too and then waits only
+ * for pieces that others have begun. Who waits, waits for work begun later than its own,
+ * so no circle can form, however deep calls nest.
+ */
+struct job {
+    struct job *next, **link;
+    pool_fn *fn;
+    void *user;
+    size_t count;
+    size_t taken;        /* guarded by the pool's lock, as all below */
+    size_t running;      /* pieces begun and not ended */
+    size_t failed_piece; /* lowest so far; SIZE_MAX: none */
+    int failed_code;
+    struct err *failed;
+    pthread_cond_t done;
+};
+
+struct pool {
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct job *jobs,
+        **last;    /* guarded by lock: jobs with pieces to take, oldest first */
+    bool stopping; /* guarded by lock */
+    unsigned count;
+    pthread_t threads[];
+};
+
+static void job_unlink(struct pool *p, struct job *j)
+{
+    if (!j->link)
+        return;
+    *j->link = j->next;
+    if (j->next)
+        j->next->link = j->link;
+    else
+        p->last = j->link;
+    j->link = NULL;
+}
+
+static void job_link(struct pool *p, struct job *j)
+{
+    j->link = p->last;
+    *p->last = j;
+    p->last = &j->next;
+}
+
+/* Notes how piece i ended. Lock held. */
+static void job_note(struct pool *p, struct job *j, size_t i, int rc,
+                     const struct err *e)
+{
+    if (rc != 0 && i < j->failed_piece) {
+        j->failed_piece = i;
+        j->failed_code = rc;
+        *j->failed = *e;
+        j->taken = j->count; /* no new call starts */
+        job_unlink(p, j);
+    }
+    if (--j->running == 0 && j->taken == j->count)
+        pthread_cond_signal(&j->done);
+}
+
+/* Takes and runs one piece; the lock is held before and after, not during. */
+static void job_step(struct pool *p, struct job *j)
+{
+    size_t i = j->taken++;
+    struct err e = {0};
+    int rc;
+
+    j->running++;
+    if (j->taken == j->count)
+        job_unlink(p, j);
+    pthread_mutex_unlock(&p->lock);
+    rc = j->fn(j->user, i, &e);
+    pthread_mutex_lock(&p->lock);
+    job_note(p, j, i, rc, &e);
+}
+
+static void *worker(void *arg)
+{
+    struct pool *p = arg;
+
+    pthread_mutex_lock(&p->lock);
+    while (!p->stopping) {
+        if (p->jobs)
+            job_step(p, p->jobs);
+        else
+            pthread_cond_wait(&p->work, &p->lock);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+/* One a core that this process may use. */
+static unsigned default_threads(void)
+{
+    cpu_set_t set;
+    long online;
+
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (unsigned)CPU_COUNT(&set);
+    online = sysconf(_SC_NPROCESSORS_ONLN); /* more than 1024 cores */
+    return online > 0 ? (unsigned)MIN(online, MAX_THREADS) : 1;
+}
+
+/* Starts the workers with all signals blocked: those belong to the main thread. */
+static int start_threads(struct pool *p, unsigned threads)
+{
+    sigset_t all, old;
+    int rc = 0;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    while (rc == 0 && p->count < threads) {
+        rc = pthread_create(&p->threads[p->count], NULL, worker, p);
+        if (rc == 0)
+            p->count++;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc;
+}
+
+int pool_new(unsigned threads, struct pool **out, struct err *e)
+{
+    struct pool *p;
+    int rc;
+
+    threads = MIN(threads ? threads : default_threads(), (unsigned)MAX_THREADS);
+    p = calloc(1, sizeof *p + threads * sizeof p->threads[0]);
+    if (!p)
+        return err_nomem(e);
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->work, NULL);
+    p->last = &p->jobs;
+    rc = start_threads(p, threads);
+    if (rc != 0) {
+        err_set(e, rc, "cannot start worker thread %u of %u: %s", p->count + 1, threads,
+                strerror(rc));
+        pool_free(p);
+        return -rc;
+    }
+    *out = p;
+    return 0;
+}
+
+void pool_free(struct pool *p)
+{
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->stopping = true;
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    for (unsigned i = 0; i < p->count; i++)
+        pthread_join(p->threads[i], NULL);
+    pthread_cond_destroy(&p->work);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+unsigned pool_threads(const struct pool *p)
+{
+    return p ? p->count : 0;
+}
+
+/* All pieces in order, here. */
+static int each_here(size_t count, pool_fn *fn, void *user, struct err *e)
+{
+    for (size_t i = 0; i < count; i++) {
+        int rc = fn(user, i, e);
+
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
+}
+
+int pool_each(struct pool *p, size_t count, pool_fn *fn, void *user, struct err *e)
+{
+    struct job j = {
+        .fn = fn, .user = user, .count = count, .failed_piece = SIZE_MAX, .failed = e};
+
+    if (!p || p->count == 0 || count < 2)
+        return each_here(count, fn, user, e);
+    pthread_cond_init(&j.done, NULL);
+    pthread_mutex_lock(&p->lock);
+    job_link(p, &j);
+    pthread_cond_broadcast(&p->work);
+    while (j.taken < j.count)
+        job_step(p, &j);
+    while (j.running > 0)
+        pthread_cond_wait(&j.done, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+    pthread_cond_destroy(&j.done);
+    return j.failed_code;
+}
