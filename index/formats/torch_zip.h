@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/torch_zip.h - what torch.save wrote: an object graph and its storages. */
+#ifndef UFS_INDEX_FORMATS_TORCH_ZIP_H
+#define UFS_INDEX_FORMATS_TORCH_ZIP_H
+
+#include "base/base.h"
+#include "index/chunk.h"
+#include "index/formats/pickle.h"
+#include "index/shape.h"
+
+struct buf;
+struct err;
+struct source;
+struct torch_zip;
+
+/*
+ * Opens the torch.save zip at bytes [off, off + len) of a source and unpickles its
+ * data.pkl. Tensor data is not read. -EBADMSG when it is no such archive.
+ */
+int torch_zip_open(struct source *s, uint64_t off, uint64_t len, struct torch_zip **out,
+                   struct err *e);
+void torch_zip_free(struct torch_zip *t);
+void torch_zip_freep(struct torch_zip **t);
+
+struct pv torch_zip_root(const struct torch_zip *t);
+
+/* A tensor of the graph, described by its rebuild call. */
+struct torch_tensor {
+    enum dtype dtype;
+    struct shape shape;
+    int64_t stride[SHAPE_MAX_DIMS]; /* elements */
+    uint64_t storage_offset;        /* elements */
+    uint64_t data;                  /* byte of the storage in the source */
+    uint64_t data_len;              /* bytes of the storage */
+    uint8_t flags;                  /* enum chunk_flags */
+};
+
+/*
+ * 1 and the description when `v` is a tensor that can be read as plain strided elements
+ * (_rebuild_tensor, _v2, _v3, _rebuild_parameter, Parameter), 0 when it is no tensor,
+ * -EBADMSG when it is one whose numbers do not fit its storage, -ENOTSUP for kinds that
+ * are no strided elements (sparse, quantised, meta): those go to objects.json.
+ */
+int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,
+                     struct err *e);
+
+/* chunk_codec.resolve of CHUNK_TORCH_ZIP and CHUNK_TORCH_ZIP_ZSTD (see index/chunk.h). */
+extern const struct chunk_codec codec_torch_zip;
+extern const struct chunk_codec codec_torch_zip_zstd;
+
+/*
+ * An object graph as the JSON of CONTRACT.md, objects.json (one value, no newline). Each
+ * tensor met is reported through on_tensor with its path in the object (parts joined by
+ * dots, list positions as numbers), which returns the key to write, or NULL to write it
+ * as opaque. Cycles and DAG bombs are cut: at most `budget` nodes are visited (0:
+ * 1,000,000), what is beyond becomes {"$type":"opaque","class":"...","truncated":true}.
+ * `t` NULL: a graph without storages.
+ */
+typedef const char *object_tensor_fn(void *user, const char *path, size_t path_len,
+                                     const struct torch_tensor *tensor);
+int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
+                   object_tensor_fn *on_tensor, void *user, struct buf *out,
+                   struct err *e);
+
+#endif

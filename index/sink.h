@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+/* index/sink.h - where a format driver reports what it finds in one checkpoint. */
+#ifndef UFS_INDEX_SINK_H
+#define UFS_INDEX_SINK_H
+
+#include "base/base.h"
+#include "index/chunk.h"
+#include "index/shape.h"
+#include "remote/store.h"
+
+struct err;
+struct sink;
+
+enum role { ROLE_MODEL = 0, ROLE_OPTIMIZER = 1, ROLE_OTHER = 2 };
+
+/* What is known of the checkpoint as a whole; NULL where unknown. Strings are copied. */
+struct sink_checkpoint {
+    const char *format;    /* "torch-dcp", "hf-safetensors", ... */
+    const char *framework; /* "PyTorch" */
+    const char *version;   /* of the framework, when the files tell */
+    bool has_step;
+    int64_t step;
+    const char *topology; /* JSON object: {"ranks": 4, ...} */
+    /* The file that decides about owner, group and freshness; relative to the store. */
+    const char *metadata_file;
+    bool adapter; /* the model view is called adapter_model.safetensors */
+};
+
+int sink_checkpoint(struct sink *s, const struct sink_checkpoint *c, struct err *e);
+
+/*
+ * Registers a storage file (path relative to the checkpoint's directory) and gives its
+ * number for chunks. The same path gives the same number. A file that is missing is
+ * registered too (-ENOENT is not returned): tensors with chunks in it get a fault. A name
+ * that is not safe (store_name_is_safe) gives -EBADMSG. Registered files are hidden from
+ * the mount when they lie in the checkpoint's directory, and are watched for freshness.
+ */
+int sink_file(struct sink *s, const char *path, size_t len, uint32_t *number,
+              struct err *e);
+
+/* The size and identity of a registered file; false when it is missing. */
+bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out);
+
+/*
+ * Hides a name of the checkpoint's directory that is format machinery and no shard (an
+ * index, stale .distcp files, lock files); `watch`: a change of it makes the index stale.
+ */
+int sink_hide(struct sink *s, const char *name, bool watch, struct err *e);
+
+/* Declares a part of a composite (a subdirectory): hidden, side files lifted to the top. */
+int sink_part(struct sink *s, const char *dir, struct err *e);
+
+struct sink_tensor {
+    const char *key; /* as the part stores it; any bytes */
+    size_t key_len;
+    const char *part; /* NULL: the main (model) part; else "optim": used when keys meet */
+    /*
+     * Leading bytes of the key that are a wrapper put on by the saver ("model." of a DCP
+     * with planner_data): dropped in model.safetensors by the prefix rule. 0: none.
+     */
+    size_t wrapper;
+    enum dtype dtype;
+    const struct shape *shape;
+    int role;          /* enum role, or -1: by the rule of CONTRACT.md on part and key */
+    const char *codec_key; /* key inside the shard when it differs; NULL: key */
+    const char *attributes; /* NULL or a JSON object: more xattrs {"gguf_type": "Q4_K"} */
+};
+
+/*
+ * Starts a tensor, takes its chunks, ends it. At the end coverage is checked (plan) and
+ * whether each chunk's file is there and long enough; what is wrong becomes the tensor's
+ * fault: it is listed, reading it gives EIO. Only errors of the index itself are returned
+ * (a full disk, out of memory), and a key that is there already in the same part
+ * (-EEXIST, nothing added).
+ */
+int sink_tensor_begin(struct sink *s, const struct sink_tensor *t, struct err *e);
+int sink_chunk(struct sink *s, const struct chunk *c, struct err *e);
+/* A fault that the driver found itself; the first one is kept. */
+int sink_fault(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
+int sink_tensor_end(struct sink *s, struct err *e);
+
+/* The whole tensor as one plain piece: begin, chunk, end. */
+int sink_tensor_plain(struct sink *s, const struct sink_tensor *t, uint32_t file,
+                      uint64_t offset, struct err *e);
+
+/* Non-tensor state: a key and its JSON value (object_to_json) for objects.json. */
+int sink_object(struct sink *s, const char *key, size_t key_len, const char *json,
+                size_t len, struct err *e);
+
+/*
+ * An oddity that a user should know; the scan goes on. `code` is a stable short word
+ * ("missing-file", "stale-file", ...).
+ */
+int sink_warning(struct sink *s, const char *code, const char *fmt, ...) PRINTF(3, 4);
+
+/*
+ * A file of the source that is by itself a safetensors file: if its keys turn out to be
+ * exactly those of the model (or optimizer) view under unchanged names, the view is that
+ * file, byte for byte.
+ */
+int sink_whole_file(struct sink *s, uint32_t file, struct err *e);
+
+#endif
