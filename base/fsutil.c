@@ -296,15 +296,16 @@ static int cache_name(const char *override, struct buf *out, struct err *e)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
 
-    if (override && override[0])
+    if (override && override[0]) {
         buf_adds(out, override);
-    else if (xdg && xdg[0] == '/')
+    } else if (xdg && xdg[0] == '/') {
         buf_addf(out, "%s/unshardfs", xdg);
-    else if (home && home[0] == '/')
+    } else if (home && home[0] == '/') {
         buf_addf(out, "%s/.cache/unshardfs", home);
-    else
-        return err_set(e, ENOENT, "no cache directory: HOME is not set"),
-               err_hint(e, "set HOME or XDG_CACHE_HOME, or name one with cache_dir=");
+    } else {
+        err_set(e, ENOENT, "no cache directory: HOME is not set");
+        return err_hint(e, "set HOME or XDG_CACHE_HOME, or name one with cache_dir=");
+    }
     return buf_failed(out) ? err_nomem(e) : 0;
 }
 

@@ -21,8 +21,9 @@ enum json_kind {
 
 /* Ceilings; 0 takes the default. */
 struct json_limits {
-    size_t bytes;  /* 100,000,000: the limit of a safetensors header */
-    unsigned depth; /* 64 */
+    size_t bytes;   /* 100,000,000: the limit of a safetensors header */
+    unsigned depth; /* 64; never more than 512 */
+    size_t values;  /* 4,000,000 in one tree: 2 bytes of text can cost 80 of memory */
 };
 
 /*
@@ -30,7 +31,8 @@ struct json_limits {
  * offset in the message: what RFC 8259 does not allow (leading zeros, NaN, comments,
  * trailing text, NUL), invalid UTF-8 (overlong, surrogates, lone surrogate escapes),
  * a member twice in one object (compared after decoding), a string that holds NUL
- * (which cJSON would cut), and what passes a limit. -EBADMSG, -ENOMEM.
+ * (which cJSON would cut), a number of more than 63 characters, and what passes a limit.
+ * -EBADMSG, -ENOMEM.
  */
 int json_parse(const char *text, size_t len, const struct json_limits *limits,
                struct json **out, struct err *e);
@@ -42,7 +44,8 @@ void json_freep(struct json **doc);
  * The same for an object too large to hold as a tree: calls fn for each member in file
  * order with the decoded key (which may hold NUL) and its value, valid during the call.
  * Memory is that of one member and of the key hashes. Stops when fn returns non-zero
- * and returns that.
+ * and returns that. A fault further on is found only after fn has seen what stands before
+ * it: what fn made is worth nothing unless 0 comes back. A NUL stands behind the key.
  */
 typedef int json_member_fn(void *user, const char *key, size_t key_len,
                            const struct json *value, struct err *e);
@@ -63,7 +66,7 @@ const char *json_key(const struct json *v);
 
 size_t json_count(const struct json *v);
 
-/* True and the value, or false when v is NULL or of another kind. */
+/* True and the value, or false when v is NULL, of another kind or not finite (1e400). */
 bool json_string(const struct json *v, const char **out);
 bool json_bool(const struct json *v, bool *out);
 bool json_double(const struct json *v, double *out);
