@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: MIT */
+/* index/catalog.h - the sqlite index of one source: what its checkpoints contain. */
+#ifndef UFS_INDEX_CATALOG_H
+#define UFS_INDEX_CATALOG_H
+
+#include "base/base.h"
+#include "base/fsutil.h"
+#include "index/chunk.h"
+#include "index/shape.h"
+#include "index/sink.h"
+
+struct arena;
+struct catalog;
+struct err;
+
+struct catalog_options {
+    const char *dir; /* the cache directory; unused when memory */
+    bool memory;     /* index=memory: nothing is written to disk */
+};
+
+/*
+ * Opens (or makes) the index of the source that `identity` names (struct store). It lives
+ * in DIR/index/HASH.sqlite, 0600. A file that is corrupt, foreign (application_id), of
+ * another schema version or of another source is deleted and made anew, with a log line.
+ * Safe for several processes and threads at once; connections are pooled inside.
+ */
+int catalog_open(const struct catalog_options *options, const char *identity,
+                 struct catalog **out, struct err *e);
+void catalog_close(struct catalog *c); /* NULL is fine */
+void catalog_closep(struct catalog **c);
+
+/* Strings live in the arena that the call was given. */
+struct checkpoint_info {
+    int64_t id;       /* new with every scan */
+    const char *path; /* of its directory, relative to the store */
+    const char *file; /* NULL, or the single file that is the checkpoint */
+    const char *format, *framework, *version; /* framework and version may be NULL */
+    const char *topology;                     /* JSON object or NULL */
+    bool has_step, adapter;
+    int64_t step;
+    const char *error; /* NULL, or why the scan failed: no tensors then */
+    const char *metadata_file;
+    mode_t mode; /* permission bits: AND over all storage files */
+    uid_t uid;
+    gid_t gid;
+    int64_t mtime_ns; /* newest storage file */
+    uint64_t tensors, chunks, bytes, faults, objects, files, warnings;
+    uint64_t by_role[3]; /* tensors of each role */
+    uint64_t bytes_by_role[3];
+    struct file_id dir_id; /* of the directory when it was scanned */
+    uint64_t names_hash;   /* of the directory's names and kinds */
+};
+
+/* By place; -ENOENT when the index does not have it. */
+int catalog_checkpoint(struct catalog *c, const char *path, const char *file,
+                       struct arena *a, struct checkpoint_info *out, struct err *e);
+/* By id; -ESTALE when a newer scan has taken its place. */
+int catalog_checkpoint_by_id(struct catalog *c, int64_t id, struct arena *a,
+                             struct checkpoint_info *out, struct err *e);
+/* Forgets it. */
+int catalog_drop(struct catalog *c, int64_t id, struct err *e);
+/* Remembers that the directory was looked at and found the same. */
+int catalog_touch(struct catalog *c, int64_t id, const struct file_id *dir_id,
+                  struct err *e);
+
+struct catalog_file {
+    uint32_t number;
+    const char *path;  /* relative to the store */
+    struct file_id id; /* all zero: missing when scanned */
+    bool storage;      /* holds chunks (else: watched metadata) */
+    mode_t mode;
+};
+
+/* Calls fn for each file of the checkpoint by number; stops at non-zero, returns it. */
+int catalog_files(struct catalog *c, int64_t checkpoint,
+                  int (*fn)(void *user, const struct catalog_file *f), void *user,
+                  struct err *e);
+int catalog_file(struct catalog *c, int64_t checkpoint, uint32_t number, struct arena *a,
+                 struct catalog_file *out, struct err *e);
+
+/* Is this name of the checkpoint's directory hidden (storage, machinery, a part)? */
+int catalog_hidden(struct catalog *c, int64_t checkpoint,
+                   int (*fn)(void *user, const char *name, bool part), void *user,
+                   struct err *e);
+
+struct tensor_info {
+    uint32_t ord;    /* 0.. in byte order of `name` */
+    const char *key; /* the full key as shown; NUL-terminated, may hold NUL inside */
+    size_t key_len;
+    const char *name;     /* in raw/ (and in tensors/ with ".npy" by name_of_key) */
+    const char *name_npy; /* in tensors/ */
+    const char *part;     /* or NULL */
+    size_t wrapper;       /* see struct sink_tensor */
+    enum dtype dtype;
+    struct shape shape;
+    enum role role;
+    uint64_t bytes, chunks;
+    const char *fault; /* NULL: whole */
+    const char *codec_key;
+    size_t codec_key_len;
+    const char *attributes;
+    uint64_t ino; /* of the raw file; the .npy has ino + 1 */
+    mode_t mode;
+    uid_t uid;
+    gid_t gid;
+    int64_t mtime_ns;
+};
+
+/* -ENOENT: no such tensor; -ESTALE: no such checkpoint any more. */
+int catalog_tensor(struct catalog *c, int64_t checkpoint, uint32_t ord, struct arena *a,
+                   struct tensor_info *out, struct err *e);
+int catalog_tensor_by_key(struct catalog *c, int64_t checkpoint, const char *key,
+                          size_t len, struct arena *a, struct tensor_info *out,
+                          struct err *e);
+/* By file name in raw/ (npy false) or tensors/ (npy true). */
+int catalog_tensor_by_name(struct catalog *c, int64_t checkpoint, const char *name,
+                           bool npy, struct arena *a, struct tensor_info *out,
+                           struct err *e);
+/* Tensors from ord `from` on, in order; fn's info is valid during the call. */
+int catalog_tensors(struct catalog *c, int64_t checkpoint, uint32_t from,
+                    int (*fn)(void *user, const struct tensor_info *t), void *user,
+                    struct err *e);
+
+/* The chunks of a tensor, unpacked into the arena. */
+int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
+                   struct arena *a, const struct chunk **out, size_t *n, struct err *e);
+
+/* tree/: directory 0 is its root. Entries of a directory by position from 0. */
+struct tree_entry {
+    uint32_t pos;
+    const char *name;
+    uint32_t dir;    /* id of the subdirectory, or 0 */
+    uint32_t tensor; /* ord when dir is 0 */
+};
+int catalog_tree_find(struct catalog *c, int64_t checkpoint, uint32_t dir,
+                      const char *name, struct tree_entry *out, struct err *e);
+int catalog_tree_list(struct catalog *c, int64_t checkpoint, uint32_t dir, uint32_t from,
+                      int (*fn)(void *user, const struct tree_entry *t), void *user,
+                      struct err *e);
+/* The parent of a tree directory (for ".."). */
+int catalog_tree_parent(struct catalog *c, int64_t checkpoint, uint32_t dir,
+                        uint32_t *parent, struct err *e);
+
+/* Objects by key, and warnings in the order reported. */
+int catalog_objects(struct catalog *c, int64_t checkpoint,
+                    int (*fn)(void *user, const char *key, size_t key_len,
+                              const char *json, size_t len),
+                    void *user, struct err *e);
+int catalog_warnings(struct catalog *c, int64_t checkpoint,
+                     int (*fn)(void *user, const char *code, const char *text),
+                     void *user, struct err *e);
+
+/* A scan in progress: one transaction. The sink's functions work on it. */
+struct catalog_place {
+    const char *path, *file; /* as in checkpoint_info */
+    struct store *store;
+    struct file_id dir_id;
+    uint64_t names_hash;
+};
+int sink_begin(struct catalog *c, const struct catalog_place *place, struct sink **out,
+               struct err *e);
+/*
+ * Names, roles, inodes, tree and views are settled, the old scan of this place is
+ * replaced, the transaction ends. `failed` NULL, or why the scan failed: the checkpoint is
+ * kept with that text and without tensors. Frees the sink in any case.
+ */
+int sink_commit(struct sink *s, const struct err *failed, int64_t *id, struct err *e);
+void sink_abort(struct sink *s);
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/scan.h - which directory is what, and its index kept fresh. */
+#ifndef UFS_INDEX_FORMATS_SCAN_H
+#define UFS_INDEX_FORMATS_SCAN_H
+
+#include "base/base.h"
+#include "index/catalog.h"
+#include "index/formats/format.h"
+
+struct arena;
+struct err;
+struct scanner;
+
+/* What the drivers say of a directory. */
+enum place_kind {
+    PLACE_PLAIN,      /* mirrored; its subdirectories may be checkpoints */
+    PLACE_CHECKPOINT, /* the directory is one checkpoint */
+    PLACE_FILES       /* mirrored, and some files are checkpoints by themselves */
+};
+
+struct place_file {
+    const char *name; /* borrowed from the listing */
+    const struct format_driver *driver;
+};
+
+struct place {
+    enum place_kind kind;
+    const struct format_driver *driver; /* PLACE_CHECKPOINT */
+    const char *file; /* PLACE_CHECKPOINT by its only model file, else NULL */
+    struct place_file *files; /* PLACE_FILES; malloc */
+    size_t nfiles;
+};
+
+/*
+ * Asks every driver. One model file and else only side files: the directory is the
+ * checkpoint; several unrelated ones: PLACE_FILES. `only` restricts to one file (a source
+ * that is a file), or NULL.
+ */
+int place_of(struct listing *l, const char *only, struct place *out, struct err *e);
+void place_release(struct place *p);
+
+/* Every driver's bid, for `unshard probe`. */
+void place_bids(struct listing *l,
+                void (*fn)(void *user, const struct format_driver *d, const char *file,
+                           const struct bid *b),
+                void *user);
+
+/* Everything borrowed, for as long as the scanner lives. */
+int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
+                struct scanner **out, struct err *e);
+void scanner_free(struct scanner *s);
+
+/*
+ * The checkpoint at directory `path` (and `file` of it, or NULL), from the index when that
+ * is fresh (every file of it has its identity, the directory its names), else scanned
+ * anew. Several callers of one place wait for one scan. -ENOENT: there is no checkpoint
+ * there (any more). A failed scan is a checkpoint with info->error. Within a second after a
+ * check the answer is taken from memory; a check that takes long is repeated less often.
+ */
+int scanner_get(struct scanner *s, const char *path, const char *file, struct arena *a,
+                struct checkpoint_info *out, struct err *e);
+
+/* Forgets what it knows of the place's freshness: the next get checks (open saw ESTALE). */
+void scanner_suspect(struct scanner *s, const char *path, const char *file);
+
+/*
+ * All checkpoints below `path`, outermost first, in byte order; calls fn with their place
+ * (not scanned yet). For `unshard ls` and verify of a tree. Links to directories are not
+ * followed.
+ */
+int scanner_walk(struct scanner *s, const char *path,
+                 int (*fn)(void *user, const char *dir, const char *file,
+                           const struct format_driver *d),
+                 void *user, struct err *e);
+
+#endif
