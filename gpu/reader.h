@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/* gpu/reader.h - open tensors and views: a plan, its shards, and windows of their bytes. */
+#ifndef UFS_GPU_READER_H
+#define UFS_GPU_READER_H
+
+#include <sys/uio.h>
+
+#include "base/base.h"
+#include "index/catalog.h"
+#include "index/view.h"
+
+struct catalog;
+struct chunk_codec;
+struct decoded_cache;
+struct err;
+struct open_files;
+struct plan;
+struct pool;
+struct reader;
+struct source;
+
+/* What readers share. Everything is borrowed and outlives them. */
+struct reader_env {
+    struct catalog *catalog;
+    struct open_files *files;
+    struct decoded_cache *decoded;
+    struct pool *pool; /* may be NULL */
+    const struct chunk_codec *(*codec)(enum chunk_encoding encoding);
+};
+
+/*
+ * A reader answers for the bytes of one file of the mount: a tensor (with its .npy header
+ * or bare), a role's safetensors file, or a file of the source. Its shards are known by
+ * identity: opened when first needed, checked around every read. Any thread, several at
+ * once.
+ *
+ * Opening checks the metadata: -EBADMSG with the tensor's fault, -ESTALE when a shard or
+ * the index is no longer what was scanned, -ENOENT when a shard is gone.
+ */
+int reader_open_tensor(const struct reader_env *env, int64_t checkpoint, uint32_t ord,
+                       bool npy, struct reader **out, struct err *e);
+int reader_open_view(const struct reader_env *env, int64_t checkpoint,
+                     const struct view_info *view, struct reader **out, struct err *e);
+
+/* Any source as a reader (side files, generated files). Takes the reference over. */
+int reader_open_source(struct source *src, struct reader **out, struct err *e);
+
+void reader_close(struct reader *r); /* NULL is fine */
+void reader_closep(struct reader **r);
+
+uint64_t reader_size(const struct reader *r);
+
+/*
+ * Fills dst with bytes [off, off + len), which must lie within the size: all or an error.
+ * Warm ranges are copied from mapped shards under the SIGBUS guard, cold ones are read
+ * in few large parallel pieces.
+ */
+int reader_read(struct reader *r, uint64_t off, size_t len, void *dst, struct err *e);
+
+/*
+ * The same range as at most `max` pieces of memory that can be written out at once, when
+ * it lies in mapped, resident shards in long enough runs: then 1 and the pieces, whose
+ * sources `held` keeps until reader_unmap. 0 when it is not to be had this way: use
+ * reader_read. The shards' identity was checked just before; a file that is cut while the
+ * kernel copies makes the write fail (EFAULT), never zeros beyond its last page.
+ */
+struct reader_iov {
+    struct iovec *iov; /* the caller's array */
+    int max, count;
+    struct source *held[8];
+    unsigned nheld;
+};
+int reader_map(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
+               struct err *e);
+void reader_unmap(struct reader_iov *v);
+
+/* Starts fetching [off, off + len) from disk, following the plan. */
+void reader_will_need(struct reader *r, uint64_t off, uint64_t len);
+
+/*
+ * For `unshard plan` and tests: the chunks of an open tensor in order, and where chunk i
+ * lies once resolved (opens its shard).
+ */
+const struct plan *reader_plan(const struct reader *r);
+int reader_place(struct reader *r, size_t i, struct chunk_place *out, const char **path,
+                 struct err *e);
+
+#endif
