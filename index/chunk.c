@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+/* index/chunk.c - chunks of a tensor as the index stores them: one blob of varints. */
+#include "index/chunk.h"
+
+#include <errno.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/err.h"
+
+/*
+ * The blob: the count, then for each chunk
+ *
+ *   tag       flags (3 bits), HAS_STEP, HAS_FIRST, encoding (the bits above)
+ *   file      as a difference to the chunk before
+ *   offset    as a difference to the end of the piece before
+ *   length    as a difference to the length before
+ *   start     nd differences to the start before
+ *   size      nd differences to the size before
+ *   first     with HAS_FIRST
+ *   step      with HAS_STEP: nd signed numbers
+ *
+ * all as LEB128. Differences wrap at 2^64 and are signed (zigzag), so that neighbours in
+ * a grid or in a file take a byte each: a million tiles of a matrix are 12 bytes apiece.
+ * Before the first chunk everything is 0.
+ */
+enum {
+    FLAG_BITS = CHUNK_SWAP | CHUNK_CONJ | CHUNK_NEG,
+    HAS_STEP = 8,
+    HAS_FIRST = 16,
+    ENCODING_SHIFT = 5,
+};
+
+static uint64_t zigzag(uint64_t v)
+{
+    return v << 1 ^ (v >> 63 ? UINT64_MAX : 0);
+}
+
+static uint64_t unzigzag(uint64_t v)
+{
+    return v >> 1 ^ (v & 1 ? UINT64_MAX : 0);
+}
+
+static void add_delta(struct buf *b, uint64_t now, uint64_t before)
+{
+    buf_add_varint(b, zigzag(now - before));
+}
+
+static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *prev,
+                     uint32_t nd)
+{
+    uint64_t tag = c->flags | (uint64_t)c->encoding << ENCODING_SHIFT;
+
+    tag |= c->step ? HAS_STEP : 0;
+    tag |= c->first ? HAS_FIRST : 0;
+    buf_add_varint(b, tag);
+    add_delta(b, c->file, prev->file);
+    add_delta(b, c->offset, prev->offset + prev->length);
+    add_delta(b, c->length, prev->length);
+    for (uint32_t k = 0; k < nd; k++)
+        add_delta(b, c->start[k], prev->start[k]);
+    for (uint32_t k = 0; k < nd; k++)
+        add_delta(b, c->size[k], prev->size[k]);
+    if (c->first)
+        buf_add_varint(b, c->first);
+    for (uint32_t k = 0; c->step && k < nd; k++)
+        buf_add_varint(b, zigzag((uint64_t)c->step[k]));
+}
+
+int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
+                struct err *e)
+{
+    static const uint64_t zeros[SHAPE_MAX_DIMS];
+    struct chunk prev = {.start = zeros, .size = zeros};
+    int ret;
+
+    if (nd > SHAPE_MAX_DIMS)
+        return err_set(e, EINVAL, "%u dimensions, the most is %d", nd, SHAPE_MAX_DIMS);
+    buf_add_varint(out, n);
+    for (size_t i = 0; i < n; i++) {
+        if (c[i].flags & ~FLAG_BITS)
+            return err_set(e, EINVAL, "chunk %zu has unknown flags %#x", i, c[i].flags);
+        pack_one(out, &c[i], &prev, nd);
+        prev = c[i];
+    }
+    ret = buf_failed(out);
+    return ret < 0 ? err_set(e, -ret, "%zu chunks do not fit into the index", n) : 0;
+}
+
+struct unpacker {
+    const unsigned char *data;
+    size_t len, pos;
+    bool bad; /* a number was cut or too long; then all that follow read as 0 */
+};
+
+static uint64_t get(struct unpacker *u)
+{
+    uint64_t v = 0;
+
+    if (!u->bad && !varint_get(u->data, u->len, &u->pos, &v))
+        u->bad = true;
+    return u->bad ? 0 : v;
+}
+
+static uint64_t get_delta(struct unpacker *u, uint64_t before)
+{
+    return before + unzigzag(get(u));
+}
+
+/* start and size of all chunks lie in one array, two rows of nd a chunk. */
+static int unpack_one(struct unpacker *u, const struct chunk *prev, uint64_t *box,
+                      uint32_t nd, struct arena *a, struct chunk *c, struct err *e)
+{
+    uint64_t tag = get(u), file = get_delta(u, prev->file);
+    int64_t *step;
+
+    if (file > UINT32_MAX || tag >> ENCODING_SHIFT > UINT8_MAX)
+        return err_set(e, EBADMSG, "impossible file %" PRIu64 " or encoding %" PRIu64,
+                       file, tag >> ENCODING_SHIFT);
+    c->file = (uint32_t)file;
+    c->encoding = (uint8_t)(tag >> ENCODING_SHIFT);
+    c->flags = tag & FLAG_BITS;
+    c->offset = get_delta(u, prev->offset + prev->length);
+    c->length = get_delta(u, prev->length);
+    for (uint32_t k = 0; k < nd; k++)
+        box[k] = get_delta(u, prev->start[k]);
+    for (uint32_t k = 0; k < nd; k++)
+        box[nd + k] = get_delta(u, prev->size[k]);
+    c->start = box;
+    c->size = box + nd;
+    c->first = tag & HAS_FIRST ? get(u) : 0;
+    if (!(tag & HAS_STEP))
+        return 0;
+    step = arena_array(a, nd ? nd : 1, sizeof *step);
+    if (!step)
+        return err_nomem(e);
+    for (uint32_t k = 0; k < nd; k++)
+        step[k] = (int64_t)unzigzag(get(u));
+    c->step = step;
+    return 0;
+}
+
+/* The bytes behind the count say how many chunks there can be at most. */
+static int check_count(const struct unpacker *u, uint64_t count, uint32_t nd,
+                       struct err *e)
+{
+    uint64_t least = 4 + 2 * (uint64_t)nd;
+
+    if (u->bad || count > (u->len - u->pos) / least)
+        return err_set(e, EBADMSG, "%zu bytes cannot hold %" PRIu64 " chunks", u->len,
+                       count);
+    return 0;
+}
+
+int chunks_unpack(struct arena *a, const void *data, size_t len, uint32_t nd,
+                  const struct chunk **out, size_t *n, struct err *e)
+{
+    static const uint64_t zeros[SHAPE_MAX_DIMS];
+    const struct chunk none = {.start = zeros, .size = zeros};
+    struct unpacker u = {.data = data, .len = len};
+    struct chunk *c;
+    uint64_t *box, count = get(&u);
+
+    if (nd > SHAPE_MAX_DIMS)
+        return err_set(e, EBADMSG, "%u dimensions, the most is %d", nd, SHAPE_MAX_DIMS);
+    if (check_count(&u, count, nd, e) < 0)
+        return -EBADMSG;
+    c = arena_array(a, count ? count : 1, sizeof *c);
+    box = arena_array(a, count * 2 * nd + 1, sizeof *box);
+    if (!c || !box)
+        return err_nomem(e);
+    for (size_t i = 0; i < count; i++) {
+        int ret =
+            unpack_one(&u, i ? &c[i - 1] : &none, box + i * 2 * nd, nd, a, &c[i], e);
+
+        if (ret == 0 && u.bad)
+            ret = err_set(e, EBADMSG, "cut or malformed at byte %zu", u.pos);
+        if (ret < 0)
+            return err_wrap(e, "chunk %zu of %" PRIu64, i, count);
+    }
+    if (u.pos != len)
+        return err_set(e, EBADMSG, "%zu bytes behind the last chunk", len - u.pos);
+    *out = c;
+    *n = count;
+    return 0;
+}
