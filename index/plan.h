@@ -22,8 +22,11 @@ struct plan_builder;
 int plan_begin(struct arena *a, const struct shape *units, unsigned unit,
                struct plan_builder **out, struct err *e);
 
-/* Adds a chunk (start and size are copied when not yet in `a`). Bounds are checked here. */
+/* Adds a chunk; all of it is copied into `a`. Bounds are checked here: -EBADMSG. */
 int plan_add(struct plan_builder *b, const struct chunk *c, struct err *e);
+
+/* Adds n chunks that live in `a` already, as chunks_unpack gives them: no copy is made. */
+int plan_take(struct plan_builder *b, const struct chunk *c, size_t n, struct err *e);
 
 /*
  * Checks that every element is covered exactly once, sorts and freezes. Empty chunks are
@@ -34,13 +37,16 @@ int plan_add(struct plan_builder *b, const struct chunk *c, struct err *e);
 int plan_finish(struct plan_builder *b, const struct plan **out, struct err *e);
 
 uint64_t plan_size(const struct plan *p); /* bytes of the tensor */
+unsigned plan_unit(const struct plan *p); /* bytes of a unit */
+const struct shape *plan_shape(const struct plan *p); /* in units */
 size_t plan_chunks(const struct plan *p);
 const struct chunk *plan_chunk(const struct plan *p, size_t i); /* in order of dst */
 
 /*
- * Calls fn(user, i) for each chunk that touches bytes [off, off + len) of the tensor, in
- * order; stops at and returns the first non-zero value. Costs a binary search and the
- * chunks found.
+ * Calls fn(user, i) for each chunk that holds any of the bytes [off, off + len) of the
+ * tensor, in order; stops at and returns the first non-zero value. Costs a binary search
+ * and a glance at the chunks whose first and last byte enclose any of these (of a grid:
+ * the tiles of the rows that are touched).
  */
 int plan_touched(const struct plan *p, uint64_t off, uint64_t len,
                  int (*fn)(void *user, size_t i), void *user);

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: MIT */
+/* index/plan.c - collects the chunks of a tensor, checks them and freezes the plan. */
+#include "index/plan.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/err.h"
+#include "index/cover.h"
+
+/* A chunk in the order of its first element. Elements are counted in row-major order. */
+struct entry {
+    const struct chunk *chunk;
+    uint64_t first;
+    uint64_t reach; /* the furthest last element of this and all chunks before */
+};
+
+struct plan {
+    struct shape units;
+    uint64_t stride[SHAPE_MAX_DIMS]; /* elements, row-major */
+    uint64_t elements;
+    unsigned unit;
+    size_t n;
+    struct entry *entry;
+};
+
+struct plan_builder {
+    struct arena *arena;
+    struct plan *plan;
+    const struct chunk **chunk;
+    size_t n, cap;
+};
+
+int plan_begin(struct arena *a, const struct shape *units, unsigned unit,
+               struct plan_builder **out, struct err *e)
+{
+    struct plan_builder *b = arena_alloc(a, sizeof *b);
+    struct plan *p = arena_alloc(a, sizeof *p);
+    uint64_t stride = 1, bytes;
+    int ret;
+
+    assert(unit > 0);
+    if (!b || !p)
+        return err_nomem(e);
+    ret = shape_elements(units, &p->elements, e);
+    if (ret < 0)
+        return ret;
+    if (mul_overflows(p->elements, unit, &bytes) || bytes > INT64_MAX)
+        return err_set(e, EOVERFLOW, "the tensor has more than 2^63 bytes");
+    p->units = *units;
+    p->unit = unit;
+    /* An empty tensor has no elements to count, and its dimensions may overflow. */
+    for (uint32_t k = units->nd; p->elements && k-- > 0; stride *= units->dim[k])
+        p->stride[k] = stride;
+    b->arena = a;
+    b->plan = p;
+    *out = b;
+    return 0;
+}
+
+static int check_bounds(const struct shape *units, const struct chunk *c, struct err *e)
+{
+    struct buf text = {.max = 8192};
+    bool outside = false;
+
+    for (uint32_t k = 0; k < units->nd; k++)
+        outside |= range_outside(c->start[k], c->size[k], units->dim[k]);
+    if (!outside)
+        return 0;
+    box_format(c, units->nd, &text);
+    buf_adds(&text, " lies outside the tensor ");
+    if (shape_format(units, &text) < 0)
+        err_set(e, EBADMSG, "a chunk lies outside the tensor");
+    else
+        err_set(e, EBADMSG, "chunk at %s", text.data);
+    buf_release(&text);
+    return -EBADMSG;
+}
+
+static bool chunk_is_empty(const struct chunk *c, uint32_t nd)
+{
+    for (uint32_t k = 0; k < nd; k++) {
+        if (!c->size[k])
+            return true;
+    }
+    return false;
+}
+
+/* Makes room for n more pointers. What is left behind in the arena halves each time. */
+static int grow(struct plan_builder *b, size_t n, struct err *e)
+{
+    size_t cap = b->cap ? b->cap : 8;
+    const struct chunk **bigger;
+
+    if (n <= b->cap - b->n)
+        return 0;
+    while (cap - b->n < n) {
+        if (__builtin_mul_overflow(cap, (size_t)2, &cap))
+            return err_nomem(e);
+    }
+    bigger = arena_array(b->arena, cap, sizeof *bigger);
+    if (!bigger)
+        return err_nomem(e);
+    if (b->n)
+        memcpy(bigger, b->chunk, b->n * sizeof *bigger);
+    b->chunk = bigger;
+    b->cap = cap;
+    return 0;
+}
+
+/* The chunk and its numbers in one piece of the arena. */
+static const struct chunk *copy_chunk(struct arena *a, const struct chunk *c,
+                                      uint32_t nd)
+{
+    size_t row = nd * sizeof(uint64_t), rows = c->step ? 3 : 2;
+    struct chunk *copy = arena_alloc(a, sizeof *copy + rows * row);
+    uint64_t *numbers;
+
+    if (!copy)
+        return NULL;
+    *copy = *c;
+    numbers = (uint64_t *)(copy + 1);
+    copy->start = numbers;
+    copy->size = numbers + nd;
+    if (row) {
+        memcpy(numbers, c->start, row);
+        memcpy(numbers + nd, c->size, row);
+    }
+    if (c->step) {
+        copy->step = (const int64_t *)(numbers + 2 * (size_t)nd);
+        memcpy(numbers + 2 * (size_t)nd, c->step, row);
+    }
+    return copy;
+}
+
+int plan_take(struct plan_builder *b, const struct chunk *c, size_t n, struct err *e)
+{
+    const struct shape *units = &b->plan->units;
+    int ret = grow(b, n, e);
+
+    for (size_t i = 0; ret == 0 && i < n; i++) {
+        ret = check_bounds(units, &c[i], e);
+        if (ret == 0 && !chunk_is_empty(&c[i], units->nd))
+            b->chunk[b->n++] = &c[i];
+    }
+    return ret;
+}
+
+int plan_add(struct plan_builder *b, const struct chunk *c, struct err *e)
+{
+    const struct chunk *copy = copy_chunk(b->arena, c, b->plan->units.nd);
+
+    return copy ? plan_take(b, copy, 1, e) : err_nomem(e);
+}
+
+/* Number of the element at these indices. */
+static uint64_t element_at(const struct plan *p, const uint64_t *index)
+{
+    uint64_t n = 0;
+
+    for (uint32_t k = 0; k < p->units.nd; k++)
+        n += index[k] * p->stride[k];
+    return n;
+}
+
+static uint64_t last_element(const struct plan *p, const struct chunk *c)
+{
+    uint64_t n = 0;
+
+    for (uint32_t k = 0; k < p->units.nd; k++)
+        n += (c->start[k] + c->size[k] - 1) * p->stride[k];
+    return n;
+}
+
+static int by_first(const void *a, const void *b)
+{
+    const struct entry *x = a, *y = b;
+
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+int plan_finish(struct plan_builder *b, const struct plan **out, struct err *e)
+{
+    struct plan *p = b->plan;
+    uint64_t reach = 0;
+    bool sorted = true;
+    int ret = p->elements ? cover_check(&p->units, b->chunk, b->n, e) : 0;
+
+    if (ret < 0)
+        return ret;
+    p->entry = arena_array(b->arena, b->n ? b->n : 1, sizeof *p->entry);
+    if (!p->entry)
+        return err_nomem(e);
+    for (; p->n < b->n; p->n++) {
+        const struct chunk *c = b->chunk[p->n];
+
+        p->entry[p->n] = (struct entry){.chunk = c, .first = element_at(p, c->start)};
+        sorted &= !p->n || p->entry[p->n - 1].first < p->entry[p->n].first;
+    }
+    if (!sorted)
+        qsort(p->entry, p->n, sizeof *p->entry, by_first);
+    for (size_t i = 0; i < p->n; i++) {
+        reach = MAX(reach, last_element(p, p->entry[i].chunk));
+        p->entry[i].reach = reach;
+    }
+    *out = p;
+    return 0;
+}
+
+uint64_t plan_size(const struct plan *p)
+{
+    return p->elements * p->unit;
+}
+
+unsigned plan_unit(const struct plan *p)
+{
+    return p->unit;
+}
+
+const struct shape *plan_shape(const struct plan *p)
+{
+    return &p->units;
+}
+
+size_t plan_chunks(const struct plan *p)
+{
+    return p->n;
+}
+
+const struct chunk *plan_chunk(const struct plan *p, size_t i)
+{
+    return p->entry[i].chunk;
+}
+
+/* The first chunk that may hold element `n` or a later one. */
+static size_t find_reach(const struct plan *p, uint64_t n)
+{
+    size_t low = 0, high = p->n;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+
+        if (p->entry[mid].reach < n)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static bool box_holds(const struct chunk *c, uint32_t k, uint64_t index)
+{
+    return index >= c->start[k] && index - c->start[k] < c->size[k];
+}
+
+/* The first element of the box at or behind the one at `index`; the box's last one is. */
+static uint64_t next_in_box(const struct plan *p, const struct chunk *c,
+                            const uint64_t *index)
+{
+    uint64_t next[SHAPE_MAX_DIMS];
+    uint32_t nd = p->units.nd, k = 0;
+
+    while (k < nd && box_holds(c, k, index[k])) {
+        next[k] = index[k];
+        k++;
+    }
+    if (k < nd && index[k] > c->start[k]) {
+        /* Behind the box in this dimension: go on by one in an outer one that can. */
+        do {
+            assert(k > 0);
+            k--;
+        } while (!box_holds(c, k, index[k] + 1));
+        next[k] = index[k] + 1;
+        k++;
+    }
+    for (; k < nd; k++)
+        next[k] = c->start[k];
+    return element_at(p, next);
+}
+
+int plan_touched(const struct plan *p, uint64_t off, uint64_t len,
+                 int (*fn)(void *user, size_t i), void *user)
+{
+    uint64_t size = plan_size(p), index[SHAPE_MAX_DIMS], from, to, rest;
+
+    if (off >= size || !len)
+        return 0;
+    from = off / p->unit;
+    to = (off + MIN(len, size - off) - 1) / p->unit; /* inclusive */
+    rest = from;
+    for (uint32_t k = 0; k < p->units.nd; k++) {
+        index[k] = rest / p->stride[k];
+        rest %= p->stride[k];
+    }
+    for (size_t i = find_reach(p, from); i < p->n && p->entry[i].first <= to; i++) {
+        const struct chunk *c = p->entry[i].chunk;
+        int ret;
+
+        if (p->entry[i].first < from &&
+            (last_element(p, c) < from || next_in_box(p, c, index) > to))
+            continue;
+        ret = fn(user, i);
+        if (ret)
+            return ret;
+    }
+    return 0;
+}
