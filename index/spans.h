@@ -23,8 +23,9 @@ void span_list_release(struct span_list *l);
 
 /*
  * Covers all runs; two are joined when at most `gap` bytes lie between them, and no span
- * is longer than `max` unless one run is (0: no limit). A strided run (count > 1) counts
- * as its copies, each joined by the same rule.
+ * is longer than `max` unless one run is, or runs that overlap (0: no limit). A strided
+ * run (count > 1) counts as its copies, each joined by the same rule. Time is
+ * n log n in the copies, memory that of runs and spans.
  */
 int spans_cover(const struct plan_run *run, size_t n, uint64_t gap, uint64_t max,
                 struct span_list *out, struct err *e);
