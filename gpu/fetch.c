@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: MIT */
+/* gpu/fetch.c - from runs of a plan to bytes in memory. */
+#include "gpu/fetch.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "base/guard.h"
+#include "base/pool.h"
+#include "gpu/assemble.h"
+#include "index/spans.h"
+#include "remote/source.h"
+
+enum {
+    /* Two runs with less between them are one read: a disk's request costs more. */
+    SPAN_GAP = 16 << 10,
+    /* Longer spans are cut, so that the pool reads them side by side. */
+    SPAN_MAX = 1 << 20,
+    /* From this length on a cold run is read straight into the window. */
+    DIRECT_MIN = 64 << 10,
+};
+
+/* The bytes of one span, mapped or read. */
+struct bytes {
+    unsigned char *at;    /* of the span's first byte; NULL: not here yet */
+    unsigned char *owned; /* to free */
+};
+
+struct fetch {
+    const struct fetch_sources *sources;
+    struct span_list spans;
+    struct bytes *bytes; /* one a span */
+    size_t *cold;        /* numbers of spans to read */
+    size_t ncold;
+    struct assemble_run *run;
+    size_t nrun, cap;
+    void *window;
+    size_t size;
+};
+
+static void fetch_release(struct fetch *f)
+{
+    for (size_t i = 0; f->bytes && i < f->spans.count; i++)
+        free(f->bytes[i].owned);
+    free(f->bytes);
+    free(f->cold);
+    free(f->run);
+    span_list_release(&f->spans);
+}
+
+static bool span_mapped(const struct fetch_sources *sources, const struct span *s,
+                        unsigned char **at)
+{
+    struct source *src = sources->src[s->tag];
+    const unsigned char *map = source_map(src);
+
+    if (!map || !source_resident(src, s->off, (size_t)s->len))
+        return false;
+    /* Assemblers take pieces that scatter may write; gather only reads them. */
+    *at = (unsigned char *)(uintptr_t)(map + s->off);
+    return true;
+}
+
+static int place_spans(struct fetch *f, struct err *e)
+{
+    f->bytes = calloc(f->spans.count + 1, sizeof *f->bytes);
+    f->cold = calloc(f->spans.count + 1, sizeof *f->cold);
+    if (!f->bytes || !f->cold)
+        return err_nomem(e);
+    for (size_t i = 0; i < f->spans.count; i++)
+        if (!span_mapped(f->sources, &f->spans.span[i], &f->bytes[i].at))
+            f->cold[f->ncold++] = i;
+    return 0;
+}
+
+static int read_span(void *user, size_t n, struct err *e)
+{
+    struct fetch *f = user;
+    size_t i = f->cold[n];
+    const struct span *s = &f->spans.span[i];
+    struct bytes *b = &f->bytes[i];
+
+    if (b->at) /* read straight into the window */
+        return source_read(f->sources->src[s->tag], s->off, (size_t)s->len, b->at, e);
+    b->owned = malloc((size_t)s->len);
+    if (!b->owned)
+        return err_nomem(e);
+    b->at = b->owned;
+    return source_read(f->sources->src[s->tag], s->off, (size_t)s->len, b->at, e);
+}
+
+/*
+ * A cold span that is one long plain run needs no copy: its bytes go to their place.
+ * Then the run is done when the span is read, and is left out of the assembly.
+ */
+static bool read_in_place(struct fetch *f, const struct plan_run *r)
+{
+    size_t first, last;
+    uint64_t at = 0;
+
+    if (r->count != 1 || r->flags || r->len < DIRECT_MIN)
+        return false;
+    first = spans_find(&f->spans, r->tag, r->src);
+    last = spans_find(&f->spans, r->tag, r->src + r->len - 1);
+    if (f->spans.span[first].off != r->src ||
+        f->spans.span[last].off + f->spans.span[last].len != r->src + r->len)
+        return false;
+    for (size_t i = first; i <= last; i++)
+        if (f->bytes[i].at)
+            return false; /* mapped, or another run's already */
+    for (size_t i = first; i <= last; at += f->spans.span[i++].len)
+        f->bytes[i].at = (unsigned char *)f->window + r->dst + at;
+    return true;
+}
+
+static int add_run(struct fetch *f, const struct assemble_run *r, struct err *e)
+{
+    if (f->nrun == f->cap) {
+        size_t cap = f->cap ? f->cap * 2 : 64;
+        struct assemble_run *grown = reallocarray(f->run, cap, sizeof *grown);
+
+        if (!grown)
+            return err_nomem(e);
+        f->run = grown;
+        f->cap = cap;
+    }
+    f->run[f->nrun++] = *r;
+    return 0;
+}
+
+/* One copy of `len` bytes whose source may lie in several neighbouring spans. */
+static int add_copy(struct fetch *f, const struct plan_run *r, uint64_t src,
+                    uint64_t dst, uint64_t len, struct err *e)
+{
+    while (len) {
+        size_t i = spans_find(&f->spans, r->tag, src);
+        const struct span *s = &f->spans.span[i];
+        uint64_t part = MIN(len, s->off + s->len - src);
+        int ret =
+            add_run(f,
+                    &(struct assemble_run){.piece = f->bytes[i].at + (src - s->off),
+                                           .at = dst,
+                                           .len = part,
+                                           .count = 1,
+                                           .flags = r->flags,
+                                           .component = r->component},
+                    e);
+
+        if (ret < 0)
+            return ret;
+        src += part;
+        dst += part;
+        len -= part;
+    }
+    return 0;
+}
+
+/* Lowest and one past the highest source byte of a run. */
+static void run_extent(const struct plan_run *r, uint64_t *lo, uint64_t *hi)
+{
+    int64_t reach = (int64_t)(r->count - 1) * r->src_step;
+
+    *lo = reach < 0 ? r->src - (uint64_t)-reach : r->src;
+    *hi = (reach > 0 ? r->src + (uint64_t)reach : r->src) + r->len;
+}
+
+static int add_plan_run(struct fetch *f, const struct plan_run *r, struct err *e)
+{
+    uint64_t lo, hi;
+    size_t i;
+
+    run_extent(r, &lo, &hi);
+    i = spans_find(&f->spans, r->tag, lo);
+    if (hi <= f->spans.span[i].off + f->spans.span[i].len)
+        return add_run(f,
+                       &(struct assemble_run){.piece = f->bytes[i].at +
+                                                       (r->src - f->spans.span[i].off),
+                                              .at = r->dst,
+                                              .len = r->len,
+                                              .count = r->count,
+                                              .piece_step = r->src_step,
+                                              .at_step = r->dst_step,
+                                              .flags = r->flags,
+                                              .component = r->component},
+                       e);
+    for (uint64_t k = 0; k < r->count; k++) {
+        int ret = add_copy(f, r, r->src + k * (uint64_t)r->src_step,
+                           r->dst + k * r->dst_step, r->len, e);
+        if (ret < 0)
+            return ret;
+    }
+    return 0;
+}
+
+struct gather_call {
+    struct fetch *f;
+    struct err *e;
+};
+
+static int gather_runs(void *user)
+{
+    struct gather_call *c = user;
+
+    return assembler_cpu.gather(&assembler_cpu, c->f->run, c->f->nrun, c->f->window,
+                                c->f->size, c->e);
+}
+
+/* Work on components needs spans that do not cut them. */
+static uint64_t span_max_for(const struct run_list *runs)
+{
+    for (size_t i = 0; i < runs->count; i++)
+        if (runs->run[i].flags)
+            return 0;
+    return SPAN_MAX;
+}
+
+int fetch_window(const struct run_list *runs, const struct fetch_sources *sources,
+                 struct pool *pool, void *window, size_t size, struct err *e)
+{
+    CLEANUP(fetch_release)
+    struct fetch f = {.sources = sources, .window = window, .size = size};
+    CLEANUP_FREE bool *done = calloc(runs->count + 1, sizeof *done);
+    int ret;
+
+    if (!done)
+        return err_nomem(e);
+    ret =
+        spans_cover(runs->run, runs->count, SPAN_GAP, span_max_for(runs), &f.spans, e);
+    if (ret < 0 || (ret = place_spans(&f, e)) < 0)
+        return ret;
+    for (size_t i = 0; f.ncold && i < runs->count; i++)
+        done[i] = read_in_place(&f, &runs->run[i]);
+    ret = pool_each(f.ncold > 1 ? pool : NULL, f.ncold, read_span, &f, e);
+    for (size_t i = 0; ret == 0 && i < runs->count; i++)
+        if (!done[i])
+            ret = add_plan_run(&f, &runs->run[i], e);
+    if (ret < 0)
+        return ret;
+    ret = guard_run(gather_runs, &(struct gather_call){.f = &f, .e = e});
+    if (ret == -EIO && e->code == 0)
+        return err_set(e, EBADMSG, "a shard was cut short while it was read");
+    return ret;
+}
+
+bool fetch_all_mapped(const struct run_list *runs, const struct fetch_sources *sources)
+{
+    CLEANUP(span_list_release) struct span_list spans = {0};
+    struct err ignored = {0};
+    unsigned char *at;
+
+    if (spans_cover(runs->run, runs->count, SPAN_GAP, 0, &spans, &ignored) < 0)
+        return false;
+    for (size_t i = 0; i < spans.count; i++)
+        if (!span_mapped(sources, &spans.span[i], &at))
+            return false;
+    return true;
+}
+
+void fetch_will_need(const struct run_list *runs, const struct fetch_sources *sources)
+{
+    CLEANUP(span_list_release) struct span_list spans = {0};
+    struct err ignored = {0};
+
+    if (spans_cover(runs->run, runs->count, SPAN_GAP, 0, &spans, &ignored) < 0)
+        return;
+    for (size_t i = 0; i < spans.count; i++) {
+        struct source *src = sources->src[spans.span[i].tag];
+
+        if (!source_resident(src, spans.span[i].off, (size_t)spans.span[i].len))
+            source_will_need(src, spans.span[i].off, spans.span[i].len);
+    }
+}

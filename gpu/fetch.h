@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* gpu/fetch.h - makes the source bytes of runs addressable: mapped, or read in spans. */
+#ifndef UFS_GPU_FETCH_H
+#define UFS_GPU_FETCH_H
+
+#include "base/base.h"
+#include "index/plan.h"
+
+struct err;
+struct pool;
+struct source;
+
+/* Which source the runs of a tag read from. */
+struct fetch_sources {
+    struct source *const *src; /* by tag */
+    size_t count;
+};
+
+/*
+ * Fills window[0..size) with what the runs say. Resident ranges of sources that map are
+ * copied from the mapping under the SIGBUS guard; others are read, joined to few spans,
+ * in parallel on the pool (NULL: one after the other), long runs straight into the window.
+ */
+int fetch_window(const struct run_list *runs, const struct fetch_sources *sources,
+                 struct pool *pool, void *window, size_t size, struct err *e);
+
+/* Is every byte of the runs in a mapping that is resident now? */
+bool fetch_all_mapped(const struct run_list *runs, const struct fetch_sources *sources);
+
+/* Asks the sources to start reading what the runs need. */
+void fetch_will_need(const struct run_list *runs, const struct fetch_sources *sources);
+
+#endif
