@@ -15,7 +15,7 @@ enum {
     DEFAULT_BYTES = 100000000,
     DEFAULT_DEPTH = 64,
     DEFAULT_VALUES = 4000000,
-    INTEGER_FLAG = 1 << 16, /* ours in cJSON's type, which uses the lowest ten bits */
+    MARK_FLAG = 1 << 16, /* ours in cJSON's type, which uses the lowest ten bits */
 };
 
 /* Whole numbers up to here are exact as doubles. */
@@ -50,18 +50,24 @@ static int lexer_init(struct json_lexer *l, const char *text, size_t len,
     l->len = len;
     l->max_depth = MIN(depth, (unsigned)JSON_MAX_DEPTH);
     l->max_values = values;
+    l->nul_in_values = limits && limits->nul_ok;
     return 0;
 }
 
-/* Flags the numbers that the lexer saw to be integers, in document order. */
-static void mark_integers(cJSON *root, const char *integers)
+/*
+ * Flags the numbers that the lexer saw to be integers and the strings that hold NUL, in
+ * document order.
+ */
+static void mark_scalars(cJSON *root, const char *marks)
 {
     cJSON *parents[JSON_MAX_DEPTH], *node = root;
     size_t depth = 0, n = 0;
 
     while (node) {
-        if ((node->type & 0xff) == cJSON_Number && integers[n++])
-            node->type |= INTEGER_FLAG;
+        int type = node->type & 0xff;
+
+        if ((type == cJSON_Number || type == cJSON_String) && marks[n++])
+            node->type |= MARK_FLAG;
         if (node->child) {
             parents[depth++] = node;
             node = node->child;
@@ -80,7 +86,7 @@ static cJSON *build(const struct json_lexer *l, size_t start)
         cJSON_ParseWithLengthOpts(l->text + start, l->pos - start, NULL, false);
 
     if (root)
-        mark_integers(root, l->integers.data);
+        mark_scalars(root, l->marks.data);
     return root;
 }
 
@@ -127,7 +133,7 @@ static int give_member(struct json_lexer *l, struct buf *name, json_member_fn *f
     *name = l->key; /* out of the way of the keys within the value */
     l->key = spare;
     l->values = 0;
-    buf_clear(&l->integers);
+    buf_clear(&l->marks);
     rc = json_lex_value(l, e);
     if (rc < 0)
         return rc;
@@ -214,7 +220,7 @@ size_t json_count(const struct json *v)
 
 bool json_string(const struct json *v, const char **out)
 {
-    if (!is_kind(v, JSON_STRING))
+    if (!is_kind(v, JSON_STRING) || (node_of(v)->type & MARK_FLAG))
         return false;
     *out = node_of(v)->valuestring;
     return true;
@@ -239,7 +245,7 @@ bool json_double(const struct json *v, double *out)
 /* A number written as an integer that a double holds exactly. */
 static bool exact_integer(const struct json *v, double *out)
 {
-    return json_double(v, out) && (node_of(v)->type & INTEGER_FLAG) &&
+    return json_double(v, out) && (node_of(v)->type & MARK_FLAG) &&
            *out<integer_end && * out> - integer_end;
 }
 

@@ -24,6 +24,8 @@ struct json_limits {
     size_t bytes;   /* 100,000,000: the limit of a safetensors header */
     unsigned depth; /* 64; never more than 512 */
     size_t values;  /* 4,000,000 in one tree: 2 bytes of text can cost 80 of memory */
+    bool
+        nul_ok; /* a string that holds NUL is no error: json_string() refuses that one */
 };
 
 /*
@@ -66,7 +68,10 @@ const char *json_key(const struct json *v);
 
 size_t json_count(const struct json *v);
 
-/* True and the value, or false when v is NULL, of another kind or not finite (1e400). */
+/*
+ * True and the value, or false when v is NULL, of another kind, not finite (1e400) or a
+ * string that holds NUL.
+ */
 bool json_string(const struct json *v, const char **out);
 bool json_bool(const struct json *v, bool *out);
 bool json_double(const struct json *v, double *out);

@@ -12,7 +12,7 @@ void json_lexer_release(struct json_lexer *l)
 {
     for (size_t i = 0; i < ARRAY_SIZE(l->levels); i++)
         keyset_release(&l->levels[i].keys);
-    buf_release(&l->integers);
+    buf_release(&l->marks);
     buf_release(&l->key);
 }
 
@@ -122,6 +122,7 @@ static int lex_unicode(struct json_lexer *l, bool nul_ok, struct buf *out,
         return fail(l, "\\u without four hex digits", e);
     if (c == 0 && !nul_ok)
         return fail(l, "a string that holds NUL", e);
+    l->saw_nul = l->saw_nul || c == 0;
     if (c >= 0xdc00 && c <= 0xdfff)
         return fail(l, "lone surrogate", e);
     if (c >= 0xd800 && c <= 0xdbff) {
@@ -180,6 +181,7 @@ static int lex_string(struct json_lexer *l, bool nul_ok, struct buf *out, struct
     int rc = 0;
 
     l->pos++;
+    l->saw_nul = false;
     while (rc == 0) {
         size_t start = l->pos;
         int c;
@@ -203,6 +205,16 @@ static int lex_string(struct json_lexer *l, bool nul_ok, struct buf *out, struct
         return rc;
     l->pos++;
     return out && buf_failed(out) ? err_nomem(e) : 0;
+}
+
+/* A string that is a value. */
+static int lex_text(struct json_lexer *l, struct err *e)
+{
+    int rc = lex_string(l, l->nul_in_values, NULL, e);
+
+    if (rc < 0)
+        return rc;
+    return buf_addc(&l->marks, l->saw_nul) < 0 ? err_nomem(e) : 0;
 }
 
 /* Steps over digits; false if there is none. */
@@ -238,7 +250,7 @@ static int lex_number(struct json_lexer *l, struct err *e)
     }
     if (l->pos - start > JSON_MAX_NUMBER)
         return json_lex_fail(l, start, "a number of more than 63 characters", e);
-    return buf_addc(&l->integers, integer) < 0 ? err_nomem(e) : 0;
+    return buf_addc(&l->marks, integer) < 0 ? err_nomem(e) : 0;
 }
 
 static int lex_word(struct json_lexer *l, const char *word, struct err *e)
@@ -330,7 +342,7 @@ static int lex_begin(struct json_lexer *l, struct err *e)
     case '[':
         return lex_enter(l, peek(l) == '{', e);
     case '"':
-        return lex_string(l, false, NULL, e);
+        return lex_text(l, e);
     case 't':
         return lex_word(l, "true", e);
     case 'f':

@@ -24,11 +24,14 @@ struct json_lexer {
     unsigned max_depth; /* at most JSON_MAX_DEPTH */
     size_t max_values;
     bool nul_in_top_keys; /* the keys of the outermost object may hold NUL */
+    bool nul_in_values;   /* strings that are values may */
 
     size_t pos;
-    size_t values;       /* seen so far */
-    struct buf integers; /* one byte a number, in order: has it only digits? */
-    struct buf key;      /* the last key, decoded */
+    size_t values; /* seen so far */
+    /* One byte a scalar, in order: a number of only digits, a string that holds NUL. */
+    struct buf marks;
+    bool saw_nul;   /* the last string holds one */
+    struct buf key; /* the last key, decoded */
     unsigned depth;
     struct json_level {
         bool object;
