@@ -41,7 +41,7 @@ static inline int buf_failed(const struct buf *b)
     return -b->failed;
 }
 
-/* Takes the bytes out; the caller frees them. */
+/* Takes the bytes out; the caller frees them. NULL after a failed add. */
 char *buf_steal(struct buf *b, size_t *len);
 
 /* Decodes a varint at *pos of data[0..len); false at a bad or cut one. */

@@ -31,10 +31,11 @@ int read_exact(int fd, void *dst, size_t len, uint64_t off, struct err *e);
 int write_all(int fd, const void *data, size_t len, struct err *e);
 
 /*
- * Opens `path` below the directory `dirfd` for reading (openat2): absolute paths, ".."
- * beyond dirfd and magic links are refused with -EXDEV; links within are followed unless
- * `no_links`. With `beneath` false any path goes (follow_symlinks). Never blocks on a
- * fifo: O_NONBLOCK|O_CLOEXEC are always set. Returns the descriptor or -errno.
+ * Opens `path` below the directory `dirfd` for reading (openat2): absolute paths and ".."
+ * beyond dirfd are refused with -EXDEV, the magic links of /proc with -EXDEV or -ELOOP;
+ * links within are followed unless `no_links` (-ELOOP). With `beneath` false any path goes
+ * (follow_symlinks). Never blocks on a fifo: O_NONBLOCK|O_CLOEXEC are always set. Returns
+ * the descriptor or -errno.
  */
 struct open_rule {
     bool beneath, no_links;
@@ -45,7 +46,10 @@ int open_below(int dirfd, const char *path, const struct open_rule *rule);
 /* mkdir -p with this mode for what is made. */
 int make_dirs(const char *path, mode_t mode, struct err *e);
 
-/* $XDG_CACHE_HOME/unshardfs or ~/.cache/unshardfs, made 0700 with a CACHEDIR.TAG. */
+/*
+ * `override`, $XDG_CACHE_HOME/unshardfs or ~/.cache/unshardfs, made 0700 with a
+ * CACHEDIR.TAG. -EPERM when others own it or can write there.
+ */
 int cache_dir(const char *override, struct buf *out, struct err *e);
 
 #endif
