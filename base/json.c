@@ -246,7 +246,7 @@ bool json_double(const struct json *v, double *out)
 static bool exact_integer(const struct json *v, double *out)
 {
     return json_double(v, out) && (node_of(v)->type & MARK_FLAG) &&
-           *out<integer_end && * out> - integer_end;
+           fabs(*out) < integer_end;
 }
 
 bool json_u64(const struct json *v, uint64_t *out)

@@ -24,8 +24,7 @@ struct json_limits {
     size_t bytes;   /* 100,000,000: the limit of a safetensors header */
     unsigned depth; /* 64; never more than 512 */
     size_t values;  /* 4,000,000 in one tree: 2 bytes of text can cost 80 of memory */
-    bool
-        nul_ok; /* a string that holds NUL is no error: json_string() refuses that one */
+    bool nul_ok;    /* a value that holds NUL is no error; json_string() refuses it */
 };
 
 /*

@@ -528,6 +528,31 @@ static void test_each_member_stops(void **state)
     buf_release(&s.keys);
 }
 
+static void test_nul_only_where_allowed(void **state)
+{
+    const struct json_limits limits = {.nul_ok = true};
+    CLEANUP(json_freep) struct json *doc = NULL;
+    const char *s = "untouched";
+    struct err e = {0};
+    uint64_t u = 0;
+
+    (void)state;
+    assert_ok(
+        json_parse(TEXT("[\"a\\u0000\",\"b\",1.0,\"\\u0000\",7]"), &limits, &doc, &e),
+        &e);
+    assert_int_equal(json_kind(json_first(doc)), JSON_STRING);
+    assert_false(json_string(json_first(doc), &s)); /* cJSON has cut it to "a" */
+    assert_string_equal(s, "untouched");
+    assert_true(json_string(json_next(json_first(doc)), &s));
+    assert_string_equal(s, "b");
+    assert_true(
+        json_u64(json_next(json_next(json_next(json_next(json_first(doc))))), &u));
+    assert_int_equal(u, 7);
+    json_freep(&doc);
+    assert_int_equal(json_parse(TEXT("{\"a\\u0000\":1}"), &limits, &doc, &e), -EBADMSG);
+    assert_string_equal(e.text, "JSON byte 3: a string that holds NUL");
+}
+
 static int ignore_member(void *user, const char *key, size_t key_len,
                          const struct json *value, struct err *e)
 {
@@ -573,6 +598,7 @@ int main(void)
         cmocka_unit_test(test_each_member_refuses),
         cmocka_unit_test(test_each_member_limits),
         cmocka_unit_test(test_each_member_stops),
+        cmocka_unit_test(test_nul_only_where_allowed),
         cmocka_unit_test(test_out_of_memory),
     };
 
