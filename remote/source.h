@@ -44,7 +44,10 @@ struct source_ops {
     /* Optional: this range will be read soon. */
     void (*will_need)(struct source *s, uint64_t off, uint64_t len);
 
-    /* Optional: 0 while it is still the file that was opened, else -ESTALE. */
+    /*
+     * Optional: 0 while it is still the file that was opened, else -ESTALE. That its name
+     * went to another file does not count: its own bytes are still there.
+     */
     int (*check)(struct source *s, struct err *e);
 
     void (*close)(struct source *s); /* frees s */
@@ -54,7 +57,7 @@ struct source_ops {
 struct source {
     const struct source_ops *ops;
     uint64_t size;
-    char *name; /* for messages: path relative to the store; owned, freed by source_put */
+    char *name; /* for messages: path in the store; owned, freed by source_put() */
     struct file_id id;
     atomic_uint refs;
 };
@@ -77,13 +80,20 @@ bool source_resident(struct source *s, uint64_t off, size_t len);
 void source_will_need(struct source *s, uint64_t off, uint64_t len);
 int source_check(struct source *s, struct err *e);
 
+/* -ESTALE in words: which of inode, size and times of the file `name` is not as it was. */
+int source_stale(const char *name, const struct file_id *was, const struct file_id *now,
+                 struct err *e);
+
 /*
  * A regular file by its descriptor, which the source owns from now on (also on failure).
  * `name` is for messages. -EINVAL when it is not a regular file.
  */
 int source_from_fd(int fd, const char *name, struct source **out, struct err *e);
 
-/* Bytes in memory; `data` is borrowed until close, or owned (freed) when `own`. */
+/*
+ * Bytes in memory; `data` is borrowed until close, or owned from now on (also on failure)
+ * and freed when `own`.
+ */
 int source_from_memory(const void *data, size_t len, bool own, const char *name,
                        struct source **out, struct err *e);
 

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/file.c - a regular file on a local file system as a source. */
+#include "remote/source.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "base/err.h"
+
+enum {
+    /* WILLNEED reads no more at a time than the disk's largest request or read-ahead
+     * window (seen: 8 MiB of 32 asked for), so it is asked in steps of the smallest. */
+    AHEAD_STEP = 128 << 10,
+    PROBE_STEP = 64 << 10, /* pages come in read-ahead windows, hardly ever alone */
+    MINCORE_PAGES = 1024,
+};
+
+struct file_source {
+    struct source base;
+    int fd;
+    nlink_t links;       /* when it was opened */
+    bool mincore_honest; /* mincore(2) says "all there" of other people's files */
+    _Atomic(const void *) map;
+    pthread_mutex_t lock;
+    bool map_tried; /* guarded by lock */
+};
+
+static struct file_source *file_of(struct source *s)
+{
+    return container_of(s, struct file_source, base);
+}
+
+static int file_read(struct source *s, uint64_t off, size_t len, void *dst,
+                     struct err *e)
+{
+    int rc = read_exact(file_of(s)->fd, dst, len, off, e);
+
+    return rc < 0 ? err_wrap(e, "%s", s->name) : 0;
+}
+
+/* Maps all of it unless it is shorter by now; NULL when it cannot be. */
+static const void *map_whole(const struct file_source *f)
+{
+    struct stat st;
+    void *map;
+
+    if (f->base.size == 0 || fstat(f->fd, &st) < 0 ||
+        (uint64_t)st.st_size < f->base.size)
+        return NULL;
+    map = mmap(NULL, f->base.size, PROT_READ, MAP_SHARED, f->fd, 0);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+static const void *file_map(struct source *s)
+{
+    struct file_source *f = file_of(s);
+    const void *map = atomic_load_explicit(&f->map, memory_order_acquire);
+
+    if (map)
+        return map;
+    pthread_mutex_lock(&f->lock);
+    if (!f->map_tried) {
+        f->map_tried = true;
+        atomic_store_explicit(&f->map, map_whole(f), memory_order_release);
+    }
+    map = atomic_load_explicit(&f->map, memory_order_relaxed);
+    pthread_mutex_unlock(&f->lock);
+    return map;
+}
+
+static bool resident_by_mincore(const char *map, uint64_t off, size_t len)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint64_t end = off + len;
+    unsigned char in[MINCORE_PAGES];
+
+    for (uint64_t at = off / page * page; at < end; at += MINCORE_PAGES * page) {
+        size_t part = MIN(end - at, MINCORE_PAGES * page);
+
+        if (mincore((void *)(uintptr_t)(map + at), part, in) < 0)
+            return false;
+        for (size_t i = 0; i < (part + page - 1) / page; i++)
+            if (!(in[i] & 1))
+                return false;
+    }
+    return true;
+}
+
+static bool byte_resident(int fd, uint64_t off)
+{
+    char byte;
+    struct iovec iov = {&byte, 1};
+
+    return preadv2(fd, &iov, 1, (off_t)off, RWF_NOWAIT) == 1;
+}
+
+/* Samples: where it is wrong, a read from the mapping waits for the disk, no more. */
+static bool resident_by_probe(int fd, uint64_t off, size_t len)
+{
+    for (uint64_t at = off; at < off + len; at += PROBE_STEP)
+        if (!byte_resident(fd, at))
+            return false;
+    return byte_resident(fd, off + len - 1);
+}
+
+static bool file_resident(struct source *s, uint64_t off, size_t len)
+{
+    struct file_source *f = file_of(s);
+    const void *map = f->mincore_honest ? file_map(s) : NULL;
+
+    return map ? resident_by_mincore(map, off, len)
+               : resident_by_probe(f->fd, off, len);
+}
+
+static void file_will_need(struct source *s, uint64_t off, uint64_t len)
+{
+    for (uint64_t done = 0; done < len; done += AHEAD_STEP)
+        if (posix_fadvise(file_of(s)->fd, (off_t)(off + done),
+                          (off_t)MIN(len - done, AHEAD_STEP), POSIX_FADV_WILLNEED))
+            return; /* only a hint */
+}
+
+/*
+ * Other names that come and go (a newer file renamed over this one, a hard-linked
+ * backup) move the ctime too: a different count of names explains it.
+ */
+static int file_check(struct source *s, struct err *e)
+{
+    struct file_source *f = file_of(s);
+    struct file_id now;
+    struct stat st;
+
+    if (fstat(f->fd, &st) < 0)
+        return err_set(e, errno, "%s: %s", s->name, strerror(errno));
+    now = file_id_of(&st);
+    if (st.st_nlink != f->links)
+        now.ctime_ns = s->id.ctime_ns;
+    return file_id_equal(&now, &s->id) ? 0 : source_stale(s->name, &s->id, &now, e);
+}
+
+static void file_close(struct source *s)
+{
+    struct file_source *f = file_of(s);
+    const void *map = atomic_load(&f->map);
+
+    if (map)
+        munmap((void *)(uintptr_t)map, s->size);
+    close(f->fd);
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+static const struct source_ops file_ops = {
+    .name = "file",
+    .read = file_read,
+    .map = file_map,
+    .resident = file_resident,
+    .will_need = file_will_need,
+    .check = file_check,
+    .close = file_close,
+};
+
+int source_from_fd(int fd, const char *name, struct source **out, struct err *e)
+{
+    CLEANUP_FD int owned = fd;
+    CLEANUP_FREE struct file_source *f = calloc(1, sizeof *f);
+    struct stat st;
+    int rc;
+
+    if (!f)
+        return err_nomem(e);
+    if (fstat(fd, &st) < 0)
+        return err_set(e, errno, "%s: %s", name, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return err_set(e, EINVAL, "%s: not a regular file", name);
+    rc = source_init(&f->base, &file_ops, name, (uint64_t)st.st_size, e);
+    if (rc < 0)
+        return rc;
+    f->base.id = file_id_of(&st);
+    f->fd = steal_fd(&owned);
+    f->links = st.st_nlink;
+    f->mincore_honest = st.st_uid == geteuid() || geteuid() == 0;
+    pthread_mutex_init(&f->lock, NULL);
+    *out = &steal(&f)->base;
+    return 0;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/memory.c - a buffer as a source, for tests, fuzzing and small made-up files. */
+#include "remote/source.h"
+
+#include <string.h>
+
+#include "base/err.h"
+
+struct memory_source {
+    struct source base;
+    const char *data;
+    void *own; /* data once more when it is ours, else NULL */
+};
+
+static struct memory_source *memory_of(struct source *s)
+{
+    return container_of(s, struct memory_source, base);
+}
+
+static int memory_read(struct source *s, uint64_t off, size_t len, void *dst,
+                       struct err *e)
+{
+    (void)e;
+    memcpy(dst, memory_of(s)->data + off, len);
+    return 0;
+}
+
+static const void *memory_map(struct source *s)
+{
+    return s->size ? memory_of(s)->data : NULL;
+}
+
+static void memory_close(struct source *s)
+{
+    free(memory_of(s)->own);
+    free(memory_of(s));
+}
+
+static const struct source_ops memory_ops = {
+    .name = "memory",
+    .read = memory_read,
+    .map = memory_map,
+    .close = memory_close,
+};
+
+int source_from_memory(const void *data, size_t len, bool own, const char *name,
+                       struct source **out, struct err *e)
+{
+    CLEANUP_FREE void *owned = own ? (void *)(uintptr_t)data : NULL;
+    CLEANUP_FREE struct memory_source *m = calloc(1, sizeof *m);
+    int rc;
+
+    if (!m)
+        return err_nomem(e);
+    rc = source_init(&m->base, &memory_ops, name, len, e);
+    if (rc < 0)
+        return rc;
+    m->data = data;
+    m->own = steal(&owned);
+    *out = &steal(&m)->base;
+    return 0;
+}
