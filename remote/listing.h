@@ -44,13 +44,18 @@ const char *listing_name(const struct listing *l);
 
 /*
  * Up to `len` first bytes of a regular file into dst; *got says how many. Negative errno
- * when it cannot be read. Kept by the listing, so that several bids cost one read.
+ * when it cannot be read, -ESTALE when it is not the file that was listed any more. Kept
+ * by the listing, so that several bids cost one read; so one thread at a time.
  */
-int listing_peek(struct listing *l, const char *name, void *dst, size_t len, size_t *got);
+int listing_peek(struct listing *l, const char *name, void *dst, size_t len,
+                 size_t *got);
 
-/* The whole of a small file (at most `max` bytes, else -EFBIG); caller frees *data. */
-int listing_read(struct listing *l, const char *name, size_t max, char **data, size_t *len,
-                 struct err *e);
+/*
+ * The whole of a small file (at most `max` bytes, else -EFBIG) and a NUL behind; caller
+ * frees *data.
+ */
+int listing_read(struct listing *l, const char *name, size_t max, char **data,
+                 size_t *len, struct err *e);
 
 /* The listing of a subdirectory, owned by this listing; NULL when there is none. */
 struct listing *listing_sub(struct listing *l, const char *name);

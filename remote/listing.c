@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/listing.c - the names, sizes and first bytes of one directory of a source. */
+#include "remote/listing.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "remote/store.h"
+
+enum {
+    /* Zarr's flat layout puts a file a chunk into one directory; ten times the largest
+     * that was seen, about 1.5 GB of memory. */
+    MAX_ENTRIES = 8000000,
+    HEAD_MIN = 4096, /* one page is read anyway, and most markers are shorter */
+};
+
+/* What was read of an entry so far. */
+struct extra {
+    char *head;
+    size_t head_len;
+    bool head_whole; /* all of the file, or all that a made-up one has */
+    struct listing *sub;
+};
+
+struct item {
+    struct listing_entry pub;
+    struct extra *extra; /* NULL for most */
+};
+
+struct listing {
+    struct store *store; /* NULL: made up by a test */
+    char *path, *name;
+    struct arena *names;
+    struct item *items;
+    size_t count, cap;
+    bool sorted;
+};
+
+/* The last part of the path; the root is called as its directory is. */
+static char *name_of(const struct store *store, const char *path)
+{
+    const char *text = path[0] || !store ? path : store->url;
+    size_t len = strlen(text), start;
+
+    if (text != path && store->file)
+        len -= MIN(len, strlen(store->file) + 1);
+    for (start = len; start > 0 && text[start - 1] != '/'; start--)
+        ;
+    return strndup(text + start, len - start);
+}
+
+int listing_new(struct store *store, const char *path, struct listing **out,
+                struct err *e)
+{
+    CLEANUP(listing_freep) struct listing *l = calloc(1, sizeof *l);
+
+    if (!l)
+        return err_nomem(e);
+    l->store = store;
+    l->sorted = true;
+    l->path = strdup(path);
+    l->name = name_of(store, path);
+    l->names = arena_new((size_t)MAX_ENTRIES * (NAME_MAX + 17));
+    if (!l->path || !l->name || !l->names)
+        return err_nomem(e);
+    *out = steal(&l);
+    return 0;
+}
+
+static void extra_free(struct extra *x)
+{
+    if (!x)
+        return;
+    free(x->head);
+    listing_free(x->sub);
+    free(x);
+}
+
+void listing_free(struct listing *l)
+{
+    if (!l)
+        return;
+    for (size_t i = 0; i < l->count; i++)
+        extra_free(l->items[i].extra);
+    free(l->items);
+    arena_free(l->names);
+    free(l->name);
+    free(l->path);
+    free(l);
+}
+
+void listing_freep(struct listing **l)
+{
+    listing_free(*l);
+    *l = NULL;
+}
+
+size_t listing_count(const struct listing *l)
+{
+    return l->count;
+}
+
+const struct listing_entry *listing_at(const struct listing *l, size_t i)
+{
+    return &l->items[i].pub;
+}
+
+const char *listing_path(const struct listing *l)
+{
+    return l->path;
+}
+
+const char *listing_name(const struct listing *l)
+{
+    return l->name;
+}
+
+static int item_compare(const void *a, const void *b)
+{
+    const struct item *x = a, *y = b;
+
+    return strcmp(x->pub.name, y->pub.name);
+}
+
+static struct item *find_item(const struct listing *l, const char *name)
+{
+    struct item key = {.pub.name = name};
+
+    if (l->count == 0)
+        return NULL;
+    if (l->sorted)
+        return bsearch(&key, l->items, l->count, sizeof key, item_compare);
+    for (size_t i = 0; i < l->count; i++)
+        if (strcmp(l->items[i].pub.name, name) == 0)
+            return &l->items[i];
+    return NULL;
+}
+
+const struct listing_entry *listing_find(const struct listing *l, const char *name)
+{
+    const struct item *item = find_item(l, name);
+
+    return item ? &item->pub : NULL;
+}
+
+static int make_room(struct listing *l, struct err *e)
+{
+    size_t cap = l->cap ? l->cap * 2 : 32;
+    struct item *items;
+
+    if (l->count < l->cap)
+        return 0;
+    if (l->count >= MAX_ENTRIES)
+        return err_set(e, EFBIG, "more than %d entries", MAX_ENTRIES);
+    items = reallocarray(l->items, cap, sizeof *items);
+    if (!items)
+        return err_nomem(e);
+    l->items = items;
+    l->cap = cap;
+    return 0;
+}
+
+static struct extra *extra_of(struct item *item)
+{
+    if (!item->extra)
+        item->extra = calloc(1, sizeof *item->extra);
+    return item->extra;
+}
+
+static int set_head(struct item *item, const void *head, size_t len, bool whole)
+{
+    struct extra *x = extra_of(item);
+    char *copy = malloc(len + 1);
+
+    if (!x || !copy) {
+        free(copy);
+        return -ENOMEM;
+    }
+    memcpy(copy, head, len);
+    copy[len] = '\0';
+    free(x->head);
+    x->head = copy;
+    x->head_len = len;
+    x->head_whole = whole;
+    return 0;
+}
+
+int listing_add(struct listing *l, const char *name, const struct entry_stat *st,
+                const void *head, size_t head_len, struct err *e)
+{
+    struct item *item;
+    char *copy;
+
+    if (make_room(l, e) < 0)
+        return -e->code;
+    copy = arena_memdup(l->names, name, strlen(name));
+    if (!copy)
+        return err_nomem(e);
+    item = &l->items[l->count];
+    *item = (struct item){.pub = {.name = copy, .st = *st}};
+    if (head &&
+        set_head(item, head, head_len, !l->store || head_len >= st->id.size) < 0) {
+        extra_free(item->extra);
+        return err_nomem(e);
+    }
+    l->sorted = l->sorted &&
+                (l->count == 0 || strcmp(l->items[l->count - 1].pub.name, copy) < 0);
+    l->count++;
+    return 0;
+}
+
+void listing_sort(struct listing *l)
+{
+    size_t kept = 0;
+
+    if (l->sorted)
+        return;
+    qsort(l->items, l->count, sizeof *l->items, item_compare);
+    /* A directory that changes while it is read may give a name twice. */
+    for (size_t i = 0; i < l->count; i++) {
+        if (kept > 0 && item_compare(&l->items[kept - 1], &l->items[i]) == 0)
+            extra_free(l->items[i].extra);
+        else
+            l->items[kept++] = l->items[i];
+    }
+    l->count = kept;
+    l->sorted = true;
+}
+
+int listing_add_sub(struct listing *l, const char *name, struct listing *sub,
+                    struct err *e)
+{
+    CLEANUP(listing_freep) struct listing *owned = sub;
+    const struct entry_stat st = {.kind = ENTRY_DIR, .mode = 0755};
+    struct item *item = find_item(l, name);
+
+    if (!item) {
+        if (listing_add(l, name, &st, NULL, 0, e) < 0)
+            return -e->code;
+        item = &l->items[l->count - 1];
+    }
+    if (!extra_of(item))
+        return err_nomem(e);
+    listing_free(item->extra->sub);
+    item->extra->sub = steal(&owned);
+    return 0;
+}
+
+/* Opens an entry and makes sure that it is still the file that was listed. */
+static int open_entry(struct listing *l, const struct item *item, struct source **out,
+                      struct err *e)
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+    char path[PATH_MAX];
+    int rc;
+
+    if (!l->store)
+        return err_set(e, EIO, "%s: a made-up file has no more bytes", item->pub.name);
+    if (store_join(l->path, item->pub.name, path, sizeof path) < 0)
+        return err_set(e, ENAMETOOLONG, "%s: name too long", item->pub.name);
+    rc = l->store->ops->open(l->store, path, &src, e);
+    if (rc < 0)
+        return rc;
+    if (!file_id_equal(&src->id, &item->pub.st.id))
+        return source_stale(path, &item->pub.st.id, &src->id, e);
+    *out = steal(&src);
+    return 0;
+}
+
+/* The regular file of that name. */
+static int find_file(const struct listing *l, const char *name, struct item **out,
+                     struct err *e)
+{
+    struct item *item = find_item(l, name);
+
+    if (!item)
+        return err_set(e, ENOENT, "%s: %s", name, strerror(ENOENT));
+    if (item->pub.st.kind == ENTRY_DIR)
+        return err_set(e, EISDIR, "%s: %s", name, strerror(EISDIR));
+    if (item->pub.st.kind != ENTRY_FILE)
+        return err_set(e, EINVAL, "%s: not a regular file", name);
+    *out = item;
+    return 0;
+}
+
+/* Reads the first bytes, at least `len` where the file has them, and keeps them. */
+static int fetch_head(struct listing *l, struct item *item, size_t len, struct err *e)
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+    CLEANUP_FREE char *head = NULL;
+    int rc = open_entry(l, item, &src, e);
+
+    if (rc < 0)
+        return rc;
+    len = MIN(MAX(len, HEAD_MIN), src->size);
+    head = malloc(len + 1);
+    if (!head)
+        return err_nomem(e);
+    rc = source_read(src, 0, len, head, e);
+    if (rc < 0)
+        return rc;
+    return set_head(item, head, len, len == src->size) < 0 ? err_nomem(e) : 0;
+}
+
+static bool head_serves(const struct item *item, size_t len)
+{
+    const struct extra *x = item->extra;
+
+    return x && x->head && (x->head_whole || x->head_len >= len);
+}
+
+int listing_peek(struct listing *l, const char *name, void *dst, size_t len,
+                 size_t *got)
+{
+    struct err e = {0};
+    struct item *item = NULL;
+    int rc = find_file(l, name, &item, &e);
+
+    if (rc == 0 && !head_serves(item, len))
+        rc = fetch_head(l, item, len, &e);
+    if (rc < 0)
+        return rc;
+    *got = MIN(len, item->extra->head_len);
+    memcpy(dst, item->extra->head, *got);
+    return 0;
+}
+
+static int read_whole(struct source *src, size_t max, char **data, size_t *len,
+                      struct err *e)
+{
+    CLEANUP_FREE char *all = NULL;
+    int rc;
+
+    if (src->size > max)
+        return err_set(e, EFBIG, "%s: %" PRIu64 " bytes, at most %zu are taken",
+                       src->name, src->size, max);
+    all = malloc(src->size + 1);
+    if (!all)
+        return err_nomem(e);
+    rc = source_read(src, 0, src->size, all, e);
+    if (rc == 0)
+        rc = source_check(src, e); /* else half of it may be newer than the rest */
+    if (rc < 0)
+        return rc;
+    all[src->size] = '\0';
+    *len = src->size;
+    *data = steal(&all);
+    return 0;
+}
+
+int listing_read(struct listing *l, const char *name, size_t max, char **data,
+                 size_t *len, struct err *e)
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+    struct item *item = NULL;
+    int rc = find_file(l, name, &item, e);
+
+    if (rc < 0)
+        return rc;
+    if (head_serves(item, SIZE_MAX))
+        rc = source_from_memory(item->extra->head, item->extra->head_len, false, name,
+                                &src, e);
+    else
+        rc = open_entry(l, item, &src, e);
+    return rc < 0 ? rc : read_whole(src, max, data, len, e);
+}
+
+struct listing *listing_sub(struct listing *l, const char *name)
+{
+    struct item *item = find_item(l, name);
+    struct err e = {0};
+    char path[PATH_MAX];
+
+    if (!item || item->pub.st.kind != ENTRY_DIR || !extra_of(item))
+        return NULL;
+    if (!item->extra->sub && l->store &&
+        store_join(l->path, name, path, sizeof path) == 0)
+        (void)l->store->ops->list(l->store, path, &item->extra->sub, &e);
+    return item->extra->sub;
+}
