@@ -17,7 +17,8 @@ struct store;
  */
 struct store_ops {
     const char *name;
-    int (*stat)(struct store *s, const char *path, struct entry_stat *out, struct err *e);
+    int (*stat)(struct store *s, const char *path, struct entry_stat *out,
+                struct err *e);
     int (*list)(struct store *s, const char *path, struct listing **out, struct err *e);
 
     /* Regular files only (-EINVAL otherwise); never blocks on a fifo. */
