@@ -27,17 +27,20 @@ struct decoded_key {
 
 /*
  * Decodes all of `in` into the file `fd` from its start; sets *size to the bytes written,
- * which must not pass `limit` (-EFBIG). Called without any lock held.
+ * which must not pass `limit` (-EFBIG: it is called again with a higher one where there is
+ * room). Called without any lock held; must not call decoded_get() of the same cache.
  */
 typedef int decode_fn(void *user, struct source *in, int fd, uint64_t limit,
                       uint64_t *size, struct err *e);
 
 /*
  * The plain bytes as a source (the caller's reference), decoding them when they are not
- * there. Several threads that want one piece wait for one decoding. -ENOSPC when the
- * piece cannot fit the budget.
+ * there. Several threads that want one piece wait for one decoding and share its
+ * failure, which is not kept. -ENOSPC when the piece cannot fit the budget beside the
+ * pieces that are being read.
  */
-int decoded_get(struct decoded_cache *c, const struct decoded_key *key, struct source *in,
-                decode_fn *fn, void *user, struct source **out, struct err *e);
+int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
+                struct source *in, decode_fn *fn, void *user, struct source **out,
+                struct err *e);
 
 #endif

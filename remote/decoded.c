@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/decoded.c - compressed pieces of shards, decoded once into a bounded cache. */
+#include "remote/decoded.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "base/fsutil.h"
+#include "remote/ring.h"
+#include "remote/source.h"
+
+enum {
+    BUCKETS = 1024,
+    /* A first guess of what a piece needs: weights hardly shrink to a half. Room
+     * is set aside before decoding, so a guess of "all" would let one thread work. */
+    GUESS_TIMES = 2,
+    GUESS_MIN = 64 << 10,
+    GUESS_GROWTH = 16,
+    FILES_MIN = 16,  /* kept open however few descriptors there are */
+    FILES_SHARE = 4, /* else this part of them */
+};
+
+struct piece {
+    struct ring lru;    /* of its own while it is being decoded */
+    struct piece *next; /* in its bucket */
+    struct decoded_key key;
+    struct source *src; /* NULL while it is being decoded, or that failed */
+    unsigned waiters;   /* threads that will look at it once it is done */
+    bool done;
+    int rc; /* how it ended */
+    struct err err;
+};
+
+struct decoded_cache {
+    char *dir;
+    uint64_t budget;
+    size_t max_files;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a decoding ended or a file was closed */
+    /* guarded by lock */
+    struct ring lru; /* done ones, least recently used first */
+    uint64_t used;   /* bytes of done ones and room set aside for others */
+    size_t files;
+    unsigned busy; /* decodings with room set aside, and files being closed */
+    struct piece *buckets[BUCKETS];
+};
+
+static size_t files_to_keep(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return FILES_MIN;
+    return MAX(limit.rlim_cur / FILES_SHARE, FILES_MIN);
+}
+
+int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
+                struct err *e)
+{
+    CLEANUP_FREE struct decoded_cache *c = calloc(1, sizeof *c);
+
+    if (make_dirs(dir, 0700, e) < 0)
+        return -e->code;
+    if (!c || !(c->dir = strdup(dir)))
+        return err_nomem(e);
+    c->budget = budget;
+    c->max_files = files_to_keep();
+    ring_init(&c->lru);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, NULL);
+    *out = steal(&c);
+    return 0;
+}
+
+static struct piece *piece_at(struct ring *r)
+{
+    return container_of(r, struct piece, lru);
+}
+
+void decoded_free(struct decoded_cache *c)
+{
+    if (!c)
+        return;
+    assert(c->busy == 0);
+    while (c->lru.next != &c->lru) {
+        struct piece *p = piece_at(c->lru.next);
+
+        ring_remove(&p->lru);
+        source_put(p->src);
+        free(p);
+    }
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c->dir);
+    free(c);
+}
+
+static bool key_equal(const struct decoded_key *a, const struct decoded_key *b)
+{
+    return a->dev == b->dev && a->ino == b->ino && a->off == b->off &&
+           a->len == b->len && a->mtime_ns == b->mtime_ns && a->encoding == b->encoding;
+}
+
+/* Where the piece of that key is linked in, or the end of its bucket. Locked. */
+static struct piece **find_slot(struct decoded_cache *c, const struct decoded_key *key)
+{
+    const uint64_t parts[] = {
+        key->dev, key->ino, key->off, key->len, (uint64_t)key->mtime_ns, key->encoding};
+    uint64_t h = 0;
+    struct piece **slot;
+
+    for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
+        h = (h ^ parts[i]) * 0x9e3779b97f4a7c15;
+        h ^= h >> 32;
+    }
+    slot = &c->buckets[h % BUCKETS];
+    while (*slot && !key_equal(&(*slot)->key, key))
+        slot = &(*slot)->next;
+    return slot;
+}
+
+/* Locked. */
+static void unlink_piece(struct decoded_cache *c, struct piece *p)
+{
+    *find_slot(c, &p->key) = p->next;
+    ring_remove(&p->lru);
+}
+
+/* The least recently used piece that nobody reads or is about to, or NULL. Locked. */
+static struct piece *find_victim(struct decoded_cache *c)
+{
+    for (struct ring *r = c->lru.next; r != &c->lru; r = r->next) {
+        struct piece *p = piece_at(r);
+
+        if (p->waiters == 0 &&
+            atomic_load_explicit(&p->src->refs, memory_order_acquire) == 1)
+            return p;
+    }
+    return NULL;
+}
+
+/*
+ * Closes a piece's file; unlocked meanwhile, since giving back gigabytes of page cache
+ * takes long. Its bytes count until they are gone.
+ */
+static void evict(struct decoded_cache *c, struct piece *p)
+{
+    uint64_t size = p->src->size;
+
+    unlink_piece(c, p);
+    c->busy++;
+    pthread_mutex_unlock(&c->lock);
+    source_put(p->src);
+    free(p);
+    pthread_mutex_lock(&c->lock);
+    c->busy--;
+    c->used -= size;
+    c->files--;
+    pthread_cond_broadcast(&c->changed);
+}
+
+/*
+ * Sets `want` bytes aside, or what there is when no waiting can bring more. *got is what
+ * was set aside, 0: nothing is left. Locked.
+ */
+static void reserve(struct decoded_cache *c, uint64_t want, uint64_t *got)
+{
+    for (;;) {
+        bool fits = c->budget - c->used >= want;
+        struct piece *victim;
+
+        if (fits && c->files < c->max_files)
+            break;
+        victim = find_victim(c);
+        if (victim)
+            evict(c, victim);
+        else if (fits || c->busy == 0)
+            break;
+        else
+            pthread_cond_wait(&c->changed, &c->lock);
+    }
+    *got = MIN(want, c->budget - c->used);
+    if (*got == 0)
+        return;
+    c->used += *got;
+    c->files++;
+    c->busy++;
+}
+
+/* A file without a name. */
+static int unnamed_file(const char *dir)
+{
+    int fd = open(dir, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    CLEANUP_FREE char *name = NULL;
+
+    if (fd >= 0)
+        return fd;
+    /* Not every file system can (overlay of old, NFS): one that loses its name at once. */
+    if (asprintf(&name, "%s/decoded-XXXXXX", dir) < 0) {
+        name = NULL;
+        return -ENOMEM;
+    }
+    fd = mkostemp(name, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    unlink(name);
+    return fd;
+}
+
+/* What is to be decoded, and how. */
+struct job {
+    struct source *in;
+    decode_fn *fn;
+    void *user;
+};
+
+/* One decoding into a file of at most `limit` bytes. */
+static int decode_within(struct decoded_cache *c, const struct job *job, uint64_t limit,
+                         struct source **out, struct err *e)
+{
+    CLEANUP_FD int fd = unnamed_file(c->dir);
+    CLEANUP(source_putp) struct source *src = NULL;
+    uint64_t size = 0;
+    int rc;
+
+    if (fd < 0)
+        return err_set(e, -fd, "make a file in %s: %s", c->dir, strerror(-fd));
+    rc = job->fn(job->user, job->in, fd, limit, &size, e);
+    if (rc < 0)
+        return rc;
+    rc = source_from_fd(steal_fd(&fd), job->in->name, &src, e);
+    if (rc < 0)
+        return rc;
+    if (src->size > limit)
+        return err_set(e, EFBIG, "%s: decoded to %" PRIu64 " bytes", job->in->name,
+                       src->size);
+    if (src->size != size)
+        return err_set(e, EIO,
+                       "%s: decoded to %" PRIu64 " bytes, %" PRIu64 " are in the file",
+                       job->in->name, size, src->size);
+    *out = steal(&src);
+    return 0;
+}
+
+static int too_large(const struct decoded_cache *c, const struct source *in,
+                     struct err *e)
+{
+    err_set(e, ENOSPC, "%s: decoded it does not fit what is left of %" PRIu64 " bytes",
+            in->name, c->budget);
+    return err_hint(e, "give the cache more room with -o cache_size=");
+}
+
+/* Decodes with more and more room. Locked, but not while decoding. */
+static int decode(struct decoded_cache *c, const struct job *job, struct source **out,
+                  struct err *e)
+{
+    uint64_t want, got;
+    int rc;
+
+    if (mul_overflows(job->in->size, GUESS_TIMES, &want) ||
+        add_overflows(want, GUESS_MIN, &want))
+        want = UINT64_MAX;
+    for (;;) {
+        want = MIN(want, c->budget);
+        reserve(c, want, &got);
+        if (got == 0)
+            return too_large(c, job->in, e);
+        pthread_mutex_unlock(&c->lock);
+        rc = decode_within(c, job, got, out, e);
+        pthread_mutex_lock(&c->lock);
+        c->used -= got - (rc == 0 ? (*out)->size : 0);
+        c->files -= rc != 0;
+        c->busy--;
+        pthread_cond_broadcast(&c->changed);
+        if (rc != -EFBIG)
+            return rc;
+        if (got < want || got == c->budget)
+            return too_large(c, job->in, e);
+        if (mul_overflows(want, GUESS_GROWTH, &want))
+            want = UINT64_MAX;
+    }
+}
+
+/* Waits for another thread's decoding. Locked. */
+static int wait_for(struct decoded_cache *c, struct piece *p, struct source **out,
+                    struct err *e)
+{
+    int rc;
+
+    p->waiters++;
+    while (!p->done)
+        pthread_cond_wait(&c->changed, &c->lock);
+    p->waiters--;
+    if (p->src) {
+        *out = source_get(p->src);
+        pthread_cond_broadcast(&c->changed); /* it was no victim until now */
+        return 0;
+    }
+    *e = p->err;
+    rc = p->rc;
+    if (p->waiters == 0)
+        free(p);
+    return rc;
+}
+
+/* Decodes what nobody has yet; others find the piece and wait. Locked. */
+static int add_piece(struct decoded_cache *c, const struct decoded_key *key,
+                     const struct job *job, struct source **out, struct err *e)
+{
+    struct piece *p = calloc(1, sizeof *p);
+    int rc;
+
+    if (!p)
+        return err_nomem(e);
+    p->key = *key;
+    ring_init(&p->lru);
+    *find_slot(c, key) = p;
+    rc = decode(c, job, &p->src, e);
+    p->done = true;
+    if (rc == 0) {
+        ring_append(&c->lru, &p->lru);
+        *out = source_get(p->src);
+    } else {
+        unlink_piece(c, p);
+        p->rc = rc;
+        p->err = *e;
+        if (p->waiters == 0)
+            free(p);
+    }
+    pthread_cond_broadcast(&c->changed);
+    return rc;
+}
+
+int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
+                struct source *in, decode_fn *fn, void *user, struct source **out,
+                struct err *e)
+{
+    const struct job job = {.in = in, .fn = fn, .user = user};
+    struct piece *p;
+    int rc = 0;
+
+    pthread_mutex_lock(&c->lock);
+    p = *find_slot(c, key);
+    if (!p) {
+        rc = add_piece(c, key, &job, out, e);
+    } else if (!p->done) {
+        rc = wait_for(c, p, out, e);
+    } else {
+        ring_remove(&p->lru);
+        ring_append(&c->lru, &p->lru);
+        *out = source_get(p->src);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
