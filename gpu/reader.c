@@ -143,6 +143,11 @@ int reader_place(struct reader *r, size_t i, struct chunk_place *out, const char
     return tensor_place(r->tensor, i, out, path, e);
 }
 
+int reader_verify(struct reader *r, size_t i, struct err *e)
+{
+    return tensor_verify(r->tensor, i, e);
+}
+
 /* ---- a tensor, with or without its .npy header ---- */
 
 static int npy_read(struct reader *r, uint64_t off, size_t len, void *dst,

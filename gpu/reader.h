@@ -85,4 +85,7 @@ const struct plan *reader_plan(const struct reader *r);
 int reader_place(struct reader *r, size_t i, struct chunk_place *out, const char **path,
                  struct err *e);
 
+/* Chunk i's own checksums, as chunk_codec.verify tells. */
+int reader_verify(struct reader *r, size_t i, struct err *e);
+
 #endif

@@ -307,6 +307,21 @@ int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char
     return find_place(t, c, out, e);
 }
 
+int tensor_verify(struct tensor *t, size_t i, struct err *e)
+{
+    const struct chunk *c = plan_chunk(t->plan, i);
+    const struct chunk_codec *codec =
+        c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
+    struct source *shard = shard_of(t, c->file);
+    int ret;
+
+    if (!codec || !codec->verify)
+        return 0;
+    ret = codec->verify(shard, c, t->env.decoded, e);
+    return ret < 0 ? err_wrap(e, "%s, item at byte %" PRIu64, shard->name, c->offset)
+                   : ret;
+}
+
 /* ---- windows ---- */
 
 /* The chunks of one window, resolved, and the runs that copy them. */

@@ -32,6 +32,9 @@ void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len);
 int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char **path,
                  struct err *e);
 
+/* Chunk i's own checksums, as chunk_codec.verify tells. */
+int tensor_verify(struct tensor *t, size_t i, struct err *e);
+
 /* Adds `len` bytes at `p` to the pieces, joining them to the last one when they touch.
  * False when there is no room. `src` (or NULL) is kept by the pieces. */
 bool iov_add(struct reader_iov *v, const void *p, size_t len, struct source *src);

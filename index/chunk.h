@@ -76,6 +76,12 @@ struct chunk_codec {
     int (*resolve)(struct source *shard, const struct chunk *c,
                    const struct chunk_tensor *t, struct decoded_cache *decoded,
                    struct chunk_place *out, struct err *e);
+    /*
+     * Optional: does the piece hold what its encoding promises (a CRC of its bytes)? 1:
+     * yes, 0: it promises nothing, -EBADMSG: no. Reads all of the piece.
+     */
+    int (*verify)(struct source *shard, const struct chunk *c,
+                  struct decoded_cache *decoded, struct err *e);
 };
 
 /* Packs n chunks of rank nd as the index stores them (varints, see index/chunk.c). */
