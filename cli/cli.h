@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/cli.h - what the sub-commands share: options, an open source, output. */
+#ifndef UFS_CLI_CLI_H
+#define UFS_CLI_CLI_H
+
+#include <stdio.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "base/err.h"
+#include "gpu/reader.h"
+#include "index/catalog.h"
+#include "index/view.h"
+
+struct arena;
+struct buf;
+struct scanner;
+struct store;
+
+/* CONTRACT.md, "The command". */
+enum cli_status {
+    STATUS_DONE = 0,
+    STATUS_NO = 1,     /* the answer is no: damage, differences */
+    STATUS_USAGE = 2,  /* wrong usage, or a capability that is not built yet */
+    STATUS_SOURCE = 3, /* the source, or a tensor asked for, cannot be read */
+    STATUS_ROOM = 5    /* not enough space or rights */
+};
+
+struct cli_options {
+    bool json, quiet, verbose;
+    bool long_rows;  /* -l */
+    bool deep;       /* --deep */
+    bool npy;        /* --npy */
+    bool foreground; /* -f */
+    bool index_memory, follow_symlinks;
+    const char *cache_dir;
+    uint64_t cache_size; /* bytes */
+    unsigned jobs;       /* 0: one a core */
+    char *mount;         /* -o text of mount, not yet taken apart */
+};
+
+struct cli {
+    const char *program; /* argv[0]'s last part */
+    struct cli_options opt;
+    char **arg; /* what stands behind the sub-command's options */
+    int args;
+    struct err err;
+    bool usage; /* the error is the caller's, or of something not built yet: status 2 */
+};
+
+struct cli_command {
+    const char *name, *usage, *summary;
+    int min_args, max_args;
+    /* Options it takes beside --json, -q, -v and -o: letters of "ldnf" (long rows, deep,
+     * npy, foreground). */
+    const char *takes;
+    /* Returns a cli_status, or a negative errno with the words in c->err. */
+    int (*run)(struct cli *c);
+};
+
+extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
+    cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version;
+
+/* The source of a command, opened with everything that reads it. */
+struct cli_source {
+    const char *name; /* as the user wrote it */
+    struct store *store;
+    struct catalog *catalog;
+    struct pool *pool;
+    struct scanner *scanner;
+    struct open_files *files;
+    struct decoded_cache *decoded;
+    struct reader_env env;
+};
+
+/* "scheme://..." */
+bool is_url(const char *name);
+
+/* Opens a local path; URLs are refused by name (-ENOTSUP). */
+int cli_open(struct cli *c, const char *name, struct cli_source *out);
+void cli_close(struct cli_source *s);
+
+/*
+ * The source's own checkpoint, scanned or from the index. A tree gives -ENOENT with the
+ * checkpoints that it holds in the message; a failed scan -EBADMSG.
+ */
+int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
+                   struct checkpoint_info *out);
+
+/* 1 when the source is one checkpoint, 0 when it is a tree; negative errno. */
+int cli_is_checkpoint(struct cli *c, struct cli_source *s);
+
+/* Marks the error in c->err as wrong usage. Returns -EINVAL. */
+int cli_usage(struct cli *c);
+
+/* Prints the error as the contract wants it and gives the status for it. */
+int cli_fail(struct cli *c, int ret);
+
+/* Text with control bytes and invalid UTF-8 as %XX, padded to `width` characters. */
+void out_text(FILE *f, const char *text, size_t len, int width);
+/* Display width of the same. */
+int out_width(const char *text, size_t len);
+void out_json(FILE *f, const char *text, size_t len);
+/* "1.4 GiB". Valid until the next call on this buffer of 16. */
+const char *out_size(uint64_t bytes, char dst[16]);
+
+/* Progress on a terminal only: bytes done of all, rate, time left. */
+struct progress {
+    uint64_t total, done;
+    struct timespec start, shown;
+    bool on;
+};
+void progress_begin(struct progress *p, const struct cli *c, uint64_t total);
+void progress_add(struct progress *p, uint64_t bytes);
+void progress_end(struct progress *p);
+
+/* "a,b=c" cut in place at the next comma ("\," is a comma of the value). */
+char *option_next(char **text);
+
+#endif

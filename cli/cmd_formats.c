@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/cmd_formats.c - the formats that this build reads and writes. */
+#include "cli/cli.h"
+#include "index/formats/format.h"
+
+static int run(struct cli *c)
+{
+    if (c->opt.json)
+        fputs("{\"schema\": 1, \"formats\": [", stdout);
+    for (size_t i = 0; format_drivers[i]; i++) {
+        const struct format_driver *d = format_drivers[i];
+        const char *can = d->writer ? "read, write" : "read";
+
+        if (c->opt.json)
+            printf("%s\n    {\"name\": \"%s\", \"title\": \"%s\", \"write\": %s}",
+                   i ? "," : "", d->name, d->title, d->writer ? "true" : "false");
+        else
+            printf("%-14s %-12s %s\n", d->name, can, d->title);
+    }
+    if (c->opt.json)
+        fputs("\n]}\n", stdout);
+    return STATUS_DONE;
+}
+
+const struct cli_command cmd_formats = {
+    .name = "formats",
+    .usage = "formats [--json]",
+    .summary = "what can be read and written",
+    .min_args = 0,
+    .max_args = 0,
+    .takes = "",
+    .run = run,
+};

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/cmd_mount.c - `unshard mount`, and mount.unshardfs for fstab. */
+#include <errno.h>
+#include <getopt.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cli/mount_helper.h"
+#include "cli/mount_options.h"
+
+/* mount(8), "Exit status". */
+enum { MOUNT_USAGE = 1, MOUNT_SYSTEM = 2, MOUNT_FAILED = 32 };
+
+int mount_source(struct cli *c, const char *source, const char *mountpoint, char *text)
+{
+    struct mount_options o = {.source = source,
+                              .mountpoint = mountpoint,
+                              .foreground = c->opt.foreground,
+                              .jobs = c->opt.jobs,
+                              .cache_dir = c->opt.cache_dir,
+                              .memory_index = c->opt.index_memory};
+
+    if (is_url(source)) {
+        err_set(&c->err, ENOTSUP, "%s: remote sources are not built yet", source);
+        err_hint(&c->err, "give a local path");
+        return cli_usage(c);
+    }
+    if (text && mount_options_parse(text, &o, &c->err) < 0)
+        return cli_usage(c);
+    return fs_mount(&o, &c->err);
+}
+
+static int run(struct cli *c)
+{
+    return mount_source(c, c->arg[0], c->arg[1], c->opt.mount);
+}
+
+int mount_helper(struct cli *c, int argc, char **argv)
+{
+    char *text = NULL;
+    int o, ret;
+
+    opterr = 0;
+    while ((o = getopt(argc, argv, "sfnvo:t:")) != -1) {
+        switch (o) {
+        case 'o':
+            text = optarg;
+            break;
+        case 'f': /* mount -f: everything but the mount itself */
+            return STATUS_DONE;
+        case 's': /* sloppy; -n no mtab; -v; -t the type: nothing for us */
+        case 'n':
+        case 'v':
+        case 't':
+            break;
+        default:
+            err_set(&c->err, EINVAL, "usage: %s SOURCE MNT [-o options]", c->program);
+            cli_fail(c, -EINVAL);
+            return MOUNT_USAGE;
+        }
+    }
+    if (argc - optind != 2) {
+        err_set(&c->err, EINVAL, "usage: %s SOURCE MNT [-o options]", c->program);
+        cli_fail(c, -EINVAL);
+        return MOUNT_USAGE;
+    }
+    ret = mount_source(c, argv[optind], argv[optind + 1], text);
+    if (ret >= 0)
+        return STATUS_DONE;
+    switch (cli_fail(c, ret)) {
+    case STATUS_USAGE:
+        return MOUNT_USAGE;
+    case STATUS_ROOM:
+        return MOUNT_SYSTEM;
+    default:
+        return MOUNT_FAILED;
+    }
+}
+
+const struct cli_command cmd_mount = {
+    .name = "mount",
+    .usage = "mount SOURCE MNT [-o opt,...] [-f]",
+    .summary = "shows the source's checkpoints as full tensors",
+    .min_args = 2,
+    .max_args = 2,
+    .takes = "f",
+    .run = run,
+};

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/cmd_plan.c - how a tensor is copied together, chunk by chunk. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "cli/cli.h"
+#include "index/plan.h"
+#include "remote/source.h"
+
+enum { PLAN_MEMORY = 64 << 20 };
+
+struct row {
+    const struct chunk *chunk;
+    struct chunk_place place;
+    const char *path;
+    uint32_t nd;
+};
+
+static void print_dims(const char *open, const uint64_t *v, uint32_t n,
+                       const char *close)
+{
+    fputs(open, stdout);
+    for (uint32_t i = 0; i < n; i++)
+        printf("%s%" PRIu64, i ? ", " : "", v[i]);
+    fputs(close, stdout);
+}
+
+static void print_steps(const int64_t *v, uint32_t n)
+{
+    putchar('[');
+    for (uint32_t i = 0; i < n; i++)
+        printf("%s%" PRId64, i ? ", " : "", v[i]);
+    putchar(']');
+}
+
+static void text_row(const struct row *r)
+{
+    print_dims("  [", r->chunk->start, r->nd, "] + ");
+    print_dims("[", r->chunk->size, r->nd, "]  from ");
+    out_text(stdout, r->path, strlen(r->path), 0);
+    printf(" byte %" PRIu64 ", steps ", r->place.base);
+    print_steps(r->place.step, r->nd);
+    if (r->chunk->encoding != CHUNK_PLAIN)
+        printf(", item at %" PRIu64 "+%" PRIu64, r->chunk->offset, r->chunk->length);
+    if (r->place.flags)
+        printf(", work on elements:%s%s%s", r->place.flags & CHUNK_SWAP ? " swap" : "",
+               r->place.flags & CHUNK_CONJ ? " conjugate" : "",
+               r->place.flags & CHUNK_NEG ? " negate" : "");
+    putchar('\n');
+}
+
+static void json_row(const struct row *r, bool first)
+{
+    fputs(first ? "\n    {\"start\": " : ",\n    {\"start\": ", stdout);
+    print_dims("[", r->chunk->start, r->nd, "], \"size\": ");
+    print_dims("[", r->chunk->size, r->nd, "], \"file\": ");
+    out_json(stdout, r->path, strlen(r->path));
+    printf(", \"byte\": %" PRIu64 ", \"steps\": ", r->place.base);
+    print_steps(r->place.step, r->nd);
+    printf(", \"item\": [%" PRIu64 ", %" PRIu64 "], \"encoding\": %u, \"flags\": %u}",
+           r->chunk->offset, r->chunk->length, r->chunk->encoding, r->place.flags);
+}
+
+static int print_plan(struct cli *c, struct reader *r, const struct tensor_info *t)
+{
+    const struct plan *plan = reader_plan(r);
+    CLEANUP(buf_release) struct buf shape = {0};
+    struct shape units;
+    int ret = shape_units(&t->shape, t->dtype, &units, &c->err);
+
+    if (ret < 0 || (ret = shape_format(&t->shape, &shape)) < 0)
+        return ret;
+    if (c->opt.json) {
+        fputs("{\"schema\": 1, \"key\": ", stdout);
+        out_json(stdout, t->key, t->key_len);
+        printf(", \"dtype\": \"%s\", \"shape\": %s, \"bytes\": %" PRIu64
+               ", \"chunks\": [",
+               dtype_name(t->dtype), shape.data, t->bytes);
+    } else {
+        out_text(stdout, t->key, t->key_len, 0);
+        printf("  %s %s, %" PRIu64 " bytes of %zu chunks\n", dtype_name(t->dtype),
+               shape.data, t->bytes, plan_chunks(plan));
+    }
+    for (size_t i = 0; i < plan_chunks(plan); i++) {
+        struct row row = {.chunk = plan_chunk(plan, i), .nd = units.nd};
+
+        ret = reader_place(r, i, &row.place, &row.path, &c->err);
+        if (ret < 0)
+            return ret;
+        if (c->opt.json)
+            json_row(&row, i == 0);
+        else
+            text_row(&row);
+        source_put(row.place.src);
+    }
+    if (c->opt.json)
+        fputs("\n]}\n", stdout);
+    return STATUS_DONE;
+}
+
+static int plan_tensor(struct cli *c, struct cli_source *s)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(PLAN_MEMORY);
+    CLEANUP(reader_closep) struct reader *r = NULL;
+    struct checkpoint_info info;
+    struct tensor_info t;
+    const char *key = c->arg[1];
+    int ret = a ? cli_checkpoint(c, s, a, &info) : err_nomem(&c->err);
+
+    if (ret < 0)
+        return ret;
+    ret = catalog_tensor_by_key(s->catalog, info.id, key, strlen(key), a, &t, &c->err);
+    if (ret == -ENOENT) {
+        err_set(&c->err, ENOENT, "%s: no tensor %s", s->name, key);
+        return err_hint(&c->err, "`unshard ls %s` lists them", s->name);
+    }
+    if (ret == 0)
+        ret = reader_open_tensor(&s->env, info.id, t.ord, false, &r, &c->err);
+    return ret < 0 ? ret : print_plan(c, r, &t);
+}
+
+static int run(struct cli *c)
+{
+    CLEANUP(cli_close) struct cli_source s;
+    int ret = cli_open(c, c->arg[0], &s);
+
+    return ret < 0 ? ret : plan_tensor(c, &s);
+}
+
+const struct cli_command cmd_plan = {
+    .name = "plan",
+    .usage = "plan SOURCE KEY [--json]",
+    .summary = "how a tensor is copied together",
+    .min_args = 2,
+    .max_args = 2,
+    .takes = "",
+    .run = run,
+};

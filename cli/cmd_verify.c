@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/cmd_verify.c - is everything there, and does every byte hold what it promises? */
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/pool.h"
+#include "cli/cli.h"
+#include "cli/nonfinite.h"
+#include "index/formats/scan.h"
+#include "index/plan.h"
+#include "remote/source.h"
+#include "remote/store.h"
+
+enum {
+    VERIFY_MEMORY = 64 << 20,
+    BATCH = 256, /* tensors whose results are kept until they are printed */
+    DEEP_WINDOW = 4 << 20,
+};
+
+/* What was found about one tensor. */
+struct finding {
+    uint32_t ord;
+    enum dtype dtype;
+    char *key; /* malloc */
+    size_t key_len;
+    uint64_t bytes;
+    char damage[1200]; /* empty: none */
+    struct nonfinite nonfinite;
+    uint64_t checksums, bad_checksums;
+};
+
+struct verify {
+    struct cli *c;
+    struct cli_source *source;
+    struct progress progress;
+    int64_t checkpoint;
+    struct finding batch[BATCH];
+    size_t n;
+    uint64_t tensors, bytes, damaged, checksums, bad_checksums, nonfinite;
+    uint64_t all_damaged, shown;
+    char first_bad[1200]; /* a checksum that does not hold */
+};
+
+static void describe(struct finding *f, const struct err *e)
+{
+    if (!f->damage[0])
+        err_line(e, f->damage, sizeof f->damage);
+}
+
+/* Where every chunk lies: reads the headers of its items, no tensor data. */
+static void check_places(struct verify *v, struct reader *r, struct finding *f)
+{
+    for (size_t i = 0; i < plan_chunks(reader_plan(r)); i++) {
+        struct chunk_place place;
+        const char *path;
+        struct err e = {0};
+
+        if (reader_place(r, i, &place, &path, &e) < 0) {
+            describe(f, &e);
+            return;
+        }
+        source_put(place.src);
+        if (!v->c->opt.deep)
+            continue;
+        switch (reader_verify(r, i, &e)) {
+        case 1:
+            f->checksums++;
+            break;
+        case 0:
+            break;
+        default:
+            f->checksums++;
+            f->bad_checksums++;
+            if (!v->first_bad[0])
+                err_line(&e, v->first_bad, sizeof v->first_bad);
+        }
+    }
+}
+
+static void check_bytes(struct reader *r, struct finding *f)
+{
+    CLEANUP_FREE char *window = malloc(DEEP_WINDOW);
+    uint64_t size = reader_size(r);
+    struct err e = {0};
+
+    if (!window)
+        err_nomem(&e);
+    for (uint64_t at = 0; !e.code && at < size; at += DEEP_WINDOW) {
+        size_t part = (size_t)MIN(size - at, (uint64_t)DEEP_WINDOW);
+
+        if (reader_read(r, at, part, window, &e) == 0)
+            nonfinite_count(f->dtype, window, part, &f->nonfinite);
+    }
+    if (e.code)
+        describe(f, &e);
+}
+
+static int check_tensor(void *user, size_t i, struct err *e)
+{
+    struct verify *v = user;
+    struct finding *f = &v->batch[i];
+    CLEANUP(reader_closep) struct reader *r = NULL;
+    struct err why = {0};
+
+    (void)e;
+    if (f->damage[0])
+        return 0; /* the scan knew */
+    if (reader_open_tensor(&v->source->env, v->checkpoint, f->ord, false, &r, &why) <
+        0) {
+        describe(f, &why);
+        return 0;
+    }
+    check_places(v, r, f);
+    if (v->c->opt.deep && !f->damage[0])
+        check_bytes(r, f);
+    return 0;
+}
+
+static void print_finding(struct verify *v, const char *place, const struct finding *f)
+{
+    bool nonfinite = f->nonfinite.nan || f->nonfinite.inf;
+
+    if (!f->damage[0] && !nonfinite)
+        return;
+    if (v->c->opt.json) {
+        printf("%s\n    {\"checkpoint\": ", v->shown++ ? "," : "");
+        out_json(stdout, place, strlen(place));
+        fputs(", \"key\": ", stdout);
+        out_json(stdout, f->key, f->key_len);
+        if (f->damage[0]) {
+            fputs(", \"damage\": ", stdout);
+            out_json(stdout, f->damage, strlen(f->damage));
+        }
+        if (nonfinite)
+            printf(", \"nan\": %" PRIu64 ", \"inf\": %" PRIu64, f->nonfinite.nan,
+                   f->nonfinite.inf);
+        putchar('}');
+        return;
+    }
+    progress_end(&v->progress);
+    fputs(f->damage[0] ? "damaged  " : "note     ", stdout);
+    out_text(stdout, f->key, f->key_len, 0);
+    if (f->damage[0])
+        printf(": %s\n", f->damage);
+    else
+        printf(": %" PRIu64 " NaN, %" PRIu64 " Inf\n", f->nonfinite.nan,
+               f->nonfinite.inf);
+}
+
+static int run_batch(struct verify *v, const char *place)
+{
+    int ret = pool_each(v->source->pool, v->n, check_tensor, v, &v->c->err);
+
+    for (size_t i = 0; i < v->n; i++) {
+        struct finding *f = &v->batch[i];
+
+        print_finding(v, place, f);
+        v->tensors++;
+        v->bytes += f->bytes;
+        v->damaged += f->damage[0] != 0;
+        v->nonfinite += f->nonfinite.nan + f->nonfinite.inf != 0;
+        v->checksums += f->checksums;
+        v->bad_checksums += f->bad_checksums;
+        progress_add(&v->progress, f->bytes);
+        free(f->key);
+    }
+    v->n = 0;
+    return ret;
+}
+
+static int note_tensor(void *user, const struct tensor_info *t)
+{
+    struct verify *v = user;
+    struct finding *f = &v->batch[v->n];
+
+    *f = (struct finding){.ord = t->ord,
+                          .dtype = t->dtype,
+                          .key = malloc(t->key_len + 1),
+                          .key_len = t->key_len,
+                          .bytes = t->bytes};
+    if (!f->key)
+        return err_nomem(&v->c->err);
+    memcpy(f->key, t->key, t->key_len + 1);
+    if (t->fault)
+        snprintf(f->damage, sizeof f->damage, "%s", t->fault);
+    v->n++;
+    return v->n == BATCH; /* full: run it, then go on from the next */
+}
+
+static int verify_tensors(struct verify *v, const char *place)
+{
+    uint32_t from = 0;
+    int ret;
+
+    do {
+        ret = catalog_tensors(v->source->catalog, v->checkpoint, from, note_tensor, v,
+                              &v->c->err);
+        if (ret < 0)
+            return ret;
+        if (v->n)
+            from = v->batch[v->n - 1].ord + 1;
+        if (run_batch(v, place) < 0)
+            return -v->c->err.code;
+    } while (ret == 1);
+    return 0;
+}
+
+/*
+ * Writers may leave the CRC out (torch: save.compute_crc32=False): then none of them holds.
+ * Some that hold and some that do not are damage.
+ */
+static void judge_checksums(struct verify *v)
+{
+    uint64_t bad = v->bad_checksums;
+
+    if (!bad)
+        return;
+    if (bad == v->checksums && bad > 1) {
+        if (!v->c->opt.json)
+            printf("note     none of %" PRIu64
+                   " CRCs holds: the writer left them out\n",
+                   bad);
+        return;
+    }
+    v->damaged += bad;
+    if (v->c->opt.json) {
+        printf("%s\n    {\"damage\": ", v->shown++ ? "," : "");
+        out_json(stdout, v->first_bad, strlen(v->first_bad));
+        printf(", \"checksums\": %" PRIu64 "}", bad);
+    } else {
+        printf("damaged  %" PRIu64 " of %" PRIu64 " CRCs do not hold, first: %s\n", bad,
+               v->checksums, v->first_bad);
+    }
+}
+
+static void print_total(struct verify *v, const char *place)
+{
+    char size[16];
+
+    progress_end(&v->progress);
+    if (v->c->opt.json || v->c->opt.quiet)
+        return;
+    out_text(stdout, *place ? place : v->source->name,
+             strlen(*place ? place : v->source->name), 0);
+    printf(": %" PRIu64 " tensors, %s, %s: ", v->tensors, out_size(v->bytes, size),
+           v->c->opt.deep ? "every byte read" : "headers read");
+    if (v->damaged)
+        printf("%" PRIu64 " damaged\n", v->damaged);
+    else
+        puts("whole");
+}
+
+static int print_unreadable(struct verify *v, const char *place, const char *why)
+{
+    v->all_damaged++;
+    if (v->c->opt.json) {
+        printf("%s\n    {\"checkpoint\": ", v->shown++ ? "," : "");
+        out_json(stdout, place, strlen(place));
+        fputs(", \"damage\": ", stdout);
+        out_json(stdout, why, strlen(why));
+        putchar('}');
+    } else {
+        out_text(stdout, *place ? place : v->source->name,
+                 strlen(*place ? place : v->source->name), 0);
+        fputs(": unreadable: ", stdout);
+        out_text(stdout, why, strlen(why), 0);
+        putchar('\n');
+    }
+    return 0;
+}
+
+static int verify_one(void *user, const char *dir, const char *file,
+                      const struct format_driver *d)
+{
+    struct verify *v = user;
+    CLEANUP(arena_freep) struct arena *a = arena_new(VERIFY_MEMORY);
+    struct checkpoint_info info;
+    char place[4096];
+    int ret;
+
+    (void)d;
+    if (!a)
+        return err_nomem(&v->c->err);
+    ret = store_join(dir, file ? file : "", place, sizeof place);
+    if (ret == 0)
+        ret = scanner_get(v->source->scanner, dir, file, a, &info, &v->c->err);
+    if (ret < 0)
+        return ret;
+    if (info.error)
+        return print_unreadable(v, place, info.error);
+    v->checkpoint = info.id;
+    v->tensors = v->bytes = v->damaged = v->checksums = v->bad_checksums = 0;
+    v->first_bad[0] = '\0';
+    progress_begin(&v->progress, v->c, info.bytes);
+    ret = verify_tensors(v, place);
+    if (ret < 0)
+        return ret;
+    judge_checksums(v);
+    print_total(v, place);
+    v->all_damaged += v->damaged;
+    return 0;
+}
+
+static int verify_source(struct verify *v)
+{
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    CLEANUP(place_release) struct place place = {0};
+    struct store *store = v->source->store;
+    int ret = store->ops->list(store, "", &l, &v->c->err);
+
+    if (ret == 0)
+        ret = place_of(l, store->file, &place, &v->c->err);
+    if (ret < 0)
+        return ret;
+    if (place.kind == PLACE_CHECKPOINT && store->file)
+        return verify_one(v, "", place.file, place.driver);
+    return scanner_walk(v->source->scanner, "", verify_one, v, &v->c->err);
+}
+
+static int run(struct cli *c)
+{
+    CLEANUP(cli_close) struct cli_source s;
+    CLEANUP_FREE struct verify *v = calloc(1, sizeof *v);
+    int ret = cli_open(c, c->arg[0], &s);
+
+    if (ret < 0 || !v)
+        return ret < 0 ? ret : err_nomem(&c->err);
+    v->c = c;
+    v->source = &s;
+    if (c->opt.json)
+        fputs("{\"schema\": 1, \"findings\": [", stdout);
+    ret = verify_source(v);
+    if (c->opt.json)
+        printf("\n], \"damaged\": %" PRIu64 "}\n", v->all_damaged);
+    if (ret < 0)
+        return ret;
+    return v->all_damaged ? STATUS_NO : STATUS_DONE;
+}
+
+const struct cli_command cmd_verify = {
+    .name = "verify",
+    .usage = "verify SOURCE [--deep] [--json]",
+    .summary = "holes, overlaps, short files; deep: every byte",
+    .min_args = 1,
+    .max_args = 1,
+    .takes = "d",
+    .run = run,
+};

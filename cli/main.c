@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/main.c - unshard: finds the sub-command, takes its options, prints its error. */
+#include <errno.h>
+#include <getopt.h>
+#include <string.h>
+
+#include "base/guard.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/mount_helper.h"
+
+static const struct cli_command *const commands[] = {
+    &cmd_mount, &cmd_umount, &cmd_ls,    &cmd_info,    &cmd_cat,
+    &cmd_plan,  &cmd_verify, &cmd_probe, &cmd_formats, &cmd_version,
+};
+
+/* In CONTRACT.md, and coming: refused by name rather than as unknown. */
+static const char *const later[] = {"convert", "diff",     "stats",  "load",
+                                    "hold",    "manifest", "doctor", "cache"};
+
+static void print_usage(FILE *f)
+{
+    fputs("unshard: training checkpoints as full tensors\n\n", f);
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
+        fprintf(f, "  unshard %-46s %s\n", commands[i]->usage, commands[i]->summary);
+    fputs(
+        "\nAll take -q, -v and -o OPT,...; all that print a table take --json.\n"
+        "Exit status: 0 done, 1 the answer is no, 2 wrong usage, 3 the source cannot be "
+        "read,\n5 not enough space or rights, 128+N by signal N.\n",
+        f);
+}
+
+static const struct cli_command *find_command(const char *name)
+{
+    if (!strcmp(name, "stop")) /* what users of other mounts type */
+        name = "umount";
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
+        if (!strcmp(commands[i]->name, name))
+            return commands[i];
+    return NULL;
+}
+
+static int unknown_command(struct cli *c, const char *name)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(later); i++)
+        if (!strcmp(later[i], name)) {
+            err_set(&c->err, ENOTSUP, "%s: not built yet", name);
+            err_hint(&c->err, "this version has: see `unshard --help`");
+            return cli_fail(c, cli_usage(c));
+        }
+    err_set(&c->err, EINVAL, "%s: no such command", name);
+    err_hint(&c->err, "see `unshard --help`");
+    return cli_fail(c, cli_usage(c));
+}
+
+enum { OPT_JSON = 256, OPT_DEEP, OPT_NPY, OPT_BINARY, OPT_CACHE_DIR, OPT_INDEX_MEMORY };
+
+static const struct option long_options[] = {
+    {"json", no_argument, NULL, OPT_JSON},
+    {"deep", no_argument, NULL, OPT_DEEP},
+    {"npy", no_argument, NULL, OPT_NPY},
+    {"binary", no_argument, NULL, OPT_BINARY},
+    {"cache-dir", required_argument, NULL, OPT_CACHE_DIR},
+    {"index-memory", no_argument, NULL, OPT_INDEX_MEMORY},
+    {"long", no_argument, NULL, 'l'},
+    {"foreground", no_argument, NULL, 'f'},
+    {"quiet", no_argument, NULL, 'q'},
+    {"verbose", no_argument, NULL, 'v'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+static int wrong_option(struct cli *c, const struct cli_command *cmd, const char *what)
+{
+    err_set(&c->err, EINVAL, "%s: %s", cmd->name, what);
+    err_hint(&c->err, "usage: unshard %s", cmd->usage);
+    return cli_usage(c);
+}
+
+/* -o of commands that do not mount: the same names, those that matter without a mount. */
+static int common_options(struct cli *c, const struct cli_command *cmd, char *text)
+{
+    for (char *o; (o = option_next(&text));) {
+        if (!strncmp(o, "cache_dir=", 10))
+            c->opt.cache_dir = o + 10;
+        else if (!strcmp(o, "index=memory"))
+            c->opt.index_memory = true;
+        else if (!strcmp(o, "follow_symlinks"))
+            c->opt.follow_symlinks = true;
+        else if (!strncmp(o, "jobs=", 5) && atoi(o + 5) > 0)
+            c->opt.jobs = (unsigned)atoi(o + 5);
+        else
+            return wrong_option(c, cmd, "unknown -o option");
+    }
+    return 0;
+}
+
+static bool takes(const struct cli_command *cmd, char letter)
+{
+    return strchr(cmd->takes, letter) != NULL;
+}
+
+static int one_option(struct cli *c, const struct cli_command *cmd, int o)
+{
+    struct cli_options *opt = &c->opt;
+
+    switch (o) {
+    case OPT_JSON:
+        opt->json = true;
+        return 0;
+    case 'q':
+        opt->quiet = true;
+        return 0;
+    case 'v':
+        opt->verbose = true;
+        return 0;
+    case OPT_CACHE_DIR:
+        opt->cache_dir = optarg;
+        return 0;
+    case OPT_INDEX_MEMORY:
+        opt->index_memory = true;
+        return 0;
+    case 'o':
+        if (!takes(cmd, 'f'))
+            return common_options(c, cmd, optarg);
+        if (opt->mount)
+            return wrong_option(c, cmd, "give one -o with a comma list");
+        opt->mount = optarg;
+        return 0;
+    case 'l':
+        opt->long_rows = true;
+        return takes(cmd, 'l') ? 0 : wrong_option(c, cmd, "takes no -l");
+    case 'f':
+        opt->foreground = true;
+        return takes(cmd, 'f') ? 0 : wrong_option(c, cmd, "takes no -f");
+    case OPT_DEEP:
+        opt->deep = true;
+        return takes(cmd, 'd') ? 0 : wrong_option(c, cmd, "takes no --deep");
+    case OPT_NPY:
+        opt->npy = true;
+        return takes(cmd, 'n') ? 0 : wrong_option(c, cmd, "takes no --npy");
+    case OPT_BINARY:
+        err_set(&c->err, ENOTSUP, "%s: --binary is not built yet", cmd->name);
+        err_hint(&c->err, "--json is");
+        return cli_usage(c);
+    default:
+        return wrong_option(c, cmd, "unknown option, or one without its value");
+    }
+}
+
+static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
+                       char **argv)
+{
+    int o, ret = 0;
+
+    opterr = 0;
+    while (ret == 0 &&
+           (o = getopt_long(argc, argv, "lfqvho:", long_options, NULL)) != -1) {
+        if (o == 'h') {
+            printf("unshard %s\n  %s\n", cmd->usage, cmd->summary);
+            return STATUS_DONE;
+        }
+        ret = one_option(c, cmd, o);
+    }
+    if (ret < 0)
+        return cli_fail(c, ret);
+    c->arg = argv + optind;
+    c->args = argc - optind;
+    if (c->args < cmd->min_args || c->args > cmd->max_args)
+        return cli_fail(c, wrong_option(c, cmd, "wrong number of arguments"));
+    if (c->opt.verbose)
+        log_configure("info");
+    ret = cmd->run(c);
+    if (ret >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
+        ret = -err_set(&c->err, errno ? errno : EIO, "standard output: cannot write");
+    return ret < 0 ? cli_fail(c, ret) : ret;
+}
+
+static void start_log(void)
+{
+    const char *spec = getenv("UNSHARD_LOG");
+
+    if (spec && !log_configure(spec))
+        log_msg(LOG_CLI, LOG_WARN, "UNSHARD_LOG=%s: not all of it is understood", spec);
+}
+
+int main(int argc, char **argv)
+{
+    const char *slash = strrchr(argv[0], '/');
+    struct cli c = {.program = slash ? slash + 1 : argv[0]};
+    const struct cli_command *cmd;
+
+    start_log();
+    if (guard_install() < 0)
+        return cli_fail(&c,
+                        err_set(&c.err, errno, "cannot install the SIGBUS handler"));
+    if (!strncmp(c.program, "mount.", 6))
+        return mount_helper(&c, argc, argv);
+    if (argc < 2) {
+        print_usage(stderr);
+        return STATUS_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ||
+        !strcmp(argv[1], "help")) {
+        print_usage(stdout);
+        return STATUS_DONE;
+    }
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "-V"))
+        return run_command(&c, &cmd_version, argc - 1, argv + 1);
+    cmd = find_command(argv[1]);
+    return cmd ? run_command(&c, cmd, argc - 1, argv + 1)
+               : unknown_command(&c, argv[1]);
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/mount_options.c - names, values and refusals of mount options, in one table. */
+#include "cli/mount_options.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "cli/cli.h"
+
+struct option_kind {
+    const char *name;  /* with '=' when it takes a value */
+    const char *later; /* not NULL: what it is for; refused, not built yet */
+    int (*take)(const char *value, struct mount_options *o, struct err *e);
+};
+
+static int wrong_value(const char *name, const char *value, struct err *e,
+                       const char *hint)
+{
+    err_set(e, EINVAL, "-o %s=%s: not a value of this option", name, value);
+    return err_hint(e, "%s", hint);
+}
+
+/* A number with an optional K, M, G or T (powers of 1024). */
+static bool parse_size(const char *text, uint64_t *out)
+{
+    static const char unit[] = "KMGT";
+    const char *u;
+    char *end;
+    unsigned long long v;
+
+    errno = 0;
+    v = strtoull(text, &end, 10);
+    if (errno || end == text || *text == '-')
+        return false;
+    if (*end) {
+        u = strchr(unit, *end);
+        if (!u || (end[1] && strcmp(end + 1, "iB") != 0 && strcmp(end + 1, "B") != 0))
+            return false;
+        if (__builtin_mul_overflow(v, 1ull << (10 * (u - unit + 1)), &v))
+            return false;
+    }
+    *out = v;
+    return true;
+}
+
+static bool parse_number(const char *text, int base, uint64_t max, uint64_t *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoull(text, &end, base);
+    return !errno && end != text && !*end && *text != '-' && *out <= max;
+}
+
+static int take_nothing(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)o;
+    (void)e;
+    return 0;
+}
+
+static int take_allow_other(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)e;
+    o->allow_other = true;
+    return 0;
+}
+
+static int take_follow(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)e;
+    o->follow_symlinks = true;
+    return 0;
+}
+
+static int take_debug(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)e;
+    o->debug = true;
+    o->foreground = true;
+    return 0;
+}
+
+static int take_uid(const char *value, struct mount_options *o, struct err *e)
+{
+    uint64_t v;
+
+    if (!parse_number(value, 10, UINT32_MAX - 1, &v))
+        return wrong_value("uid", value, e, "a user number");
+    o->has_uid = true;
+    o->uid = (uid_t)v;
+    return 0;
+}
+
+static int take_gid(const char *value, struct mount_options *o, struct err *e)
+{
+    uint64_t v;
+
+    if (!parse_number(value, 10, UINT32_MAX - 1, &v))
+        return wrong_value("gid", value, e, "a group number");
+    o->has_gid = true;
+    o->gid = (gid_t)v;
+    return 0;
+}
+
+static int take_umask(const char *value, struct mount_options *o, struct err *e)
+{
+    uint64_t v;
+
+    if (!parse_number(value, 8, 0777, &v))
+        return wrong_value("umask", value, e, "an octal number such as 027");
+    o->umask = (mode_t)v;
+    return 0;
+}
+
+static int take_cache_dir(const char *value, struct mount_options *o, struct err *e)
+{
+    if (!*value)
+        return wrong_value("cache_dir", value, e, "a directory");
+    o->cache_dir = value;
+    return 0;
+}
+
+static int take_cache_size(const char *value, struct mount_options *o, struct err *e)
+{
+    if (!parse_size(value, &o->cache_size) || !o->cache_size)
+        return wrong_value("cache_size", value, e,
+                           "bytes, or a number with K, M, G, T");
+    return 0;
+}
+
+static int take_jobs(const char *value, struct mount_options *o, struct err *e)
+{
+    uint64_t v;
+
+    if (!parse_number(value, 10, 1024, &v) || !v)
+        return wrong_value("jobs", value, e, "a number of threads, 1 to 1024");
+    o->jobs = (unsigned)v;
+    return 0;
+}
+
+static int take_refresh(const char *value, struct mount_options *o, struct err *e)
+{
+    uint64_t v;
+
+    if (!parse_number(value, 10, 86400, &v))
+        return wrong_value("refresh", value, e, "seconds");
+    o->refresh = (unsigned)v;
+    return 0;
+}
+
+static int take_index(const char *value, struct mount_options *o, struct err *e)
+{
+    if (strcmp(value, "memory") != 0)
+        return wrong_value("index", value, e, "memory");
+    o->memory_index = true;
+    return 0;
+}
+
+static int take_prefix(const char *value, struct mount_options *o, struct err *e)
+{
+    static const char *const name[] = {
+        [PREFIX_AUTO] = "auto", [PREFIX_KEEP] = "keep", [PREFIX_DROP] = "drop"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(name); i++)
+        if (!strcmp(value, name[i])) {
+            o->prefix = (enum view_prefix)i;
+            return 0;
+        }
+    return wrong_value("prefix", value, e, "auto, keep or drop");
+}
+
+/* views=tensors+raw: the list's own comma separates options. */
+static int take_views(const char *value, struct mount_options *o, struct err *e)
+{
+    char list[256];
+
+    if (strlen(value) >= sizeof list)
+        return wrong_value("views", value, e, "tensors+tree+raw+optimizer+model");
+    strcpy(list, value);
+    for (char *p = list; *p; p++)
+        if (*p == '+' || *p == ':')
+            *p = ',';
+    return mount_views_parse(list, &o->views, e);
+}
+
+static int take_gpu(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)o;
+    if (!strcmp(value, "off"))
+        return 0;
+    err_set(e, EINVAL, "-o gpu=%s: the GPU holder is not built yet", value);
+    return err_hint(e, "leave it out, or gpu=off");
+}
+
+static const struct option_kind kinds[] = {
+    {"allow_other", NULL, take_allow_other},
+    {"uid=", NULL, take_uid},
+    {"gid=", NULL, take_gid},
+    {"umask=", NULL, take_umask},
+    {"cache_dir=", NULL, take_cache_dir},
+    {"cache_size=", NULL, take_cache_size},
+    {"jobs=", NULL, take_jobs},
+    {"index=", NULL, take_index},
+    {"prefix=", NULL, take_prefix},
+    {"views=", NULL, take_views},
+    {"refresh=", NULL, take_refresh},
+    {"follow_symlinks", NULL, take_follow},
+    {"debug", NULL, take_debug},
+    {"gpu=", NULL, take_gpu},
+    {"rw", "saving by writing into the mount", NULL},
+    {"save=", "saving by writing into the mount", NULL},
+    {"map=", "names mapped between frameworks", NULL},
+    {"hf=", "a config and tokenizer laid over", NULL},
+    {"weights=", "the choice between DeepSpeed's copies", NULL},
+    {"dtype=", "a view cast to another type", NULL},
+    /* What fstab and mount(8) pass: true of every mount of ours, or not for us. */
+    {"ro", NULL, take_nothing},
+    {"defaults", NULL, take_nothing},
+    {"default_permissions", NULL, take_nothing},
+    {"nosuid", NULL, take_nothing},
+    {"nodev", NULL, take_nothing},
+    {"noexec", NULL, take_nothing},
+    {"noatime", NULL, take_nothing},
+    {"relatime", NULL, take_nothing},
+    {"auto", NULL, take_nothing},
+    {"noauto", NULL, take_nothing},
+    {"nofail", NULL, take_nothing},
+    {"_netdev", NULL, take_nothing},
+    {"user", NULL, take_nothing},
+    {"users", NULL, take_nothing},
+};
+
+/* Letters to change, add or drop to make one name of the other; 99 when far apart. */
+static unsigned name_distance(const char *a, const char *b, size_t blen)
+{
+    unsigned row[32];
+    size_t alen = strcspn(a, "=");
+
+    if (blen >= ARRAY_SIZE(row) - 1)
+        return 99;
+    for (size_t j = 0; j <= blen; j++)
+        row[j] = (unsigned)j;
+    for (size_t i = 1; i <= alen; i++) {
+        unsigned diagonal = row[0];
+
+        row[0] = (unsigned)i;
+        for (size_t j = 1; j <= blen; j++) {
+            unsigned change = diagonal + (a[i - 1] != b[j - 1]);
+
+            diagonal = row[j];
+            row[j] = MIN(change, MIN(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[blen];
+}
+
+static int unknown(const char *option, struct err *e)
+{
+    size_t len = strcspn(option, "=");
+    const char *nearest = NULL;
+    unsigned best = 4; /* farther is no typing mistake */
+
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        unsigned d = name_distance(kinds[i].name, option, len);
+
+        if (d < best) {
+            best = d;
+            nearest = kinds[i].name;
+        }
+    }
+    err_set(e, EINVAL, "-o %s: no such option", option);
+    if (nearest)
+        return err_hint(e, "is %s meant?", nearest);
+    return err_hint(e, "see the README's table of options");
+}
+
+static int take_option(const char *option, struct mount_options *out, struct err *e)
+{
+    if (!strncmp(option, "x-", 2) || !strncmp(option, "comment=", 8))
+        return 0; /* for systemd and people */
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        const struct option_kind *k = &kinds[i];
+        size_t n = strlen(k->name);
+
+        if (k->name[n - 1] == '=' ? strncmp(option, k->name, n) != 0
+                                  : strcmp(option, k->name) != 0)
+            continue;
+        if (k->take)
+            return k->take(option + n, out, e);
+        err_set(e, EINVAL, "-o %s: %s is not built yet", option, k->later);
+        return err_hint(e, "this version mounts for reading: leave the option out");
+    }
+    return unknown(option, e);
+}
+
+int mount_options_parse(char *text, struct mount_options *out, struct err *e)
+{
+    int ret = 0;
+
+    for (char *o; ret == 0 && (o = option_next(&text));)
+        if (*o)
+            ret = take_option(o, out, e);
+    return ret;
+}

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/out.c - text, sizes, progress and errors as people read them. */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/buf.h"
+#include "base/utf8.h"
+#include "cli/cli.h"
+
+/* One character at *text: its bytes, or 0 when it must be escaped as one byte. */
+static size_t plain_char(const char *text, size_t len)
+{
+    unsigned char first = (unsigned char)*text;
+    size_t n;
+
+    if (first < 0x20 || first == 0x7f || first == '%')
+        return first == '%' ? 1 : 0;
+    n = utf8_char((const unsigned char *)text, len);
+    /* C1 controls steer terminals too. */
+    if (n == 2 && first == 0xc2 && (unsigned char)text[1] < 0xa0)
+        return 0;
+    return n;
+}
+
+int out_width(const char *text, size_t len)
+{
+    int width = 0;
+
+    for (size_t i = 0, n; i < len; i += n ? n : 1) {
+        n = plain_char(text + i, len - i);
+        width += n ? 1 : 3;
+    }
+    return width;
+}
+
+void out_text(FILE *f, const char *text, size_t len, int width)
+{
+    for (size_t i = 0, n; i < len; i += n ? n : 1) {
+        n = plain_char(text + i, len - i);
+        if (n)
+            fwrite(text + i, 1, n, f);
+        else
+            fprintf(f, "%%%02X", (unsigned char)text[i]);
+    }
+    for (int w = width ? out_width(text, len) : 0; w < width; w++)
+        fputc(' ', f);
+}
+
+void out_json(FILE *f, const char *text, size_t len)
+{
+    CLEANUP(buf_release) struct buf b = {0};
+
+    if (buf_add_json(&b, text, len) == 0)
+        fwrite(b.data, 1, b.len, f);
+}
+
+const char *out_size(uint64_t bytes, char dst[16])
+{
+    static const char unit[] = "KMGTPE";
+    double v = (double)bytes;
+    int u = -1;
+
+    if (bytes < 1024) {
+        snprintf(dst, 16, "%u B", (unsigned)bytes);
+        return dst;
+    }
+    while (v >= 1024 && u < 5) {
+        v /= 1024;
+        u++;
+    }
+    snprintf(dst, 16,
+             v < 10    ? "%.2f %ciB"
+             : v < 100 ? "%.1f %ciB"
+                       : "%.0f %ciB",
+             v, unit[u]);
+    return dst;
+}
+
+static int status_of(int code)
+{
+    switch (code) {
+    case ENOSPC:
+    case EDQUOT:
+    case EROFS:
+    case EACCES:
+    case EPERM:
+        return STATUS_ROOM;
+    default:
+        return STATUS_SOURCE;
+    }
+}
+
+int cli_usage(struct cli *c)
+{
+    c->usage = true;
+    return -EINVAL;
+}
+
+int cli_fail(struct cli *c, int ret)
+{
+    char line[1400];
+
+    if (!c->err.code)
+        err_set(&c->err, -ret, "%s", strerror(-ret));
+    fflush(stdout);
+    fprintf(stderr, "unshard: %s\n", err_line(&c->err, line, sizeof line));
+    return c->usage ? STATUS_USAGE : status_of(c->err.code);
+}
+
+static double seconds(const struct timespec *from, const struct timespec *to)
+{
+    return (double)(to->tv_sec - from->tv_sec) +
+           (double)(to->tv_nsec - from->tv_nsec) * 1e-9;
+}
+
+void progress_begin(struct progress *p, const struct cli *c, uint64_t total)
+{
+    const char *term = getenv("TERM");
+
+    *p = (struct progress){.total = total};
+    p->on = !c->opt.quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+    clock_gettime(CLOCK_MONOTONIC, &p->start);
+    p->shown = p->start;
+}
+
+void progress_add(struct progress *p, uint64_t bytes)
+{
+    struct timespec now;
+    char done[16], total[16], rate[16];
+    double t, left;
+
+    p->done += bytes;
+    if (!p->on)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (seconds(&p->shown, &now) < 0.2)
+        return;
+    p->shown = now;
+    t = seconds(&p->start, &now);
+    left =
+        p->done ? t * (double)(p->total - MIN(p->done, p->total)) / (double)p->done : 0;
+    fprintf(stderr, "\r%s of %s, %s/s, %.0f s left \033[K", out_size(p->done, done),
+            out_size(p->total, total), out_size((uint64_t)((double)p->done / t), rate),
+            left);
+}
+
+void progress_end(struct progress *p)
+{
+    if (p->on)
+        fputs("\r\033[K", stderr);
+    p->on = false;
+}
+
+char *option_next(char **text)
+{
+    char *from = *text, *to = *text, *start = *text;
+
+    if (!from || !*from)
+        return NULL;
+    while (*from && *from != ',') {
+        if (*from == '\\' && from[1])
+            from++;
+        *to++ = *from++;
+    }
+    *text = *from ? from + 1 : from;
+    *to = '\0';
+    return start;
+}

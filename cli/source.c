@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/source.c - a command's source, opened with everything that reads it. */
+#include <errno.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/fsutil.h"
+#include "base/log.h"
+#include "base/pool.h"
+#include "cli/cli.h"
+#include "index/formats/scan.h"
+#include "remote/decoded.h"
+#include "remote/open_files.h"
+#include "remote/store.h"
+
+enum {
+    KEEP_OPEN = 512,        /* shards that nobody reads now */
+    NAMED_CHECKPOINTS = 3,  /* in the message about a tree */
+    INFO_MEMORY = 64 << 20, /* strings of one checkpoint's row */
+};
+
+/* Decoded copies of compressed pieces, unless cache_size= says otherwise. */
+static const uint64_t decoded_budget = (uint64_t)10 << 30;
+
+bool is_url(const char *name)
+{
+    const char *sep = strstr(name, "://");
+
+    return sep && sep != name && !memchr(name, '/', (size_t)(sep - name));
+}
+
+static int open_catalog(struct cli *c, struct cli_source *s, const char *dir)
+{
+    struct catalog_options o = {.dir = dir, .memory = c->opt.index_memory};
+    int ret = catalog_open(&o, s->store->identity, &s->catalog, &c->err);
+
+    if (ret == 0 || o.memory)
+        return ret;
+    /* A full or read-only cache directory must not keep anyone from reading. */
+    log_err(LOG_CLI, &c->err);
+    c->err = (struct err){0};
+    o.memory = true;
+    return catalog_open(&o, s->store->identity, &s->catalog, &c->err);
+}
+
+/* Every shard of a checkpoint may be open at once. */
+static void raise_open_files(void)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur < lim.rlim_max) {
+        lim.rlim_cur = lim.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &lim);
+    }
+}
+
+static int open_parts(struct cli *c, struct cli_source *s)
+{
+    struct store_options so = {.follow_symlinks = c->opt.follow_symlinks};
+    CLEANUP(buf_release) struct buf dir = {0};
+    uint64_t budget = c->opt.cache_size ? c->opt.cache_size : decoded_budget;
+    int ret = store_open_local(s->name, &so, &s->store, &c->err);
+
+    if (ret == 0)
+        ret = cache_dir(c->opt.cache_dir, &dir, &c->err);
+    if (ret == 0)
+        ret = pool_new(c->opt.jobs, &s->pool, &c->err);
+    if (ret == 0)
+        ret = open_catalog(c, s, dir.data);
+    if (ret == 0)
+        ret = scanner_new(s->store, s->catalog, s->pool, &s->scanner, &c->err);
+    if (ret == 0)
+        ret = open_files_new(s->store, KEEP_OPEN, &s->files, &c->err);
+    if (ret == 0)
+        ret = decoded_new(dir.data, budget, &s->decoded, &c->err);
+    return ret;
+}
+
+int cli_open(struct cli *c, const char *name, struct cli_source *out)
+{
+    int ret;
+
+    *out = (struct cli_source){.name = name};
+    if (is_url(name)) {
+        err_set(&c->err, ENOTSUP, "%s: remote sources are not built yet", name);
+        err_hint(&c->err, "give a local path");
+        return cli_usage(c);
+    }
+    raise_open_files();
+    ret = open_parts(c, out);
+    if (ret < 0) {
+        cli_close(out);
+        return ret;
+    }
+    out->env = (struct reader_env){.catalog = out->catalog,
+                                   .files = out->files,
+                                   .decoded = out->decoded,
+                                   .pool = out->pool,
+                                   .codec = format_codec};
+    return 0;
+}
+
+void cli_close(struct cli_source *s)
+{
+    scanner_free(s->scanner);
+    open_files_free(s->files);
+    decoded_free(s->decoded);
+    catalog_close(s->catalog);
+    pool_free(s->pool);
+    store_close(s->store);
+    *s = (struct cli_source){0};
+}
+
+int cli_is_checkpoint(struct cli *c, struct cli_source *s)
+{
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    CLEANUP(place_release) struct place place = {0};
+    int ret = s->store->ops->list(s->store, "", &l, &c->err);
+
+    if (ret == 0)
+        ret = place_of(l, s->store->file, &place, &c->err);
+    return ret < 0 ? ret : place.kind == PLACE_CHECKPOINT;
+}
+
+struct found {
+    struct buf names;
+    size_t count;
+};
+
+static int note_checkpoint(void *user, const char *dir, const char *file,
+                           const struct format_driver *d)
+{
+    struct found *f = user;
+
+    (void)d;
+    if (f->count++ < NAMED_CHECKPOINTS)
+        buf_addf(&f->names, "%s%s%s%s", f->count > 1 ? ", " : "", dir,
+                 file && *dir ? "/" : "", file ? file : "");
+    return f->count > 1000; /* enough to tell a person */
+}
+
+static int not_one_checkpoint(struct cli *c, struct cli_source *s)
+{
+    struct found found = {.names = {.max = 4096}};
+    struct err ignored = {0};
+
+    scanner_walk(s->scanner, "", note_checkpoint, &found, &ignored);
+    if (!found.count) {
+        err_set(&c->err, ENOENT, "%s: no checkpoint that a driver recognises", s->name);
+        err_hint(&c->err, "`unshard probe %s` tells what each driver saw", s->name);
+    } else {
+        err_set(&c->err, ENOENT, "%s: a tree with %zu%s checkpoint%s (%s%s)", s->name,
+                found.count, found.count > 1000 ? " or more" : "",
+                found.count > 1 ? "s" : "", found.names.data ? found.names.data : "",
+                found.count > NAMED_CHECKPOINTS ? ", ..." : "");
+        err_hint(&c->err, "name one: %s/CHECKPOINT", s->name);
+    }
+    buf_release(&found.names);
+    return -ENOENT;
+}
+
+int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
+                   struct checkpoint_info *out)
+{
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    CLEANUP(place_release) struct place place = {0};
+    int ret = s->store->ops->list(s->store, "", &l, &c->err);
+
+    if (ret == 0)
+        ret = place_of(l, s->store->file, &place, &c->err);
+    if (ret < 0)
+        return ret;
+    if (place.kind != PLACE_CHECKPOINT)
+        return not_one_checkpoint(c, s);
+    ret = scanner_get(s->scanner, "", place.file, a, out, &c->err);
+    if (ret < 0)
+        return ret;
+    if (out->error) {
+        err_set(&c->err, EBADMSG, "%s", out->error);
+        return err_wrap(&c->err, "%s", s->name);
+    }
+    return 0;
+}
