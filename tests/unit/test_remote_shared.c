@@ -171,7 +171,7 @@ static void test_only_so_many_stay_open_unused(void **state)
     struct source *src[FILES];
     struct file_id ids[FILES];
     unsigned before = tmp_open_fds();
-    char name[8];
+    char name[16];
 
     for (int i = 0; i < FILES; i++) {
         snprintf(name, sizeof name, "f%d", i);
@@ -212,7 +212,7 @@ static void *open_and_check(void *user)
 
     for (int i = 0; i < 1000; i++) {
         unsigned n = (unsigned)rand_r(&job->seed) % 10;
-        char name[8], dst[8] = "";
+        char name[16], dst[8] = "";
         struct source *src = NULL;
         struct err e = {0};
 
@@ -237,7 +237,7 @@ static void test_threads_open_files(void **state)
     atomic_int bad = 0;
 
     for (unsigned i = 0; i < 10; i++) {
-        char name[8];
+        char name[16];
 
         snprintf(name, sizeof name, "f%u", i);
         tmp_file(t, name, name);

@@ -59,7 +59,7 @@ static void test_ranges_are_checked(void **state)
 
         if (rc != cases[i].rc || many != cases[i].rc)
             fail_msg("case %zu: %d and %d, not %d", i, rc, many, cases[i].rc);
-        if (rc == 0 && memcmp(dst, "0123456789" + cases[i].off, cases[i].len) != 0)
+        if (rc == 0 && memcmp(dst, &"0123456789"[cases[i].off], cases[i].len) != 0)
             fail_msg("case %zu: wrong bytes", i);
     }
     source_put(s);
