@@ -40,7 +40,7 @@ struct assembler {
 
 /*
  * The reference, on the calling thread; always built. Runs are executed window by window
- * (about 512 KiB of destination) so that short rows of many pieces stay in cache. Bounds
+ * (a few KiB of destination) so that short rows of many pieces stay in cache. Bounds
  * of the window are checked for each run: -EINVAL, nothing written.
  */
 extern const struct assembler assembler_cpu;
