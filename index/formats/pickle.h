@@ -22,13 +22,21 @@ enum pv_kind {
     PV_INT,    /* fits int64 */
     PV_BIGINT, /* decimal text in a string node */
     PV_FLOAT,
-    PV_STR,   /* UTF-8; lone surrogates are kept as Python's surrogatepass gives them */
+    /*
+     * UTF-8; lone surrogates are kept as Python's surrogatepass gives them. Python 2's str
+     * (STRING, BINSTRING) is PV_STR where it is UTF-8, else PV_BYTES.
+     */
+    PV_STR,
     PV_BYTES, /* bytes and bytearray */
     PV_TUPLE,
     PV_LIST,
     PV_SET,
     PV_FROZENSET,
-    PV_DICT,   /* items in file order; a key again replaces the value, as Python does */
+    /*
+     * Items in file order; a key again replaces the value, as Python does. Objects and
+     * frozensets are equal only to themselves, records by number.
+     */
+    PV_DICT,
     PV_GLOBAL, /* module, name */
     PV_OBJECT, /* class, args, kwargs, state, list items, dict items */
     PV_PERSID, /* argument of BINPERSID */
@@ -52,6 +60,8 @@ struct pv {
  * `without_state`, after REDUCE/NEWOBJ) of an object of this class, fold looks at it and
  * may put a record number in its place; the object and what only it holds are freed.
  * Return 1: folded (*record is set), 0: keep the object, negative errno: refuse the file.
+ * The state of an object that was folded without it is dropped; items added to a record
+ * are an error. What fold is given holds only until it returns.
  */
 struct pickle_fold {
     const char *module, *name;
@@ -60,11 +70,11 @@ struct pickle_fold {
 };
 
 struct pickle_limits {
-    uint64_t opcodes;   /* 0: 50,000,000 */
-    uint64_t nodes;     /* alive at once; 0: 20,000,000 */
-    uint64_t bytes;     /* memory of nodes and strings; 0: 1 GiB */
-    uint32_t depth;     /* of marks; 0: 1000 */
-    uint64_t name;      /* bytes of a module or class name; 0: 64 KiB */
+    uint64_t opcodes; /* 0: 50,000,000 */
+    uint64_t nodes;   /* alive at once; 0: 20,000,000 */
+    uint64_t bytes;   /* memory of nodes and strings; 0: 1 GiB */
+    uint32_t depth;   /* of marks; 0: 1000 */
+    uint64_t name;    /* bytes of a module or class name; 0: 64 KiB */
 };
 
 struct pickle_options {
@@ -84,8 +94,8 @@ struct pickle_options {
  * with the bytes that are left.
  */
 int pickle_load(struct source *s, uint64_t off, uint64_t len,
-                const struct pickle_options *options, struct pickle **out, uint64_t *used,
-                struct err *e);
+                const struct pickle_options *options, struct pickle **out,
+                uint64_t *used, struct err *e);
 
 void pickle_free(struct pickle *p); /* no recursion on depth; NULL is fine */
 void pickle_freep(struct pickle **p);
