@@ -23,7 +23,8 @@ struct zip_entry {
  * (-EBADMSG): encryption, several disks, names twice or climbing, entries outside the
  * archive or overlapping, a directory over 64 MiB or 1 M entries.
  */
-int zip_open(struct source *s, uint64_t off, uint64_t len, struct zip **out, struct err *e);
+int zip_open(struct source *s, uint64_t off, uint64_t len, struct zip **out,
+             struct err *e);
 void zip_free(struct zip *z);
 void zip_freep(struct zip **z);
 
