@@ -24,7 +24,17 @@ void torch_zip_freep(struct torch_zip **t);
 
 struct pv torch_zip_root(const struct torch_zip *t);
 
-/* A tensor of the graph, described by its rebuild call. */
+/*
+ * The element type that a global of module torch names ("float32", "float8_e4m3fn"), or
+ * DTYPE_NONE. torch.float4_e2m1fn_x2 is DTYPE_F4: torch counts pairs of elements, so the
+ * last dimension of a shape that torch gives has to be doubled.
+ */
+enum dtype torch_dtype(const struct pv *v);
+
+/*
+ * A tensor of the graph, described by its rebuild call. For DTYPE_F4 the shape counts
+ * elements (two of them where torch counts one) and strides count units, of a byte.
+ */
 struct torch_tensor {
     enum dtype dtype;
     struct shape shape;
