@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/scanner.c - the index of each place kept fresh, one scan at a time. */
+#include "index/formats/scan.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <xxhash.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "index/formats/scan_priv.h"
+
+enum {
+    BUCKETS = 1024,
+    MILLION = 1000000,
+    CHECK_MEMORY =
+        1 << 29, /* rows of the files of one checkpoint, each some 300 bytes */
+    TRIES = 3,   /* other processes may rescan between our two looks */
+};
+
+static const int64_t second = 1000000000;
+
+/*
+ * A look at all files is remembered for a second (CONTRACT.md, "Change"); where it takes
+ * long, for twenty times as long, so that a slow disk is not kept busy by looking.
+ */
+static const int64_t check_factor = 20;
+static const int64_t longest_memory = 10000000000;
+
+/* A directory changed this lately may change again within one tick of its clock. */
+static const int64_t racy = 2000000000;
+
+/*
+ * What is known of one place. All but the names is guarded by the scanner's lock; `sure`
+ * is also read by the one who has made it busy.
+ */
+struct known {
+    struct known *next;
+    char *path, *file; /* file may be NULL */
+    unsigned users;
+    bool busy;    /* somebody looks at it now */
+    bool suspect; /* somebody saw it change: the next get looks */
+    bool sure;    /* a scan by this process: its failure was the checkpoint's fault */
+    uint64_t flights; /* looks that have ended */
+    int64_t id;       /* of the checkpoint, 0: none */
+    int64_t until;    /* monotonic time up to which `id` stands without a look */
+    int rc;           /* of the last look */
+    struct err err;
+};
+
+/* What a look found. */
+struct found {
+    int64_t id, until;
+    bool sure;
+};
+
+struct scanner {
+    struct store *store;
+    struct catalog *catalog;
+    struct pool *pool;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    struct known *bucket[BUCKETS]; /* guarded by lock */
+};
+
+int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
+                struct scanner **out, struct err *e)
+{
+    struct scanner *s = calloc(1, sizeof *s);
+
+    if (!s)
+        return err_nomem(e);
+    s->store = store;
+    s->catalog = catalog;
+    s->pool = pool;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->ended, NULL);
+    *out = s;
+    return 0;
+}
+
+static void known_free(struct known *k)
+{
+    free(k->path);
+    free(k->file);
+    free(k);
+}
+
+void scanner_free(struct scanner *s)
+{
+    if (!s)
+        return;
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (struct known *k = s->bucket[i], *next; k; k = next) {
+            next = k->next;
+            known_free(k);
+        }
+    }
+    pthread_cond_destroy(&s->ended);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * second + t.tv_nsec;
+}
+
+/* A source that is one file: its directory and it are one place. */
+static const char *file_of(const struct scanner *s, const char *path, const char *file)
+{
+    return !file && !path[0] ? s->store->file : file;
+}
+
+struct store *scanner_store(const struct scanner *s)
+{
+    return s->store;
+}
+
+struct catalog *scanner_catalog(const struct scanner *s)
+{
+    return s->catalog;
+}
+
+/* ---- the table ---- */
+
+static struct known **bucket_of(struct scanner *s, const char *path, const char *file)
+{
+    uint64_t hash = XXH3_64bits(path, strlen(path));
+
+    if (file)
+        hash = XXH3_64bits_withSeed(file, strlen(file), hash);
+    return &s->bucket[hash % BUCKETS];
+}
+
+static bool is_place(const struct known *k, const char *path, const char *file)
+{
+    return strcmp(k->path, path) == 0 && !k->file == !file &&
+           (!file || strcmp(k->file, file) == 0);
+}
+
+static struct known *find(struct scanner *s, const char *path, const char *file)
+{
+    struct known *k = *bucket_of(s, path, file);
+
+    while (k && !is_place(k, path, file))
+        k = k->next;
+    return k;
+}
+
+/* Found or made; one more user. NULL: no memory. Call with the lock held. */
+static struct known *use(struct scanner *s, const char *path, const char *file)
+{
+    struct known *k = find(s, path, file), **head = bucket_of(s, path, file);
+
+    if (!k) {
+        k = calloc(1, sizeof *k);
+        if (!k)
+            return NULL;
+        k->path = strdup(path);
+        k->file = file ? strdup(file) : NULL;
+        if (!k->path || (file && !k->file)) {
+            known_free(k);
+            return NULL;
+        }
+        k->next = *head;
+        *head = k;
+    }
+    k->users++;
+    return k;
+}
+
+/* Places without a checkpoint are not kept. Call with the lock held. */
+static void unuse(struct scanner *s, struct known *k)
+{
+    struct known **p = bucket_of(s, k->path, k->file);
+
+    if (--k->users > 0 || k->id)
+        return;
+    while (*p != k)
+        p = &(*p)->next;
+    *p = k->next;
+    known_free(k);
+}
+
+/* ---- is the index still true? ---- */
+
+struct watched {
+    const char *path;
+    struct file_id id;
+};
+
+struct watch_list {
+    struct arena *arena;
+    struct watched *file;
+    size_t count, cap;
+};
+
+static int note_file(void *user, const struct catalog_file *f)
+{
+    struct watch_list *w = user;
+
+    if (w->count == w->cap) {
+        size_t cap = w->cap ? w->cap * 2 : 64;
+        struct watched *grown = reallocarray(w->file, cap, sizeof *grown);
+
+        if (!grown)
+            return -ENOMEM;
+        w->file = grown;
+        w->cap = cap;
+    }
+    w->file[w->count].path = arena_memdup(w->arena, f->path, strlen(f->path));
+    w->file[w->count].id = f->id;
+    return w->file[w->count++].path ? 0 : -ENOMEM;
+}
+
+/* All zero, as the index has it, when there is no such file. */
+static struct file_id look_at(struct scanner *s, const char *path)
+{
+    struct entry_stat st;
+    struct err ignored = {0};
+
+    if (s->store->ops->stat(s->store, path, &st, &ignored) < 0 || st.kind != ENTRY_FILE)
+        return (struct file_id){0};
+    return st.id;
+}
+
+/* 1: every file is as it was; 0: not. */
+static int files_same(struct scanner *s, const struct checkpoint_info *info,
+                      struct arena *a, struct err *e)
+{
+    struct watch_list w = {.arena = a};
+    int rc = catalog_files(s->catalog, info->id, note_file, &w, e);
+    bool same = !info->file || w.count > 0; /* nothing to go by: better scan it */
+
+    /* Only now: no statement of the index stays open while disks are slow. */
+    for (size_t i = 0; rc == 0 && same && i < w.count; i++) {
+        struct file_id now = look_at(s, w.file[i].path);
+
+        same = file_id_equal(&now, &w.file[i].id);
+    }
+    free(w.file);
+    if (rc == -ENOMEM && !e->code)
+        return err_nomem(e);
+    return rc < 0 ? rc : same;
+}
+
+static uint64_t hash_entry(const struct listing_entry *entry, uint64_t seed)
+{
+    uint64_t kind = (uint64_t)entry->st.kind * 2 + entry->st.is_link;
+
+    return XXH3_64bits_withSeed(entry->name, strlen(entry->name) + 1, seed + kind);
+}
+
+/* Of what decides which files are a checkpoint: for one file only itself. */
+static uint64_t names_hash(const struct listing *l, const char *file)
+{
+    uint64_t hash = listing_count(l) ? 1 : 0;
+
+    if (file) {
+        const struct listing_entry *entry = listing_find(l, file);
+
+        return entry ? hash_entry(entry, hash) : 0;
+    }
+    for (size_t i = 0; i < listing_count(l); i++)
+        hash = hash_entry(listing_at(l, i), hash);
+    return hash;
+}
+
+/* The directory's identity, with no time when that cannot tell the next change. */
+static int look_at_dir(struct scanner *s, const char *path, struct file_id *out,
+                       struct err *e)
+{
+    struct entry_stat st;
+    int rc = s->store->ops->stat(s->store, path, &st, e);
+
+    if (rc < 0)
+        return rc;
+    if (st.kind != ENTRY_DIR)
+        return err_set(e, ENOTDIR, "%s is no directory", path);
+    *out = st.id;
+    if (clock_ns(CLOCK_REALTIME) - MAX(out->mtime_ns, out->ctime_ns) < racy)
+        out->mtime_ns = 0;
+    return 0;
+}
+
+/* 1: the directory has the names that it had; 0: not. */
+static int names_same(struct scanner *s, const struct checkpoint_info *info,
+                      struct err *e)
+{
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    struct file_id id;
+
+    if (info->file) /* other files come and go, its own is among the watched */
+        return 1;
+    if (look_at_dir(s, info->path, &id, e) < 0)
+        return 0; /* the scan will tell */
+    if (id.mtime_ns && file_id_equal(&id, &info->dir_id))
+        return 1;
+    if (s->store->ops->list(s->store, info->path, &l, e) < 0 ||
+        names_hash(l, NULL) != info->names_hash)
+        return 0;
+    /* Where that cannot be written (a full disk) the next look lists once more. */
+    catalog_touch(s->catalog, info->id, &id, e);
+    return 1;
+}
+
+/*
+ * 1 and the id when the index holds what is there, 0 when it must be scanned. A failed
+ * scan is tried again by each new process: what failed may have been the disk's fault or
+ * the rights of who asked.
+ */
+static int is_fresh(struct scanner *s, const struct known *k, int64_t *id,
+                    struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(CHECK_MEMORY);
+    struct checkpoint_info info;
+    int rc;
+
+    if (!a)
+        return err_nomem(e);
+    rc = catalog_checkpoint(s->catalog, k->path, k->file, a, &info, e);
+    if (rc == -ENOENT || (rc == 0 && info.error && !k->sure)) {
+        *e = (struct err){0};
+        return 0;
+    }
+    if (rc < 0)
+        return rc;
+    *id = info.id;
+    rc = names_same(s, &info, e);
+    if (rc > 0)
+        rc = files_same(s, &info, a, e);
+    if (rc == -ESTALE) /* replaced by another process meanwhile */
+        rc = 0;
+    if (rc >= 0)
+        *e = (struct err){0};
+    return rc;
+}
+
+/* ---- scanning ---- */
+
+/* There is no checkpoint (any more): the index forgets it. */
+static int drop(struct scanner *s, const struct known *k, struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(CHECK_MEMORY);
+    struct checkpoint_info info;
+    struct err ignored = {0};
+
+    if (a && catalog_checkpoint(s->catalog, k->path, k->file, a, &info, &ignored) == 0)
+        catalog_drop(s->catalog, info.id, &ignored);
+    return err_set(e, ENOENT, "%s%s%s: no checkpoint there", k->path,
+                   k->file && k->path[0] ? "/" : "", k->file ? k->file : "");
+}
+
+/* Errors that say nothing about the checkpoint: they are not kept in the index. */
+static bool is_ours(int code)
+{
+    return code == ENOMEM || code == ENOSPC || code == EROFS || code == EDQUOT ||
+           code == EMFILE || code == ENFILE || code == EINTR;
+}
+
+static void log_scan(struct scanner *s, int64_t id, int64_t start)
+{
+    int64_t ms = (clock_ns(CLOCK_MONOTONIC) - start) / MILLION;
+    CLEANUP(arena_freep) struct arena *a = arena_new(CHECK_MEMORY);
+    struct checkpoint_info info;
+    struct err ignored = {0};
+
+    if (!log_enabled(LOG_FORMAT, LOG_INFO) || !a ||
+        catalog_checkpoint_by_id(s->catalog, id, a, &info, &ignored) < 0)
+        return;
+    log_msg(LOG_FORMAT, LOG_INFO,
+            "scan path=%s%s%s format=%s tensors=%" PRIu64 " chunks=%" PRIu64
+            " faults=%" PRIu64 " ms=%" PRId64 "%s%s",
+            info.path[0] ? info.path : ".", info.file ? "/" : "",
+            info.file ? info.file : "", info.format, info.tensors, info.chunks,
+            info.faults, ms, info.error ? " error=" : "", info.error ? info.error : "");
+}
+
+/* Errors of a checkpoint's content: as long as its files are the same, so are they. */
+static bool is_damage(int code)
+{
+    return code == EBADMSG || code == ENOTSUP || code == EOVERFLOW || code == EFBIG;
+}
+
+/* One try; -ESTALE before anything was kept when `again` is still possible. */
+static int scan_listing(struct scanner *s, const struct known *k, struct listing *l,
+                        const struct file_id *dir_id, bool again, struct found *out,
+                        struct err *e)
+{
+    CLEANUP(place_release) struct place place = {0};
+    struct catalog_place where = {.path = k->path,
+                                  .file = k->file,
+                                  .store = s->store,
+                                  .dir_id = *dir_id,
+                                  .names_hash = names_hash(l, k->file)};
+    struct scan_context context = {
+        .store = s->store, .pool = s->pool, .listing = l, .dir = k->path};
+    int64_t start = clock_ns(CLOCK_MONOTONIC);
+    struct err failed = {0};
+    struct sink *sink;
+    int rc;
+
+    if (place_of(l, k->file, &place, e) < 0)
+        return -e->code;
+    if (place.kind != PLACE_CHECKPOINT)
+        return drop(s, k, e);
+    context.file = place.file;
+    if (sink_begin(s->catalog, &where, &sink, e) < 0)
+        return -e->code;
+    rc = place.driver->scan(&context, sink, &failed);
+    if (rc < 0 && (is_ours(failed.code) || (again && rc == -ESTALE))) {
+        sink_abort(sink);
+        *e = failed;
+        return rc;
+    }
+    if (sink_commit(sink, rc < 0 ? &failed : NULL, &out->id, e) < 0)
+        return -e->code;
+    out->sure = rc == 0 || is_damage(failed.code);
+    log_scan(s, out->id, start);
+    return 0;
+}
+
+static int scan_place(struct scanner *s, const struct known *k, struct found *out,
+                      struct err *e)
+{
+    int rc = -ESTALE;
+
+    for (int again = 1; again >= 0 && rc == -ESTALE; again--) {
+        CLEANUP(listing_freep) struct listing *l = NULL;
+        struct file_id dir_id;
+
+        *e = (struct err){0};
+        rc = look_at_dir(s, k->path, &dir_id, e);
+        if (rc == 0)
+            rc = s->store->ops->list(s->store, k->path, &l, e);
+        if (rc == -ENOENT || rc == -ENOTDIR)
+            return drop(s, k, e);
+        if (rc == 0)
+            rc = scan_listing(s, k, l, &dir_id, again, out, e);
+    }
+    return rc;
+}
+
+/* ---- one look, however many ask ---- */
+
+/* Looks without the lock; the caller has made the place busy. */
+static int look(struct scanner *s, const struct known *k, struct found *out,
+                struct err *e)
+{
+    int64_t start = clock_ns(CLOCK_MONOTONIC), memory;
+    int rc = is_fresh(s, k, &out->id, e);
+
+    memory = (clock_ns(CLOCK_MONOTONIC) - start) * check_factor;
+    memory = MIN(MAX(memory, second), longest_memory);
+    out->until = start + memory;
+    out->sure = k->sure;
+    if (rc != 0)
+        return MIN(rc, 0);
+    out->until = clock_ns(CLOCK_MONOTONIC) + second;
+    return scan_place(s, k, out, e);
+}
+
+/* Looks for all who wait. Call with the lock held. */
+static void fly(struct scanner *s, struct known *k)
+{
+    struct found found = {0};
+    struct err err = {0};
+    int rc;
+
+    k->busy = true;
+    k->suspect = false;
+    pthread_mutex_unlock(&s->lock);
+    rc = look(s, k, &found, &err);
+    pthread_mutex_lock(&s->lock);
+    if (rc < 0)
+        found = (struct found){0};
+    k->busy = false;
+    k->sure = found.sure;
+    k->id = found.id;
+    k->until = found.until;
+    k->rc = rc;
+    k->err = err;
+    k->flights++;
+    pthread_cond_broadcast(&s->ended);
+}
+
+/* The id of the checkpoint, after a look where one is due. Call with the lock held. */
+static int settle(struct scanner *s, struct known *k, int64_t *id, struct err *e)
+{
+    uint64_t flights = k->flights;
+
+    if (k->busy) {
+        while (k->flights == flights)
+            pthread_cond_wait(&s->ended, &s->lock);
+    } else if (!k->id || k->suspect || clock_ns(CLOCK_MONOTONIC) >= k->until) {
+        fly(s, k);
+    } else {
+        *id = k->id;
+        return 0;
+    }
+    *id = k->id;
+    if (k->rc < 0)
+        *e = k->err;
+    return k->rc;
+}
+
+int scanner_get(struct scanner *s, const char *path, const char *file, struct arena *a,
+                struct checkpoint_info *out, struct err *e)
+{
+    struct known *k;
+    int64_t id = 0;
+    int rc;
+
+    file = file_of(s, path, file);
+    pthread_mutex_lock(&s->lock);
+    k = use(s, path, file);
+    rc = k ? -ESTALE : err_nomem(e);
+    for (int i = 0; k && rc == -ESTALE && i < TRIES; i++) {
+        *e = (struct err){0};
+        rc = settle(s, k, &id, e);
+        if (rc < 0)
+            break;
+        pthread_mutex_unlock(&s->lock);
+        rc = catalog_checkpoint_by_id(s->catalog, id, a, out, e);
+        pthread_mutex_lock(&s->lock);
+        if (rc == -ESTALE && k->id == id)
+            k->until = 0; /* another process has scanned it anew */
+    }
+    if (k)
+        unuse(s, k);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+void scanner_suspect(struct scanner *s, const char *path, const char *file)
+{
+    struct known *k;
+
+    pthread_mutex_lock(&s->lock);
+    k = find(s, path, file_of(s, path, file));
+    if (k)
+        k->suspect = true;
+    pthread_mutex_unlock(&s->lock);
+}

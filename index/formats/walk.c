@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/walk.c - all checkpoints of a tree, without those that are parts. */
+#include "index/formats/scan.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "index/formats/scan_priv.h"
+
+enum { PARTS_MEMORY = 1 << 24 };
+
+/* A checkpoint above: some directories below it are its parts, and no checkpoints. */
+struct above {
+    struct above *next;
+    char *path;
+    bool asked;
+    char **part;
+    size_t nparts;
+};
+
+struct waiting {
+    char *path;
+    struct above *above; /* the nearest checkpoint above, or NULL */
+};
+
+struct walk {
+    struct scanner *s;
+    struct above *all;
+    struct waiting *stack;
+    size_t count, cap;
+    bool started; /* the first directory was read */
+    int (*fn)(void *user, const char *dir, const char *file,
+              const struct format_driver *d);
+    void *user;
+};
+
+static void walk_release(struct walk *w)
+{
+    for (struct above *x = w->all, *next; x; x = next) {
+        next = x->next;
+        for (size_t i = 0; i < x->nparts; i++)
+            free(x->part[i]);
+        free(x->part);
+        free(x->path);
+        free(x);
+    }
+    while (w->count > 0)
+        free(w->stack[--w->count].path);
+    free(w->stack);
+}
+
+static int push(struct walk *w, const char *path, struct above *above, struct err *e)
+{
+    if (w->count == w->cap) {
+        size_t cap = w->cap ? w->cap * 2 : 64;
+        struct waiting *grown = reallocarray(w->stack, cap, sizeof *grown);
+
+        if (!grown)
+            return err_nomem(e);
+        w->stack = grown;
+        w->cap = cap;
+    }
+    w->stack[w->count] = (struct waiting){strdup(path), above};
+    return w->stack[w->count].path ? (w->count++, 0) : err_nomem(e);
+}
+
+static int push_dirs(struct walk *w, const struct listing *l, const char *path,
+                     struct above *above, struct err *e)
+{
+    for (size_t i = listing_count(l); i-- > 0;) { /* the stack turns them round */
+        const struct listing_entry *entry = listing_at(l, i);
+        char below[PATH_MAX];
+
+        if (entry->st.kind != ENTRY_DIR || entry->st.is_link)
+            continue;
+        if (store_join(path, entry->name, below, sizeof below) < 0)
+            log_msg(LOG_FORMAT, LOG_WARN, "%s/%s: the path is too long", path,
+                    entry->name);
+        else if (push(w, below, above, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int note_part(void *user, const char *name, bool part)
+{
+    struct above *x = user;
+    char **grown;
+
+    if (!part)
+        return 0;
+    grown = reallocarray(x->part, x->nparts + 1, sizeof *grown);
+    if (!grown)
+        return -ENOMEM;
+    x->part = grown;
+    x->part[x->nparts] = strdup(name);
+    return x->part[x->nparts] ? (x->nparts++, 0) : -ENOMEM;
+}
+
+/* Which directories are parts only a scan can tell; what fails has none that we know. */
+static void ask_parts(struct walk *w, struct above *x)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(PARTS_MEMORY);
+    struct checkpoint_info info;
+    struct err e = {0};
+
+    x->asked = true;
+    if (!a || scanner_get(w->s, x->path, NULL, a, &info, &e) < 0 ||
+        catalog_hidden(scanner_catalog(w->s), info.id, note_part, x, &e) < 0)
+        log_err(LOG_FORMAT, &e);
+}
+
+static bool is_part(struct walk *w, struct above *x, const char *path)
+{
+    size_t skip = x->path[0] ? strlen(x->path) + 1 : 0;
+
+    if (!x->asked)
+        ask_parts(w, x);
+    for (size_t i = 0; i < x->nparts; i++) {
+        size_t n = strlen(x->part[i]);
+
+        if (strncmp(path + skip, x->part[i], n) == 0 &&
+            (path[skip + n] == '/' || path[skip + n] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+static int new_above(struct walk *w, const char *path, struct above **out,
+                     struct err *e)
+{
+    struct above *x = calloc(1, sizeof *x);
+
+    if (!x)
+        return err_nomem(e);
+    x->path = strdup(path);
+    x->next = w->all;
+    w->all = x;
+    *out = x;
+    return x->path ? 0 : err_nomem(e);
+}
+
+static int tell_place(struct walk *w, const char *path, const struct place *p,
+                      const char *only)
+{
+    int rc = 0;
+
+    if (p->kind == PLACE_CHECKPOINT)
+        return w->fn(w->user, path, only, p->driver);
+    for (size_t i = 0; rc == 0 && i < p->nfiles; i++)
+        rc = w->fn(w->user, path, p->files[i].name, p->files[i].driver);
+    return rc;
+}
+
+/* What cannot be read is told and left out, but for where the walk starts. */
+static int list_dir(struct walk *w, const char *path, struct listing **out,
+                    struct err *e)
+{
+    struct store *store = scanner_store(w->s);
+    struct err failed = {0};
+
+    if (store->ops->list(store, path, out, &failed) == 0)
+        return 0;
+    if (!w->started || failed.code == ENOMEM) {
+        *e = failed;
+        return -e->code;
+    }
+    if (failed.code != ENOENT) /* gone meanwhile */
+        log_err(LOG_FORMAT, &failed);
+    return 0;
+}
+
+/* One directory, and those in it on the stack. */
+static int visit(struct walk *w, const char *path, struct above *above, struct err *e)
+{
+    const char *only = path[0] ? NULL : scanner_store(w->s)->file;
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    CLEANUP(place_release) struct place place = {0};
+    int rc = list_dir(w, path, &l, e);
+
+    if (rc == 0 && l)
+        rc = place_of(l, only, &place, e);
+    if (rc < 0 || !l)
+        return rc;
+    if (above && place.kind != PLACE_PLAIN && is_part(w, above, path))
+        return 0;
+    rc = tell_place(w, path, &place, only);
+    if (rc != 0 || only)
+        return rc;
+    if (place.kind == PLACE_CHECKPOINT && new_above(w, path, &above, e) < 0)
+        return -e->code;
+    return push_dirs(w, l, path, above, e);
+}
+
+int scanner_walk(struct scanner *s, const char *path,
+                 int (*fn)(void *user, const char *dir, const char *file,
+                           const struct format_driver *d),
+                 void *user, struct err *e)
+{
+    CLEANUP(walk_release) struct walk w = {.s = s, .fn = fn, .user = user};
+    int rc = push(&w, path, NULL, e);
+
+    while (rc == 0 && w.count > 0) {
+        struct waiting next = w.stack[--w.count];
+        CLEANUP_FREE char *dir = next.path;
+
+        rc = visit(&w, dir, next.above, e);
+        w.started = true;
+    }
+    return rc;
+}
