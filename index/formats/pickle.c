@@ -335,12 +335,40 @@ static int op_tuple_n(struct machine *m)
     return top(m, n) ? push_tuple(m, n) : -m->e->code;
 }
 
+/* Pairs above `first` that the caller takes go, the others move down. */
+static int fold_pairs(struct machine *m, const struct pnode *dict, size_t first)
+{
+    size_t kept = first;
+
+    for (size_t i = first; i < m->depth; i += 2) {
+        struct pv key = pv_norm(m->stack[i]), value = pv_norm(m->stack[i + 1]);
+        int rc = m->opt.fold_pair(m->opt.user, (uintptr_t)dict, &key, &value, m->e);
+
+        if (rc < 0)
+            return rc;
+        if (rc > 0) {
+            pv_unref(m->p, m->stack[i]);
+            pv_unref(m->p, m->stack[i + 1]);
+        } else {
+            m->stack[kept++] = m->stack[i];
+            m->stack[kept++] = m->stack[i + 1];
+        }
+    }
+    m->depth = kept;
+    return 0;
+}
+
 /* Moves the values from `first` on into a list, set or dict. */
 static int fill(struct machine *m, struct pnode *table, size_t first)
 {
     const struct pv *v = m->stack + first;
     size_t n = m->depth - first;
 
+    if (table->kind == PV_DICT && m->opt.fold_pair && n % 2 == 0) {
+        if (fold_pairs(m, table, first) < 0)
+            return -m->e->code;
+        n = m->depth - first;
+    }
     m->depth = first;
     if (table->kind == PV_LIST)
         return ptable_append(m->p, table, v, n, m->e);

@@ -80,6 +80,13 @@ struct pickle_limits {
 struct pickle_options {
     const struct pickle_fold *fold; /* nfold of them */
     size_t nfold;
+    /*
+     * The same for large dicts, optional: sees each pair before it is put into a dict
+     * (`dict` is its pv_identity) or among an object's items. Return 1: taken, the dict
+     * never gets the pair; 0: keep it; negative errno: refuse the file.
+     */
+    int (*fold_pair)(void *user, uintptr_t dict, const struct pv *key,
+                     const struct pv *value, struct err *e);
     void *user;
     struct pickle_limits limits;
 };
