@@ -395,6 +395,9 @@ static void make_hf_cache(const struct tmp *t)
              "hub/models--o--n/snapshots/rev/out");
     tmp_link(t, "../../refs", "hub/models--o--n/snapshots/rev/refs");
     tmp_link(t, "rev", "hub/models--o--n/snapshots/main");
+    tmp_dir(t, "hub/models--o--n/snapshots/rev2");
+    tmp_link(t, "../rev2", "hub/models--o--n/snapshots/rev/beside");
+    tmp_link(t, "../snapshots/rev/sub", "hub/models--o--n/refs/back");
 }
 
 static void test_a_hugging_face_snapshot_reads_its_blobs(void **state)
@@ -413,6 +416,8 @@ static void test_a_hugging_face_snapshot_reads_its_blobs(void **state)
     check_kind(s, "out", ENTRY_OTHER, true);
     check_kind(s, "refs", ENTRY_DIR, true);
     assert_int_equal(link_text(s, "refs", text), -EXDEV); /* in the anchor, no more */
+    assert_int_equal(link_text(s, "beside", text), -EXDEV);
+    assert_int_equal(link_text(s, "refs/back", text), -EXDEV);
     store_close(s);
 
     s = store_at(t, "hub/models--o--n/snapshots/rev/sub");
