@@ -1,0 +1,847 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/object_json.c - an unpickled graph as the JSON of objects.json. */
+#include <errno.h>
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/utf8.h"
+#include "index/formats/object_json_priv.h"
+#include "index/formats/torch_zip.h"
+
+enum {
+    /*
+     * Values in each other. A value takes up to four levels of JSON, and readers of JSON
+     * stop at 256 (jq) to 1000 (Python); real objects are under 20 deep.
+     */
+    MAX_DEPTH = 60,
+    MAX_PATH = 64 << 10,
+    BYTES_A_VISIT = 1024 /* so that shared strings cannot multiply without cost */
+};
+
+static const uint64_t DEFAULT_BUDGET = 1000000;
+static const int64_t EXACT = INT64_C(1) << 53; /* of doubles, which JSON readers use */
+
+struct writer {
+    struct torch_zip *t;
+    object_tensor_fn *on_tensor;
+    void *user;
+    struct buf *out;
+    struct buf path; /* of the value being written, for tensors */
+    unsigned lost;   /* parts of it that did not fit */
+    uint64_t budget;
+    uintptr_t open[MAX_DEPTH]; /* what is being written: cycles end here */
+    unsigned depth;
+};
+
+static void write_value(struct writer *w, struct pv v);
+
+/* Scalars. */
+
+static void add_text(struct writer *w, const char *text)
+{
+    buf_adds(w->out, text);
+}
+
+static void begin(struct writer *w, const char *type)
+{
+    buf_addf(w->out, "{\"$type\":\"%s\"", type);
+}
+
+static void write_int(struct writer *w, int64_t i)
+{
+    if (i >= -EXACT && i <= EXACT)
+        buf_addf(w->out, "%" PRId64, i);
+    else
+        buf_addf(w->out, "{\"$type\":\"int\",\"value\":\"%" PRId64 "\"}", i);
+}
+
+static void write_uint(struct writer *w, uint64_t u)
+{
+    if (u <= (uint64_t)EXACT)
+        buf_addf(w->out, "%" PRIu64, u);
+    else
+        buf_addf(w->out, "{\"$type\":\"int\",\"value\":\"%" PRIu64 "\"}", u);
+}
+
+/* The shortest digits that give the same double, always with a point or an exponent. */
+static void format_double(double f, char *dst, size_t size)
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(dst, size, "%.*g", digits, f);
+        if (strtod(dst, NULL) == f)
+            break;
+    }
+    if (!strpbrk(dst, ".e"))
+        strncat(dst, ".0", size - strlen(dst) - 1);
+}
+
+static void write_float(struct writer *w, double f)
+{
+    char text[40];
+
+    if (isfinite(f)) {
+        format_double(f, text, sizeof text);
+        add_text(w, text);
+        return;
+    }
+    begin(w, "float");
+    buf_addf(w->out, ",\"value\":\"%s\"}", isnan(f) ? "nan" : f > 0 ? "inf" : "-inf");
+}
+
+static void write_base64(struct writer *w, const char *data, size_t len)
+{
+    static const char digits[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *p = (const unsigned char *)data;
+    char *dst = buf_grow(w->out, (len + 2) / 3 * 4 + 2);
+
+    w->budget -= MIN(w->budget, len / BYTES_A_VISIT);
+    if (!dst)
+        return;
+    *dst++ = '"';
+    for (size_t i = 0; i < len; i += 3) {
+        uint32_t b = (uint32_t)p[i] << 16 |
+                     (i + 1 < len ? (uint32_t)p[i + 1] << 8 : 0) |
+                     (i + 2 < len ? p[i + 2] : 0);
+
+        *dst++ = digits[b >> 18];
+        *dst++ = digits[b >> 12 & 63];
+        *dst++ = i + 1 < len ? digits[b >> 6 & 63] : '=';
+        *dst++ = i + 2 < len ? digits[b & 63] : '=';
+    }
+    *dst = '"';
+}
+
+static bool is_utf8(const char *s, size_t len)
+{
+    for (size_t i = 0, n; i < len; i += n) {
+        n = utf8_char(s + i, len - i);
+        if (n == 0)
+            return false;
+    }
+    return true;
+}
+
+/* Text with lone surrogates cannot be said in JSON that every reader takes. */
+static void write_str(struct writer *w, const struct pv *v)
+{
+    size_t len;
+    const char *s = pv_bytes(v, &len);
+
+    if (is_utf8(s, len)) {
+        w->budget -= MIN(w->budget, len / BYTES_A_VISIT);
+        buf_add_json(w->out, s, len);
+        return;
+    }
+    begin(w, "opaque");
+    add_text(w, ",\"class\":\"builtins.str\",\"surrogatepass\":");
+    write_base64(w, s, len);
+    add_text(w, "}");
+}
+
+static void write_bytes(struct writer *w, const struct object_bytes *b)
+{
+    begin(w, "bytes");
+    add_text(w, ",\"value\":");
+    write_base64(w, b->data, b->len);
+    add_text(w, "}");
+}
+
+/* Names. Python 2's module of built-in classes is today's. */
+
+static void write_name(struct writer *w, const struct pv *global)
+{
+    struct buf text = {.max = 1 << 18};
+    const char *module, *name;
+
+    if (pv_global(global, &module, &name)) {
+        bool builtin = strcmp(module, "__builtin__") == 0;
+
+        buf_adds(&text, builtin ? "builtins" : module);
+        buf_adds(&text, ".");
+        buf_adds(&text, builtin && strcmp(name, "xrange") == 0 ? "range" : name);
+    } else {
+        buf_adds(&text, "object"); /* of a class that is itself the result of a call */
+    }
+    buf_add_json(w->out, text.data, text.len);
+    buf_release(&text);
+}
+
+static void write_class(struct writer *w, const struct pv *v)
+{
+    static const char *const names[] = {
+        [PV_TUPLE] = "builtins.tuple", [PV_LIST] = "builtins.list",
+        [PV_SET] = "builtins.set",     [PV_FROZENSET] = "builtins.frozenset",
+        [PV_DICT] = "builtins.dict",   [PV_PERSID] = "persistent_id",
+    };
+    struct pv class;
+
+    if (v->kind == PV_OBJECT) {
+        class = pv_class(v);
+        write_name(w, &class);
+    } else {
+        const char *name = v->kind < ARRAY_SIZE(names) ? names[v->kind] : NULL;
+
+        buf_addf(w->out, "\"%s\"", name ? name : "object");
+    }
+}
+
+/* Path and depth. */
+
+/* Appends a part to the path. Returns what pop_part() needs. */
+static size_t push_part(struct writer *w, const char *text, size_t len,
+                        const char *more)
+{
+    size_t before = w->path.len;
+
+    if (w->lost > 0 || len + strlen(more) + 2 > MAX_PATH - before) {
+        w->lost++;
+        return before;
+    }
+    if (before > 0)
+        buf_addc(&w->path, '.');
+    buf_add(&w->path, text, len);
+    if (*more)
+        buf_addf(&w->path, ".%s", more);
+    return before;
+}
+
+static size_t push_number(struct writer *w, size_t i)
+{
+    char text[24];
+    int n = snprintf(text, sizeof text, "%zu", i);
+
+    return push_part(w, text, (size_t)n, "");
+}
+
+static void pop_part(struct writer *w, size_t before)
+{
+    if (w->lost > 0)
+        w->lost--;
+    else
+        w->path.len = before;
+}
+
+static void truncated(struct writer *w, const struct pv *v)
+{
+    begin(w, "opaque");
+    add_text(w, ",\"class\":");
+    write_class(w, v);
+    add_text(w, ",\"truncated\":true}");
+}
+
+/* True when v may be written now; otherwise it was cut. Pair with leave(). */
+static bool enter(struct writer *w, const struct pv *v)
+{
+    uintptr_t id = pv_identity(v);
+    bool fits = w->depth < MAX_DEPTH;
+
+    for (unsigned i = 0; fits && i < w->depth; i++)
+        fits = w->open[i] != id;
+    if (!fits) {
+        truncated(w, v);
+        return false;
+    }
+    w->open[w->depth++] = id;
+    return true;
+}
+
+static void leave(struct writer *w)
+{
+    w->depth--;
+}
+
+/* Containers. */
+
+/* What comes next is the last item of its container: it says that more was cut. */
+static bool is_spent(const struct writer *w)
+{
+    return w->budget == 0 || buf_failed(w->out);
+}
+
+static void write_items(struct writer *w, const struct pv *v)
+{
+    bool stop = false;
+
+    add_text(w, "[");
+    for (size_t i = 0; i < pv_count(v) && !stop; i++) {
+        size_t before = push_number(w, i);
+
+        stop = is_spent(w);
+        add_text(w, i > 0 ? "," : "");
+        write_value(w, pv_at(v, i));
+        pop_part(w, before);
+    }
+    add_text(w, "]");
+}
+
+static void write_sequence(struct writer *w, const char *type, const struct pv *v,
+                           bool frozen)
+{
+    begin(w, type);
+    if (frozen)
+        add_text(w, ",\"frozen\":true");
+    add_text(w, ",\"items\":");
+    write_items(w, v);
+    add_text(w, "}");
+}
+
+/* The part of a path that a key gives: text as it is, numbers, names, else its place. */
+static size_t push_key(struct writer *w, const struct pv *key, size_t i)
+{
+    const char *s, *name;
+    char text[40];
+    size_t len;
+
+    switch (key->kind) {
+    case PV_STR:
+    case PV_BIGINT:
+        s = pv_bytes(key, &len);
+        return push_part(w, s, len, "");
+    case PV_INT:
+        snprintf(text, sizeof text, "%" PRId64, key->i);
+        return push_part(w, text, strlen(text), "");
+    case PV_GLOBAL:
+        pv_global(key, &s, &name);
+        return push_part(w, s, strlen(s), name);
+    default:
+        return push_number(w, i);
+    }
+}
+
+static bool keys_are_text(const struct pv *dict)
+{
+    for (size_t i = 0; i < pv_count(dict); i++) {
+        struct pv key = pv_key_at(dict, i);
+        const char *s;
+        size_t len;
+
+        if (key.kind != PV_STR)
+            return false;
+        s = pv_bytes(&key, &len);
+        if (!is_utf8(s, len))
+            return false;
+    }
+    return true;
+}
+
+/* "$type" is ours: keys made of dollars and "type" get one dollar more. */
+static void write_member(struct writer *w, const struct pv *key)
+{
+    size_t len, dollars = 0;
+    const char *s = pv_bytes(key, &len);
+
+    w->budget -= MIN(w->budget, len / BYTES_A_VISIT);
+    while (dollars < len && s[dollars] == '$')
+        dollars++;
+    if (dollars == 0 || len - dollars != 4 || memcmp(s + dollars, "type", 4) != 0) {
+        buf_add_json(w->out, s, len);
+        return;
+    }
+    add_text(w, "\"$");
+    buf_add(w->out, s, len);
+    add_text(w, "\"");
+}
+
+static void write_pairs(struct writer *w, const struct pv *dict, bool plain)
+{
+    bool stop = false;
+
+    for (size_t i = 0; i < pv_count(dict) && !stop; i++) {
+        struct pv key = pv_key_at(dict, i);
+        size_t before;
+
+        stop = is_spent(w);
+        add_text(w, i > 0 ? "," : "");
+        if (plain) {
+            write_member(w, &key);
+            add_text(w, ":");
+        } else {
+            add_text(w, "[");
+            write_value(w, key);
+            add_text(w, ",");
+        }
+        before = push_key(w, &key, i);
+        write_value(w, pv_value_at(dict, i));
+        pop_part(w, before);
+        add_text(w, plain ? "" : "]");
+    }
+}
+
+static void write_dict(struct writer *w, const struct pv *dict)
+{
+    bool plain = keys_are_text(dict);
+
+    if (plain) {
+        add_text(w, "{");
+    } else {
+        begin(w, "dict");
+        add_text(w, ",\"items\":[");
+    }
+    write_pairs(w, dict, plain);
+    add_text(w, plain ? "}" : "]}");
+}
+
+/* Objects whose class is known. Each returns false when it does not look as it should. */
+
+static bool has_extras(const struct pv *v)
+{
+    return pv_list_items(v).kind != PV_NONE || pv_dict_items(v).kind != PV_NONE ||
+           pv_state(v).kind != PV_NONE || pv_kwargs(v).kind != PV_NONE;
+}
+
+/*
+ * OrderedDict(), Counter({...}), defaultdict(factory): the dict that they are. Attributes
+ * on top (state_dict's _metadata) are no entries and are left out.
+ */
+static bool write_mapping(struct writer *w, const struct pv *v)
+{
+    struct pv args = pv_args(v), items = pv_dict_items(v), first;
+
+    if (pv_list_items(v).kind != PV_NONE || pv_kwargs(v).kind != PV_NONE)
+        return false;
+    if (items.kind == PV_NONE && pv_count(&args) == 1 &&
+        pv_is(v, "collections", "Counter")) {
+        first = pv_at(&args, 0);
+        if (first.kind != PV_DICT)
+            return false;
+        items = first;
+    } else if (pv_count(&args) > (pv_is(v, "collections", "defaultdict") ? 1U : 0U)) {
+        return false;
+    }
+    if (items.kind == PV_NONE)
+        add_text(w, "{}");
+    else
+        write_dict(w, &items);
+    return true;
+}
+
+static bool write_size(struct writer *w, const struct pv *v)
+{
+    struct pv args = pv_args(v), items;
+
+    if (pv_count(&args) != 1 || has_extras(v))
+        return false;
+    items = pv_at(&args, 0);
+    if (items.kind != PV_TUPLE)
+        return false;
+    write_sequence(w, "tuple", &items, false);
+    return true;
+}
+
+static bool write_set_call(struct writer *w, const struct pv *v)
+{
+    struct pv args = pv_args(v), class = pv_class(v), items;
+    const char *module, *name;
+
+    if (pv_count(&args) != 1 || has_extras(v) || !pv_global(&class, &module, &name))
+        return false;
+    items = pv_at(&args, 0);
+    if (items.kind != PV_LIST && items.kind != PV_TUPLE)
+        return false;
+    write_sequence(w, "set", &items, strcmp(name, "frozenset") == 0);
+    return true;
+}
+
+static bool write_bytes_call(struct writer *w, const struct pv *v)
+{
+    CLEANUP(object_bytes_release) struct object_bytes b = {0};
+
+    if (has_extras(v) || !object_bytes(v, &b))
+        return false;
+    write_bytes(w, &b);
+    return true;
+}
+
+static bool write_device(struct writer *w, const struct pv *v)
+{
+    struct pv args = pv_args(v), type, index;
+    const char *s;
+    size_t len;
+
+    if (has_extras(v) || pv_count(&args) != 2)
+        return false;
+    type = pv_at(&args, 0);
+    index = pv_at(&args, 1);
+    if (type.kind != PV_STR || index.kind != PV_INT)
+        return false;
+    s = pv_bytes(&type, &len);
+    if (len > 64 || !is_utf8(s, len) || memchr(s, '"', len) || memchr(s, '\\', len))
+        return false;
+    begin(w, "opaque");
+    buf_addf(w->out, ",\"class\":\"torch.device\",\"value\":\"%.*s:%" PRId64 "\"}",
+             (int)len, s, index.i);
+    return true;
+}
+
+static bool write_number(struct writer *w, const struct pv *v)
+{
+    struct object_number n;
+
+    if (has_extras(v) || !object_number(v, &n))
+        return false;
+    switch (n.kind) {
+    case OBJECT_BOOL:
+        add_text(w, n.b ? "true" : "false");
+        break;
+    case OBJECT_INT:
+        write_int(w, n.i);
+        break;
+    case OBJECT_UINT:
+        write_uint(w, n.u);
+        break;
+    case OBJECT_FLOAT:
+        write_float(w, n.f);
+        break;
+    }
+    return true;
+}
+
+static bool write_array(struct writer *w, const struct pv *v)
+{
+    struct object_array a;
+
+    if (!object_array(v, &a))
+        return false;
+    begin(w, "ndarray");
+    buf_addf(w->out, ",\"dtype\":\"%s\",\"shape\":", a.dtype.descr);
+    write_items(w, &a.shape);
+    if (a.fortran)
+        add_text(w, ",\"fortran_order\":true");
+    add_text(w, ",\"data\":");
+    write_base64(w, a.data.data, a.data.len);
+    add_text(w, "}");
+    object_bytes_release(&a.data);
+    return true;
+}
+
+static bool write_numpy_dtype(struct writer *w, const struct pv *v)
+{
+    struct object_dtype d;
+
+    if (!object_dtype(v, &d))
+        return false;
+    begin(w, "opaque");
+    buf_addf(w->out, ",\"class\":\"numpy.dtype\",\"value\":\"%s\"}", d.descr);
+    return true;
+}
+
+/* What is written for an object that is only data to us. */
+
+static void write_part(struct writer *w, const char *member, const struct pv *v)
+{
+    if (v->kind == PV_NONE)
+        return;
+    buf_addf(w->out, ",\"%s\":", member);
+    write_value(w, *v);
+}
+
+static bool is_simple(const struct pv *v)
+{
+    return v->kind == PV_NONE || v->kind == PV_BOOL || v->kind == PV_INT ||
+           v->kind == PV_BIGINT || v->kind == PV_FLOAT || v->kind == PV_STR;
+}
+
+/* Arguments from `from` on; a single simple one (enums, devices, paths) as "value". */
+static void write_args(struct writer *w, const struct pv *args, size_t from, bool alone)
+{
+    size_t n = pv_count(args);
+    bool stop = false;
+    struct pv first;
+
+    if (n <= from)
+        return;
+    first = pv_at(args, from);
+    if (alone && n - from == 1 && is_simple(&first)) {
+        add_text(w, ",\"value\":");
+        write_value(w, first);
+        return;
+    }
+    add_text(w, ",\"args\":[");
+    for (size_t i = from; i < n && !stop; i++) {
+        size_t before = push_number(w, i - from);
+
+        stop = is_spent(w);
+        add_text(w, i > from ? "," : "");
+        write_value(w, pv_at(args, i));
+        pop_part(w, before);
+    }
+    add_text(w, "]");
+}
+
+static void write_extras(struct writer *w, const struct pv *v)
+{
+    struct pv kwargs = pv_kwargs(v), state = pv_state(v), list = pv_list_items(v),
+              dict = pv_dict_items(v);
+
+    write_part(w, "kwargs", &kwargs);
+    write_part(w, "state", &state);
+    write_part(w, "list", &list);
+    write_part(w, "dict", &dict);
+}
+
+static void write_opaque(struct writer *w, const struct pv *v)
+{
+    struct pv args = pv_args(v), class = pv_class(v);
+
+    begin(w, "opaque");
+    add_text(w, ",\"class\":");
+    write_name(w, &class);
+    if (class.kind != PV_GLOBAL)
+        write_part(w, "function", &class);
+    write_args(w, &args, 0, !has_extras(v));
+    write_extras(w, v);
+    add_text(w, "}");
+}
+
+/* copyreg._reconstructor(class, object, None): protocols 0 and 1 for a plain instance. */
+static bool write_reconstructed(struct writer *w, const struct pv *v)
+{
+    struct pv args = pv_args(v), class, base;
+
+    if (pv_count(&args) != 3)
+        return false;
+    class = pv_at(&args, 0);
+    base = pv_at(&args, 1);
+    if (class.kind != PV_GLOBAL || base.kind != PV_GLOBAL)
+        return false;
+    begin(w, "opaque");
+    add_text(w, ",\"class\":");
+    write_name(w, &class);
+    if (!pv_is(&base, "builtins", "object") && !pv_is(&base, "__builtin__", "object"))
+        write_args(w, &args, 1, false);
+    write_extras(w, v);
+    add_text(w, "}");
+    return true;
+}
+
+static const struct {
+    const char *module, *name;
+    bool (*write)(struct writer *w, const struct pv *v);
+} known[] = {
+    {"collections", "OrderedDict", write_mapping},
+    {"collections", "Counter", write_mapping},
+    {"collections", "defaultdict", write_mapping},
+    {"torch", "Size", write_size},
+    {"torch", "device", write_device},
+    {"builtins", "set", write_set_call},
+    {"__builtin__", "set", write_set_call},
+    {"builtins", "frozenset", write_set_call},
+    {"__builtin__", "frozenset", write_set_call},
+    {"_codecs", "encode", write_bytes_call},
+    {"builtins", "bytes", write_bytes_call},
+    {"__builtin__", "bytes", write_bytes_call},
+    {"builtins", "bytearray", write_bytes_call},
+    {"__builtin__", "bytearray", write_bytes_call},
+    {"numpy._core.multiarray", "scalar", write_number},
+    {"numpy.core.multiarray", "scalar", write_number},
+    {"numpy._core.multiarray", "_reconstruct", write_array},
+    {"numpy.core.multiarray", "_reconstruct", write_array},
+    {"numpy._core.numeric", "_frombuffer", write_array},
+    {"numpy.core.numeric", "_frombuffer", write_array},
+    {"numpy", "dtype", write_numpy_dtype},
+    {"copyreg", "_reconstructor", write_reconstructed},
+    {"copy_reg", "_reconstructor", write_reconstructed},
+};
+
+static void write_shape(struct writer *w, const struct shape *s)
+{
+    struct buf text = {.max = 1 << 12};
+
+    if (shape_format(s, &text) == 0)
+        buf_add(w->out, text.data, text.len);
+    else
+        add_text(w, "[]");
+    buf_release(&text);
+}
+
+static void write_tensor(struct writer *w, const struct torch_tensor *x)
+{
+    const char *key = NULL;
+
+    if (w->on_tensor && w->lost == 0 && !buf_failed(&w->path))
+        key = w->on_tensor(w->user, w->path.len ? w->path.data : "", w->path.len, x);
+    begin(w, key ? "tensor" : "opaque");
+    if (key) {
+        add_text(w, ",\"key\":");
+        buf_add_json(w->out, key, strlen(key));
+    } else {
+        buf_addf(w->out, ",\"class\":\"torch.Tensor\",\"dtype\":\"%s\",\"shape\":",
+                 dtype_name(x->dtype));
+        write_shape(w, &x->shape);
+    }
+    add_text(w, "}");
+}
+
+/* True when it is a tensor, sound or damaged; kinds that are not supported are objects. */
+static bool try_tensor(struct writer *w, const struct pv *v)
+{
+    struct torch_tensor x;
+    struct err e = {0};
+    int rc = torch_zip_tensor(w->t, v, &x, &e);
+
+    if (rc == 0 || rc == -ENOTSUP)
+        return false;
+    if (rc > 0) {
+        write_tensor(w, &x);
+        return true;
+    }
+    begin(w, "opaque");
+    add_text(w, ",\"class\":\"torch.Tensor\",\"error\":");
+    buf_add_json(w->out, e.text, strlen(e.text));
+    add_text(w, "}");
+    return true;
+}
+
+static void write_object(struct writer *w, const struct pv *v)
+{
+    struct pv class = pv_class(v);
+
+    if (try_tensor(w, v))
+        return;
+    for (size_t i = 0; class.kind == PV_GLOBAL && i < ARRAY_SIZE(known); i++) {
+        if (pv_is(&class, known[i].module, known[i].name) && known[i].write(w, v))
+            return;
+    }
+    write_opaque(w, v);
+}
+
+/* A class or function by itself; element types of torch are such, too. */
+static void write_global(struct writer *w, const struct pv *v)
+{
+    begin(w, "opaque");
+    buf_addf(w->out, ",\"class\":\"%s\",\"value\":",
+             torch_dtype(v) != DTYPE_NONE ? "torch.dtype" : "global");
+    write_name(w, v);
+    add_text(w, "}");
+}
+
+static void write_persid(struct writer *w, const struct pv *v)
+{
+    struct pv arg = pv_persid(v);
+
+    begin(w, "opaque");
+    add_text(w, ",\"class\":\"persistent_id\"");
+    write_part(w, "value", &arg);
+    add_text(w, "}");
+}
+
+/* What holds other values: entered once on the way, never deeper than the limit. */
+static void write_nested(struct writer *w, const struct pv *v)
+{
+    if (!enter(w, v))
+        return;
+    switch (v->kind) {
+    case PV_TUPLE:
+        write_sequence(w, "tuple", v, false);
+        break;
+    case PV_LIST:
+        write_items(w, v);
+        break;
+    case PV_SET:
+    case PV_FROZENSET:
+        write_sequence(w, "set", v, v->kind == PV_FROZENSET);
+        break;
+    case PV_DICT:
+        write_dict(w, v);
+        break;
+    case PV_OBJECT:
+        write_object(w, v);
+        break;
+    default:
+        write_persid(w, v);
+        break;
+    }
+    leave(w);
+}
+
+static void write_bigint(struct writer *w, const struct pv *v)
+{
+    size_t len;
+    const char *digits = pv_bytes(v, &len);
+
+    begin(w, "int");
+    buf_addf(w->out, ",\"value\":\"%.*s\"}", (int)len, digits);
+}
+
+static void write_value(struct writer *w, struct pv v)
+{
+    struct object_bytes bytes = {0};
+
+    if (w->budget == 0) {
+        truncated(w, &v);
+        return;
+    }
+    w->budget--;
+    switch ((enum pv_kind)v.kind) {
+    case PV_NONE:
+        add_text(w, "null");
+        break;
+    case PV_BOOL:
+        add_text(w, v.b ? "true" : "false");
+        break;
+    case PV_INT:
+        write_int(w, v.i);
+        break;
+    case PV_BIGINT:
+        write_bigint(w, &v);
+        break;
+    case PV_FLOAT:
+        write_float(w, v.f);
+        break;
+    case PV_STR:
+        write_str(w, &v);
+        break;
+    case PV_BYTES:
+        if (object_bytes(&v, &bytes))
+            write_bytes(w, &bytes);
+        break;
+    case PV_GLOBAL:
+        write_global(w, &v);
+        break;
+    case PV_RECORD:
+        buf_addf(w->out,
+                 "{\"$type\":\"opaque\",\"class\":\"record\",\"value\":%" PRIu64 "}",
+                 v.record);
+        break;
+    case PV_TUPLE:
+    case PV_LIST:
+    case PV_SET:
+    case PV_FROZENSET:
+    case PV_DICT:
+    case PV_OBJECT:
+    case PV_PERSID:
+        write_nested(w, &v);
+        break;
+    }
+}
+
+int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
+                   object_tensor_fn *on_tensor, void *user, struct buf *out,
+                   struct err *e)
+{
+    struct writer w = {
+        .t = t,
+        .on_tensor = on_tensor,
+        .user = user,
+        .out = out,
+        .path = {.max = MAX_PATH},
+        .budget = budget ? budget : DEFAULT_BUDGET,
+    };
+    locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), before;
+
+    if (!c)
+        return err_nomem(e);
+    before = uselocale(c); /* of this thread: a decimal point is a point */
+    write_value(&w, *v);
+    uselocale(before);
+    freelocale(c);
+    buf_release(&w.path);
+    if (buf_failed(out) == -EFBIG)
+        return err_set(e, EFBIG, "the object is too large for objects.json");
+    return buf_failed(out) < 0 ? err_nomem(e) : 0;
+}
