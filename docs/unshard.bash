@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+# Completion of unshard for bash.
+_unshard() {
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
+    local verb=${COMP_WORDS[1]-} words=
+    COMPREPLY=()
+    if ((COMP_CWORD == 1)); then
+        mapfile -t COMPREPLY < <(compgen -W "mount umount ls info cat plan verify probe formats version help" -- "$word")
+    elif [[ $before == -o ]]; then
+        words="cache_dir= cache_size= index=memory jobs= follow_symlinks"
+        [[ $verb != mount ]] ||
+            words+=" allow_other uid= gid= umask= prefix= views= refresh= debug gpu=off"
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+    elif [[ $word == -* ]]; then
+        words="--json -q -v -o"
+        case $verb in
+        mount) words="-o -f" ;;
+        ls) words+=" -l" ;;
+        cat) words+=" --npy" ;;
+        verify) words+=" --deep" ;;
+        esac
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+    else
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    fi
+}
+complete -o filenames -o nospace -F _unshard unshard
