@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/attr.c - attributes of nodes as stat(2) shows them. */
+#include "fs/attr.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/arena.h"
+#include "fs/report.h"
+
+enum {
+    BLOCK_SIZE = 256 << 10, /* cat, cp and Python's buffers follow it */
+    TENSOR_MEMORY = 16 << 20,
+    PERMISSIONS = 07777,
+};
+
+static mode_t plain_mode(const struct fs *fs, const struct attr *a)
+{
+    mode_t mode = a->mode & 0555;
+
+    if (S_ISLNK(a->type))
+        return 0777;
+    return mode & ~fs->options.umask;
+}
+
+void attr_fill(const struct fs *fs, const struct attr *a, struct stat *st)
+{
+    struct timespec t = {a->mtime_ns / 1000000000, a->mtime_ns % 1000000000};
+
+    if (t.tv_nsec < 0) { /* before 1970 */
+        t.tv_nsec += 1000000000;
+        t.tv_sec--;
+    }
+    *st = (struct stat){
+        .st_ino = a->ino,
+        .st_mode = a->type | plain_mode(fs, a),
+        .st_nlink = a->links,
+        .st_uid = fs->options.has_uid ? fs->options.uid : a->uid,
+        .st_gid = fs->options.has_gid ? fs->options.gid : a->gid,
+        .st_size = (off_t)a->size,
+        .st_blksize = BLOCK_SIZE,
+        .st_blocks = (blkcnt_t)(a->size / 512 + (a->size % 512 > 0)),
+        .st_atim = t,
+        .st_mtim = t,
+        .st_ctim = t,
+    };
+}
+
+uint64_t attr_path_ino(const char *path, const char *name, uint64_t dev, uint64_t inode)
+{
+    uint64_t identity[] = {dev, inode, XXH3_64bits(name, strlen(name))};
+    uint64_t seed = XXH3_64bits(identity, sizeof identity);
+    uint64_t ino = XXH3_64bits_withSeed(path, strlen(path), seed) & ~(1ull << 63);
+
+    return MAX(ino, 2ull); /* 0 and 1 mean something else to many programs */
+}
+
+/* ---- inside a checkpoint ---- */
+
+/* Names of what every checkpoint has, for inode numbers. */
+static const char *const inside_names[] = {
+    [INSIDE_TENSORS] = "tensors",
+    [INSIDE_TREE] = "tree",
+    [INSIDE_RAW] = "raw",
+    [INSIDE_OPTIMIZER] = "optimizer",
+    [INSIDE_META] = ".unshard",
+    [INSIDE_MODEL] = "model.safetensors",
+    [INSIDE_OPTIMIZER_FILE] = "optimizer/optimizer.safetensors",
+    [INSIDE_CHECKPOINT_JSON] = ".unshard/checkpoint.json",
+    [INSIDE_OBJECTS_JSON] = ".unshard/objects.json",
+    [INSIDE_COUNTERS_JSON] = ".unshard/counters.json",
+    [INSIDE_LAST_ERROR] = ".unshard/last-error",
+    [INSIDE_LATEST] = ".unshard/latest",
+};
+
+/* What all of a checkpoint's own directories and generated files have in common. */
+static struct attr slot_attr(const struct slot *slot, enum inside kind, uint32_t index)
+{
+    bool dir = inside_is_dir(kind);
+    char path[PATH_MAX + NAME_MAX + 2];
+
+    snprintf(path, sizeof path, "%s/%s", slot->path, slot->file ? slot->file : "");
+    return (struct attr){
+        .ino = attr_path_ino(path, inside_names[kind], 0, index),
+        .type = dir ? S_IFDIR : S_IFREG,
+        .mode =
+            dir ? slot->dir.mode | (slot->dir.mode & 0444) >> 2 : slot->dir.mode & 0444,
+        .links = dir ? 2 : 1,
+        .uid = slot->dir.uid,
+        .gid = slot->dir.gid,
+        .mtime_ns = slot->info.mtime_ns,
+    };
+}
+
+int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,
+                struct stat *st, struct err *e)
+{
+    struct attr a = {.ino = t->ino + (kind == INSIDE_NPY),
+                     .size = t->bytes,
+                     .type = S_IFREG,
+                     .mode = t->mode & 0444,
+                     .links = kind == INSIDE_NPY ? 2 : 1, /* tensors/ and tree/ */
+                     .uid = t->uid,
+                     .gid = t->gid,
+                     .mtime_ns = t->mtime_ns};
+
+    if (kind == INSIDE_NPY) {
+        CLEANUP(buf_release) struct buf header = {0};
+        int rc = npy_header(t->dtype, &t->shape, &header, e);
+
+        if (rc < 0)
+            return rc;
+        a.size += header.len;
+    }
+    attr_fill(fs, &a, st);
+    return 0;
+}
+
+static int attr_tensor_at(struct fs *fs, const struct slot *slot, enum inside kind,
+                          uint32_t ord, struct stat *st, struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
+    struct tensor_info t;
+    int rc =
+        a ? catalog_tensor(fs->catalog, slot->info.id, ord, a, &t, e) : err_nomem(e);
+
+    return rc < 0 ? rc : attr_tensor(fs, kind, &t, st, e);
+}
+
+static int attr_view(struct fs *fs, const struct slot *slot, enum view_kind kind,
+                     struct stat *st, struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
+    struct view_info v;
+    int rc =
+        a ? view_get(fs->catalog, slot->info.id, kind, fs->options.prefix, a, &v, e)
+          : err_nomem(e);
+
+    if (rc < 0)
+        return rc;
+    attr_fill(fs,
+              &(struct attr){.ino = v.ino,
+                             .size = v.size,
+                             .type = S_IFREG,
+                             .mode = v.mode & 0444,
+                             .links = 1,
+                             .uid = v.uid,
+                             .gid = v.gid,
+                             .mtime_ns = v.mtime_ns},
+              st);
+    return 0;
+}
+
+static uint64_t latest_size(struct fs *fs, const struct slot *slot)
+{
+    CLEANUP_FREE char *target = tracker_target(fs, slot->path);
+
+    return target ? strlen("../") + strlen(target) : 0;
+}
+
+void attr_inside_brief(const struct fs *fs, const struct slot *slot, enum inside kind,
+                       struct stat *st)
+{
+    struct attr a = slot_attr(slot, kind, 0);
+
+    if (kind == INSIDE_LATEST)
+        a.type = S_IFLNK;
+    attr_fill(fs, &a, st);
+}
+
+int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t index,
+                struct stat *st, struct err *e)
+{
+    struct attr a;
+    int rc = 0;
+
+    switch (kind) {
+    case INSIDE_NPY:
+    case INSIDE_BARE:
+        return attr_tensor_at(fs, slot, kind, index, st, e);
+    case INSIDE_MODEL:
+        return attr_view(fs, slot, VIEW_MODEL, st, e);
+    case INSIDE_OPTIMIZER_FILE:
+        return attr_view(fs, slot, VIEW_OPTIMIZER, st, e);
+    case INSIDE_TENSORS:
+    case INSIDE_TREE:
+    case INSIDE_RAW:
+    case INSIDE_OPTIMIZER:
+    case INSIDE_META:
+        a = slot_attr(slot, kind, index);
+        break;
+    case INSIDE_LATEST:
+        a = slot_attr(slot, kind, 0);
+        a.type = S_IFLNK;
+        a.size = latest_size(fs, slot);
+        break;
+    case INSIDE_CHECKPOINT_JSON:
+    case INSIDE_OBJECTS_JSON:
+    case INSIDE_COUNTERS_JSON:
+    case INSIDE_LAST_ERROR:
+    default:
+        a = slot_attr(slot, kind, 0);
+        rc = report_size(fs, slot, kind, &a.size, e);
+        break;
+    }
+    if (rc == 0)
+        attr_fill(fs, &a, st);
+    return rc;
+}
+
+/* ---- outside ---- */
+
+static mode_t type_of(enum shown_kind kind)
+{
+    switch (kind) {
+    case SHOWN_DIR:
+    case SHOWN_FILE_DIR:
+    case SHOWN_META:
+        return S_IFDIR;
+    case SHOWN_LINK:
+    case SHOWN_LATEST:
+        return S_IFLNK;
+    case SHOWN_FILE:
+    case SHOWN_INSIDE:
+    default:
+        return S_IFREG;
+    }
+}
+
+/*
+ * Directories have the number of their path. Files also of what they are, so that a
+ * file put in the place of another is another file to who watches inode numbers.
+ */
+void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
+                const struct entry_stat *entry, struct stat *st)
+{
+    static const char *const names[] = {
+        [SHOWN_DIR] = "",       [SHOWN_FILE] = "",         [SHOWN_LINK] = "->",
+        [SHOWN_FILE_DIR] = "/", [SHOWN_META] = ".unshard", [SHOWN_LATEST] = "latest",
+        [SHOWN_INSIDE] = ""};
+    bool file = kind == SHOWN_FILE;
+    mode_t type = type_of(kind);
+    mode_t mode = entry->mode & PERMISSIONS;
+
+    if (kind == SHOWN_FILE_DIR)
+        mode |= (mode & 0444) >> 2; /* who may read it may look inside */
+    attr_fill(
+        fs,
+        &(struct attr){.ino = attr_path_ino(path, names[kind], file ? entry->id.dev : 0,
+                                            file ? entry->id.ino : 0),
+                       .size = file ? entry->id.size : 0,
+                       .type = type,
+                       .mode = mode,
+                       .links = S_ISDIR(type) ? 2 : 1,
+                       .uid = entry->uid,
+                       .gid = entry->gid,
+                       .mtime_ns = entry->id.mtime_ns},
+        st);
+}
+
+static enum shown_kind shown_kind_of(const struct node *n)
+{
+    switch (n->kind) {
+    case NODE_FILE_DIR:
+        return SHOWN_FILE_DIR;
+    case NODE_FILE:
+        return SHOWN_FILE;
+    case NODE_LINK:
+        return SHOWN_LINK;
+    case NODE_META:
+        return SHOWN_META;
+    case NODE_LATEST:
+        return SHOWN_LATEST;
+    case NODE_DIR:
+    default:
+        return SHOWN_DIR;
+    }
+}
+
+int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *e)
+{
+    struct entry_stat entry;
+    int rc = fs->store->ops->stat(fs->store, n->path, &entry, e);
+
+    if (rc < 0)
+        return rc;
+    if ((n->kind == NODE_FILE || n->kind == NODE_FILE_DIR) !=
+            (entry.kind == ENTRY_FILE) ||
+        (n->inode && (n->dev != entry.id.dev || n->inode != entry.id.ino)))
+        return err_set(e, ESTALE, "%s: is another file by now", n->path);
+    attr_entry(fs, n->path, shown_kind_of(n), &entry, st);
+    if (n->kind == NODE_LINK || n->kind == NODE_LATEST) {
+        char text[PATH_MAX];
+
+        rc = attr_link_text(fs, n, text, sizeof text, e);
+        st->st_size = rc < 0 ? 0 : (off_t)strlen(text);
+    }
+    return rc;
+}
+
+int attr_link_text(struct fs *fs, const struct node *n, char *dst, size_t size,
+                   struct err *e)
+{
+    CLEANUP_FREE char *target = NULL;
+    bool below;
+    int len;
+
+    if (n->kind == NODE_LINK)
+        return fs->store->ops->readlink(fs->store, n->path, dst, size, e);
+    target = tracker_target(fs, n->path);
+    if (!target)
+        return err_set(e, ENOENT, "%s: no tracker names a step any more", n->path);
+    below = n->parent && n->parent->kind == NODE_META; /* in .unshard */
+    len = snprintf(dst, size, "%s%s", below ? "../" : "", target);
+    return len < 0 || (size_t)len >= size ? err_set(e, ENAMETOOLONG, "%s", n->path) : 0;
+}

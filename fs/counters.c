@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/counters.c - what a mount did so far, and its last error. */
+#include "fs/counters.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "base/log.h"
+
+enum { REPEAT_SECONDS = 5 };
+
+static const char *const counter_names[COUNTERS] = {
+    [COUNT_REQUESTS] = "requests",
+    [COUNT_LOOKUPS] = "lookups",
+    [COUNT_OPENS] = "opens",
+    [COUNT_READS] = "reads",
+    [COUNT_BYTES_READ] = "bytes_read",
+    [COUNT_REPLIES_MAPPED] = "replies_mapped",
+    [COUNT_REPLIES_COPIED] = "replies_copied",
+    [COUNT_GENERATIONS] = "generations",
+    [COUNT_INVALIDATED] = "invalidated",
+    [COUNT_ERRORS] = "errors",
+};
+
+int counters_json(const struct counters *c, struct buf *out)
+{
+    buf_adds(out, "{\"schema\": 1");
+    for (int i = 0; i < COUNTERS; i++)
+        buf_addf(out, ", \"%s\": %" PRIuFAST64, counter_names[i],
+                 atomic_load_explicit(&c->value[i], memory_order_relaxed));
+    buf_addf(out, ", \"known_bytes\": %" PRIuFAST64 "}\n",
+             atomic_load_explicit(&c->known_bytes, memory_order_relaxed));
+    return buf_failed(out);
+}
+
+void counters_log(const struct counters *c)
+{
+    CLEANUP(buf_release) struct buf text = {0};
+
+    /* Asked for by the user, so it stands in the log at the usual level. */
+    for (int i = 0; i < COUNTERS; i++)
+        buf_addf(&text, " %s=%" PRIuFAST64, counter_names[i],
+                 atomic_load_explicit(&c->value[i], memory_order_relaxed));
+    if (buf_failed(&text) == 0)
+        log_msg(LOG_FS, LOG_WARN, "counters:%s", text.data);
+}
+
+void last_error_init(struct last_error *l)
+{
+    memset(l, 0, sizeof *l);
+    pthread_mutex_init(&l->lock, NULL);
+}
+
+void last_error_destroy(struct last_error *l)
+{
+    pthread_mutex_destroy(&l->lock);
+}
+
+/* Keeps the line; true when it is to be logged, with how many were left out before. */
+static bool keep_line(struct last_error *l, const char *line, uint64_t *repeated)
+{
+    struct timespec t;
+    bool same, log;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    pthread_mutex_lock(&l->lock);
+    same = strncmp(l->text, line, strlen(line)) == 0;
+    log = !same || t.tv_sec - l->logged_s >= REPEAT_SECONDS;
+    *repeated = log ? l->repeated : 0;
+    l->repeated = log ? 0 : l->repeated + 1;
+    if (log)
+        l->logged_s = t.tv_sec;
+    snprintf(l->text, sizeof l->text, "%s\n", line);
+    pthread_mutex_unlock(&l->lock);
+    return log;
+}
+
+void last_error_report(struct last_error *l, const struct err *e)
+{
+    char line[sizeof l->text - 1];
+    uint64_t repeated;
+
+    err_line(e, line, sizeof line);
+    if (!keep_line(l, line, &repeated))
+        return;
+    if (repeated)
+        log_msg(LOG_FS, LOG_WARN, "%" PRIu64 " repetitions of errors were left out",
+                repeated);
+    log_err(LOG_FS, e);
+}
+
+int last_error_text(struct last_error *l, struct buf *out)
+{
+    pthread_mutex_lock(&l->lock);
+    buf_adds(out, l->text);
+    pthread_mutex_unlock(&l->lock);
+    return buf_failed(out);
+}

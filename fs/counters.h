@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/counters.h - what a mount did so far, and its last error. */
+#ifndef UFS_FS_COUNTERS_H
+#define UFS_FS_COUNTERS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/buf.h"
+
+struct err;
+
+enum counter {
+    COUNT_REQUESTS,
+    COUNT_LOOKUPS,
+    COUNT_OPENS,
+    COUNT_READS,
+    COUNT_BYTES_READ,
+    COUNT_REPLIES_MAPPED, /* sent straight from mapped shards */
+    COUNT_REPLIES_COPIED,
+    COUNT_GENERATIONS, /* checkpoints (and new versions of them) taken up */
+    COUNT_INVALIDATED, /* of those, replaced by a newer one or gone */
+    COUNT_ERRORS,
+    COUNTERS
+};
+
+struct counters {
+    atomic_uint_fast64_t value[COUNTERS];
+    atomic_uint_fast64_t known_bytes; /* of the checkpoints taken up now */
+};
+
+static inline void counter_add(struct counters *c, enum counter which, uint64_t n)
+{
+    atomic_fetch_add_explicit(&c->value[which], n, memory_order_relaxed);
+}
+
+/* One JSON object with a newline behind it. */
+int counters_json(const struct counters *c, struct buf *out);
+
+/* One line to the log. */
+void counters_log(const struct counters *c);
+
+/* The last error that a reader met, and how often the log was spared a repetition. */
+struct last_error {
+    pthread_mutex_t lock;
+    char text[1400]; /* guarded by lock; with a newline, empty: none yet */
+    int64_t logged_s;
+    uint64_t repeated;
+};
+
+void last_error_init(struct last_error *l);
+void last_error_destroy(struct last_error *l);
+
+/* Keeps it, and logs it unless the same line was logged within the last seconds. */
+void last_error_report(struct last_error *l, const struct err *e);
+
+int last_error_text(struct last_error *l, struct buf *out);
+
+#endif

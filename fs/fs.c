@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/fs.c - the root object of a mount: what it opens, in which order. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/log.h"
+#include "base/pool.h"
+#include "fs/lane.h"
+#include "fs/node.h"
+#include "fs/read.h"
+#include "fs/slot.h"
+#include "fs/watch.h"
+#include "remote/decoded.h"
+#include "remote/open_files.h"
+
+#define DEFAULT_CACHE_SIZE (8ull << 30)
+enum { OPEN_FILES_MAX = 4096 };
+
+int mount_views_parse(const char *text, unsigned *out, struct err *e)
+{
+    static const struct {
+        const char *name;
+        enum mount_show bit;
+    } views[] = {{"tensors", SHOW_TENSORS},
+                 {"tree", SHOW_TREE},
+                 {"raw", SHOW_RAW},
+                 {"optimizer", SHOW_OPTIMIZER},
+                 {"model", SHOW_MODEL}};
+    unsigned bits = 0;
+
+    do {
+        size_t len = strcspn(text, ","), i = 0;
+
+        while (i < ARRAY_SIZE(views) &&
+               (strlen(views[i].name) != len || memcmp(views[i].name, text, len) != 0))
+            i++;
+        if (i == ARRAY_SIZE(views)) {
+            err_set(e, EINVAL, "views=: there is no view \"%.*s\"", (int)MIN(len, 64u),
+                    text);
+            return err_hint(e, "they are tensors, tree, raw, optimizer and model");
+        }
+        bits |= views[i].bit;
+        text += len + (text[len] == ',');
+    } while (*text);
+    *out = bits;
+    return 0;
+}
+
+const char *fs_fuse_version(void)
+{
+    return fuse_pkgversion();
+}
+
+static int index_on_disk(struct fs *fs, struct err *e)
+{
+    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX};
+    struct catalog_options options = {0};
+    int rc = cache_dir(fs->options.cache_dir, &dir, e);
+
+    if (rc < 0)
+        return rc;
+    fs->cache_dir = realpath(dir.data, NULL);
+    if (!fs->cache_dir)
+        return err_set(e, errno, "%s: %s", dir.data, strerror(errno));
+    options.dir = fs->cache_dir;
+    return catalog_open(&options, fs->store->identity, &fs->catalog, e);
+}
+
+/*
+ * An index in memory where the one on disk cannot be had: a disk that is full or cannot
+ * be written is no reason not to show a checkpoint.
+ */
+static int open_index(struct fs *fs, struct err *e)
+{
+    const struct catalog_options memory = {.memory = true};
+    struct err why = {0};
+    char line[1400];
+
+    if (!fs->options.memory_index) {
+        if (index_on_disk(fs, &why) == 0)
+            return 0;
+        log_msg(LOG_FS, LOG_WARN, "the index is kept in memory: %s",
+                err_line(&why, line, sizeof line));
+        free(steal(&fs->cache_dir));
+    }
+    return catalog_open(&memory, fs->store->identity, &fs->catalog, e);
+}
+
+static unsigned files_to_keep(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return 64;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit); /* if not, then with fewer */
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return 64;
+    return (unsigned)MIN(limit.rlim_cur / 4, (rlim_t)OPEN_FILES_MAX);
+}
+
+static int open_reading(struct fs *fs, struct err *e)
+{
+    const char *tmp = getenv("TMPDIR");
+    const char *dir = fs->cache_dir ? fs->cache_dir : tmp ? tmp : "/tmp";
+    uint64_t budget =
+        fs->options.cache_size ? fs->options.cache_size : DEFAULT_CACHE_SIZE;
+    int rc = pool_new(fs->options.jobs, &fs->pool, e);
+
+    if (rc == 0)
+        rc = open_files_new(fs->store, files_to_keep(), &fs->files, e);
+    if (rc == 0)
+        rc = decoded_new(dir, budget, &fs->decoded, e);
+    if (rc == 0)
+        rc = scanner_new(fs->store, fs->catalog, fs->pool, &fs->scanner, e);
+    fs->env = (struct reader_env){.catalog = fs->catalog,
+                                  .files = fs->files,
+                                  .decoded = fs->decoded,
+                                  .pool = fs->pool,
+                                  .codec = format_codec};
+    return rc;
+}
+
+static int open_all(struct fs *fs, struct err *e)
+{
+    const struct store_options options = {.follow_symlinks =
+                                              fs->options.follow_symlinks};
+    int rc = store_open_local(fs->options.source, &options, &fs->store, e);
+
+    if (rc == 0)
+        rc = open_index(fs, e);
+    if (rc == 0)
+        rc = open_reading(fs, e);
+    if (rc == 0)
+        rc = nodes_new(&fs->nodes, e);
+    if (rc == 0)
+        rc = slots_new(&fs->slots, e);
+    return rc;
+}
+
+int fs_open(const struct mount_options *options, struct fs **out, struct err *e)
+{
+    struct fs *fs = calloc(1, sizeof *fs);
+    int rc;
+
+    if (!fs)
+        return err_nomem(e);
+    fs->options = *options;
+    last_error_init(&fs->last_error);
+    rc = pthread_key_create(&fs->buffers, read_buffer_free);
+    if (rc) {
+        last_error_destroy(&fs->last_error);
+        free(fs);
+        return err_set(e, rc, "thread key: %s", strerror(rc));
+    }
+    rc = open_all(fs, e);
+    if (rc < 0)
+        fs_close(fs);
+    else
+        *out = fs;
+    return rc;
+}
+
+/* The threads end before what they use goes. */
+void fs_close(struct fs *fs)
+{
+    if (!fs)
+        return;
+    watch_stop(fs->watch);
+    lane_free(fs->lane);
+    watch_free(fs->watch);
+    fs->watch = NULL; /* nobody is told any more */
+    nodes_free(fs);
+    slots_free(fs->slots);
+    scanner_free(fs->scanner);
+    decoded_free(fs->decoded);
+    open_files_free(fs->files);
+    pool_free(fs->pool);
+    catalog_close(fs->catalog);
+    store_close(fs->store);
+    free(fs->cache_dir);
+    pthread_key_delete(fs->buffers);
+    last_error_destroy(&fs->last_error);
+    free(fs);
+}
+
+void fs_closep(struct fs **fs)
+{
+    fs_close(*fs);
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/fs.h - the root object of a mount, and what every file of this room needs. */
+#ifndef UFS_FS_FS_H
+#define UFS_FS_FS_H
+
+#define FUSE_USE_VERSION 314
+#include <fuse3/fuse_lowlevel.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "base/err.h"
+#include "fs/counters.h"
+#include "fs/mount.h"
+#include "gpu/reader.h"
+#include "index/formats/scan.h"
+#include "remote/store.h"
+
+struct lane;
+struct nodes;
+struct session;
+struct slots;
+struct watch;
+
+/*
+ * How long the kernel may keep what a mirrored directory shows, and how long we keep our
+ * own look at it: together less than the second within which changes must show.
+ */
+#define MIRROR_SECONDS 0.4
+enum { MIRROR_NS = 400000000 };
+/* Inside a checkpoint names and attributes never change; a new scan has new nodes. */
+#define FROZEN_SECONDS 3600.0
+/* A checkpoint counts as unchanged for this long after it was looked at. */
+enum { FRESH_NS = 1000000000 };
+
+struct fs {
+    struct mount_options options;
+    struct store *store;
+    struct catalog *catalog;
+    struct pool *pool;
+    struct scanner *scanner;
+    struct open_files *files;
+    struct decoded_cache *decoded;
+    struct reader_env env;
+    char *cache_dir; /* NULL: there is none, nothing is written to disk */
+
+    struct session *owner; /* the server that runs it */
+    struct fuse_session *session;
+    bool can_expire; /* the kernel knows FUSE_EXPIRE_ONLY */
+
+    struct nodes *nodes;
+    struct slots *slots;
+    struct lane *lane;
+    struct watch *watch;
+    struct counters counters;
+    struct last_error last_error;
+    pthread_key_t buffers; /* one reply buffer a thread */
+};
+
+static inline int64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline unsigned fs_views(const struct fs *fs)
+{
+    return fs->options.views ? fs->options.views : (unsigned)SHOW_ALL;
+}
+
+/* All but the session: opened after the fork, since neither sqlite nor threads survive one. */
+int fs_open(const struct mount_options *options, struct fs **out, struct err *e);
+void fs_close(struct fs *fs);
+void fs_closep(struct fs **fs);
+
+/* The operation table of this mount. */
+extern const struct fuse_lowlevel_ops fs_operations;
+
+#endif

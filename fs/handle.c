@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/handle.c - open files. */
+#include "fs/handle.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/utf8.h"
+#include "fs/lookup.h"
+#include "fs/report.h"
+
+enum { TENSOR_MEMORY = 16 << 20, NAME_SHOWN = 512 };
+
+void handle_free(struct fs *fs, struct handle *h)
+{
+    reader_close(h->reader);
+    side_close(h->side);
+    slot_unref(fs, h->slot, 1);
+    buf_release(&h->text);
+    free(h->name);
+    free(h);
+}
+
+static int name_handle(struct handle *h, const struct slot *slot, const char *name,
+                       struct err *e)
+{
+    char line[NAME_SHOWN], path[NAME_SHOWN];
+
+    text_escape(line, sizeof line, name);
+    text_escape(path, sizeof path, slot->path);
+    if (asprintf(&h->name, "%s%s%s%s%s", path, path[0] ? ": " : "",
+                 slot->file ? slot->file : "", slot->file ? ": " : "", line) < 0) {
+        h->name = NULL;
+        return err_nomem(e);
+    }
+    return 0;
+}
+
+/*
+ * What was opened may have changed since the scan: the checkpoint is looked at again
+ * before its next use, and the kernel, given ESTALE, comes back by the path at once.
+ */
+static int stale(struct fs *fs, struct slot *slot, int rc)
+{
+    if (rc == -ESTALE) {
+        slot->suspect = true;
+        scanner_suspect(fs->scanner, slot->path, slot->file);
+    }
+    return rc;
+}
+
+static int open_tensor(struct fs *fs, struct handle *h, enum inside kind, uint32_t ord,
+                       struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
+    int64_t id = h->slot->info.id;
+    struct tensor_info t;
+    int rc = a ? catalog_tensor(fs->catalog, id, ord, a, &t, e) : err_nomem(e);
+
+    if (rc == 0)
+        rc = name_handle(h, h->slot, t.key, e);
+    if (rc == 0)
+        rc = reader_open_tensor(&fs->env, id, ord, kind == INSIDE_NPY, &h->reader, e);
+    return rc;
+}
+
+static int open_view(struct fs *fs, struct handle *h, enum view_kind kind,
+                     struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
+    int64_t id = h->slot->info.id;
+    struct view_info v;
+    int rc = a ? view_get(fs->catalog, id, kind, fs->options.prefix, a, &v, e)
+               : err_nomem(e);
+
+    if (rc == 0)
+        rc = name_handle(h, h->slot, v.name, e);
+    if (rc == 0 && v.fault)
+        rc = err_set(e, EBADMSG, "%s", v.fault);
+    if (rc == 0)
+        rc = reader_open_view(&fs->env, id, &v, &h->reader, e);
+    return rc;
+}
+
+static int open_report(struct fs *fs, struct handle *h, enum inside kind, struct err *e)
+{
+    struct source *src;
+    int rc = report_get(fs, h->slot, kind, &src, e);
+
+    return rc < 0 ? rc : side_open_source(src, &h->side, e);
+}
+
+static int open_text(struct fs *fs, struct handle *h, enum inside kind, struct err *e)
+{
+    h->is_text = true;
+    return report_text(fs, kind, &h->text) < 0 ? err_nomem(e) : 0;
+}
+
+static int open_kind(struct request *r, struct handle *h, struct err *e)
+{
+    enum inside kind = ino_kind(r->ino);
+
+    switch (kind) {
+    case INSIDE_NPY:
+    case INSIDE_BARE:
+        return open_tensor(r->fs, h, kind, ino_index(r->ino), e);
+    case INSIDE_MODEL:
+        return open_view(r->fs, h, VIEW_MODEL, e);
+    case INSIDE_OPTIMIZER_FILE:
+        return open_view(r->fs, h, VIEW_OPTIMIZER, e);
+    case INSIDE_CHECKPOINT_JSON:
+    case INSIDE_OBJECTS_JSON:
+        if (!r->may_block && !report_made(h->slot, kind))
+            return FS_LATER;
+        return open_report(r->fs, h, kind, e);
+    case INSIDE_COUNTERS_JSON:
+    case INSIDE_LAST_ERROR:
+        return open_text(r->fs, h, kind, e);
+    case INSIDE_TENSORS:
+    case INSIDE_TREE:
+    case INSIDE_RAW:
+    case INSIDE_OPTIMIZER:
+    case INSIDE_META:
+    case INSIDE_LATEST:
+    default:
+        return -EISDIR;
+    }
+}
+
+static int open_inside(struct request *r, struct handle *h, struct err *e)
+{
+    int rc;
+
+    h->slot = slot_of_ino(r->fs, r->ino);
+    if (!h->slot)
+        return -ESTALE;
+    rc = slot_ready(r, h->slot, e);
+    if (rc == 0)
+        rc = stale(r->fs, h->slot, open_kind(r, h, e));
+    if (rc < 0 && h->name && e->code)
+        err_wrap(e, "open %s", h->name);
+    /* Nodes of a generation never change: what the kernel has of them stays good. */
+    r->fi.keep_cache = !h->is_text;
+    r->fi.direct_io = h->reader || h->is_text;
+    return rc;
+}
+
+static int open_outside(struct request *r, struct handle *h, struct err *e)
+{
+    struct node *n = node_of_ino(r->fs, r->ino);
+
+    if (!n)
+        return -ESTALE;
+    if (n->kind != NODE_FILE)
+        return -EISDIR;
+    return side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
+}
+
+int open_run(struct request *r, struct err *e)
+{
+    struct handle *h;
+    int rc;
+
+    if ((r->fi.flags & O_ACCMODE) != O_RDONLY || (r->fi.flags & O_TRUNC))
+        return -EROFS;
+    h = calloc(1, sizeof *h);
+    if (!h)
+        return err_nomem(e);
+    rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
+    if (rc != 0) {
+        handle_free(r->fs, h);
+        return rc;
+    }
+    counter_add(&r->fs->counters, COUNT_OPENS, 1);
+    r->fi.fh = (uintptr_t)h;
+    r->fi.noflush = 1;
+    if (fuse_reply_open(r->req, &r->fi) < 0)
+        handle_free(r->fs, h);
+    return 0;
+}

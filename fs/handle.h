@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/handle.h - open files. */
+#ifndef UFS_FS_HANDLE_H
+#define UFS_FS_HANDLE_H
+
+#include "base/buf.h"
+#include "fs/request.h"
+#include "fs/side.h"
+
+/* One of reader, side and text is what it reads from. */
+struct handle {
+    struct reader *reader; /* a tensor or a view */
+    struct slot *slot;     /* its generation; NULL for side files */
+    struct side *side;     /* a file of the source, or a report */
+    bool is_text;          /* text made at open */
+    struct buf text;
+    char *name; /* for messages: the key, or the name of the view */
+
+    /* Sequential reading: where the last read ended, how far was fetched ahead. */
+    atomic_uint_fast64_t next, ahead;
+};
+
+static inline struct handle *handle_of(const struct fuse_file_info *fi)
+{
+    return (struct handle *)(uintptr_t)fi->fh;
+}
+
+int open_run(struct request *r, struct err *e);
+void handle_free(struct fs *fs, struct handle *h);
+
+#endif

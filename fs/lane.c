@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/lane.c - threads for requests that wait for a scan, so that others need not. */
+#include "fs/lane.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fs/node.h"
+#include "fs/request.h"
+#include "fs/slot.h"
+
+enum { LANE_THREADS = 6, REAP_AT_ONCE = 64 };
+
+/*
+ * A waiting request. It is on the list until a thread takes it, or until it is answered
+ * because its process was killed: whoever removes it owns it.
+ */
+struct waiting {
+    struct waiting *next;
+    struct request r;
+    struct lane *lane;
+    uint64_t key;
+    char *name;
+    bool interrupted;
+};
+
+struct lane {
+    struct fs *fs;
+    pthread_t thread[LANE_THREADS];
+    unsigned started;
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    /* guarded by lock */
+    struct waiting *head, **tail;
+    uint64_t running[LANE_THREADS]; /* keys that a thread works on; 0: none */
+    unsigned threads;               /* that took a place in it */
+    bool stop;
+};
+
+/* All of a generation, or one directory. Never 0. */
+static uint64_t key_of(const struct request *r)
+{
+    return ino_is_inside(r->ino) ? r->ino >> 40 : r->ino;
+}
+
+static void waiting_free(struct waiting *w)
+{
+    free(w->name);
+    free(w);
+}
+
+static bool is_running(const struct lane *l, uint64_t key)
+{
+    for (unsigned i = 0; i < LANE_THREADS; i++)
+        if (l->running[i] == key)
+            return true;
+    return false;
+}
+
+/* Takes the request at *p off the list. */
+static struct waiting *unlink_at(struct lane *l, struct waiting **p)
+{
+    struct waiting *w = *p;
+
+    *p = w->next;
+    if (l->tail == &w->next)
+        l->tail = p;
+    return w;
+}
+
+/* The first request whose node no thread works on, or NULL. */
+static const struct waiting *next_job(const struct lane *l)
+{
+    for (const struct waiting *w = l->head; w; w = w->next)
+        if (!is_running(l, w->key))
+            return w;
+    return NULL;
+}
+
+/* A request on this node, off the list, or NULL. */
+static struct waiting *take(struct lane *l, uint64_t key)
+{
+    for (struct waiting **p = &l->head; *p; p = &(*p)->next)
+        if ((*p)->key == key)
+            return unlink_at(l, p);
+    return NULL;
+}
+
+/*
+ * libfuse calls this for any signal that the process got, with the request locked. Only
+ * a mark: a program with a timer must not see EINTR from stat(2). lane_reap() looks
+ * whether it was killed.
+ */
+static void on_interrupt(fuse_req_t req, void *user)
+{
+    struct waiting *w = user;
+
+    (void)req;
+    pthread_mutex_lock(&w->lane->lock);
+    w->interrupted = true;
+    pthread_mutex_unlock(&w->lane->lock);
+}
+
+/*
+ * Does what takes long before any request is taken: while they wait on the list they can
+ * still be answered when their process is killed. What goes wrong is found again, and
+ * told, by the requests themselves.
+ */
+static void prepare(struct fs *fs, fuse_ino_t ino)
+{
+    struct err e = {0};
+
+    if (ino_is_inside(ino)) {
+        struct slot *slot = slot_of_ino(fs, ino);
+
+        if (slot && !slot->stale && !slot_fresh(slot, now_ns()))
+            slot_refresh(fs, slot, &e);
+        slot_unref(fs, slot, 1);
+    } else {
+        struct node *node = node_pin(fs, ino);
+        struct shown *shown = NULL;
+
+        if (node && tree_shown(fs, node, true, &shown, &e) == 0)
+            shown_put(fs, shown);
+        if (node)
+            node_unpin(fs, node);
+    }
+}
+
+/* Answers a request that is ours alone now. */
+static void answer(struct waiting *w)
+{
+    fuse_req_interrupt_func(w->r.req, NULL, NULL); /* no call can be under way after */
+    request_run(&w->r);
+    waiting_free(w);
+}
+
+/* Works on one node; called and returns with the lock held. */
+static void run_job(struct lane *l, unsigned me, const struct waiting *job)
+{
+    uint64_t key = job->key;
+    fuse_ino_t ino = job->r.ino;
+    struct waiting *w;
+
+    l->running[me] = key;
+    pthread_mutex_unlock(&l->lock);
+    prepare(l->fs, ino);
+    pthread_mutex_lock(&l->lock);
+    while (!l->stop && (w = take(l, key))) {
+        pthread_mutex_unlock(&l->lock);
+        answer(w);
+        pthread_mutex_lock(&l->lock);
+    }
+    l->running[me] = 0;
+}
+
+static void *lane_thread(void *user)
+{
+    struct lane *l = user;
+    unsigned me;
+
+    pthread_mutex_lock(&l->lock);
+    me = l->threads++;
+    while (!l->stop) {
+        const struct waiting *job = next_job(l);
+
+        if (job)
+            run_job(l, me, job);
+        else
+            pthread_cond_wait(&l->more, &l->lock);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+int lane_new(struct fs *fs, struct lane **out, struct err *e)
+{
+    struct lane *l = calloc(1, sizeof *l);
+    int rc = 0;
+
+    if (!l)
+        return err_nomem(e);
+    l->fs = fs;
+    l->tail = &l->head;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->more, NULL);
+    while (rc == 0 && l->started < LANE_THREADS) {
+        rc = pthread_create(&l->thread[l->started], NULL, lane_thread, l);
+        l->started += rc == 0;
+    }
+    if (rc) {
+        lane_free(l);
+        return err_set(e, rc, "start a thread: %s", strerror(rc));
+    }
+    *out = l;
+    return 0;
+}
+
+/* Answers without running it. */
+static void refuse(struct waiting *w, int code)
+{
+    fuse_req_interrupt_func(w->r.req, NULL, NULL);
+    fuse_reply_err(w->r.req, code);
+    waiting_free(w);
+}
+
+void lane_free(struct lane *l)
+{
+    if (!l)
+        return;
+    pthread_mutex_lock(&l->lock);
+    l->stop = true;
+    pthread_cond_broadcast(&l->more);
+    pthread_mutex_unlock(&l->lock);
+    for (unsigned i = 0; i < l->started; i++)
+        pthread_join(l->thread[i], NULL);
+    while (l->head)
+        refuse(unlink_at(l, &l->head), EINTR);
+    pthread_cond_destroy(&l->more);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+static struct waiting *waiting_new(struct lane *l, const struct request *r)
+{
+    struct waiting *w = calloc(1, sizeof *w);
+
+    if (!w)
+        return NULL;
+    w->r = *r;
+    w->r.may_block = true;
+    w->lane = l;
+    w->key = key_of(r);
+    if (r->name) {
+        w->name = strdup(r->name);
+        w->r.name = w->name;
+        if (!w->name) {
+            free(w);
+            return NULL;
+        }
+    }
+    return w;
+}
+
+void lane_add(struct lane *l, const struct request *r)
+{
+    struct waiting *w = waiting_new(l, r);
+
+    if (!w) {
+        fuse_reply_err(r->req, ENOMEM);
+        return;
+    }
+    /* Before it is on the list: afterwards it may be gone at any time. */
+    fuse_req_interrupt_func(w->r.req, on_interrupt, w);
+    pthread_mutex_lock(&l->lock);
+    *l->tail = w;
+    l->tail = &w->next;
+    pthread_cond_signal(&l->more);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* Is this thread being killed? (SIGKILL, or any fatal signal once the kernel acts on it) */
+static bool is_killed(pid_t tid)
+{
+    char path[64], line[256];
+    unsigned long long pending = 0, bits;
+    FILE *f;
+
+    if (tid <= 0)
+        return false; /* of another pid namespace: not to be seen */
+    snprintf(path, sizeof path, "/proc/%d/status", (int)tid);
+    f = fopen(path, "re");
+    if (!f)
+        return errno == ENOENT;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "SigPnd: %llx", &bits) == 1 ||
+            sscanf(line, "ShdPnd: %llx", &bits) == 1)
+            pending |= bits;
+    fclose(f);
+    return pending & 1ull << (SIGKILL - 1);
+}
+
+/* Takes a request off the list if it is still there. */
+static bool remove_waiting(struct lane *l, const struct waiting *w)
+{
+    for (struct waiting **p = &l->head; *p; p = &(*p)->next) {
+        if (*p == w && w->interrupted) {
+            unlink_at(l, p);
+            return true;
+        }
+    }
+    return false;
+}
+
+void lane_reap(struct lane *l)
+{
+    struct suspect {
+        struct waiting *w;
+        pid_t tid;
+    } suspect[REAP_AT_ONCE];
+    size_t count = 0;
+
+    pthread_mutex_lock(&l->lock);
+    for (struct waiting *w = l->head; w && count < REAP_AT_ONCE; w = w->next)
+        if (w->interrupted)
+            suspect[count++] = (struct suspect){w, fuse_req_ctx(w->r.req)->pid};
+    pthread_mutex_unlock(&l->lock);
+    for (size_t i = 0; i < count; i++) {
+        bool mine;
+
+        if (!is_killed(suspect[i].tid))
+            continue;
+        pthread_mutex_lock(&l->lock);
+        mine = remove_waiting(l, suspect[i].w);
+        pthread_mutex_unlock(&l->lock);
+        if (mine)
+            refuse(suspect[i].w, EINTR);
+    }
+}

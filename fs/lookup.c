@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/lookup.c - names to nodes, and the entries that the kernel gets for them. */
+#include "fs/lookup.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "fs/report.h"
+
+enum { TENSOR_MEMORY = 16 << 20 };
+
+/* ---- entries ---- */
+
+void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t index,
+                  struct fuse_entry_param *out)
+{
+    bool live = kind == INSIDE_COUNTERS_JSON || kind == INSIDE_LAST_ERROR ||
+                kind == INSIDE_LATEST;
+
+    out->ino = slot_ino(slot, kind, index);
+    out->generation = slot->generation;
+    out->attr_timeout = live ? 0 : FROZEN_SECONDS;
+    out->entry_timeout = kind == INSIDE_LATEST ? MIRROR_SECONDS : FROZEN_SECONDS;
+    slot_ref(fs, slot, 1);
+}
+
+static struct node_spec spec_of(const struct node *dir, const struct shown_entry *entry,
+                                const char *path)
+{
+    struct node_spec spec = {.name = entry->name, .path = path};
+
+    switch (entry->kind) {
+    case SHOWN_FILE:
+        spec.kind = NODE_FILE;
+        break;
+    case SHOWN_LINK:
+        spec.kind = NODE_LINK;
+        return spec;
+    case SHOWN_FILE_DIR:
+        spec.kind = NODE_FILE_DIR;
+        spec.dir = dir->path;
+        spec.file = entry->name;
+        break;
+    case SHOWN_META:
+    case SHOWN_LATEST:
+        spec.kind = entry->kind == SHOWN_META ? NODE_META : NODE_LATEST;
+        spec.path = dir->path;
+        return spec;
+    case SHOWN_DIR:
+    case SHOWN_INSIDE:
+    default:
+        spec.kind = NODE_DIR;
+        break;
+    }
+    spec.dev = entry->st.id.dev;
+    spec.inode = entry->st.id.ino;
+    return spec;
+}
+
+/* Attributes from the listing where it has them. */
+static int outside_attr(struct fs *fs, const struct node *dir, const struct node *n,
+                        const struct shown_entry *entry, struct stat *st, struct err *e)
+{
+    (void)dir;
+    if (n->kind == NODE_LINK || n->kind == NODE_LATEST || n->kind == NODE_META)
+        return attr_node(fs, n, st, e);
+    attr_entry(fs, n->path, entry->kind, &entry->st, st);
+    return 0;
+}
+
+static int entry_outside(struct fs *fs, struct node *dir,
+                         const struct shown_entry *entry, struct fuse_entry_param *out,
+                         struct err *e)
+{
+    char path[PATH_MAX];
+    struct node_spec spec;
+    struct node *n;
+    int rc = shown_path(dir, entry, path, sizeof path, e);
+
+    if (rc < 0)
+        return rc;
+    spec = spec_of(dir, entry, path);
+    rc = node_intern(fs, dir, &spec, &n, e);
+    if (rc < 0)
+        return rc;
+    rc = outside_attr(fs, dir, n, entry, &out->attr, e);
+    if (rc < 0) {
+        node_forget(fs, n->ino, 1);
+        return rc;
+    }
+    out->ino = n->ino;
+    out->generation = n->generation;
+    out->attr_timeout = out->entry_timeout = MIRROR_SECONDS;
+    return 0;
+}
+
+int entry_shown(struct fs *fs, struct node *dir, const struct shown *shown,
+                const struct shown_entry *entry, struct fuse_entry_param *out,
+                struct err *e)
+{
+    int rc;
+
+    memset(out, 0, sizeof *out);
+    if (entry->kind != SHOWN_INSIDE)
+        return entry_outside(fs, dir, entry, out, e);
+    rc = attr_inside(fs, shown->slot, entry->inside, 0, &out->attr, e);
+    if (rc == 0)
+        entry_inside(fs, shown->slot, entry->inside, 0, out);
+    return rc;
+}
+
+void entry_brief(struct fs *fs, const struct node *dir, const struct shown *shown,
+                 const struct shown_entry *entry, struct stat *st)
+{
+    char path[PATH_MAX];
+    struct err e = {0};
+
+    memset(st, 0, sizeof *st);
+    if (entry->kind == SHOWN_INSIDE) {
+        if (attr_inside(fs, shown->slot, entry->inside, 0, st, &e) < 0)
+            *st = (struct stat){.st_ino = slot_ino(shown->slot, entry->inside, 0),
+                                .st_mode = S_IFREG};
+    } else if (entry->kind == SHOWN_META || entry->kind == SHOWN_LATEST) {
+        attr_entry(fs, dir->path, entry->kind, &entry->st, st);
+    } else if (shown_path(dir, entry, path, sizeof path, &e) == 0) {
+        attr_entry(fs, path, entry->kind, &entry->st, st);
+    }
+}
+
+void entry_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
+{
+    if (ino_is_inside(ino))
+        slot_forget(fs, ino, n);
+    else
+        node_forget(fs, ino, n);
+}
+
+/* ---- answers ---- */
+
+static int reply_entry(const struct request *r, const struct fuse_entry_param *entry)
+{
+    if (fuse_reply_entry(r->req, entry) < 0 && entry->ino) /* it was interrupted */
+        entry_forget(r->fs, entry->ino, 1);
+    return 0;
+}
+
+/* There is no such name, and for so long the kernel need not ask again. */
+static int reply_absent(const struct request *r, double seconds)
+{
+    struct fuse_entry_param none = {.entry_timeout = seconds};
+
+    return reply_entry(r, &none);
+}
+
+static int reply_inside(const struct request *r, struct slot *slot, enum inside kind,
+                        uint32_t index, struct err *e)
+{
+    struct fuse_entry_param entry = {0};
+    int rc = attr_inside(r->fs, slot, kind, index, &entry.attr, e);
+
+    if (rc < 0)
+        return rc;
+    entry_inside(r->fs, slot, kind, index, &entry);
+    return reply_entry(r, &entry);
+}
+
+static int reply_tensor(const struct request *r, struct slot *slot, enum inside kind,
+                        const struct tensor_info *t, struct err *e)
+{
+    struct fuse_entry_param entry = {0};
+    int rc = attr_tensor(r->fs, kind, t, &entry.attr, e);
+
+    if (rc < 0)
+        return rc;
+    entry_inside(r->fs, slot, kind, t->ord, &entry);
+    return reply_entry(r, &entry);
+}
+
+/* ---- inside a checkpoint ---- */
+
+int slot_ready(const struct request *r, struct slot *slot, struct err *e)
+{
+    int64_t now = now_ns();
+
+    slot->used_ns = now;
+    if (slot->stale)
+        return err_set(e, ESTALE, "%s: the checkpoint changed", slot->path);
+    if (slot_fresh(slot, now))
+        return 0;
+    return r->may_block ? slot_refresh(r->fs, slot, e) : FS_LATER;
+}
+
+static int find_tensor(const struct request *r, struct slot *slot, bool npy,
+                       struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
+    struct tensor_info t;
+    int rc = a ? catalog_tensor_by_name(r->fs->catalog, slot->info.id, r->name, npy, a,
+                                        &t, e)
+               : err_nomem(e);
+
+    if (rc < 0)
+        return rc;
+    return reply_tensor(r, slot, npy ? INSIDE_NPY : INSIDE_BARE, &t, e);
+}
+
+static int find_in_tree(const struct request *r, struct slot *slot, uint32_t dir,
+                        struct err *e)
+{
+    struct tree_entry entry;
+    int rc = catalog_tree_find(r->fs->catalog, slot->info.id, dir, r->name, &entry, e);
+
+    if (rc < 0)
+        return rc;
+    return entry.dir ? reply_inside(r, slot, INSIDE_TREE, entry.dir, e)
+                     : reply_inside(r, slot, INSIDE_NPY, entry.tensor, e);
+}
+
+const struct fixed_file *fixed_file(const struct slot *slot, enum inside dir, size_t i)
+{
+    static const struct fixed_file meta[] = {
+        {"checkpoint.json", INSIDE_CHECKPOINT_JSON},
+        {"counters.json", INSIDE_COUNTERS_JSON},
+        {"last-error", INSIDE_LAST_ERROR},
+        {"objects.json", INSIDE_OBJECTS_JSON},
+    };
+    static const struct fixed_file optimizer[] = {
+        {"optimizer.safetensors", INSIDE_OPTIMIZER_FILE},
+    };
+
+    (void)slot;
+    if (dir == INSIDE_OPTIMIZER)
+        return i < ARRAY_SIZE(optimizer) ? &optimizer[i] : NULL;
+    return i < ARRAY_SIZE(meta) ? &meta[i] : NULL;
+}
+
+/* A report that has to be made first: not on a thread that others need. */
+static bool takes_time(const struct request *r, struct slot *slot, enum inside kind)
+{
+    return !r->may_block && !report_made(slot, kind);
+}
+
+static int find_fixed(const struct request *r, struct slot *slot, enum inside dir,
+                      struct err *e)
+{
+    const struct fixed_file *f;
+
+    for (size_t i = 0; (f = fixed_file(slot, dir, i)); i++) {
+        if (strcmp(f->name, r->name) == 0)
+            return takes_time(r, slot, f->kind) ? FS_LATER
+                                                : reply_inside(r, slot, f->kind, 0, e);
+    }
+    return err_set(e, ENOENT, "%s", r->name);
+}
+
+/* .unshard/latest of a checkpoint that has trackers beside it. */
+static int find_latest(const struct request *r, struct slot *slot, struct err *e)
+{
+    CLEANUP_FREE char *target = tracker_target(r->fs, slot->path);
+
+    if (!target || slot->file)
+        return reply_absent(r, MIRROR_SECONDS);
+    return reply_inside(r, slot, INSIDE_LATEST, 0, e);
+}
+
+static int find_inside(struct request *r, struct slot *slot, struct err *e)
+{
+    enum inside dir = ino_kind(r->ino);
+    int rc = slot_ready(r, slot, e);
+
+    if (rc != 0)
+        return rc;
+    switch (dir) {
+    case INSIDE_TENSORS:
+    case INSIDE_RAW:
+        rc = find_tensor(r, slot, dir == INSIDE_TENSORS, e);
+        break;
+    case INSIDE_TREE:
+        rc = find_in_tree(r, slot, ino_index(r->ino), e);
+        break;
+    case INSIDE_META:
+        if (strcmp(r->name, "latest") == 0)
+            return find_latest(r, slot, e);
+        rc = find_fixed(r, slot, dir, e);
+        break;
+    case INSIDE_OPTIMIZER:
+        rc = find_fixed(r, slot, dir, e);
+        break;
+    case INSIDE_NPY:
+    case INSIDE_BARE:
+    case INSIDE_MODEL:
+    case INSIDE_OPTIMIZER_FILE:
+    case INSIDE_CHECKPOINT_JSON:
+    case INSIDE_OBJECTS_JSON:
+    case INSIDE_COUNTERS_JSON:
+    case INSIDE_LAST_ERROR:
+    case INSIDE_LATEST:
+    default:
+        rc = -ENOTDIR;
+        break;
+    }
+    return rc == -ENOENT ? reply_absent(r, FROZEN_SECONDS) : rc;
+}
+
+static int lookup_inside(struct request *r, struct err *e)
+{
+    struct slot *slot = slot_of_ino(r->fs, r->ino);
+    int rc;
+
+    if (!slot)
+        return -ESTALE;
+    rc = find_inside(r, slot, e);
+    slot_unref(r->fs, slot, 1);
+    return rc;
+}
+
+/* ---- outside ---- */
+
+/*
+ * In a checkpoint the kernel may believe for long that a name is absent, as long as it
+ * can be told when that changes.
+ */
+static int reply_not_shown(const struct request *r, const struct shown *shown)
+{
+    struct slot *slot = shown->slot;
+    bool told = slot && slot_note_absent(slot, r->name) && !slot->stale;
+
+    return reply_absent(r, told ? FROZEN_SECONDS : MIRROR_SECONDS);
+}
+
+static int lookup_meta(struct request *r, struct node *meta, struct err *e)
+{
+    const struct shown_entry entry = {.kind = SHOWN_LATEST, .name = "latest"};
+    struct fuse_entry_param out = {0};
+    int rc;
+
+    if (strcmp(r->name, "latest") != 0)
+        return reply_absent(r, MIRROR_SECONDS);
+    rc = entry_outside(r->fs, meta, &entry, &out, e);
+    if (rc == -ENOENT)
+        return reply_absent(r, MIRROR_SECONDS);
+    return rc < 0 ? rc : reply_entry(r, &out);
+}
+
+static int lookup_outside(struct request *r, struct err *e)
+{
+    struct node *dir = node_of_ino(r->fs, r->ino);
+    const struct shown_entry *entry;
+    struct fuse_entry_param out;
+    struct shown *shown;
+    int rc;
+
+    if (!dir)
+        return -ESTALE;
+    if (dir->kind == NODE_META)
+        return lookup_meta(r, dir, e);
+    rc = tree_shown(r->fs, dir, r->may_block, &shown, e);
+    if (rc != 0)
+        return rc;
+    entry = shown_find(shown, r->name);
+    if (entry) {
+        rc = entry_shown(r->fs, dir, shown, entry, &out, e);
+        if (rc == 0)
+            reply_entry(r, &out);
+    } else {
+        rc = reply_not_shown(r, shown);
+    }
+    shown_put(r->fs, shown);
+    return rc;
+}
+
+int lookup_run(struct request *r, struct err *e)
+{
+    if (strlen(r->name) > NAME_MAX)
+        return -ENAMETOOLONG;
+    return ino_is_inside(r->ino) ? lookup_inside(r, e) : lookup_outside(r, e);
+}

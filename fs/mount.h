@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/mount.h - mounting a source and unmounting it again: what the command line calls. */
+#ifndef UFS_FS_MOUNT_H
+#define UFS_FS_MOUNT_H
+
+#include <sys/types.h>
+
+#include "base/base.h"
+#include "index/view.h"
+
+struct err;
+
+/* The views of a checkpoint that a mount shows. Bits. */
+enum mount_show {
+    SHOW_TENSORS = 1,
+    SHOW_TREE = 2,
+    SHOW_RAW = 4,
+    SHOW_OPTIMIZER = 8,
+    SHOW_MODEL = 16,
+    SHOW_ALL = 31
+};
+
+/* Zero is the default of every field. Strings are borrowed until fs_mount returns. */
+struct mount_options {
+    const char *source, *mountpoint;
+    bool foreground; /* stay, log to stderr */
+    bool debug;      /* libfuse prints every request; implies foreground */
+    bool allow_other, follow_symlinks;
+    bool memory_index;
+    bool has_uid, has_gid;
+    uid_t uid;
+    gid_t gid;
+    mode_t umask;
+    const char *cache_dir; /* NULL: cache_dir() of base/fsutil.h */
+    uint64_t cache_size;   /* bytes of decoded pieces; 0: 8 GiB */
+    unsigned jobs;         /* threads of the pool; 0: one a core */
+    unsigned refresh;      /* seconds between looks at the source; 0: 0.4 s */
+    enum view_prefix prefix;
+    unsigned views; /* enum mount_show; 0: all */
+};
+
+/* "tensors,raw" as bits; -EINVAL names the word that is no view. */
+int mount_views_parse(const char *text, unsigned *out, struct err *e);
+
+/*
+ * Mounts. In the background (the default) it returns 0 in the calling process once the
+ * mount can be used, or an error when it cannot; the server is a child process. In the
+ * foreground it returns when the file system was unmounted or a signal ended it.
+ */
+int fs_mount(const struct mount_options *options, struct err *e);
+
+/*
+ * Unmounts MNT when it is one of ours and returns when it is gone. -EINVAL: it is no
+ * mount of unshardfs; -EBUSY: it is in use.
+ */
+int fs_umount(const char *mountpoint, struct err *e);
+
+/* "3.14.0": the version of libfuse that runs. */
+const char *fs_fuse_version(void);
+
+#endif

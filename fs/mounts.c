@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/mounts.c - what is mounted where, and unmounting it. */
+#include "fs/mounts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "base/err.h"
+#include "fs/mount.h"
+
+enum {
+    GONE_TRIES = 200, /* 10 s for a mount to leave the table */
+    GONE_WAIT_NS = 50000000,
+};
+
+static const char table_path[] = "/proc/self/mountinfo";
+
+/* ---- the kernel's table ---- */
+
+/* Undoes the octal escapes of a field. */
+static void unescape(char *text)
+{
+    char *to = text;
+
+    for (const char *from = text; *from; to++) {
+        unsigned value;
+
+        if (from[0] == '\\' && sscanf(from + 1, "%3o", &value) == 1) {
+            *to = (char)value;
+            from += 4;
+        } else {
+            *to = *from++;
+        }
+    }
+    *to = '\0';
+}
+
+/* Cuts one line into mount point and type (man 5 proc_pid_mountinfo). */
+static bool parse_line(char *line, const char **point, const char **type)
+{
+    char *dash = strstr(line, " - "), *save = NULL, *field = NULL;
+
+    if (!dash)
+        return false;
+    *type = dash + 3;
+    dash[3 + strcspn(dash + 3, " ")] = '\0';
+    *dash = '\0';
+    for (int i = 0; i < 5; i++) {
+        field = strtok_r(i ? NULL : line, " ", &save);
+        if (!field)
+            return false;
+    }
+    unescape(field);
+    *point = field;
+    return true;
+}
+
+bool mounts_ours(const char *path)
+{
+    const char *point, *type;
+    char *line = NULL;
+    size_t cap = 0;
+    bool ours = false;
+    FILE *f = fopen(table_path, "re");
+
+    if (!f)
+        return false;
+    while (getline(&line, &cap, f) > 0) /* later lines lie on top of earlier ones */
+        if (parse_line(line, &point, &type) && strcmp(point, path) == 0)
+            ours = strcmp(type, MOUNT_TYPE) == 0;
+    free(line);
+    fclose(f);
+    return ours;
+}
+
+/*
+ * Only the directory above is resolved: looking at the mount point itself would wait
+ * for a server that hangs, and fail where it died.
+ */
+int mounts_path(const char *mountpoint, char out[PATH_MAX], struct err *e)
+{
+    char above[PATH_MAX], real[PATH_MAX];
+    size_t len = strlen(mountpoint);
+    const char *name;
+    char *slash;
+
+    while (len > 1 && mountpoint[len - 1] == '/')
+        len--;
+    if (len == 0 || len >= sizeof above)
+        return err_set(e, len ? ENAMETOOLONG : ENOENT, "%s: no such directory",
+                       mountpoint);
+    memcpy(above, mountpoint, len);
+    above[len] = '\0';
+    slash = strrchr(above, '/');
+    name = slash ? slash + 1 : above;
+    if (*name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
+        if (realpath(mountpoint, out))
+            return 0;
+        return err_set(e, errno, "%s: %s", mountpoint, strerror(errno));
+    }
+    if (slash)
+        *slash = '\0';
+    if (!realpath(!slash ? "." : slash == above ? "/" : above, real))
+        return err_set(e, errno, "%s: %s", mountpoint, strerror(errno));
+    if (snprintf(out, PATH_MAX, "%s/%s", strcmp(real, "/") == 0 ? "" : real, name) >=
+        PATH_MAX)
+        return err_set(e, ENAMETOOLONG, "%s: the path is too long", mountpoint);
+    return 0;
+}
+
+/* ---- before mounting ---- */
+
+/* Does /etc/fuse.conf let users share their mounts? */
+static bool users_may_share(void)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    bool may = false;
+    FILE *f = fopen("/etc/fuse.conf", "re");
+
+    if (!f)
+        return false;
+    while (!may && getline(&line, &cap, f) > 0) {
+        char *word = line + strspn(line, " \t");
+
+        word[strcspn(word, " \t\r\n")] = '\0';
+        may = strcmp(word, "user_allow_other") == 0;
+    }
+    free(line);
+    fclose(f);
+    return may;
+}
+
+static bool lies_within(const char *path, const char *dir)
+{
+    size_t len = strlen(dir);
+
+    if (strcmp(dir, "/") == 0)
+        return path[1] != '\0';
+    return strncmp(path, dir, len) == 0 && path[len] == '/';
+}
+
+static int check_directory(const char *path, struct err *e)
+{
+    struct stat st;
+
+    if (mounts_ours(path)) {
+        err_set(e, EBUSY, "%s: unshardfs is mounted there already", path);
+        return err_hint(e, "unshard umount %s", path);
+    }
+    if (stat(path, &st) < 0) {
+        err_set(e, errno, "%s: %s", path, strerror(errno));
+        return errno == ENOENT ? err_hint(e, "mkdir %s", path) : -e->code;
+    }
+    if (!S_ISDIR(st.st_mode))
+        return err_set(e, ENOTDIR, "%s: a mount point must be a directory", path);
+    return 0;
+}
+
+int mounts_check(const char *source, const char *mountpoint, bool allow_other,
+                 char out[PATH_MAX], struct err *e)
+{
+    char real[PATH_MAX];
+    int rc = mounts_path(mountpoint, out, e);
+
+    if (rc == 0)
+        rc = check_directory(out, e);
+    if (rc < 0)
+        return rc;
+    /* The mount point itself may be a link: what is mounted on is its target. */
+    if (realpath(out, real))
+        memcpy(out, real, strlen(real) + 1);
+    rc = check_directory(out, e);
+    if (rc < 0)
+        return rc;
+    if (realpath(source, real) && lies_within(out, real)) {
+        err_set(e, EINVAL, "%s: lies within the source %s, which would show itself",
+                out, real);
+        return err_hint(e, "mount it outside of the source");
+    }
+    if (allow_other && geteuid() != 0 && !users_may_share()) {
+        err_set(e, EPERM, "-o allow_other: only root may share a mount with others");
+        return err_hint(e, "add the line user_allow_other to /etc/fuse.conf");
+    }
+    if (access("/dev/fuse", F_OK) < 0) {
+        err_set(e, ENODEV, "/dev/fuse: %s", strerror(errno));
+        return err_hint(e, "load the kernel's module: modprobe fuse");
+    }
+    return 0;
+}
+
+/* ---- unmounting ---- */
+
+/* fusermount3 is setuid and lets users unmount what is theirs. No shell. */
+static int run_fusermount(const char *path, bool lazy)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid < 0)
+        return -errno;
+    if (pid == 0) {
+        int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+        char program[] = "fusermount3", unmount[] = "-u", detach[] = "-uz";
+        char end[] = "--";
+        char *args[] = {program, lazy ? detach : unmount, end, (char *)(uintptr_t)path,
+                        NULL};
+
+        if (null >= 0) {
+            dup2(null, 0);
+            dup2(null, 1);
+            dup2(null, 2);
+        }
+        execvp(program, args);
+        _exit(127);
+    }
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+        return -ENOENT;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EBUSY;
+}
+
+void mounts_detach(const char *path)
+{
+    if (!mounts_ours(path))
+        return;
+    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) < 0)
+        run_fusermount(path, true);
+}
+
+static int unmount(const char *path)
+{
+    if (umount2(path, UMOUNT_NOFOLLOW) == 0)
+        return 0;
+    return errno == EPERM ? run_fusermount(path, false) : -errno;
+}
+
+static int unmount_failed(const char *path, int rc, struct err *e)
+{
+    if (rc == -ENOENT)
+        return err_set(e, ENOENT,
+                       "fusermount3: not found, and only root can do without");
+    if (rc != -EBUSY)
+        return err_set(e, -rc, "unmount %s: %s", path, strerror(-rc));
+    err_set(e, EBUSY, "%s: a process has files open there, or it is not your mount",
+            path);
+    return err_hint(e, "try fuser -vm %s", path);
+}
+
+int fs_umount(const char *mountpoint, struct err *e)
+{
+    const struct timespec wait = {.tv_nsec = GONE_WAIT_NS};
+    char path[PATH_MAX], real[PATH_MAX];
+    int rc = mounts_path(mountpoint, path, e);
+
+    if (rc < 0)
+        return rc;
+    if (!mounts_ours(path) && realpath(path, real) && mounts_ours(real))
+        memcpy(path, real, strlen(real) + 1); /* a link to the mount point */
+    if (!mounts_ours(path))
+        return err_set(e, EINVAL, "%s: no unshardfs is mounted there", path);
+    rc = unmount(path);
+    if (rc < 0)
+        return unmount_failed(path, rc, e);
+    for (int i = 0; i < GONE_TRIES; i++) {
+        if (!mounts_ours(path))
+            return 0;
+        nanosleep(&wait, NULL);
+    }
+    return err_set(e, EBUSY, "%s: is still mounted", path);
+}

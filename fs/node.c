@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/node.c - the nodes outside of checkpoints: directories, side files, links. */
+#include "fs/node.h"
+
+#include <errno.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "fs/slot.h"
+#include "fs/tree.h"
+
+struct nodes {
+    pthread_mutex_t lock;
+    /* guarded by lock */
+    struct node **table; /* by number; 0 is never used */
+    size_t cap, free;    /* free: no number below it is free */
+    struct node **bucket;
+    size_t nbuckets, count;
+    uint64_t generation;
+};
+
+enum { FIRST_BUCKETS = 256, FIRST_TABLE = 256 };
+
+static void node_free(struct fs *fs, struct node *n)
+{
+    if (n->shown)
+        shown_put(fs, n->shown);
+    slot_unref(fs, n->slot, 1);
+    free(n->name);
+    free(n->path);
+    free(n->dir);
+    free(n->file);
+    free(n);
+}
+
+static char *copy(const char *text)
+{
+    return text ? strdup(text) : NULL;
+}
+
+static struct node *node_make(const struct node_spec *spec)
+{
+    struct node *n = calloc(1, sizeof *n);
+
+    if (!n)
+        return NULL;
+    n->kind = spec->kind;
+    n->name = strdup(spec->name);
+    n->path = strdup(spec->path);
+    n->dir = copy(spec->dir);
+    n->file = copy(spec->file);
+    n->dev = spec->dev;
+    n->inode = spec->inode;
+    n->refs = 1;
+    n->used_ns = now_ns();
+    if (n->name && n->path && (n->dir || !spec->dir) && (n->file || !spec->file))
+        return n;
+    free(n->name);
+    free(n->path);
+    free(n->dir);
+    free(n->file);
+    free(n);
+    return NULL;
+}
+
+int nodes_new(struct nodes **out, struct err *e)
+{
+    static const struct node_spec root = {.kind = NODE_DIR, .name = "", .path = ""};
+    struct nodes *t = calloc(1, sizeof *t);
+
+    if (!t)
+        return err_nomem(e);
+    pthread_mutex_init(&t->lock, NULL);
+    t->bucket = calloc(FIRST_BUCKETS, sizeof *t->bucket);
+    t->table = calloc(FIRST_TABLE, sizeof *t->table);
+    if (t->bucket && t->table)
+        t->table[FUSE_ROOT_ID] = node_make(&root);
+    if (!t->bucket || !t->table || !t->table[FUSE_ROOT_ID]) {
+        free(t->bucket);
+        free(t->table);
+        free(t);
+        return err_nomem(e);
+    }
+    t->table[FUSE_ROOT_ID]->ino = FUSE_ROOT_ID;
+    t->nbuckets = FIRST_BUCKETS;
+    t->cap = FIRST_TABLE;
+    t->free = FUSE_ROOT_ID + 1;
+    *out = t;
+    return 0;
+}
+
+void nodes_free(struct fs *fs)
+{
+    struct nodes *t = fs->nodes;
+
+    if (!t)
+        return;
+    for (size_t i = 0; i < t->cap; i++)
+        if (t->table[i])
+            node_free(fs, t->table[i]);
+    free(t->table);
+    free(t->bucket);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+    fs->nodes = NULL;
+}
+
+struct node *node_of_ino(struct fs *fs, fuse_ino_t ino)
+{
+    struct nodes *t = fs->nodes;
+    struct node *n;
+
+    pthread_mutex_lock(&t->lock);
+    n = ino < t->cap ? t->table[ino] : NULL;
+    pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+/* ---- the hash by parent and name; all with the lock held ---- */
+
+static struct node **bucket_of(const struct nodes *t, uint64_t parent, const char *name)
+{
+    return &t->bucket[XXH3_64bits_withSeed(name, strlen(name), parent) &
+                      (t->nbuckets - 1)];
+}
+
+static void hash_grow(struct nodes *t)
+{
+    size_t old = t->nbuckets;
+    struct node **was = t->bucket;
+    struct node **now = calloc(2 * old, sizeof *now);
+
+    if (!now)
+        return; /* longer chains, nothing worse */
+    t->bucket = now;
+    t->nbuckets = 2 * old;
+    for (size_t i = 0; i < old; i++) {
+        for (struct node *n = was[i], *next; n; n = next) {
+            struct node **b = bucket_of(t, n->parent->ino, n->name);
+
+            next = n->next;
+            n->next = *b;
+            *b = n;
+        }
+    }
+    free(was);
+}
+
+static void hash_add(struct nodes *t, struct node *n)
+{
+    struct node **b;
+
+    if (++t->count > t->nbuckets)
+        hash_grow(t);
+    b = bucket_of(t, n->parent->ino, n->name);
+    n->next = *b;
+    *b = n;
+}
+
+static void hash_remove(struct nodes *t, struct node *n)
+{
+    struct node **b = bucket_of(t, n->parent->ino, n->name);
+
+    while (*b != n)
+        b = &(*b)->next;
+    *b = n->next;
+    t->count--;
+}
+
+static struct node *hash_find(const struct nodes *t, const struct node *parent,
+                              const char *name)
+{
+    struct node *n = *bucket_of(t, parent->ino, name);
+
+    while (n && (n->parent != parent || strcmp(n->name, name) != 0))
+        n = n->next;
+    return n;
+}
+
+static bool is_same(const struct node *n, const struct node_spec *spec)
+{
+    return n->kind == spec->kind && n->dev == spec->dev && n->inode == spec->inode &&
+           strcmp(n->path, spec->path) == 0;
+}
+
+/* Gives it a number. */
+static bool table_add(struct nodes *t, struct node *n)
+{
+    while (t->free < t->cap && t->table[t->free])
+        t->free++;
+    if (t->free == t->cap) {
+        struct node **grown = reallocarray(t->table, 2 * t->cap, sizeof *grown);
+
+        if (!grown)
+            return false;
+        memset(grown + t->cap, 0, t->cap * sizeof *grown);
+        t->table = grown;
+        t->cap *= 2;
+    }
+    n->ino = t->free;
+    n->generation = ++t->generation;
+    t->table[n->ino] = n;
+    return true;
+}
+
+int node_intern(struct fs *fs, struct node *parent, const struct node_spec *spec,
+                struct node **out, struct err *e)
+{
+    struct nodes *t = fs->nodes;
+    struct node *fresh = NULL, *n;
+
+    pthread_mutex_lock(&t->lock);
+    n = hash_find(t, parent, spec->name);
+    if (n && !is_same(n, spec)) {
+        hash_remove(t, n);
+        n->orphan = true;
+        n = NULL;
+    }
+    if (n) {
+        n->refs++;
+    } else if ((fresh = node_make(spec)) && table_add(t, fresh)) {
+        fresh->parent = parent;
+        parent->refs++;
+        hash_add(t, fresh);
+        n = fresh;
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (!n) {
+        if (fresh)
+            node_free(fs, fresh);
+        return err_nomem(e);
+    }
+    *out = n;
+    return 0;
+}
+
+/* Takes n references; the node itself and parents that nobody needs go with the last. */
+static void drop(struct fs *fs, struct node *n, uint64_t refs)
+{
+    struct nodes *t = fs->nodes;
+    struct node *dead = NULL;
+
+    pthread_mutex_lock(&t->lock);
+    while (n && n->ino != FUSE_ROOT_ID) {
+        struct node *parent = n->parent;
+
+        n->refs -= MIN(refs, n->refs);
+        if (n->refs > 0)
+            break;
+        if (!n->orphan)
+            hash_remove(t, n);
+        t->table[n->ino] = NULL;
+        t->free = MIN(t->free, n->ino);
+        n->next = dead;
+        dead = n;
+        n = parent;
+        refs = 1;
+    }
+    pthread_mutex_unlock(&t->lock);
+    for (struct node *next; dead; dead = next) {
+        next = dead->next;
+        node_free(fs, dead);
+    }
+}
+
+void node_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
+{
+    struct node *node = node_of_ino(fs, ino);
+
+    if (node)
+        drop(fs, node, n);
+}
+
+struct node *node_pin(struct fs *fs, fuse_ino_t ino)
+{
+    struct nodes *t = fs->nodes;
+    struct node *n;
+
+    pthread_mutex_lock(&t->lock);
+    n = ino < t->cap ? t->table[ino] : NULL;
+    if (n)
+        n->refs++;
+    pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+void node_unpin(struct fs *fs, struct node *n)
+{
+    drop(fs, n, 1);
+}
+
+/* ---- what a directory remembers ---- */
+
+struct shown *node_shown(struct fs *fs, struct node *n)
+{
+    struct shown *shown;
+
+    pthread_mutex_lock(&fs->nodes->lock);
+    shown = n->shown ? shown_get(n->shown) : NULL;
+    pthread_mutex_unlock(&fs->nodes->lock);
+    return shown;
+}
+
+void node_set_shown(struct fs *fs, struct node *n, struct shown *shown)
+{
+    struct shown *old;
+
+    pthread_mutex_lock(&fs->nodes->lock);
+    old = n->shown;
+    n->shown = shown ? shown_get(shown) : NULL;
+    pthread_mutex_unlock(&fs->nodes->lock);
+    if (old)
+        shown_put(fs, old);
+}
+
+struct slot *node_slot(struct fs *fs, struct node *n)
+{
+    struct slot *slot;
+
+    pthread_mutex_lock(&fs->nodes->lock);
+    slot = n->slot ? slot_get(fs, n->slot) : NULL;
+    pthread_mutex_unlock(&fs->nodes->lock);
+    return slot;
+}
+
+void node_set_slot(struct fs *fs, struct node *n, struct slot *slot)
+{
+    struct slot *old;
+
+    pthread_mutex_lock(&fs->nodes->lock);
+    old = n->slot;
+    n->slot = slot ? slot_get(fs, slot) : NULL;
+    pthread_mutex_unlock(&fs->nodes->lock);
+    slot_unref(fs, old, 1);
+}
+
+int node_watched(struct fs *fs, struct node ***out, size_t *count)
+{
+    struct nodes *t = fs->nodes;
+    size_t n = 0;
+
+    *count = 0;
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->cap; i++)
+        n += t->table[i] && t->table[i]->slot;
+    *out = n ? malloc(n * sizeof **out) : NULL;
+    for (size_t i = 0; *out && i < t->cap; i++) {
+        if (t->table[i] && t->table[i]->slot) {
+            t->table[i]->refs++;
+            (*out)[(*count)++] = t->table[i];
+        }
+    }
+    pthread_mutex_unlock(&t->lock);
+    return n && !*out ? -ENOMEM : 0;
+}

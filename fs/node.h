@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/node.h - the nodes outside of checkpoints: directories, side files, links. */
+#ifndef UFS_FS_NODE_H
+#define UFS_FS_NODE_H
+
+#include "fs/fs.h"
+
+struct shown;
+struct slot;
+
+enum node_kind {
+    NODE_DIR,      /* a directory of the source; may be a checkpoint */
+    NODE_FILE_DIR, /* a file that is a checkpoint by itself, shown as a directory */
+    NODE_FILE,     /* a side file, byte for byte */
+    NODE_LINK,     /* a link to a directory within the source */
+    NODE_META,     /* .unshard beside a run's trackers */
+    NODE_LATEST    /* the link `latest` there, or beside it */
+};
+
+/*
+ * The kernel knows a node by its number in the table (1: the root) until it has
+ * forgotten every lookup. A name whose file or directory became another one is another
+ * node; the old one is an orphan that old handles still use.
+ */
+struct node {
+    uint64_t ino, generation;
+    enum node_kind kind;
+    struct node *parent; /* NULL: the root. A reference. */
+    char *name;
+    char *path; /* in the store: of itself, for META and LATEST of the directory */
+    char *dir, *file;    /* NODE_FILE_DIR: as scanner_get takes them */
+    uint64_t dev, inode; /* of the file or directory it stands for */
+
+    /* guarded by the lock of nodes */
+    uint64_t refs; /* lookups of the kernel, children, pins */
+    struct node *next;
+    atomic_bool orphan;  /* its name went to another node */
+    struct shown *shown; /* what a directory showed lately */
+    struct slot *slot;   /* the checkpoint it is, as of the last look */
+
+    /* for the watcher: when it was used last, when to look next */
+    atomic_int_fast64_t used_ns, look_ns;
+    atomic_bool dormant; /* the kernel will ask before it uses what it cached */
+};
+
+static inline bool node_is_dir(const struct node *n)
+{
+    return n->kind == NODE_DIR || n->kind == NODE_FILE_DIR || n->kind == NODE_META;
+}
+
+int nodes_new(struct nodes **out, struct err *e);
+void nodes_free(struct fs *fs);
+
+/* The node of an id that the kernel knows, valid until it forgets it. */
+struct node *node_of_ino(struct fs *fs, fuse_ino_t ino);
+
+struct node_spec {
+    enum node_kind kind;
+    const char *name, *path;
+    const char *dir, *file;
+    uint64_t dev, inode;
+};
+
+/* Finds or makes a child. The reference belongs to the kernel (or the caller). */
+int node_intern(struct fs *fs, struct node *parent, const struct node_spec *spec,
+                struct node **out, struct err *e);
+
+void node_forget(struct fs *fs, fuse_ino_t ino, uint64_t n);
+
+/* A reference to a node that the kernel may forget meanwhile; NULL: it did. */
+struct node *node_pin(struct fs *fs, fuse_ino_t ino);
+void node_unpin(struct fs *fs, struct node *n);
+
+/* What was remembered of a directory, with a reference; NULL: nothing. */
+struct shown *node_shown(struct fs *fs, struct node *n);
+/* Remembers it; takes one reference of its own. */
+void node_set_shown(struct fs *fs, struct node *n, struct shown *shown);
+
+struct slot *node_slot(struct fs *fs, struct node *n); /* a reference, or NULL */
+/* Takes up a checkpoint (NULL: none any more); takes one reference of its own. */
+void node_set_slot(struct fs *fs, struct node *n, struct slot *slot);
+
+/* Pins every directory that is a checkpoint now; *out is malloc'd. */
+int node_watched(struct fs *fs, struct node ***out, size_t *count);
+
+#endif

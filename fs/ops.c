@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/ops.c - the operation table: the kernel's requests as calls of our handlers. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+#include "fs/attr.h"
+#include "fs/dir.h"
+#include "fs/handle.h"
+#include "fs/lookup.h"
+#include "fs/read.h"
+#include "fs/report.h"
+#include "fs/request.h"
+#include "fs/xattr.h"
+
+static struct request request(fuse_req_t req, request_fn *fn, fuse_ino_t ino)
+{
+    struct request r = {.fs = fuse_req_userdata(req), .req = req, .fn = fn, .ino = ino};
+
+    counter_add(&r.fs->counters, COUNT_REQUESTS, 1);
+    return r;
+}
+
+static void op_init(void *user, struct fuse_conn_info *conn)
+{
+    struct fs *fs = user;
+
+    /* Splicing costs more than it saves, whatever the size (measured). */
+    conn->want &=
+        ~(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+    fs->can_expire = conn->capable & FUSE_CAP_EXPIRE_ONLY;
+}
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    struct request r = request(req, lookup_run, parent);
+
+    counter_add(&r.fs->counters, COUNT_LOOKUPS, 1);
+    r.name = name;
+    request_run(&r);
+}
+
+static void forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
+{
+    if (ino != FUSE_ROOT_ID)
+        entry_forget(fs, ino, n);
+}
+
+static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
+{
+    forget(fuse_req_userdata(req), ino, n);
+    fuse_reply_none(req);
+}
+
+static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *list)
+{
+    for (size_t i = 0; i < count; i++)
+        forget(fuse_req_userdata(req), list[i].ino, list[i].nlookup);
+    fuse_reply_none(req);
+}
+
+static int getattr_inside(struct request *r, struct slot *slot, struct stat *st,
+                          struct err *e)
+{
+    if (slot->stale)
+        return err_set(e, ESTALE, "%s: the checkpoint changed", slot->path);
+    if (!r->may_block && !report_made(slot, ino_kind(r->ino)))
+        return FS_LATER;
+    return attr_inside(r->fs, slot, ino_kind(r->ino), ino_index(r->ino), st, e);
+}
+
+static int getattr_run(struct request *r, struct err *e)
+{
+    double seconds = MIRROR_SECONDS;
+    struct stat st;
+    int rc;
+
+    if (ino_is_inside(r->ino)) {
+        struct slot *slot = slot_of_ino(r->fs, r->ino);
+        enum inside kind = ino_kind(r->ino);
+
+        rc = slot ? getattr_inside(r, slot, &st, e) : -ESTALE;
+        slot_unref(r->fs, slot, 1);
+        seconds = kind >= INSIDE_COUNTERS_JSON ? 0 : FROZEN_SECONDS;
+    } else {
+        const struct node *n = node_of_ino(r->fs, r->ino);
+
+        rc = n ? attr_node(r->fs, n, &st, e) : -ESTALE;
+    }
+    if (rc == 0)
+        fuse_reply_attr(r->req, &st, seconds);
+    return rc;
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct request r = request(req, getattr_run, ino);
+
+    (void)fi;
+    request_run(&r);
+}
+
+static int readlink_inside(const struct request *r, char *text, size_t size,
+                           struct err *e)
+{
+    struct slot *slot = slot_of_ino(r->fs, r->ino);
+    CLEANUP_FREE char *target = slot ? tracker_target(r->fs, slot->path) : NULL;
+
+    slot_unref(r->fs, slot, 1);
+    if (!target)
+        return err_set(e, ENOENT, "no tracker names a step any more");
+    snprintf(text, size, "../%s", target);
+    return 0;
+}
+
+static int readlink_run(struct request *r, struct err *e)
+{
+    char text[PATH_MAX];
+    int rc;
+
+    if (ino_is_inside(r->ino)) {
+        rc = ino_kind(r->ino) == INSIDE_LATEST
+                 ? readlink_inside(r, text, sizeof text, e)
+                 : -EINVAL;
+    } else {
+        const struct node *n = node_of_ino(r->fs, r->ino);
+
+        rc = n ? attr_link_text(r->fs, n, text, sizeof text, e) : -ESTALE;
+    }
+    if (rc == 0)
+        fuse_reply_readlink(r->req, text);
+    return rc;
+}
+
+static void op_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+    struct request r = request(req, readlink_run, ino);
+
+    request_run(&r);
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct request r = request(req, open_run, ino);
+
+    r.fi = *fi;
+    request_run(&r);
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                    struct fuse_file_info *fi)
+{
+    struct request r = request(req, read_run, ino);
+
+    r.size = size;
+    r.off = off;
+    r.fi = *fi;
+    request_run(&r);
+}
+
+static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    handle_free(fuse_req_userdata(req), handle_of(fi));
+    fuse_reply_err(req, 0);
+}
+
+/* Nothing is ever written: there is nothing to flush. */
+static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    (void)fi;
+    fuse_reply_err(req, 0);
+}
+
+static void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
+                     struct fuse_file_info *fi)
+{
+    (void)datasync;
+    op_flush(req, ino, fi);
+}
+
+static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct request r = request(req, opendir_run, ino);
+
+    r.fi = *fi;
+    request_run(&r);
+}
+
+static void read_dir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                     const struct fuse_file_info *fi, bool plus)
+{
+    struct request r = request(req, readdir_run, ino);
+
+    r.size = size;
+    r.off = off;
+    r.fi = *fi;
+    r.plus = plus;
+    request_run(&r);
+}
+
+static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                       struct fuse_file_info *fi)
+{
+    read_dir(req, ino, size, off, fi, false);
+}
+
+static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+                           struct fuse_file_info *fi)
+{
+    read_dir(req, ino, size, off, fi, true);
+}
+
+static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)ino;
+    dir_release(fuse_req_userdata(req), fi);
+    fuse_reply_err(req, 0);
+}
+
+/* From memory, so that df(1) never waits: what is known so far, and no room. */
+static void op_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+    struct request r = request(req, NULL, ino);
+    uint64_t bytes = atomic_load(&r.fs->counters.known_bytes);
+    struct statvfs st = {.f_bsize = 4096,
+                         .f_frsize = 4096,
+                         .f_blocks = bytes / 4096 + (bytes % 4096 > 0),
+                         .f_namemax = NAME_MAX};
+
+    fuse_reply_statfs(req, &st);
+}
+
+static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
+    struct request r = request(req, getxattr_run, ino);
+
+    r.name = name;
+    r.size = size;
+    request_run(&r);
+}
+
+static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
+{
+    struct request r = request(req, listxattr_run, ino);
+
+    r.size = size;
+    request_run(&r);
+}
+
+/* ---- what would change something ---- */
+
+static void refuse(fuse_req_t req)
+{
+    fuse_reply_err(req, EROFS);
+}
+
+static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
+                       struct fuse_file_info *fi)
+{
+    (void)ino;
+    (void)attr;
+    (void)to_set;
+    (void)fi;
+    refuse(req);
+}
+
+static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+                     dev_t rdev)
+{
+    (void)parent;
+    (void)name;
+    (void)mode;
+    (void)rdev;
+    refuse(req);
+}
+
+static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+{
+    (void)parent;
+    (void)name;
+    (void)mode;
+    refuse(req);
+}
+
+/* unlink and rmdir */
+static void op_remove(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    (void)parent;
+    (void)name;
+    refuse(req);
+}
+
+static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent,
+                       const char *name)
+{
+    (void)link;
+    (void)parent;
+    (void)name;
+    refuse(req);
+}
+
+static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
+                      fuse_ino_t newparent, const char *newname, unsigned int flags)
+{
+    (void)parent;
+    (void)name;
+    (void)newparent;
+    (void)newname;
+    (void)flags;
+    refuse(req);
+}
+
+static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,
+                    const char *newname)
+{
+    (void)ino;
+    (void)newparent;
+    (void)newname;
+    refuse(req);
+}
+
+static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+                      struct fuse_file_info *fi)
+{
+    (void)parent;
+    (void)name;
+    (void)mode;
+    (void)fi;
+    refuse(req);
+}
+
+static void op_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t size,
+                     off_t off, struct fuse_file_info *fi)
+{
+    (void)ino;
+    (void)data;
+    (void)size;
+    (void)off;
+    (void)fi;
+    refuse(req);
+}
+
+static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
+                         struct fuse_file_info *fi)
+{
+    (void)ino;
+    (void)mode;
+    (void)off;
+    (void)len;
+    (void)fi;
+    refuse(req);
+}
+
+static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
+                        const char *value, size_t size, int flags)
+{
+    (void)ino;
+    (void)name;
+    (void)value;
+    (void)size;
+    (void)flags;
+    refuse(req);
+}
+
+static void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
+{
+    (void)ino;
+    (void)name;
+    refuse(req);
+}
+
+static void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in,
+                               struct fuse_file_info *fi_in, fuse_ino_t out,
+                               off_t off_out, struct fuse_file_info *fi_out, size_t len,
+                               int flags)
+{
+    (void)in;
+    (void)off_in;
+    (void)fi_in;
+    (void)out;
+    (void)off_out;
+    (void)fi_out;
+    (void)len;
+    (void)flags;
+    refuse(req);
+}
+
+const struct fuse_lowlevel_ops fs_operations = {
+    .init = op_init,
+    .lookup = op_lookup,
+    .forget = op_forget,
+    .forget_multi = op_forget_multi,
+    .getattr = op_getattr,
+    .readlink = op_readlink,
+    .open = op_open,
+    .read = op_read,
+    .release = op_release,
+    .flush = op_flush,
+    .fsync = op_fsync,
+    .opendir = op_opendir,
+    .readdir = op_readdir,
+    .readdirplus = op_readdirplus,
+    .releasedir = op_releasedir,
+    .fsyncdir = op_fsync,
+    .statfs = op_statfs,
+    .getxattr = op_getxattr,
+    .listxattr = op_listxattr,
+    .setattr = op_setattr,
+    .mknod = op_mknod,
+    .mkdir = op_mkdir,
+    .unlink = op_remove,
+    .rmdir = op_remove,
+    .symlink = op_symlink,
+    .rename = op_rename,
+    .link = op_link,
+    .create = op_create,
+    .write = op_write,
+    .fallocate = op_fallocate,
+    .setxattr = op_setxattr,
+    .removexattr = op_removexattr,
+    .copy_file_range = op_copy_file_range,
+};

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/report.c - the generated files in .unshard. */
+#include "fs/report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/log.h"
+
+/* An unnamed file in the cache directory, or in memory where there is none. */
+static int unnamed_file(const struct fs *fs, struct err *e)
+{
+    int fd = -1;
+
+    if (fs->cache_dir)
+        fd = open(fs->cache_dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        fd = memfd_create("unshard-report", MFD_CLOEXEC);
+    return fd < 0 ? err_set(e, errno, "temporary file: %s", strerror(errno)) : fd;
+}
+
+static int make(struct fs *fs, const struct slot *slot, enum inside kind,
+                struct source **out, struct err *e)
+{
+    CLEANUP_FD int fd = unnamed_file(fs, e);
+    bool objects = kind == INSIDE_OBJECTS_JSON;
+    int rc;
+
+    if (fd < 0)
+        return fd;
+    rc = objects ? report_objects(fs->catalog, slot->info.id, fd, e)
+                 : report_checkpoint(fs->catalog, slot->info.id, fd, e);
+    if (rc < 0)
+        return err_wrap(e, "%s", objects ? "objects.json" : "checkpoint.json");
+    return source_from_fd(steal_fd(&fd), objects ? "objects.json" : "checkpoint.json",
+                          out, e);
+}
+
+static int report_index(enum inside kind)
+{
+    return kind == INSIDE_OBJECTS_JSON ? REPORT_OBJECTS : REPORT_CHECKPOINT;
+}
+
+static struct source *report_find(struct slot *slot, enum inside kind)
+{
+    struct source *src;
+
+    pthread_mutex_lock(&slot->lock);
+    src = slot->report[report_index(kind)];
+    src = src ? source_get(src) : NULL;
+    pthread_mutex_unlock(&slot->lock);
+    return src;
+}
+
+bool report_made(struct slot *slot, enum inside kind)
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+
+    if (kind != INSIDE_CHECKPOINT_JSON && kind != INSIDE_OBJECTS_JSON)
+        return true;
+    src = report_find(slot, kind);
+    return src != NULL;
+}
+
+int report_get(struct fs *fs, struct slot *slot, enum inside kind, struct source **out,
+               struct err *e)
+{
+    struct source *mine = NULL, **kept = &slot->report[report_index(kind)];
+    int rc;
+
+    *out = report_find(slot, kind);
+    if (*out)
+        return 0;
+    rc = make(fs, slot, kind, &mine, e);
+    if (rc < 0)
+        return rc;
+    pthread_mutex_lock(&slot->lock);
+    if (!*kept)
+        *kept = source_get(mine);
+    *out = source_get(*kept); /* who was first, so that all see one file */
+    pthread_mutex_unlock(&slot->lock);
+    source_put(mine);
+    return 0;
+}
+
+int report_text(struct fs *fs, enum inside kind, struct buf *out)
+{
+    return kind == INSIDE_COUNTERS_JSON ? counters_json(&fs->counters, out)
+                                        : last_error_text(&fs->last_error, out);
+}
+
+int report_size(struct fs *fs, struct slot *slot, enum inside kind, uint64_t *size,
+                struct err *e)
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+    CLEANUP(buf_release) struct buf text = {0};
+    int rc;
+
+    if (kind == INSIDE_COUNTERS_JSON || kind == INSIDE_LAST_ERROR) {
+        rc = report_text(fs, kind, &text);
+        *size = text.len;
+        return rc < 0 ? err_nomem(e) : 0;
+    }
+    rc = report_get(fs, slot, kind, &src, e);
+    *size = rc == 0 ? src->size : 0;
+    return rc;
+}

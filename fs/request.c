@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/request.c - one request of the kernel on its way through our handlers. */
+#include "fs/request.h"
+
+#include <errno.h>
+
+#include "base/log.h"
+#include "fs/lane.h"
+
+/* What programs ask for and live without: no fault of the source or ours. */
+static bool is_ordinary(int code)
+{
+    switch (code) {
+    case ENOENT:
+    case ESTALE:
+    case ENODATA:
+    case ERANGE:
+    case EINTR:
+    case EROFS:
+    case ENOTDIR:
+    case EISDIR:
+    case ENAMETOOLONG:
+        return true;
+    default:
+        return false;
+    }
+}
+
+void request_fail(const struct request *r, int code, const struct err *e)
+{
+    int shown = e->code ? err_for_reader(e) : -code;
+
+    if (is_ordinary(-code) && is_ordinary(shown)) {
+        if (e->code)
+            log_msg(LOG_FS, LOG_DEBUG, "%s", e->text);
+    } else {
+        counter_add(&r->fs->counters, COUNT_ERRORS, 1);
+        if (e->code)
+            last_error_report(&r->fs->last_error, e);
+    }
+    fuse_reply_err(r->req, shown);
+}
+
+void request_run(const struct request *r)
+{
+    struct request here = *r;
+    struct err e = {0};
+    int rc = here.fn(&here, &e);
+
+    if (rc == FS_LATER)
+        lane_add(r->fs->lane, r);
+    else if (rc < 0)
+        request_fail(&here, rc, &e);
+}

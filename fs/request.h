@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/request.h - one request of the kernel on its way through our handlers. */
+#ifndef UFS_FS_REQUEST_H
+#define UFS_FS_REQUEST_H
+
+#include "fs/fs.h"
+#include "fs/tree.h"
+
+struct request;
+
+/*
+ * Answers the request and returns 0; or returns a negative errno (with words in e where
+ * the cause is worth a log line) and has answered nothing; or FS_LATER when it would
+ * have to wait for a scan: then it is run again on a thread of the lane, `may_block` set.
+ */
+typedef int request_fn(struct request *r, struct err *e);
+
+struct request {
+    struct fs *fs;
+    fuse_req_t req;
+    request_fn *fn;
+    fuse_ino_t ino;
+    const char *name; /* of a lookup or an xattr */
+    size_t size;
+    off_t off;
+    struct fuse_file_info fi;
+    bool may_block, plus;
+};
+
+/* Runs it here or, if it asks for that, later. */
+void request_run(const struct request *r);
+
+/* Answers with the errno that `code` and `e` give; reports what is worth it. */
+void request_fail(const struct request *r, int code, const struct err *e);
+
+#endif

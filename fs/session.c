@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/session.c - mounting: the background, the kernel's first request, signals, the end. */
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "base/guard.h"
+#include "base/log.h"
+#include "fs/lane.h"
+#include "fs/mounts.h"
+#include "fs/watch.h"
+
+enum {
+    THREADS = 10,
+    LOG_KEPT = 8 << 20, /* a longer log is put aside when a mount begins */
+    POKE_NS = 20000000,
+    END_SECONDS = 5, /* a scan that is under way may take minutes: do not wait for it */
+    HEADER_IN = 40,  /* struct fuse_in_header */
+    OP_INIT = 26,
+};
+
+/* Kernel protocol 7.36: flags above 31 are in flags2 if this bit stands in flags. */
+enum { INIT_EXT = 1 << 30 };
+/* Files with FOPEN_DIRECT_IO can be mapped shared (flag 36). */
+enum { INIT2_DIRECT_IO_MMAP = 1 << 4 };
+
+struct init_in {
+    uint32_t major, minor, max_readahead, flags, flags2;
+};
+
+struct init_out {
+    uint32_t major, minor, max_readahead, flags;
+    uint16_t max_background, congestion_threshold;
+    uint32_t max_write, time_gran;
+    uint16_t max_pages, map_alignment;
+    uint32_t flags2, unused[7];
+};
+
+struct reply_head {
+    uint32_t len;
+    int32_t error;
+    uint64_t unique;
+};
+
+/* The server of one mount. fs is what requests get as their user data. */
+struct session {
+    struct fs *fs;
+    const struct mount_options *options;
+    const char *mountpoint;
+    int ready_fd; /* to the process that waits for the mount; -1: foreground */
+    int log_fd;   /* where the log goes once nobody waits; -1: nowhere */
+
+    /* the kernel's INIT request, until it is answered */
+    atomic_uint_fast64_t init_unique;
+    atomic_bool answered;
+    bool offers_mmap;
+
+    pthread_t main, signals, deadline;
+    atomic_bool ended;
+    atomic_bool has_deadline;
+};
+
+/* ---- the kernel's first request ---- */
+
+/*
+ * libfuse 3.14 does not know the flag that allows shared mappings of files with direct
+ * I/O, so it is added to its reply, when the kernel offers it.
+ */
+static void see_request(struct session *s, const char *data, size_t len)
+{
+    struct init_in in;
+    uint32_t opcode;
+    uint64_t unique;
+
+    if (len < HEADER_IN + sizeof in)
+        return;
+    memcpy(&opcode, data + 4, sizeof opcode);
+    if (opcode != OP_INIT)
+        return;
+    memcpy(&unique, data + 8, sizeof unique);
+    memcpy(&in, data + HEADER_IN, sizeof in);
+    s->offers_mmap = (in.flags & INIT_EXT) && (in.flags2 & INIT2_DIRECT_IO_MMAP);
+    s->init_unique = unique;
+}
+
+static void patch_reply(const struct session *s, struct iovec *iov, int count)
+{
+    struct init_out *out;
+
+    if (!s->offers_mmap || count < 2 || iov[1].iov_len < sizeof *out)
+        return;
+    out = iov[1].iov_base;
+    out->flags |= INIT_EXT;
+    out->flags2 |= INIT2_DIRECT_IO_MMAP;
+}
+
+/* Tells who waits that the mount can be used, and lets go of the terminal. */
+static bool become_ready(struct session *s)
+{
+    const struct err fine = {0};
+    int null;
+    bool told;
+
+    if (s->ready_fd < 0)
+        return true;
+    null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null >= 0) {
+        dup2(null, 0);
+        dup2(null, 1);
+        dup2(null, 2);
+        close(null);
+    }
+    log_to(s->log_fd >= 0 ? s->log_fd : 2);
+    told = write(s->ready_fd, &fine, sizeof fine) == sizeof fine;
+    close(s->ready_fd);
+    s->ready_fd = -1;
+    return told;
+}
+
+static ssize_t io_read(int fd, void *data, size_t len, void *user)
+{
+    struct session *s = ((struct fs *)user)->owner;
+    ssize_t n = read(fd, data, len);
+
+    if (n > 0 && !s->answered)
+        see_request(s, data, (size_t)n);
+    return n;
+}
+
+static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
+{
+    struct session *s = ((struct fs *)user)->owner;
+    struct reply_head head;
+    ssize_t n;
+
+    if (s->answered)
+        return writev(fd, iov, count);
+    memcpy(&head, iov[0].iov_base, sizeof head);
+    if (!s->init_unique || head.unique != s->init_unique || head.error)
+        return writev(fd, iov, count);
+    patch_reply(s, iov, count);
+    n = writev(fd, iov, count);
+    if (n >= 0) {
+        s->answered = true;
+        if (!become_ready(s)) /* nobody waits any more: ^C */
+            kill(getpid(), SIGTERM);
+    }
+    return n;
+}
+
+/* ---- signals ---- */
+
+static void on_poke(int signo)
+{
+    (void)signo;
+}
+
+static void server_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGHUP);
+    sigaddset(set, SIGUSR1);
+}
+
+/* Before any thread starts: all inherit that these go to the one that waits for them. */
+static int prepare_signals(struct err *e)
+{
+    struct sigaction poke = {.sa_handler = on_poke}; /* no SA_RESTART: waits end */
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    sigset_t set;
+    int rc = guard_install();
+
+    server_signals(&set);
+    if (rc < 0 || pthread_sigmask(SIG_BLOCK, &set, NULL) ||
+        sigaction(SIGUSR2, &poke, NULL) < 0 || sigaction(SIGPIPE, &ignore, NULL) < 0)
+        return err_set(e, EINVAL, "signals cannot be set up");
+    return 0;
+}
+
+/*
+ * Ends the process whatever its threads do. Nothing is lost: a scan that is cut off
+ * leaves the index as it was before.
+ */
+static void *end_late(void *user)
+{
+    struct session *s = user;
+    const struct timespec wait = {.tv_sec = END_SECONDS};
+
+    nanosleep(&wait, NULL);
+    mounts_detach(s->mountpoint);
+    _exit(0);
+}
+
+static void set_deadline(struct session *s)
+{
+    if (!atomic_exchange(&s->has_deadline, true) &&
+        pthread_create(&s->deadline, NULL, end_late, s) != 0)
+        s->has_deadline = false; /* then it ends when it ends */
+}
+
+static void clear_deadline(const struct session *s)
+{
+    if (!s->has_deadline)
+        return;
+    pthread_cancel(s->deadline);
+    pthread_join(s->deadline, NULL);
+}
+
+/* Makes the loop end: its thread may be between looking at the flag and waiting. */
+static void end_loop(struct session *s)
+{
+    const struct timespec wait = {.tv_nsec = POKE_NS};
+
+    fuse_session_exit(s->fs->session);
+    while (!s->ended) {
+        pthread_kill(s->main, SIGUSR2);
+        nanosleep(&wait, NULL);
+    }
+}
+
+static void *signal_thread(void *user)
+{
+    struct session *s = user;
+    sigset_t set;
+    int signo;
+
+    server_signals(&set);
+    while (!s->ended) {
+        if (sigwait(&set, &signo) != 0)
+            continue;
+        if (signo == SIGUSR1) {
+            counters_log(&s->fs->counters);
+        } else if (!s->ended) {
+            set_deadline(s);
+            end_loop(s);
+        }
+    }
+    return NULL;
+}
+
+/* ---- the session ---- */
+
+/* An option's value: libfuse cuts its list at commas. */
+static void add_value(struct buf *out, const char *value)
+{
+    for (; *value; value++) {
+        if (*value == ',' || *value == '\\')
+            buf_addc(out, '\\');
+        buf_addc(out, *value);
+    }
+}
+
+static int session_args(const struct session *s, struct fuse_args *args, struct err *e)
+{
+    CLEANUP(buf_release) struct buf list = {0};
+    int rc;
+
+    buf_adds(&list, "ro,default_permissions,subtype=" MOUNT_SUBTYPE ",fsname=");
+    add_value(&list, s->fs->store->url);
+    if (s->options->allow_other)
+        buf_adds(&list, ",allow_other");
+    rc = buf_failed(&list);
+    if (rc == 0 &&
+        (fuse_opt_add_arg(args, MOUNT_SUBTYPE) < 0 ||
+         fuse_opt_add_arg(args, "-o") < 0 || fuse_opt_add_arg(args, list.data) < 0 ||
+         (s->options->debug && fuse_opt_add_arg(args, "-d") < 0)))
+        rc = -ENOMEM;
+    return rc < 0 ? err_nomem(e) : 0;
+}
+
+static int session_mount(struct session *s, struct err *e)
+{
+    static const struct fuse_custom_io io = {.read = io_read, .writev = io_writev};
+    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+    struct fs *fs = s->fs;
+    int rc = session_args(s, &args, e);
+
+    if (rc == 0) {
+        fs->session = fuse_session_new(&args, &fs_operations, sizeof fs_operations, fs);
+        if (!fs->session)
+            rc = err_set(e, EINVAL, "libfuse refused the options");
+    }
+    fuse_opt_free_args(&args);
+    if (rc < 0)
+        return rc;
+    if (fuse_session_mount(fs->session, s->mountpoint) != 0)
+        return err_set(e, EPERM, "mount at %s failed", s->mountpoint);
+    rc = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+    return rc ? err_set(e, EIO, "libfuse: custom input and output: %d", rc) : 0;
+}
+
+static int session_threads(struct session *s, struct err *e)
+{
+    int rc = lane_new(s->fs, &s->fs->lane, e);
+
+    if (rc == 0)
+        rc = watch_new(s->fs, &s->fs->watch, e);
+    if (rc < 0)
+        return rc;
+    s->main = pthread_self();
+    rc = pthread_create(&s->signals, NULL, signal_thread, s);
+    return rc ? err_set(e, rc, "start a thread: %s", strerror(rc)) : 0;
+}
+
+/* Serves until the file system was unmounted or a signal came. */
+static int session_loop(struct session *s, struct err *e)
+{
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+    int rc;
+
+    if (!config)
+        return err_nomem(e);
+    fuse_loop_cfg_set_clone_fd(config, 0);
+    fuse_loop_cfg_set_max_threads(config, THREADS);
+    fuse_loop_cfg_set_idle_threads(config, THREADS);
+    rc = fuse_session_loop_mt(s->fs->session, config);
+    fuse_loop_cfg_destroy(config);
+    s->ended = true;
+    set_deadline(s);
+    pthread_kill(s->signals, SIGTERM); /* it waits for one */
+    pthread_join(s->signals, NULL);
+    return rc < 0 ? err_set(e, -rc, "the connection to the kernel: %s", strerror(-rc))
+                  : 0;
+}
+
+static int session_serve(struct session *s, struct err *e)
+{
+    int rc = session_mount(s, e);
+
+    if (rc == 0)
+        rc = session_threads(s, e);
+    if (rc == 0)
+        rc = session_loop(s, e);
+    if (s->fs->session) {
+        fuse_session_unmount(s->fs->session); /* lazily, if somebody uses it */
+        watch_stop(s->fs->watch);
+        lane_free(s->fs->lane);
+        s->fs->lane = NULL;
+        fuse_session_destroy(s->fs->session);
+    }
+    clear_deadline(s);
+    return rc;
+}
+
+/* ---- the process ---- */
+
+/* The log of mounts in the background. */
+static int open_log(const struct fs *fs)
+{
+    char path[PATH_MAX], old[PATH_MAX];
+    struct stat st;
+
+    if (!fs->cache_dir ||
+        snprintf(path, sizeof path, "%s/unshardfs.log", fs->cache_dir) >= PATH_MAX ||
+        snprintf(old, sizeof old, "%s/unshardfs.log.1", fs->cache_dir) >= PATH_MAX)
+        return -1;
+    if (lstat(path, &st) == 0 && st.st_size > LOG_KEPT)
+        rename(path, old);
+    return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+static int serve(struct session *s, struct err *e)
+{
+    CLEANUP(fs_closep) struct fs *fs = NULL;
+    int rc = prepare_signals(e);
+
+    if (rc == 0)
+        rc = fs_open(s->options, &fs, e);
+    if (rc < 0)
+        return rc;
+    fs->owner = s;
+    s->fs = fs;
+    if (s->ready_fd >= 0) {
+        s->log_fd = open_log(fs);
+        if (chdir("/") < 0)
+            return err_set(e, errno, "/: %s", strerror(errno));
+    }
+    return session_serve(s, e);
+}
+
+/* The background process: what goes wrong before the mount is told to who waits. */
+static void serve_in_background(struct session *s)
+{
+    struct err e = {0};
+    int rc;
+
+    setsid();
+    rc = serve(s, &e);
+    if (rc < 0 && s->ready_fd >= 0) {
+        if (write(s->ready_fd, &e, sizeof e) != sizeof e)
+            _exit(1);
+    } else if (rc < 0) {
+        log_err(LOG_FS, &e);
+    }
+    exit(rc < 0);
+}
+
+/* Waits until the mount can be used or cannot be had. */
+static int wait_ready(int fd, struct err *e)
+{
+    struct err told;
+    size_t got = 0;
+
+    while (got < sizeof told) {
+        ssize_t n = read(fd, (char *)&told + got, sizeof told - got);
+
+        if (n > 0)
+            got += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            return err_set(e, EIO, "the server ended before the mount was ready");
+    }
+    *e = told;
+    return -told.code;
+}
+
+static int mount_in_background(struct session *s, struct err *e)
+{
+    int ends[2], rc;
+    pid_t pid;
+
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return err_set(e, errno, "pipe: %s", strerror(errno));
+    fflush(NULL); /* or both processes would write what is in the buffers */
+    pid = fork();
+    if (pid == 0) {
+        close(ends[0]);
+        s->ready_fd = ends[1];
+        serve_in_background(s);
+    }
+    close(ends[1]);
+    rc = pid < 0 ? err_set(e, errno, "fork: %s", strerror(errno))
+                 : wait_ready(ends[0], e);
+    close(ends[0]);
+    return rc;
+}
+
+int fs_mount(const struct mount_options *options, struct err *e)
+{
+    char path[PATH_MAX];
+    struct session s = {
+        .options = options, .mountpoint = path, .ready_fd = -1, .log_fd = -1};
+    int rc = mounts_check(options->source, options->mountpoint, options->allow_other,
+                          path, e);
+
+    if (rc < 0)
+        return rc;
+    return options->foreground || options->debug ? serve(&s, e)
+                                                 : mount_in_background(&s, e);
+}

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/slot.c - generations of checkpoints, and the node ids of what is inside them. */
+#include "fs/slot.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "fs/watch.h"
+
+enum {
+    NUMBER_SHIFT = 40,
+    MAX_SLOTS = 1 << 23, /* what is left of the id's 64 bits */
+    MAX_ABSENT = 256, /* loaders probe a dozen names; a scanner may probe any number */
+};
+
+struct slots {
+    pthread_mutex_t lock;
+    /* guarded by lock */
+    struct slot **slot;
+    size_t cap;
+    uint64_t generation;
+};
+
+int slots_new(struct slots **out, struct err *e)
+{
+    struct slots *s = calloc(1, sizeof *s);
+
+    if (!s)
+        return err_nomem(e);
+    pthread_mutex_init(&s->lock, NULL);
+    *out = s;
+    return 0;
+}
+
+static void slot_free(struct slot *s)
+{
+    for (int i = 0; i < REPORTS; i++)
+        source_put(s->report[i]);
+    for (size_t i = 0; i < s->absent.count; i++)
+        free(s->absent.name[i]);
+    free(s->absent.name);
+    pthread_mutex_destroy(&s->lock);
+    arena_free(s->arena);
+    free(s);
+}
+
+/* At the end of the mount, when the kernel will not forget what it knew. */
+void slots_free(struct slots *s)
+{
+    if (!s)
+        return;
+    for (size_t i = 0; i < s->cap; i++)
+        if (s->slot[i])
+            slot_free(s->slot[i]);
+    free(s->slot);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index)
+{
+    return 1ull << 63 | (uint64_t)s->number << NUMBER_SHIFT | (uint64_t)kind << 32 |
+           index;
+}
+
+/* ---- what is hidden ---- */
+
+struct hidden_builder {
+    struct slot *slot;
+    const char **name;
+    size_t count, cap, nparts;
+    const char **part;
+    size_t part_cap;
+    int failed;
+};
+
+static int add_text(struct hidden_builder *b, const char *text, const char ***list,
+                    size_t *count, size_t *cap)
+{
+    if (*count == *cap) {
+        size_t more = *cap ? 2 * *cap : 64;
+        const char **grown = reallocarray(*list, more, sizeof **list);
+
+        if (!grown)
+            return b->failed = -ENOMEM;
+        *list = grown;
+        *cap = more;
+    }
+    (*list)[*count] = arena_memdup(b->slot->arena, text, strlen(text));
+    if (!(*list)[*count])
+        return b->failed = -ENOMEM;
+    (*count)++;
+    return 0;
+}
+
+static int on_hidden(void *user, const char *name, bool part)
+{
+    struct hidden_builder *b = user;
+    int rc = add_text(b, name, &b->name, &b->count, &b->cap);
+
+    return rc == 0 && part ? add_text(b, name, &b->part, &b->nparts, &b->part_cap) : rc;
+}
+
+/* Storage files by their path, which lifting side files out of parts must not show. */
+static int on_file(void *user, const struct catalog_file *f)
+{
+    struct hidden_builder *b = user;
+    const char *dir = b->slot->info.path;
+    size_t len = strlen(dir);
+
+    if (strncmp(f->path, dir, len) != 0 || (len && f->path[len] != '/'))
+        return 0; /* not below the checkpoint */
+    return add_text(b, f->path + len + (len > 0), &b->name, &b->count, &b->cap);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Moves a list into the slot's arena, where it is constant from now on. */
+static int keep_list(struct slot *s, const char **list, size_t count, const char ***out)
+{
+    *out = arena_array(s->arena, count + 1, sizeof **out);
+    if (!*out)
+        return -ENOMEM;
+    if (count)
+        memcpy(*out, list, count * sizeof *list);
+    return 0;
+}
+
+static int load_hidden(struct fs *fs, struct slot *s, struct err *e)
+{
+    struct hidden_builder b = {.slot = s};
+    int rc = catalog_hidden(fs->catalog, s->info.id, on_hidden, &b, e);
+
+    if (rc == 0)
+        rc = catalog_files(fs->catalog, s->info.id, on_file, &b, e);
+    if (rc == 0 && b.count)
+        qsort(b.name, b.count, sizeof *b.name, by_text);
+    if (rc == 0)
+        rc = keep_list(s, b.name, b.count, &s->hidden.name);
+    if (rc == 0)
+        rc = keep_list(s, b.part, b.nparts, &s->hidden.part);
+    s->hidden.count = b.count;
+    s->hidden.nparts = b.nparts;
+    free(b.name);
+    free(b.part);
+    return rc == -ENOMEM ? err_nomem(e) : rc;
+}
+
+bool slot_hides(const struct slot *s, const char *name)
+{
+    return s->hidden.count && bsearch(&name, s->hidden.name, s->hidden.count,
+                                      sizeof *s->hidden.name, by_text);
+}
+
+/* ---- the table ---- */
+
+/* Gives it a free number. */
+static int table_add(struct slots *t, struct slot *s)
+{
+    size_t at = 0;
+
+    while (at < t->cap && t->slot[at])
+        at++;
+    if (at == t->cap) {
+        size_t cap = t->cap ? 2 * t->cap : 64;
+        struct slot **grown =
+            at < MAX_SLOTS ? reallocarray(t->slot, cap, sizeof *grown) : NULL;
+
+        if (!grown)
+            return -ENOMEM;
+        memset(grown + t->cap, 0, (cap - t->cap) * sizeof *grown);
+        t->slot = grown;
+        t->cap = cap;
+    }
+    t->slot[at] = s;
+    s->number = (uint32_t)at;
+    s->generation = ++t->generation;
+    return 0;
+}
+
+static int slot_fill(struct fs *fs, struct slot *s, const struct slot_place *place,
+                     struct err *e)
+{
+    s->path = arena_memdup(s->arena, place->path, strlen(place->path));
+    s->file =
+        place->file ? arena_memdup(s->arena, place->file, strlen(place->file)) : NULL;
+    if (!s->path || (place->file && !s->file))
+        return err_nomem(e);
+    return load_hidden(fs, s, e);
+}
+
+int slot_new(struct fs *fs, const struct slot_place *place, struct arena *arena,
+             const struct checkpoint_info *info, struct slot **out, struct err *e)
+{
+    struct slot *s = calloc(1, sizeof *s);
+    int rc;
+
+    if (!s) {
+        arena_free(arena);
+        return err_nomem(e);
+    }
+    s->arena = arena;
+    s->info = *info;
+    s->refs = 1;
+    s->dir_ino = place->dir_ino;
+    s->dir = *place->dir;
+    s->checked_ns = s->used_ns = now_ns();
+    pthread_mutex_init(&s->lock, NULL);
+    rc = slot_fill(fs, s, place, e);
+    if (rc == 0) {
+        pthread_mutex_lock(&fs->slots->lock);
+        rc = table_add(fs->slots, s);
+        pthread_mutex_unlock(&fs->slots->lock);
+        if (rc < 0)
+            err_set(e, -rc, "too many checkpoints are in use");
+    }
+    if (rc < 0) {
+        slot_free(s);
+        return rc;
+    }
+    counter_add(&fs->counters, COUNT_GENERATIONS, 1);
+    atomic_fetch_add(&fs->counters.known_bytes, s->info.bytes);
+    *out = s;
+    return 0;
+}
+
+struct slot *slot_of_ino(struct fs *fs, fuse_ino_t ino)
+{
+    uint64_t number = (ino & ~(1ull << 63)) >> NUMBER_SHIFT;
+    struct slots *t = fs->slots;
+    struct slot *s = NULL;
+
+    pthread_mutex_lock(&t->lock);
+    if (number < t->cap && t->slot[number]) {
+        s = t->slot[number];
+        s->refs++;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return s;
+}
+
+struct slot *slot_get(struct fs *fs, struct slot *s)
+{
+    slot_ref(fs, s, 1);
+    return s;
+}
+
+void slot_ref(struct fs *fs, struct slot *s, uint64_t n)
+{
+    pthread_mutex_lock(&fs->slots->lock);
+    s->refs += n;
+    pthread_mutex_unlock(&fs->slots->lock);
+}
+
+void slot_unref(struct fs *fs, struct slot *s, uint64_t n)
+{
+    struct slots *t = fs->slots;
+    bool last;
+
+    if (!s)
+        return;
+    pthread_mutex_lock(&t->lock);
+    s->refs -= MIN(n, s->refs);
+    last = s->refs == 0;
+    if (last)
+        t->slot[s->number] = NULL;
+    pthread_mutex_unlock(&t->lock);
+    if (!last)
+        return;
+    if (!s->stale)
+        atomic_fetch_sub(&fs->counters.known_bytes, s->info.bytes);
+    slot_free(s);
+}
+
+void slot_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
+{
+    struct slot *s = slot_of_ino(fs, ino);
+
+    slot_unref(fs, s, n + 1);
+}
+
+bool slot_retire(struct fs *fs, struct slot *s)
+{
+    if (atomic_exchange(&s->stale, true))
+        return false;
+    atomic_fetch_sub(&fs->counters.known_bytes, s->info.bytes);
+    counter_add(&fs->counters, COUNT_INVALIDATED, 1);
+    watch_changed(fs, s);
+    return true;
+}
+
+int slot_refresh(struct fs *fs, struct slot *s, struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
+    struct checkpoint_info info;
+    int64_t asked = now_ns();
+    int rc;
+
+    if (!a)
+        return err_nomem(e);
+    s->suspect = false; /* before the look: what is found meanwhile counts again */
+    rc = scanner_get(fs->scanner, s->path, s->file, a, &info, e);
+    if (rc == 0 && info.id == s->info.id && !s->stale) {
+        s->checked_ns = asked;
+        return 0;
+    }
+    if (rc < 0 && rc != -ENOENT && rc != -ESTALE)
+        return rc;
+    slot_retire(fs, s);
+    return err_set(e, ESTALE, "%s: the checkpoint changed", s->path);
+}
+
+bool slot_note_absent(struct slot *s, const char *name)
+{
+    bool noted = false;
+
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; !noted && i < s->absent.count; i++)
+        noted = strcmp(s->absent.name[i], name) == 0;
+    if (!noted && s->absent.count < MAX_ABSENT) {
+        if (!s->absent.name)
+            s->absent.name = calloc(MAX_ABSENT, sizeof *s->absent.name);
+        if (s->absent.name && (s->absent.name[s->absent.count] = strdup(name))) {
+            s->absent.count++;
+            noted = true;
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    return noted;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/slot.h - generations of checkpoints, and the node ids of what is inside them. */
+#ifndef UFS_FS_SLOT_H
+#define UFS_FS_SLOT_H
+
+#include "fs/fs.h"
+
+struct arena;
+
+/* What a node of a checkpoint is. Part of its id. */
+enum inside {
+    INSIDE_TENSORS = 1,
+    INSIDE_TREE, /* index: the directory of the tree */
+    INSIDE_RAW,
+    INSIDE_OPTIMIZER,
+    INSIDE_META, /* .unshard */
+    INSIDE_LAST_DIR = INSIDE_META,
+    INSIDE_NPY,  /* index: ord of the tensor; in tensors/ and in tree/ */
+    INSIDE_BARE, /* index: ord of the tensor; in raw/ */
+    INSIDE_MODEL,
+    INSIDE_OPTIMIZER_FILE,
+    INSIDE_CHECKPOINT_JSON,
+    INSIDE_OBJECTS_JSON,
+    INSIDE_COUNTERS_JSON,
+    INSIDE_LAST_ERROR,
+    INSIDE_LATEST,
+};
+
+static inline bool inside_is_dir(enum inside kind)
+{
+    return kind <= INSIDE_LAST_DIR;
+}
+
+/* Ceiling of what is known of one checkpoint as a whole (topology is the largest). */
+enum { INFO_MEMORY = 64 << 20 };
+
+/* The two generated files, made once a generation when their size is first asked for. */
+enum { REPORT_CHECKPOINT, REPORT_OBJECTS, REPORTS };
+
+/* Names of a checkpoint's directory that its mount does not show. */
+struct hidden {
+    const char **name; /* relative to the checkpoint, sorted; in the slot's arena */
+    size_t count;
+    const char **part; /* directories whose side files are lifted, in order */
+    size_t nparts;
+};
+
+/* Names that lookups were told not to exist, for as long as the kernel believes it. */
+struct absent {
+    char **name;
+    size_t count;
+};
+
+/*
+ * One scan of one checkpoint, as long as the kernel knows a node of it or somebody uses
+ * it. A newer scan is another slot with other node ids: what the kernel cached of an old
+ * one never mixes with the new.
+ */
+struct slot {
+    uint32_t number;
+    uint64_t generation;
+    uint64_t refs; /* guarded by the lock of slots */
+
+    /* constant */
+    struct arena *arena;
+    struct checkpoint_info info;
+    const char *path, *file; /* as scanner_get takes them */
+    uint64_t dir_ino;        /* node of its directory when it was made */
+    struct entry_stat dir;   /* whose mode and owner its directories have */
+    struct hidden hidden;
+
+    atomic_bool stale;   /* a newer one took its place, or it is gone */
+    atomic_bool suspect; /* a shard was found changed: look again before the next use */
+    atomic_int_fast64_t checked_ns, used_ns;
+
+    pthread_mutex_t lock;
+    struct source *report[REPORTS]; /* guarded by lock */
+    struct absent absent;           /* guarded by lock */
+};
+
+int slots_new(struct slots **out, struct err *e);
+void slots_free(struct slots *s);
+
+/* The id of a node inside a checkpoint: bit 63, number of its slot, kind and index. */
+fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index);
+
+static inline bool ino_is_inside(fuse_ino_t ino)
+{
+    return ino >> 63;
+}
+
+static inline enum inside ino_kind(fuse_ino_t ino)
+{
+    return (enum inside)(ino >> 32 & 0xff);
+}
+
+static inline uint32_t ino_index(fuse_ino_t ino)
+{
+    return (uint32_t)ino;
+}
+
+/*
+ * A slot for what the scanner found; takes the arena over, which holds all of info. One
+ * reference is the caller's.
+ */
+struct slot_place {
+    const char *path, *file;
+    uint64_t dir_ino;
+    const struct entry_stat *dir;
+};
+int slot_new(struct fs *fs, const struct slot_place *place, struct arena *arena,
+             const struct checkpoint_info *info, struct slot **out, struct err *e);
+
+/* A reference to the slot of a node id that the kernel knows. */
+struct slot *slot_of_ino(struct fs *fs, fuse_ino_t ino);
+
+struct slot *slot_get(struct fs *fs, struct slot *s);
+/* `n` references that belong to the kernel: lookups that were answered. */
+void slot_ref(struct fs *fs, struct slot *s, uint64_t n);
+void slot_unref(struct fs *fs, struct slot *s, uint64_t n); /* NULL is fine */
+void slot_forget(struct fs *fs, fuse_ino_t ino, uint64_t n);
+
+/* Marks it as replaced or gone; true for the one caller that did. */
+bool slot_retire(struct fs *fs, struct slot *s);
+
+static inline bool slot_fresh(const struct slot *s, int64_t now)
+{
+    return !s->suspect && now - s->checked_ns < FRESH_NS;
+}
+
+/*
+ * Looks whether it is still what the source has, through the scanner (which may scan for
+ * long). 0, or -ESTALE, and then it is retired and the kernel will be told.
+ */
+int slot_refresh(struct fs *fs, struct slot *s, struct err *e);
+
+/* What the sink hid: is this name (relative to the checkpoint) not to be shown? */
+bool slot_hides(const struct slot *s, const char *name);
+
+/*
+ * Remembers an absent name of the checkpoint's directory, so that the kernel can be told
+ * when it appears; false when no more can be remembered.
+ */
+bool slot_note_absent(struct slot *s, const char *name);
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/tracker.c - the files in which frameworks note their latest checkpoint. */
+#include "fs/tree.h"
+
+#include <ctype.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+
+/* Longer than any step's name; what is longer is no tracker. */
+enum { TRACKER_MAX = 300 };
+
+/* The text of a small file without the blanks round it; false: none, or not a line. */
+static bool tracker_text(struct fs *fs, const char *dir, const char *name,
+                         char text[TRACKER_MAX + 1])
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+    char path[PATH_MAX];
+    struct err e = {0};
+    size_t len;
+
+    if (store_join(dir, name, path, sizeof path) < 0 ||
+        fs->store->ops->open(fs->store, path, &src, &e) < 0)
+        return false;
+    if (src->size == 0 || src->size > TRACKER_MAX ||
+        source_read(src, 0, (size_t)src->size, text, &e) < 0)
+        return false;
+    len = (size_t)src->size;
+    while (len && isspace((unsigned char)text[len - 1]))
+        len--;
+    text[len] = '\0';
+    memmove(text, text + strspn(text, " \t\r\n"),
+            strlen(text + strspn(text, " \t\r\n")) + 1);
+    return strlen(text) > 0 && !strchr(text, '\n');
+}
+
+/* Is it the name of a directory there? */
+static char *step_named(struct fs *fs, const char *dir, const char *step)
+{
+    struct entry_stat st;
+    char path[PATH_MAX];
+    struct err e = {0};
+
+    if (!store_name_is_safe(step, strlen(step)) || strchr(step, '/') ||
+        store_join(dir, step, path, sizeof path) < 0 ||
+        fs->store->ops->stat(fs->store, path, &st, &e) < 0 || st.kind != ENTRY_DIR)
+        return NULL;
+    return strdup(step);
+}
+
+/* Megatron: a number, or the word "release". */
+static char *megatron_step(struct fs *fs, const char *dir, const char *text)
+{
+    char step[TRACKER_MAX + 8];
+    size_t digits = strspn(text, "0123456789");
+
+    if (strcmp(text, "release") == 0)
+        return step_named(fs, dir, text);
+    if (digits == 0 || digits > 18 || text[digits])
+        return NULL;
+    snprintf(step, sizeof step, "iter_%07llu", strtoull(text, NULL, 10));
+    return step_named(fs, dir, step);
+}
+
+char *tracker_target(struct fs *fs, const char *path)
+{
+    char text[TRACKER_MAX + 1];
+    char *step = NULL;
+
+    if (tracker_text(fs, path, "latest_checkpointed_iteration.txt", text))
+        step = megatron_step(fs, path, text);
+    if (!step && tracker_text(fs, path, "latest", text)) /* DeepSpeed */
+        step = step_named(fs, path, text);
+    return step;
+}

@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/tree.c - what a directory of the source shows in the mount. */
+#include "fs/tree.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/log.h"
+
+enum {
+    MAX_LOOK_NS =
+        2000000000, /* a directory that takes long to list is listed less often */
+    COST_SHARE = 10,
+};
+
+const char *const tree_own_names[] = {"model.safetensors",
+                                      "adapter_model.safetensors",
+                                      "tensors",
+                                      "tree",
+                                      "raw",
+                                      "optimizer",
+                                      ".unshard",
+                                      NULL};
+
+struct shown *shown_get(struct shown *s)
+{
+    atomic_fetch_add(&s->refs, 1);
+    return s;
+}
+
+void shown_put(struct fs *fs, struct shown *s)
+{
+    if (!s || atomic_fetch_sub(&s->refs, 1) > 1)
+        return;
+    slot_unref(fs, s->slot, 1);
+    listing_free(s->listing);
+    free(s->latest);
+    free(s->entry);
+    free(s);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const struct shown_entry *left = a, *right = b;
+
+    return strcmp(left->name, right->name);
+}
+
+const struct shown_entry *shown_find(const struct shown *s, const char *name)
+{
+    const struct shown_entry key = {.name = name};
+
+    return s->count ? bsearch(&key, s->entry, s->count, sizeof key, by_name) : NULL;
+}
+
+int shown_path(const struct node *dir, const struct shown_entry *entry, char *dst,
+               size_t size, struct err *e)
+{
+    char below[PATH_MAX];
+
+    if (store_join(entry->part ? entry->part : "", entry->name, below, sizeof below) <
+            0 ||
+        store_join(dir->path, below, dst, size) < 0)
+        return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", dir->path,
+                       entry->name);
+    return 0;
+}
+
+/* ---- building a snapshot ---- */
+
+struct builder {
+    struct fs *fs;
+    struct node *dir;
+    struct shown *shown;
+    struct place place;
+    struct err *e;
+};
+
+static int add(struct builder *b, const struct shown_entry *entry)
+{
+    struct shown *s = b->shown;
+
+    if (s->count == s->cap) {
+        size_t cap = s->cap ? 2 * s->cap : 32;
+        struct shown_entry *grown = reallocarray(s->entry, cap, sizeof *grown);
+
+        if (!grown)
+            return err_nomem(b->e);
+        s->entry = grown;
+        s->cap = cap;
+    }
+    s->entry[s->count++] = *entry;
+    return 0;
+}
+
+static int add_inside(struct builder *b, const char *name, enum inside inside)
+{
+    return add(
+        b, &(struct shown_entry){.kind = SHOWN_INSIDE, .inside = inside, .name = name});
+}
+
+/* What a checkpoint has of ours. */
+static int add_own(struct builder *b)
+{
+    const struct checkpoint_info *info = &b->shown->slot->info;
+    unsigned views = fs_views(b->fs);
+    int rc = add_inside(b, ".unshard", INSIDE_META);
+
+    if (info->error)
+        return rc;
+    if (rc == 0 && (views & SHOW_MODEL) && info->by_role[ROLE_MODEL])
+        rc = add_inside(
+            b, info->adapter ? "adapter_model.safetensors" : "model.safetensors",
+            INSIDE_MODEL);
+    if (rc == 0 && (views & SHOW_OPTIMIZER) && info->by_role[ROLE_OPTIMIZER])
+        rc = add_inside(b, "optimizer", INSIDE_OPTIMIZER);
+    if (rc == 0 && (views & SHOW_TENSORS))
+        rc = add_inside(b, "tensors", INSIDE_TENSORS);
+    if (rc == 0 && (views & SHOW_TREE))
+        rc = add_inside(b, "tree", INSIDE_TREE);
+    if (rc == 0 && (views & SHOW_RAW))
+        rc = add_inside(b, "raw", INSIDE_RAW);
+    return rc;
+}
+
+/* Is the name taken by what was added so far (a handful, not sorted yet)? */
+static bool taken(const struct shown *s, size_t first, size_t count, const char *name)
+{
+    for (size_t i = first; i < count; i++)
+        if (strcmp(s->entry[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+static bool is_file_checkpoint(const struct builder *b, const char *name)
+{
+    for (size_t i = 0; i < b->place.nfiles; i++)
+        if (strcmp(b->place.files[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* A link to a directory stays a link while it can be told where it leads. */
+static enum shown_kind kind_of_dir(const struct builder *b, const struct shown_entry *s)
+{
+    char path[PATH_MAX], text[PATH_MAX];
+    struct err e = {0};
+    struct store *store = b->fs->store;
+
+    if (!s->st.is_link || shown_path(b->dir, s, path, sizeof path, &e) < 0 ||
+        store->ops->readlink(store, path, text, sizeof text, &e) < 0)
+        return SHOWN_DIR;
+    return SHOWN_LINK;
+}
+
+static int add_entry(struct builder *b, const struct listing_entry *entry,
+                     const char *part)
+{
+    struct shown_entry s = {
+        .kind = SHOWN_FILE, .name = entry->name, .part = part, .st = entry->st};
+
+    if (entry->st.kind == ENTRY_OTHER) {
+        log_msg(
+            LOG_FS, LOG_DEBUG,
+            "%s/%s is not shown: no file, no directory, or a link that leads out of the source",
+            b->dir->path, entry->name);
+        return 0;
+    }
+    if (entry->st.kind == ENTRY_DIR)
+        s.kind = kind_of_dir(b, &s);
+    else if (!part && is_file_checkpoint(b, entry->name))
+        s.kind = SHOWN_FILE_DIR;
+    return add(b, &s);
+}
+
+static int add_mirrored(struct builder *b)
+{
+    const struct listing *l = b->shown->listing;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < listing_count(l); i++)
+        rc = add_entry(b, listing_at(l, i), NULL);
+    return rc;
+}
+
+/*
+ * An adapter that lies beside a full model stays a file as it is: its tensors are of
+ * role other, and who loads the adapter needs the file.
+ */
+static bool stays_visible(const struct checkpoint_info *info, const char *name)
+{
+    return !info->adapter && (strcmp(name, "adapter_model.safetensors") == 0 ||
+                              strcmp(name, "adapter_model.bin") == 0);
+}
+
+static bool is_part(const struct slot *slot, const char *name)
+{
+    for (size_t i = 0; i < slot->hidden.nparts; i++)
+        if (strcmp(slot->hidden.part[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* The source's own files and directories beside the tensors. */
+static int add_beside(struct builder *b)
+{
+    const struct slot *slot = b->shown->slot;
+    const struct listing *l = b->shown->listing;
+    size_t own = b->shown->count;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        if (taken(b->shown, 0, own, entry->name)) {
+            if (!slot_hides(slot, entry->name))
+                log_msg(LOG_FS, LOG_DEBUG,
+                        "%s/%s of the source is not shown: unshardfs has this name",
+                        b->dir->path, entry->name);
+        } else if (!slot_hides(slot, entry->name) ||
+                   stays_visible(&slot->info, entry->name)) {
+            rc = add_entry(b, entry, NULL);
+        }
+    }
+    return rc;
+}
+
+static struct listing *part_listing(struct listing *l, const char *part)
+{
+    char name[NAME_MAX + 1];
+
+    while (l && *part) {
+        size_t len = strcspn(part, "/");
+
+        if (len > NAME_MAX)
+            return NULL;
+        memcpy(name, part, len);
+        name[len] = '\0';
+        l = listing_sub(l, name);
+        part += len + (part[len] == '/');
+    }
+    return l;
+}
+
+/* Is a file of a part hidden, or below another part? */
+static bool hidden_in_part(const struct slot *slot, const char *part, const char *name)
+{
+    char path[PATH_MAX];
+
+    return store_join(part, name, path, sizeof path) < 0 || slot_hides(slot, path) ||
+           is_part(slot, path);
+}
+
+/* Side files of a part come to the top, where no name is in their way. */
+static int add_lifted(struct builder *b, const char *part)
+{
+    const struct listing *l = part_listing(b->shown->listing, part);
+    size_t before = b->shown->count;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && l && i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        if (entry->st.kind == ENTRY_FILE &&
+            !hidden_in_part(b->shown->slot, part, entry->name) &&
+            !taken(b->shown, 0, before, entry->name))
+            rc = add_entry(b, entry, part);
+    }
+    return rc;
+}
+
+static int add_checkpoint(struct builder *b)
+{
+    const struct hidden *hidden = &b->shown->slot->hidden;
+    int rc = add_own(b);
+
+    if (rc < 0 || !b->shown->listing)
+        return rc;
+    rc = add_beside(b);
+    for (size_t i = 0; rc == 0 && i < hidden->nparts; i++)
+        rc = add_lifted(b, hidden->part[i]);
+    return rc;
+}
+
+/* `latest`, and .unshard where the directory has none by being a checkpoint. */
+static int add_latest(struct builder *b)
+{
+    struct shown *s = b->shown;
+    int rc = 0;
+
+    if (!taken(s, 0, s->count, "latest"))
+        rc = add(b, &(struct shown_entry){.kind = SHOWN_LATEST, .name = "latest"});
+    if (rc == 0 && !s->slot) {
+        /* Ours even where the source has such a name. */
+        for (size_t i = 0; i < s->count; i++)
+            if (strcmp(s->entry[i].name, ".unshard") == 0)
+                s->entry[i--] = s->entry[--s->count];
+        rc = add(b, &(struct shown_entry){.kind = SHOWN_META, .name = ".unshard"});
+    }
+    return rc;
+}
+
+static int build_entries(struct builder *b)
+{
+    struct shown *s = b->shown;
+    bool tracked =
+        s->listing && (listing_find(s->listing, "latest") ||
+                       listing_find(s->listing, "latest_checkpointed_iteration.txt"));
+    int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
+
+    if (rc == 0 && tracked) {
+        s->latest = tracker_target(b->fs, b->dir->path);
+        if (s->latest)
+            rc = add_latest(b);
+    }
+    if (rc == 0 && s->count)
+        qsort(s->entry, s->count, sizeof *s->entry, by_name);
+    return rc;
+}
+
+/* ---- which checkpoint it is ---- */
+
+static int slot_from_scan(struct fs *fs, struct node *dir, const char *path,
+                          const char *file, struct slot **out, struct err *e)
+{
+    struct arena *a = arena_new(INFO_MEMORY);
+    struct checkpoint_info info;
+    struct entry_stat st;
+    int rc = a ? scanner_get(fs->scanner, path, file, a, &info, e) : err_nomem(e);
+
+    if (rc == 0)
+        rc = fs->store->ops->stat(fs->store, dir->path, &st, e);
+    if (rc < 0) {
+        arena_free(a);
+        return rc;
+    }
+    return slot_new(fs,
+                    &(struct slot_place){
+                        .path = path, .file = file, .dir_ino = dir->ino, .dir = &st},
+                    a, &info, out, e);
+}
+
+/* Looks again at what it was, and makes a new slot when it is another by now. */
+static int slot_again(struct fs *fs, struct node *dir, const char *path,
+                      const char *file, struct slot **out, struct err *e)
+{
+    struct slot *slot = node_slot(fs, dir);
+    int rc = slot && !slot->stale ? slot_refresh(fs, slot, e) : -ESTALE;
+
+    if (rc == -ESTALE) {
+        slot_unref(fs, slot, 1);
+        slot = NULL;
+        rc = slot_from_scan(fs, dir, path, file, &slot, e);
+        if (rc == 0)
+            node_set_slot(fs, dir, slot);
+        else if (rc == -ENOENT)
+            node_set_slot(fs, dir, NULL);
+    }
+    if (rc < 0) {
+        slot_unref(fs, slot, 1);
+        return rc;
+    }
+    *out = slot;
+    return 0;
+}
+
+int tree_slot(struct fs *fs, struct node *dir, const char *path, const char *file,
+              bool may_block, struct slot **out, struct err *e)
+{
+    struct slot *slot = node_slot(fs, dir);
+    int rc;
+
+    if (slot && !slot->stale && slot_fresh(slot, now_ns())) {
+        *out = slot;
+        return 0;
+    }
+    slot_unref(fs, slot, 1);
+    if (!may_block)
+        return FS_LATER;
+    rc = slot_again(fs, dir, path, file, out, e);
+    /* Replaced between the scan and our look at its rows: once more. */
+    return rc == -ESTALE ? slot_again(fs, dir, path, file, out, e) : rc;
+}
+
+/* ---- a new look ---- */
+
+static int look_dir(struct builder *b, bool may_block)
+{
+    struct fs *fs = b->fs;
+    struct shown *s = b->shown;
+    const char *only = b->dir->ino == FUSE_ROOT_ID ? fs->store->file : NULL;
+    int rc = fs->store->ops->list(fs->store, b->dir->path, &s->listing, b->e);
+
+    if (rc == 0)
+        rc = place_of(s->listing, only, &b->place, b->e);
+    if (rc < 0 || b->place.kind != PLACE_CHECKPOINT)
+        return rc;
+    rc = tree_slot(fs, b->dir, b->dir->path, NULL, may_block, &s->slot, b->e);
+    if (rc == -ENOENT) /* it ceased to be one meanwhile */
+        rc = 0;
+    if (only) { /* of a source that is a file only that is shown */
+        listing_free(s->listing);
+        s->listing = NULL;
+    }
+    return rc;
+}
+
+static int look(struct builder *b, bool may_block)
+{
+    const struct node *dir = b->dir;
+    int rc = dir->kind == NODE_FILE_DIR ? tree_slot(b->fs, b->dir, dir->dir, dir->file,
+                                                    may_block, &b->shown->slot, b->e)
+                                        : look_dir(b, may_block);
+
+    return rc == 0 ? build_entries(b) : rc;
+}
+
+static int shown_new(struct fs *fs, struct node *dir, bool may_block,
+                     struct shown **out, struct err *e)
+{
+    struct builder b = {.fs = fs, .dir = dir, .e = e};
+    int64_t start = now_ns(), cost;
+    int rc;
+
+    b.shown = calloc(1, sizeof *b.shown);
+    if (!b.shown)
+        return err_nomem(e);
+    b.shown->refs = 1;
+    rc = look(&b, may_block);
+    place_release(&b.place);
+    if (rc != 0) {
+        shown_put(fs, b.shown);
+        return rc;
+    }
+    cost = now_ns() - start;
+    b.shown->until_ns =
+        start + MAX(MIRROR_NS, MIN(COST_SHARE * cost, (int64_t)MAX_LOOK_NS));
+    *out = b.shown;
+    return 0;
+}
+
+int tree_shown(struct fs *fs, struct node *dir, bool may_block, struct shown **out,
+               struct err *e)
+{
+    struct shown *s = node_shown(fs, dir);
+    int64_t now = now_ns();
+    int rc;
+
+    dir->used_ns = now;
+    if (s && now < s->until_ns &&
+        (!s->slot || (!s->slot->stale && slot_fresh(s->slot, now)))) {
+        *out = s;
+        return 0;
+    }
+    shown_put(fs, s);
+    rc = shown_new(fs, dir, may_block, &s, e);
+    if (rc != 0)
+        return rc;
+    node_set_shown(fs, dir, s);
+    *out = s;
+    return 0;
+}

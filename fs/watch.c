@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/watch.c - sees checkpoints change and tells the kernel to forget what it cached. */
+#include "fs/watch.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "fs/lane.h"
+#include "fs/node.h"
+#include "fs/slot.h"
+#include "fs/tree.h"
+
+enum {
+    TICK_NS = 200000000,
+    LOOK_NS = 400000000,
+    COST_SHARE =
+        20, /* a checkpoint that takes long to look at is looked at less often */
+    /* A directory that nobody asks for is not looked at; the kernel has to ask first. */
+    IDLE_SECONDS = 20,
+    /*
+     * An answer made before the change may reach the kernel after our notice: so it is
+     * told a second time, a tick later.
+     */
+    TELL_TIMES = 2,
+};
+
+struct change {
+    struct change *next;
+    struct slot *slot; /* a reference */
+    int told;
+};
+
+struct watch {
+    struct fs *fs;
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    /* guarded by lock */
+    struct change *changes;
+    bool stop;
+};
+
+/* ---- telling the kernel ---- */
+
+static void forget_name(const struct fs *fs, fuse_ino_t dir, const char *name)
+{
+    int rc =
+        fs->can_expire
+            ? fuse_lowlevel_notify_expire_entry(fs->session, dir, name, strlen(name),
+                                                FUSE_LL_EXPIRE_ONLY)
+            : fuse_lowlevel_notify_inval_entry(fs->session, dir, name, strlen(name));
+
+    if (rc < 0 && rc != -ENOENT) /* ENOENT: the kernel did not have it */
+        log_msg(LOG_FS, LOG_DEBUG, "tell the kernel to forget %s: %s", name,
+                strerror(-rc));
+}
+
+/* Copies of the names, so that no lock is held while the kernel is told. */
+static void forget_absent(struct fs *fs, struct slot *slot)
+{
+    struct absent copy = {0};
+
+    pthread_mutex_lock(&slot->lock);
+    copy.name = calloc(slot->absent.count + 1, sizeof *copy.name);
+    for (size_t i = 0; copy.name && i < slot->absent.count; i++)
+        if ((copy.name[copy.count] = strdup(slot->absent.name[i])))
+            copy.count++;
+    pthread_mutex_unlock(&slot->lock);
+    for (size_t i = 0; i < copy.count; i++) {
+        forget_name(fs, slot->dir_ino, copy.name[i]);
+        free(copy.name[i]);
+    }
+    free(copy.name);
+}
+
+static void forget_own_names(const struct fs *fs, const struct slot *slot)
+{
+    for (const char *const *name = tree_own_names; *name; name++)
+        forget_name(fs, slot->dir_ino, *name);
+}
+
+static void tell(struct fs *fs, struct slot *slot)
+{
+    static const enum inside dirs[] = {INSIDE_TENSORS, INSIDE_TREE, INSIDE_RAW,
+                                       INSIDE_OPTIMIZER, INSIDE_META};
+
+    forget_own_names(fs, slot);
+    forget_absent(fs, slot);
+    for (size_t i = 0; i < ARRAY_SIZE(dirs); i++)
+        fuse_lowlevel_notify_inval_inode(fs->session, slot_ino(slot, dirs[i], 0), 0, 0);
+}
+
+void watch_changed(struct fs *fs, struct slot *s)
+{
+    struct watch *w = fs->watch;
+    struct change *c = w ? calloc(1, sizeof *c) : NULL;
+
+    if (!c) {
+        if (w)
+            log_msg(LOG_FS, LOG_ERROR,
+                    "%s changed; out of memory, the kernel was not told", s->path);
+        return;
+    }
+    c->slot = slot_get(fs, s);
+    pthread_mutex_lock(&w->lock);
+    c->next = w->changes;
+    w->changes = c;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static struct change *take_changes(struct watch *w)
+{
+    struct change *list;
+
+    pthread_mutex_lock(&w->lock);
+    list = w->changes;
+    w->changes = NULL;
+    pthread_mutex_unlock(&w->lock);
+    return list;
+}
+
+static void keep_change(struct watch *w, struct change *c)
+{
+    pthread_mutex_lock(&w->lock);
+    c->next = w->changes;
+    w->changes = c;
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void tell_changes(struct watch *w)
+{
+    struct change *next;
+
+    for (struct change *c = take_changes(w); c; c = next) {
+        next = c->next;
+        tell(w->fs, c->slot);
+        if (++c->told < TELL_TIMES) {
+            keep_change(w, c);
+        } else {
+            slot_unref(w->fs, c->slot, 1);
+            free(c);
+        }
+    }
+}
+
+/* ---- looking at the source ---- */
+
+static int64_t look_interval(const struct fs *fs)
+{
+    return fs->options.refresh ? (int64_t)fs->options.refresh * 1000000000 : LOOK_NS;
+}
+
+static void look_at(struct fs *fs, struct node *n, struct slot *slot)
+{
+    int64_t start = now_ns(), end;
+    struct err e = {0};
+
+    scanner_suspect(fs->scanner, slot->path, slot->file);
+    if (slot_refresh(fs, slot, &e) < 0)
+        log_msg(LOG_FS, LOG_DEBUG, "%s", e.text);
+    end = now_ns();
+    n->look_ns = end + MAX(look_interval(fs), COST_SHARE * (end - start));
+}
+
+/* Nobody asked for long: the kernel is made to ask before it uses what it has. */
+static void put_to_sleep(struct fs *fs, struct node *n, struct slot *slot)
+{
+    n->dormant = true;
+    forget_own_names(fs, slot);
+    forget_absent(fs, slot);
+}
+
+static void look_at_node(struct fs *fs, struct node *n)
+{
+    struct slot *slot = node_slot(fs, n);
+    int64_t now = now_ns();
+    int64_t used = slot ? MAX(n->used_ns, slot->used_ns) : 0;
+
+    if (slot && n->orphan) {
+        slot_retire(fs, slot);
+        node_set_slot(fs, n, NULL);
+    } else if (slot && !slot->stale) {
+        if (fs->can_expire && now - used > IDLE_SECONDS * 1000000000ll) {
+            if (!n->dormant)
+                put_to_sleep(fs, n, slot);
+        } else {
+            n->dormant = false;
+            if (now >= n->look_ns)
+                look_at(fs, n, slot);
+        }
+    }
+    slot_unref(fs, slot, 1);
+}
+
+static void look_around(struct fs *fs)
+{
+    struct node **node;
+    size_t count;
+
+    if (node_watched(fs, &node, &count) < 0)
+        return; /* out of memory; again in a moment */
+    for (size_t i = 0; i < count; i++) {
+        look_at_node(fs, node[i]);
+        node_unpin(fs, node[i]);
+    }
+    free(node);
+}
+
+static void wait_tick(struct watch *w)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_nsec += TICK_NS;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_nsec -= 1000000000;
+        t.tv_sec++;
+    }
+    pthread_mutex_lock(&w->lock);
+    if (!w->stop)
+        pthread_cond_timedwait(&w->wake, &w->lock, &t);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static bool stopped(struct watch *w)
+{
+    bool stop;
+
+    pthread_mutex_lock(&w->lock);
+    stop = w->stop;
+    pthread_mutex_unlock(&w->lock);
+    return stop;
+}
+
+static void *watch_thread(void *user)
+{
+    struct watch *w = user;
+
+    while (!stopped(w)) {
+        tell_changes(w);
+        look_around(w->fs);
+        lane_reap(w->fs->lane);
+        wait_tick(w);
+    }
+    return NULL;
+}
+
+int watch_new(struct fs *fs, struct watch **out, struct err *e)
+{
+    struct watch *w = calloc(1, sizeof *w);
+    pthread_condattr_t monotonic;
+    int rc;
+
+    if (!w)
+        return err_nomem(e);
+    w->fs = fs;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    rc = pthread_create(&w->thread, NULL, watch_thread, w);
+    w->running = rc == 0;
+    *out = w;
+    return rc ? err_set(e, rc, "start a thread: %s", strerror(rc)) : 0;
+}
+
+void watch_stop(struct watch *w)
+{
+    if (!w || !w->running)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stop = true;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    w->running = false;
+}
+
+void watch_free(struct watch *w)
+{
+    if (!w)
+        return;
+    watch_stop(w);
+    for (struct change *c = w->changes, *next; c; c = next) {
+        next = c->next;
+        slot_unref(w->fs, c->slot, 1);
+        free(c);
+    }
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
