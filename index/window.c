@@ -18,27 +18,23 @@ struct lowering {
 };
 
 /*
- * Do all bytes of the box lie in the source? Steps and offsets come from files: each
- * dimension is added in 128 bits, and what leaves [0, 2^63) is outside by itself.
+ * Does any byte of the box lie outside the source? Steps and offsets come from files, but
+ * the sizes of a box multiply to less than 2^63: no sum here reaches 2^127.
  */
 static bool place_outside(const struct chunk *c, uint32_t nd, unsigned unit,
                           const struct chunk_place *place)
 {
-    __int128 low = place->base, high = low + unit, size = place->src->size;
+    __int128 low = place->base, high = low + unit;
 
-    if (place->base > INT64_MAX)
-        return true;
     for (uint32_t k = 0; k < nd; k++) {
         __int128 way = (__int128)(c->size[k] - 1) * place->step[k];
 
-        if (way < -(__int128)INT64_MAX || way > INT64_MAX)
-            return true;
         if (way < 0)
             low += way;
         else
             high += way;
     }
-    return low < 0 || high > size;
+    return place->base > INT64_MAX || low < 0 || high > place->src->size;
 }
 
 /* Puts a loop round what is there. */
