@@ -36,8 +36,8 @@ int plan_take(struct plan_builder *b, const struct chunk *c, size_t n, struct er
  */
 int plan_finish(struct plan_builder *b, const struct plan **out, struct err *e);
 
-uint64_t plan_size(const struct plan *p); /* bytes of the tensor */
-unsigned plan_unit(const struct plan *p); /* bytes of a unit */
+uint64_t plan_size(const struct plan *p);             /* bytes of the tensor */
+unsigned plan_unit(const struct plan *p);             /* bytes of a unit */
 const struct shape *plan_shape(const struct plan *p); /* in units */
 size_t plan_chunks(const struct plan *p);
 const struct chunk *plan_chunk(const struct plan *p, size_t i); /* in order of dst */
