@@ -26,6 +26,10 @@ struct catalog_options {
  */
 int catalog_open(const struct catalog_options *options, const char *identity,
                  struct catalog **out, struct err *e);
+
+/* The library that is in use ("3.40.1"), for `unshard version`. */
+const char *catalog_sqlite_version(void);
+
 void catalog_close(struct catalog *c); /* NULL is fine */
 void catalog_closep(struct catalog **c);
 
