@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: MIT */
+/* index/catalog_write.c - puts a staged scan into the index, in one transaction. */
+#include "index/catalog_write.h"
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/err.h"
+#include "index/catalog_open.h"
+#include "index/catalog_stage.h"
+#include "index/catalog_tensor.h"
+#include "index/catalog_view.h"
+#include "index/names.h"
+
+#include <xxhash.h>
+
+#include <errno.h>
+#include <string.h>
+
+/* An entry of the index of names, before it is sorted. */
+struct name_ref {
+    uint64_t hash;
+    uint32_t ord;
+};
+
+struct totals {
+    uint64_t tensors, chunks, bytes, faults;
+    uint64_t by_role[3], bytes_by_role[3];
+};
+
+/* One attempt to write. */
+struct commit {
+    struct stage *st;
+    struct conn *conn;
+    const struct stage_result *result;
+    int64_t id; /* of the new checkpoint */
+    struct totals totals;
+    struct name_ref *names; /* malloc */
+    size_t nnames, names_cap;
+    struct buf name_npy;
+};
+
+static void commit_release(struct commit *c)
+{
+    free(c->names);
+    buf_release(&c->name_npy);
+}
+
+/* A sum that stays at its largest value instead of wrapping. */
+static void count(uint64_t *total, uint64_t v)
+{
+    if (add_overflows(*total, v, total) || *total > INT64_MAX)
+        *total = INT64_MAX;
+}
+
+/* Runs an INSERT that is kept; the last cell becomes the sum of those before. */
+static int put_summed(struct conn *n, const char *sql, struct cell *row, size_t count,
+                      struct err *e)
+{
+    CLEANUP(query_end) struct query q = {0};
+    int rc = query_begin(n, sql, &q, e);
+
+    row[count - 1] = cell_int(cells_sum(row, count - 1));
+    return rc == 0 ? query_write(&q, row, count, e) : rc;
+}
+
+/*
+ * Writing is not for others here, and who shares the metadata file's group must not read
+ * through us what he could not read in the shards.
+ */
+static uint32_t effective_mode(const struct stage_rights *r,
+                               const struct stage_rights *owner)
+{
+    uint32_t mode = r->mode & 0555;
+
+    if (r->mixed || r->uid != owner->uid)
+        return 0400;
+    if (r->mixed_groups || r->gid != owner->gid)
+        mode &= ~(uint32_t)070 | (mode & 05) << 3;
+    return mode;
+}
+
+/* What the tensor's (or else the metadata) file allows. */
+static struct stage_rights tensor_rights(const struct commit *c, const struct cell *row)
+{
+    struct stage_rights owner = c->result->owner, r = {0};
+
+    r.any = row[STAGED_MODE].kind == CELL_INT;
+    if (!r.any)
+        r = owner;
+    if (row[STAGED_MODE].kind == CELL_INT) {
+        r.mode = (uint32_t)row[STAGED_MODE].num;
+        r.mixed = row[STAGED_UID].kind != CELL_INT;
+        r.mixed_groups = row[STAGED_GID].kind != CELL_INT;
+        r.uid = (uint32_t)row[STAGED_UID].num;
+        r.gid = (uint32_t)row[STAGED_GID].num;
+        r.mtime_ns = (int64_t)row[STAGED_MTIME].num;
+    }
+    r.mode = r.any ? effective_mode(&r, &owner) : 0400;
+    return r;
+}
+
+/*
+ * Even and at least 2^32 (the .npy has the next number, small ones are the mount's own).
+ * The same for the same place, key and shards, whatever the order of the scan.
+ */
+static uint64_t inode_of(const struct stage_result *r, const struct cell *key,
+                         uint64_t identity)
+{
+    const char *file = r->file ? r->file : "";
+    uint64_t h = XXH3_64bits_withSeed(r->path, strlen(r->path) + 1, identity);
+
+    h = XXH3_64bits_withSeed(file, strlen(file) + 1, h);
+    h = XXH3_64bits_withSeed(key->data, key->len, h) & INT64_MAX & ~(uint64_t)1;
+    return h >> 32 ? h : h | (uint64_t)1 << 32;
+}
+
+static int note_name(struct commit *c, const struct cell *name, uint32_t ord,
+                     struct err *e)
+{
+    if (c->nnames == c->names_cap) {
+        size_t cap = c->names_cap ? c->names_cap * 2 : 64;
+        struct name_ref *bigger = reallocarray(c->names, cap, sizeof *bigger);
+
+        if (!bigger)
+            return err_nomem(e);
+        c->names = bigger;
+        c->names_cap = cap;
+    }
+    c->names[c->nnames++] =
+        (struct name_ref){name_hash(c->id, name->data, name->len), ord};
+    return 0;
+}
+
+static bool cells_equal(const struct cell *a, const struct cell *b)
+{
+    return a->len == b->len && memcmp(a->data, b->data, a->len) == 0;
+}
+
+/* The names of the files: NULL where they follow from the key. */
+static int settle_names(struct commit *c, const struct cell *staged, struct cell *row,
+                        uint32_t ord, struct err *e)
+{
+    const struct cell *key = &staged[STAGED_KEY], *name = &staged[STAGED_NAME];
+    struct buf *npy = &c->name_npy;
+    int rc = note_name(c, name, ord, e);
+
+    row[TENSOR_NAME] = cells_equal(key, name) ? cell_text(NULL) : *name;
+    row[TENSOR_NAME_NPY] = cell_text(NULL);
+    buf_clear(npy);
+    if (rc == 0 && name_of_key(key->data, key->len, ".npy", npy) < 0)
+        rc = err_nomem(e);
+    if (rc == 0 &&
+        (npy->len != name->len + 4 || memcmp(npy->data, name->data, name->len) != 0)) {
+        row[TENSOR_NAME_NPY] = cell_blob(npy->data, npy->len);
+        rc = note_name(c, &row[TENSOR_NAME_NPY], ord, e);
+    }
+    return rc;
+}
+
+static void count_tensor(struct totals *t, const struct cell *staged)
+{
+    unsigned role = (unsigned)staged[STAGED_ROLE].num % 3;
+
+    t->tensors++;
+    t->faults += staged[STAGED_FAULT].kind == CELL_BLOB;
+    t->by_role[role]++;
+    count(&t->chunks, staged[STAGED_CHUNKS].num);
+    count(&t->bytes, staged[STAGED_BYTES].num);
+    count(&t->bytes_by_role[role], staged[STAGED_BYTES].num);
+}
+
+static void fill_row(const struct commit *c, const struct cell *staged, uint32_t ord,
+                     struct cell *row)
+{
+    const struct stage_rights r = tensor_rights(c, staged);
+    const struct cell *pieces = &staged[STAGED_PIECES];
+    bool renamed = staged[STAGED_RAW_KEY].kind == CELL_BLOB;
+    enum dtype dtype = (enum dtype)staged[STAGED_DTYPE].num;
+
+    row[TENSOR_ID] = cell_int((uint64_t)row_id(c->id, ord));
+    row[TENSOR_KEY] = staged[STAGED_KEY];
+    row[TENSOR_PART] = staged[STAGED_PART];
+    row[TENSOR_WRAPPER] = staged[STAGED_WRAPPER];
+    row[TENSOR_DTYPE] = staged[STAGED_DTYPE];
+    row[TENSOR_BITS] = cell_int(dtype_bits(dtype));
+    row[TENSOR_SHAPE] = staged[STAGED_SHAPE];
+    row[TENSOR_ROLE] = staged[STAGED_ROLE];
+    row[TENSOR_BYTES] = staged[STAGED_BYTES];
+    row[TENSOR_CHUNKS] = staged[STAGED_CHUNKS];
+    row[TENSOR_FAULT] = staged[STAGED_FAULT];
+    row[TENSOR_CODEC_KEY] = staged[STAGED_CODEC_KEY];
+    if (renamed && staged[STAGED_CODEC_KEY].kind == CELL_NULL)
+        row[TENSOR_CODEC_KEY] = staged[STAGED_RAW_KEY];
+    row[TENSOR_ATTRIBUTES] = staged[STAGED_ATTRIBUTES];
+    row[TENSOR_INO] =
+        cell_int(inode_of(c->result, &staged[STAGED_KEY], staged[STAGED_IDENTITY].num));
+    row[TENSOR_MODE] = cell_int(r.mode);
+    row[TENSOR_UID] = cell_int(c->result->owner.uid);
+    row[TENSOR_GID] = cell_int(c->result->owner.gid);
+    row[TENSOR_MTIME] = cell_int((uint64_t)r.mtime_ns);
+    row[TENSOR_SINGLE_FILE] = staged[STAGED_SINGLE_FILE];
+    row[TENSOR_PIECES_SUM] = cell_int(XXH3_64bits(pieces->data, pieces->len));
+    row[TENSOR_COLUMNS] = cell_int(cells_sum(row, TENSOR_COLUMNS));
+    row[TENSOR_COLUMNS + 1] = *pieces;
+}
+
+static int put_tensor(struct commit *c, const struct cell *staged, struct err *e)
+{
+    static const char sql[] = "INSERT INTO tensor (" TENSOR_LIST(
+        "") ", pieces) VALUES (?1, ?2, ?3, ?4, ?5, ?6,"
+            " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,"
+            " ?23, ?24)";
+    CLEANUP(query_end) struct query q = {0};
+    const struct cell *key = &staged[STAGED_KEY];
+    struct cell row[TENSOR_COLUMNS + 2];
+    uint32_t ord = (uint32_t)c->totals.tensors;
+    int rc = settle_names(c, staged, row, ord, e);
+
+    if (rc < 0)
+        return rc;
+    fill_row(c, staged, ord, row);
+    count_tensor(&c->totals, staged);
+    rc = query_begin(c->conn, sql, &q, e);
+    if (rc == 0)
+        rc = query_write(&q, row, ARRAY_SIZE(row), e);
+    return rc == 0 ? stage_tree(c->st, key->data, key->len, ord, e) : rc;
+}
+
+/* Tensors in byte order of their names; `order` has been run up to its first row. */
+static int put_tensors(struct commit *c, struct query *order, int more, struct err *e)
+{
+    static const char sql[] = "SELECT " STAGED_LIST " FROM tensor WHERE seq = ?1";
+    CLEANUP(query_end) struct query q = {0};
+    struct cell seq, staged[STAGED_COLUMNS];
+    int rc = query_begin(c->st->conn, sql, &q, e);
+
+    for (; rc == 0 && more == 1; more = rc < 0 ? rc : query_step(order, e)) {
+        rc = query_row(order, &seq, 1, e);
+        if (rc == 0)
+            rc = query_bind(&q, &seq, 1, e);
+        if (rc == 0)
+            rc = query_step(&q, e) == 1 ? query_row(&q, staged, STAGED_COLUMNS, e)
+                                        : conn_damaged(c->st->conn, e, "a row is gone");
+        if (rc == 0)
+            rc = put_tensor(c, staged, e);
+        query_reset(&q);
+    }
+    return rc < 0 ? rc : more;
+}
+
+static int by_hash(const void *a, const void *b)
+{
+    const struct name_ref *x = a, *y = b;
+
+    if (x->hash != y->hash)
+        return (int64_t)x->hash < (int64_t)y->hash ? -1 : 1; /* as sqlite compares */
+    return (x->ord > y->ord) - (x->ord < y->ord);
+}
+
+/* Sorted, so that each goes to the end of the table. */
+static int put_names(struct commit *c, struct err *e)
+{
+    static const char sql[] = "INSERT OR IGNORE INTO tensor_name VALUES (?1, ?2, ?3)";
+    CLEANUP(query_end) struct query q = {0};
+    int rc = query_begin(c->conn, sql, &q, e);
+
+    if (c->nnames > 0)
+        qsort(c->names, c->nnames, sizeof *c->names, by_hash);
+    for (size_t i = 0; rc == 0 && i < c->nnames; i++) {
+        const struct cell row[] = {cell_int((uint64_t)c->id),
+                                   cell_int(c->names[i].hash),
+                                   cell_int(c->names[i].ord)};
+
+        rc = query_write(&q, row, ARRAY_SIZE(row), e);
+    }
+    free(steal(&c->names));
+    return rc;
+}
+
+static int put_file(struct commit *c, const struct cell *staged, struct err *e)
+{
+    static const char sql[] = "INSERT INTO file VALUES"
+                              " (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
+    const struct stage_result *r = c->result;
+    uint32_t number = (uint32_t)staged[0].num, tensors;
+    bool storage, whole;
+    struct cell row[12];
+
+    r->file_use(r->user, number, &storage, &whole, &tensors);
+    row[0] = cell_int((uint64_t)row_id(c->id, number));
+    memcpy(row + 1, staged + 1, 7 * sizeof *row);
+    row[8] = cell_int(storage);
+    row[9] = cell_int(whole);
+    row[10] = cell_int(tensors);
+    return put_summed(c->conn, sql, row, ARRAY_SIZE(row), e);
+}
+
+static int put_files(struct commit *c, struct err *e)
+{
+    static const char sql[] = "SELECT number, path, dev, ino, size, mtime, ctime, mode"
+                              " FROM file ORDER BY number";
+    CLEANUP(query_end) struct query q = {0};
+    struct cell staged[8];
+    int rc = query_begin(c->st->conn, sql, &q, e);
+
+    if (rc < 0)
+        return rc;
+    while ((rc = query_step(&q, e)) == 1) {
+        rc = query_row(&q, staged, ARRAY_SIZE(staged), e);
+        if (rc == 0)
+            rc = put_file(c, staged, e);
+        if (rc < 0)
+            return rc;
+    }
+    return rc;
+}
+
+/* Copies rows of two staged columns behind a row id. */
+static int copy_rows(struct commit *c, const char *from, const char *to, bool summed,
+                     struct err *e)
+{
+    CLEANUP(query_end) struct query q = {0};
+    struct cell row[4];
+    uint32_t number = 0;
+    int rc = query_begin(c->st->conn, from, &q, e);
+
+    if (rc < 0)
+        return rc;
+    while ((rc = query_step(&q, e)) == 1) {
+        CLEANUP(query_end) struct query put = {0};
+
+        rc = query_row(&q, row + 1, 2, e);
+        row[0] = cell_int((uint64_t)row_id(c->id, number++));
+        row[3] = cell_int(cells_sum(row, 3));
+        if (rc == 0)
+            rc = query_begin(c->conn, to, &put, e);
+        if (rc == 0)
+            rc = query_write(&put, row, summed ? 4 : 3, e);
+        if (rc < 0)
+            return rc;
+    }
+    return rc;
+}
+
+static int put_hidden(struct commit *c, struct err *e)
+{
+    static const char from[] = "SELECT name, part FROM hidden";
+    static const char to[] = "INSERT INTO hidden VALUES (?1 >> 32, ?2, ?3)";
+
+    return copy_rows(c, from, to, false, e);
+}
+
+static int put_objects(struct commit *c, struct err *e)
+{
+    static const char from[] = "SELECT key, json FROM object ORDER BY key";
+    static const char to[] = "INSERT INTO object VALUES (?1, ?2, ?3, ?4)";
+
+    return copy_rows(c, from, to, true, e);
+}
+
+static int put_warnings(struct commit *c, struct err *e)
+{
+    static const char from[] = "SELECT code, text FROM warning ORDER BY seq";
+    static const char to[] = "INSERT INTO warning VALUES (?1, ?2, ?3)";
+
+    return copy_rows(c, from, to, false, e);
+}
+
+static int put_checkpoint(struct commit *c, struct err *e)
+{
+    static const char sql[] =
+        "INSERT INTO checkpoint (" CHECKPOINT_LIST
+        ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7,"
+        " ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23,"
+        " ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34)";
+    const struct stage_result *r = c->result;
+    const struct sink_checkpoint *about = r->about;
+    const struct stage_rights *all = r->all.any ? &r->all : &r->owner;
+    CLEANUP(query_end) struct query q = {0};
+    struct cell row[CP_ALL];
+    int rc;
+
+    row[CP_ID] = cell_int((uint64_t)c->id);
+    row[CP_PATH] = cell_text(r->path);
+    row[CP_FILE] = cell_text(r->file ? r->file : "");
+    row[CP_FORMAT] = cell_text(about->format ? about->format : "");
+    row[CP_FRAMEWORK] = cell_text(about->framework);
+    row[CP_VERSION] = cell_text(about->version);
+    row[CP_TOPOLOGY] = cell_text(about->topology);
+    row[CP_STEP] = about->has_step ? cell_int((uint64_t)about->step) : cell_text(NULL);
+    row[CP_ADAPTER] = cell_int(about->adapter);
+    row[CP_ERROR] = cell_text(r->error);
+    row[CP_METADATA_FILE] = cell_text(about->metadata_file);
+    row[CP_MODE] = cell_int(all->any ? effective_mode(all, &r->owner) : 0400);
+    row[CP_UID] = cell_int(r->owner.uid);
+    row[CP_GID] = cell_int(r->owner.gid);
+    row[CP_MTIME] = cell_int((uint64_t)all->mtime_ns);
+    row[CP_TENSORS] = cell_int(c->totals.tensors);
+    row[CP_CHUNKS] = cell_int(c->totals.chunks);
+    row[CP_BYTES] = cell_int(c->totals.bytes);
+    row[CP_FAULTS] = cell_int(c->totals.faults);
+    row[CP_OBJECTS] = cell_int(r->error ? 0 : c->st->objects);
+    row[CP_FILES] = cell_int(r->files);
+    for (unsigned i = 0; i < 3; i++) {
+        row[CP_ROLE_TENSORS + i] = cell_int(c->totals.by_role[i]);
+        row[CP_ROLE_BYTES + i] = cell_int(c->totals.bytes_by_role[i]);
+    }
+    row[CP_NAMES_HASH] = cell_int(r->names_hash);
+    row[CP_COLUMNS] = cell_int(cells_sum(row, CP_COLUMNS));
+    row[CP_DIR] = cell_int(r->dir_id.dev);
+    row[CP_DIR + 1] = cell_int(r->dir_id.ino);
+    row[CP_DIR + 2] = cell_int(r->dir_id.size);
+    row[CP_DIR + 3] = cell_int((uint64_t)r->dir_id.mtime_ns);
+    row[CP_DIR + 4] = cell_int((uint64_t)r->dir_id.ctime_ns);
+    rc = query_begin(c->conn, sql, &q, e);
+    return rc == 0 ? query_write(&q, row, CP_ALL, e) : rc;
+}
+
+/* The views that a mount shows by default; others are made when they are asked for. */
+static int put_views(struct commit *c, struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct checkpoint_info cp;
+    int rc = a ? checkpoint_read(c->conn, c->id, a, &cp, e) : err_nomem(e);
+
+    if (rc == 0)
+        rc = view_build(c->conn, &cp, VIEW_MODEL, PREFIX_AUTO, e);
+    if (rc == 0)
+        rc = view_build(c->conn, &cp, VIEW_OPTIMIZER, PREFIX_AUTO, e);
+    return rc;
+}
+
+/* The next id: below 2^31, as it stands in the upper half of row ids. */
+static int next_id(struct commit *c, struct err *e)
+{
+    static const char sql[] =
+        "SELECT seq FROM sqlite_sequence WHERE name = 'checkpoint'";
+    CLEANUP(query_end) struct query q = {0};
+    struct cell seq;
+    int rc = conn_find(c->conn, sql, NULL, 0, &q, e);
+
+    if (rc == 1)
+        rc = query_row(&q, &seq, 1, e);
+    else if (rc == 0)
+        rc = conn_damaged(c->conn, e, "no ids");
+    if (rc < 0)
+        return rc;
+    c->id = (int64_t)seq.num + 1;
+    return owner_is_valid(c->id) ? 0 : conn_damaged(c->conn, e, "ids are used up");
+}
+
+static int drop_old(struct commit *c, struct err *e)
+{
+    int64_t old;
+    int rc = checkpoint_at(c->conn, c->result->path, c->result->file, &old, e);
+
+    return rc == 0 && old != 0 ? checkpoint_delete(c->conn, old, e) : rc;
+}
+
+static int write_all_rows(struct commit *c, struct query *order, int more,
+                          struct err *e)
+{
+    bool failed = c->result->error != NULL;
+    int rc = drop_old(c, e);
+
+    if (rc == 0)
+        rc = next_id(c, e);
+    if (rc == 0 && !failed)
+        rc = put_tensors(c, order, more, e);
+    if (rc == 0)
+        rc = put_names(c, e);
+    if (rc == 0 && !failed)
+        rc = tree_write(c->conn, c->st, c->id, e);
+    if (rc == 0)
+        rc = put_files(c, e);
+    if (rc == 0)
+        rc = put_hidden(c, e);
+    if (rc == 0 && !failed)
+        rc = put_objects(c, e);
+    if (rc == 0)
+        rc = put_warnings(c, e);
+    if (rc == 0)
+        rc = put_checkpoint(c, e);
+    if (rc == 0)
+        rc = put_views(c, e);
+    return rc;
+}
+
+/* Sorts before it takes the lock on the index. */
+static int commit_once(struct commit *c, struct catalog *catalog, struct err *e)
+{
+    static const char sorted[] = "SELECT seq FROM tensor ORDER BY name, seq";
+    CLEANUP(query_end) struct query order = {0};
+    int rc = conn_exec(c->st->conn, "DELETE FROM tree", e), more;
+
+    c->st->ndirs = 0;
+    buf_clear(&c->st->dirs);
+    if (rc == 0)
+        rc = query_begin(c->st->conn, sorted, &order, e);
+    if (rc < 0)
+        return rc;
+    more = query_step(&order, e);
+    if (more < 0)
+        return more;
+    catalog_check_moved(catalog);
+    rc = conn_take(catalog, true, &c->conn, e);
+    if (rc == 0)
+        rc = conn_begin(c->conn, true, e);
+    if (rc == 0)
+        rc = write_all_rows(c, &order, more, e);
+    if (rc == 0)
+        rc = conn_commit(c->conn, e);
+    if (rc < 0 && c->conn)
+        conn_rollback(c->conn);
+    return rc;
+}
+
+int stage_commit(struct stage *st, struct catalog *catalog,
+                 const struct stage_result *r, int64_t *id, struct err *e)
+{
+    int rc = r->many_parts ? stage_settle_keys(st, e) : 0;
+
+    if (rc == 0)
+        rc = stage_settle_objects(st, e);
+    /* The second attempt is on a new file: the old one was found to be damaged. */
+    for (unsigned attempt = 0; rc == 0 && attempt < 2; attempt++) {
+        struct commit c = {.st = st, .result = r};
+
+        rc = commit_once(&c, catalog, e);
+        conn_put(c.conn);
+        commit_release(&c);
+        *id = c.id;
+        if (rc != -EBADMSG)
+            return rc;
+        if (attempt == 0) {
+            *e = (struct err){0};
+            rc = 0;
+        }
+    }
+    return rc;
+}
