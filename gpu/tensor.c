@@ -146,10 +146,9 @@ static int build_plan(struct tensor *t, int64_t checkpoint, struct err *e)
     ret = catalog_chunks(t->env.catalog, checkpoint, &t->info, t->arena, &chunk, &n, e);
     if (ret < 0 || (ret = plan_begin(t->arena, &t->units, t->unit, &b, e)) < 0)
         return ret;
-    for (size_t i = 0; i < n; i++)
-        if ((ret = plan_add(b, &chunk[i], e)) < 0)
-            return ret;
-    ret = plan_finish(b, &t->plan, e);
+    ret = plan_take(b, chunk, n, e);
+    if (ret == 0)
+        ret = plan_finish(b, &t->plan, e);
     if (ret < 0)
         return ret;
     t->resolved = arena_array(t->arena, plan_chunks(t->plan) + 1, sizeof *t->resolved);
