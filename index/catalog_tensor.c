@@ -167,7 +167,7 @@ static int read_numbers(const struct cell *row, struct tensor_row *out, struct e
     return check_numbers(row, t, e);
 }
 
-int tensor_read(struct query *q, struct arena *a, struct tensor_row *out, struct err *e)
+int tensor_row_read(struct query *q, struct arena *a, struct tensor_row *out, struct err *e)
 {
     struct cell row[TENSOR_COLUMNS];
     int rc = query_row_summed(q, row, TENSOR_COLUMNS, e);
@@ -200,7 +200,7 @@ int tensor_each(struct query *q, int (*fn)(void *user, const struct tensor_row *
             if (!a)
                 return err_nomem(e);
         }
-        rc = tensor_read(q, a, &row, e);
+        rc = tensor_row_read(q, a, &row, e);
         if (rc == 0)
             rc = fn(user, &row);
         if (rc != 0)
@@ -225,7 +225,7 @@ static int tensor_by_ord(struct conn *n, int64_t checkpoint, uint32_t ord,
     if (rc == 0)
         return conn_missing(n, checkpoint, "tensor", e);
     if (rc == 1)
-        rc = tensor_read(&q, a, &row, e);
+        rc = tensor_row_read(&q, a, &row, e);
     if (rc == 0)
         *out = row.info;
     return rc;
@@ -270,7 +270,7 @@ static int find_hashed(struct conn *n, int64_t checkpoint, uint64_t hash,
     int rc = conn_find(n, sql, (const int64_t[]){checkpoint, (int64_t)hash}, 2, &q, e);
 
     for (; rc == 1; rc = query_step(&q, e)) {
-        rc = tensor_read(&q, a, &row, e);
+        rc = tensor_row_read(&q, a, &row, e);
         if (rc < 0)
             return rc;
         if (row.checkpoint == checkpoint && is_wanted(w, &row.info)) {

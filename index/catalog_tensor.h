@@ -49,7 +49,7 @@ struct tensor_row {
  * The row on which q stands (selected by TENSOR_LIST), checked; strings are copied to the
  * arena.
  */
-int tensor_read(struct query *q, struct arena *a, struct tensor_row *out,
+int tensor_row_read(struct query *q, struct arena *a, struct tensor_row *out,
                 struct err *e);
 
 /*
