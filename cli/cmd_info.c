@@ -46,14 +46,24 @@ struct side {
     bool *hidden; /* one an entry */
 };
 
+/* Entries are sorted by name. */
 static int hide(void *user, const char *name, bool part)
 {
     struct side *s = user;
-    const struct listing_entry *e = listing_find(s->listing, name);
+    size_t lo = 0, hi = listing_count(s->listing);
 
     (void)part;
-    if (e)
-        s->hidden[e - listing_at(s->listing, 0)] = true;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int order = strcmp(listing_at(s->listing, mid)->name, name);
+
+        if (order == 0)
+            s->hidden[mid] = true;
+        if (order < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
     return 0;
 }
 
