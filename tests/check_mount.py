@@ -1,5 +1,4 @@
 #!/usr/bin/env python3
-# SPDX-License-Identifier: MIT
 """Compare mounted checkpoints with what the frameworks' own loaders gave.
 
     check_mount.py MOUNT EXPECTED.json [...]      exit 0 when every expected tensor is there under its own key, whole, in every view
@@ -10,8 +9,9 @@ EXPECTED.json: {"path": the checkpoint's directory in the source (optional), "te
 full little-endian C-order bytes}}}. PATH is a folder or file of the source; in a composite checkpoint PATH:KEY is the tensor KEY of that
 part (or PATH/KEY where two parts hold the same KEY). Every directory under MOUNT with `.unshard/checkpoint.json` is a checkpoint; its
 tensors are found by the xattr `user.unshard.key` of raw/. All views are read and held against each other: raw/, tensors/, tree/,
-model.safetensors (or adapter_model.safetensors), optimizer/optimizer.safetensors. Needs Python >= 3.9 and numpy.
+model.safetensors (or adapter_model.safetensors), optimizer/optimizer.safetensors. Needs Python >= 3.9.
 """
+import ast
 import collections
 import hashlib
 import json
@@ -19,9 +19,7 @@ import os
 import struct
 import sys
 
-import numpy as np
-
-NPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "|V2", "F8_E4M3": "|V1", "F8_E5M2": "|V1", "F8_E8M0": "|V1", "I64": "<i8", "I32": "<i4", "I16": "<i2",
+NPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<V2", "F8_E4M3": "|V1", "F8_E5M2": "|V1", "F8_E8M0": "|V1", "I64": "<i8", "I32": "<i4", "I16": "<i2",
        "I8": "|i1", "U8": "|u1", "BOOL": "|b1", "C64": "<c8", "C128": "<c16", "U16": "<u2", "U32": "<u4", "U64": "<u8", "F4": "|u1"}
 NOT_IN_SAFETENSORS = {"C128"}
 Tensor = collections.namedtuple("Tensor", "dtype shape sha256 role inode")
@@ -39,11 +37,17 @@ def xattr(path, name):
 
 
 def read_npy(path):
+    """(shape, fortran_order, descr, data), by the definition of the format."""
     with open(path, "rb") as f:
-        version = np.lib.format.read_magic(f)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(f)
-        return tuple(shape), fortran, dtype, f.read()
+        magic = f.read(8)
+        if magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2):
+            raise ValueError("no .npy of version 1 or 2")
+        (n,) = struct.unpack("<H" if magic[6] == 1 else "<I", f.read(2 if magic[6] == 1 else 4))
+        text = f.read(n)
+        if f.tell() % 64 or not text.endswith(b"\n"):
+            raise ValueError("the header is not padded to 64 bytes")
+        header = ast.literal_eval(text.decode("latin-1"))
+        return header["shape"], header["fortran_order"], header["descr"], f.read()
 
 
 def read_safetensors(path):
@@ -109,11 +113,11 @@ class Checkpoint:
             return key
         try:
             shape, fortran, dtype, data = read_npy(f)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, KeyError, SyntaxError) as e:
             self.problems.append(f"{f}: {e}")
             return key
         shaped = shape == want.shape or (want.dtype == "F4" and shape[:-1] == want.shape[:-1])
-        if not shaped or fortran or np.dtype(NPY.get(want.dtype, dtype)) != dtype or sha(data) != want.sha256:
+        if not shaped or fortran or NPY.get(want.dtype) != dtype or sha(data) != want.sha256:
             self.problems.append(f"{f}: {dtype} {shape} differs from raw/ {want.dtype} {want.shape}")
         return key
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A mount for the length of a `with`, and the fixtures of tests/data: for the tests in Python."""
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -58,11 +59,10 @@ def mounted(source, *options):
 
 
 def fixtures(*formats):
-    """(name, checkpoint, [expected files]) of each fixture below tests/data, by name."""
+    """(name, checkpoint, [expected files]) of each fixture of these formats (all that are read), by name."""
+    formats = formats or [f["name"] for f in json.loads(run("formats", "--json").stdout)["formats"]]
     found = {}
-    for expected in sorted(DATA.glob("*/*" + EXPECTED)):
-        if formats and expected.parent.name not in formats:
-            continue
+    for expected in sorted(e for f in formats for e in (DATA / f).glob("*" + EXPECTED)):
         name = expected.name[:-len(EXPECTED)]
         while name and not (expected.parent / name).exists():  # NAME.PART.expected.json
             name = name.rpartition(".")[0]
