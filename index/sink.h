@@ -38,6 +38,16 @@ int sink_checkpoint(struct sink *s, const struct sink_checkpoint *c, struct err 
 int sink_file(struct sink *s, const char *path, size_t len, uint32_t *number,
               struct err *e);
 
+/* The same for one that stays visible as it is: an adapter beside its base model. */
+int sink_file_shown(struct sink *s, const char *path, size_t len, uint32_t *number,
+                    struct err *e);
+
+/*
+ * Watches a side file that the scan has read (config.json): a change of it makes the
+ * index stale. It stays visible.
+ */
+int sink_watch(struct sink *s, const char *name, struct err *e);
+
 /* The size and identity of a registered file; false when it is missing. */
 bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out);
 
