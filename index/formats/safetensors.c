@@ -113,6 +113,7 @@ struct shard {
     const char *name;  /* in the checkpoint's directory */
     const char *fault; /* why it was not even opened, or NULL */
     bool missing;
+    bool shown; /* stays visible as it is */
     uint32_t number;
     struct file_id id; /* when it was registered */
     struct safetensors_header h;
@@ -164,9 +165,12 @@ static int new_shards(struct scan *s, size_t n, struct err *e)
 
 static int register_shard(struct scan *s, struct shard *f, struct err *e)
 {
+    int (*add)(struct sink * s, const char *path, size_t len, uint32_t *number,
+               struct err *e) = f->shown ? sink_file_shown : sink_file;
+
     if (f->fault)
         return 0;
-    if (sink_file(s->sink, f->name, strlen(f->name), &f->number, e) < 0)
+    if (add(s->sink, f->name, strlen(f->name), &f->number, e) < 0)
         return -e->code;
     f->missing = !sink_file_id(s->sink, f->number, &f->id);
     if (f->missing)
@@ -178,7 +182,7 @@ static int register_shard(struct scan *s, struct shard *f, struct err *e)
 static bool stops_scan(int code)
 {
     return code == ESTALE || code == ENOMEM || code == EMFILE || code == ENFILE ||
-           code == EFBIG || code == EINTR;
+           code == E2BIG || code == EINTR;
 }
 
 static int read_header(struct scan *s, struct shard *f, struct err *e)
@@ -194,11 +198,15 @@ static int read_header(struct scan *s, struct shard *f, struct err *e)
         return err_set(e, ESTALE, "%s was changed during the scan", path);
     if (safetensors_read(src, 0, src->size, &f->h, e) < 0)
         return err_wrap(e, "%s", path);
-    f->read = true;
     if (atomic_fetch_add(&s->header_bytes, f->h.data) + f->h.data > MAX_HEADERS)
-        return err_set(e, EFBIG, "the headers of this model are larger than %d MB",
+        return err_set(e, E2BIG, "the headers of this model are larger than %d MB",
                        MAX_HEADERS >> 20);
-    return source_check(src, e);
+    if (source_check(src, e) < 0) {
+        shard_release(f);
+        return -e->code;
+    }
+    f->read = true;
+    return 0;
 }
 
 static int read_nth(void *user, size_t i, struct err *e)
@@ -555,7 +563,7 @@ static int scan_numbered(struct scan *s, struct err *e)
 /* An adapter beside its base model: its tensors are there too, of role other. */
 static int scan_adapter_beside(struct scan *s, struct err *e)
 {
-    CLEANUP(shard_release) struct shard f = {.name = s->layout.adapter};
+    CLEANUP(shard_release) struct shard f = {.name = s->layout.adapter, .shown = true};
 
     if (!f.name)
         return 0;
@@ -645,30 +653,38 @@ static int warn_of_pieces(struct scan *s)
 
 /* ---- the checkpoint as a whole ---- */
 
-static bool config_says_tied(struct listing *l)
+/* What nobody can read of config.json is not our business: it is a side file. */
+static int config_says_tied(struct listing *l, bool *tied, struct err *e)
 {
     CLEANUP(json_freep) struct json *doc = NULL;
     CLEANUP_FREE char *text = NULL;
-    struct err ignored = {0};
-    bool tied = false;
+    struct err why = {0};
     size_t len;
 
-    /* What others cannot read of config.json is their own business: it is a side file. */
-    return listing_find(l, "config.json") &&
-           listing_read(l, "config.json", MAX_CONFIG, &text, &len, &ignored) == 0 &&
-           json_parse(text, len, NULL, &doc, &ignored) == 0 &&
-           json_bool(json_get(doc, "tie_word_embeddings"), &tied) && tied;
+    *tied = false;
+    if (listing_read(l, "config.json", MAX_CONFIG, &text, &len, &why) == 0 &&
+        json_parse(text, len, NULL, &doc, &why) == 0)
+        json_bool(json_get(doc, "tie_word_embeddings"), tied);
+    if (!stops_scan(why.code))
+        return 0;
+    *e = why;
+    return err_wrap(e, "config.json");
 }
 
 /* safetensors cannot hold two names of one storage: the writer left one out. */
 static int tell_tied(struct scan *s, struct err *e)
 {
     static const char key[] = "lm_head.weight", value[] = "\"tied, not stored\"";
+    bool tied;
 
     if (s->layout.kind == SAFETENSORS_ADAPTER || s->has_head || !s->has_embedding ||
-        !config_says_tied(s->c->listing))
+        !listing_find(s->c->listing, "config.json"))
         return 0;
-    return sink_object(s->sink, key, sizeof key - 1, value, sizeof value - 1, e);
+    if (sink_watch(s->sink, "config.json", e) < 0 ||
+        config_says_tied(s->c->listing, &tied, e) < 0)
+        return -e->code;
+    return tied ? sink_object(s->sink, key, sizeof key - 1, value, sizeof value - 1, e)
+                : 0;
 }
 
 static const char *framework_of(const struct scan *s)

@@ -388,7 +388,8 @@ static void log_scan(struct scanner *s, int64_t id, int64_t start)
 /* Errors of a checkpoint's content: as long as its files are the same, so are they. */
 static bool is_damage(int code)
 {
-    return code == EBADMSG || code == ENOTSUP || code == EOVERFLOW || code == EFBIG;
+    return code == EBADMSG || code == ENOTSUP || code == EOVERFLOW || code == EFBIG ||
+           code == E2BIG;
 }
 
 /* One try; -ESTALE before anything was kept when `again` is still possible. */
