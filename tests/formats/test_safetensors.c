@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/formats/test_safetensors.c - folders that no fixture has: halves, doubles, leftovers. */
+#include "tests/unit/remote_tmp.h"
+
+#include "base/arena.h"
+#include "base/endian.h"
+#include "base/err.h"
+
+#include "world.h"
+
+/* A file of U8 tensors; `tensors` is "key:bytes key:bytes", `metadata` JSON or NULL. */
+static void put(const struct tmp *t, const char *name, const char *metadata,
+                const char *tensors)
+{
+    CLEANUP_FREE char *copy = strdup(tensors);
+    CLEANUP(buf_release) struct buf b = {0};
+    unsigned at = 0;
+
+    buf_add(&b, "\0\0\0\0\0\0\0", 8);
+    buf_addc(&b, '{');
+    if (metadata)
+        buf_addf(&b, "\"__metadata__\":%s%s", metadata, *tensors ? "," : "");
+    for (char *save, *key = strtok_r(copy, " ", &save); key;
+         key = strtok_r(NULL, " ", &save)) {
+        char *colon = strrchr(key, ':');
+        unsigned n = (unsigned)atoi(colon + 1);
+
+        *colon = '\0';
+        buf_addf(&b,
+                 "%s\"%s\":{\"dtype\":\"U8\",\"shape\":[%u],\"data_offsets\":[%u,%u]}",
+                 at ? "," : "", key, n, at, at + n);
+        at += n;
+    }
+    buf_addc(&b, '}');
+    put_le64(b.data, b.len - 8);
+    for (unsigned i = 0; i < at; i++)
+        buf_addc(&b, (char)(i + (unsigned char)name[0]));
+    tmp_bytes(t, name, b.data, b.len);
+}
+
+struct look {
+    struct world w;
+    struct checkpoint_info info;
+    struct tensor_info *t;
+    size_t count;
+    struct buf warnings, hidden;
+};
+
+static int note_warning(void *user, const char *code, const char *text)
+{
+    struct look *k = user;
+
+    assert_true(text[0]);
+    return buf_addf(&k->warnings, "%s ", code);
+}
+
+static int note_hidden(void *user, const char *name, bool part)
+{
+    struct look *k = user;
+
+    assert_false(part);
+    return buf_addf(&k->hidden, "%s ", name);
+}
+
+static void look_at(struct look *k, const struct tmp *t, const char *path)
+{
+    struct err e = {0};
+
+    *k = (struct look){0};
+    assert_ok(world_open(tmp_at(t, path), &k->w, &e), &e);
+    assert_ok(scanner_get(k->w.scanner, "", NULL, k->w.arena, &k->info, &e), &e);
+    assert_ok(world_tensors(&k->w, k->info.id, &k->t, &k->count, &e), &e);
+    assert_ok(catalog_warnings(k->w.catalog, k->info.id, note_warning, k, &e), &e);
+    assert_ok(catalog_hidden(k->w.catalog, k->info.id, note_hidden, k, &e), &e);
+    buf_addc(&k->warnings, '.');
+    buf_addc(&k->hidden, '.');
+}
+
+static void release(struct look *k)
+{
+    buf_release(&k->warnings);
+    buf_release(&k->hidden);
+    world_close(&k->w);
+}
+
+/* The tensor, whole: its bytes count up from the first letter of its file and `skip`. */
+static const struct tensor_info *whole(struct look *k, const char *key, size_t bytes,
+                                       unsigned first)
+{
+    CLEANUP(buf_release) struct buf b = {0};
+    struct err e = {0};
+    size_t i = 0;
+
+    while (i < k->count && strcmp(k->t[i].key, key) != 0)
+        i++;
+    if (i == k->count)
+        fail_msg("no tensor %s", key);
+    if (world_read(&k->w, k->info.id, &k->t[i], &b, &e) < 0)
+        fail_msg("%s: %s", key, e.text);
+    assert_int_equal(b.len, bytes);
+    for (size_t n = 0; n < bytes; n++)
+        assert_int_equal((unsigned char)b.data[n], (first + n) & 0xff);
+    return &k->t[i];
+}
+
+static void faulty(struct look *k, const char *key, const char *why)
+{
+    for (size_t i = 0; i < k->count; i++) {
+        if (strcmp(k->t[i].key, key) != 0)
+            continue;
+        if (!k->t[i].fault || !strstr(k->t[i].fault, why))
+            fail_msg("%s: %s", key, k->t[i].fault ? k->t[i].fault : "no fault");
+        return;
+    }
+    fail_msg("no tensor %s", key);
+}
+
+static void test_lone_file(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "embeddings.safetensors", "{\"format\":\"np\"}", "a:3 b:2");
+    tmp_file(t, "README.md", "");
+    look_at(&k, t, "");
+    assert_string_equal(k.info.format, "safetensors");
+    assert_string_equal(k.info.framework, "NumPy");
+    assert_string_equal(k.info.topology, "{\"files\": 1}");
+    assert_string_equal(k.info.metadata_file, "embeddings.safetensors");
+    assert_string_equal(k.hidden.data, "embeddings.safetensors .");
+    assert_string_equal(k.warnings.data, ".");
+    whole(&k, "a", 3, 'e');
+    whole(&k, "b", 2, 'e' + 3);
+    release(&k);
+    tmp_file(t, "config.json", "{}");
+    look_at(&k, t, "");
+    assert_string_equal(k.info.format, "hf-safetensors");
+    release(&k);
+}
+
+static void test_single_wins_over_index(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model.safetensors", NULL, "a:3");
+    put(t, "model-00001-of-00002.safetensors", NULL, "x:3");
+    put(t, "other-00001-of-00002.safetensors", NULL, "x:3");
+    tmp_file(t, "model.safetensors.index.json",
+             "{\"weight_map\":{\"x\":\"model-00001-of-00002.safetensors\"}}");
+    look_at(&k, t, "");
+    assert_null(k.info.error);
+    assert_int_equal(k.count, 1);
+    whole(&k, "a", 3, 'm');
+    assert_string_equal(k.warnings.data, "unlisted-file two-models .");
+    assert_has(k.hidden.data, "model-00001-of-00002.safetensors ");
+    assert_has(k.hidden.data, "model.safetensors.index.json ");
+    assert_null(strstr(k.hidden.data, "other"));
+    release(&k);
+}
+
+static void test_index_and_its_leftovers(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model-00001-of-00002.safetensors", "{\"format\":\"pt\"}", "a:3 extra:4");
+    put(t, "model-00002-of-00002.safetensors", NULL, "b:5");
+    put(t, "model-00001-of-00003.safetensors", NULL, "old:5");
+    put(t, "consolidated.safetensors", NULL, "c:5");
+    tmp_file(t, "model.safetensors.index.json",
+             "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\","
+             "\"b\":\"model-00002-of-00002.safetensors\"}}");
+    look_at(&k, t, "");
+    assert_int_equal(k.count, 2);
+    assert_int_equal(k.info.faults, 0);
+    whole(&k, "a", 3, 'm');
+    whole(&k, "b", 5, 'm');
+    assert_string_equal(k.info.framework, "PyTorch");
+    assert_string_equal(k.info.topology, "{\"files\": 2}");
+    assert_string_equal(k.info.metadata_file, "model.safetensors.index.json");
+    assert_string_equal(k.warnings.data, "unlisted-tensor unlisted-file .");
+    assert_has(k.hidden.data, "model-00001-of-00003.safetensors ");
+    assert_null(strstr(k.hidden.data, "consolidated"));
+    release(&k);
+}
+
+static void test_index_with_a_damaged_file(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model-00001-of-00002.safetensors", NULL, "a:3");
+    tmp_file(t, "model-00002-of-00002.safetensors", "no header at all");
+    tmp_file(t, "model.safetensors.index.json",
+             "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\","
+             "\"b\":\"model-00002-of-00002.safetensors\","
+             "\"c\":\"model-00002-of-00002.safetensors\"}}");
+    look_at(&k, t, "");
+    assert_null(k.info.error);
+    assert_int_equal(k.info.faults, 2);
+    whole(&k, "a", 3, 'm');
+    faulty(&k, "b", "model-00002-of-00002.safetensors: byte 0: a header of");
+    faulty(&k, "c", "model-00002-of-00002.safetensors: byte 0: a header of");
+    release(&k);
+}
+
+static void test_numbered_set(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "m-00001-of-00002.safetensors", NULL, "a:3");
+    put(t, "m-00002-of-00002.safetensors", NULL, "b:5");
+    look_at(&k, t, "");
+    assert_int_equal(k.count, 2);
+    assert_string_equal(k.info.format, "hf-safetensors");
+    assert_string_equal(k.info.topology, "{\"files\": 2}");
+    assert_string_equal(k.warnings.data, ".");
+    whole(&k, "a", 3, 'm');
+    whole(&k, "b", 5, 'm');
+    release(&k);
+}
+
+static void test_numbered_set_with_holes(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "m-00001-of-00004.safetensors", NULL, "a:3");
+    tmp_file(t, "m-00003-of-00004.safetensors", "damaged, surely");
+    put(t, "m-00004-of-00004.safetensors", NULL, "b:5");
+    look_at(&k, t, "");
+    assert_int_equal(k.count, 2);
+    assert_int_equal(k.info.faults, 0);
+    assert_string_equal(k.warnings.data, "missing-file damaged-file .");
+    release(&k);
+    put(t, "m-00004-of-00004.safetensors", NULL, "b:5");
+    assert_int_equal(unlink(tmp_at(t, "m-00001-of-00004.safetensors")), 0);
+    assert_int_equal(unlink(tmp_at(t, "m-00004-of-00004.safetensors")), 0);
+    tmp_dir(t, "m-00001-of-00004.safetensors");
+    look_at(&k, t, "");
+    assert_non_null(k.info.error);
+    release(&k);
+}
+
+static void test_key_in_two_files(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "m-00001-of-00003.safetensors", NULL, "a:3 both:2");
+    put(t, "m-00002-of-00003.safetensors", NULL, "both:7");
+    put(t, "m-00003-of-00003.safetensors", NULL, "c:1 both:2");
+    look_at(&k, t, "");
+    assert_null(k.info.error);
+    assert_int_equal(k.count, 3);
+    assert_int_equal(k.info.faults, 1);
+    whole(&k, "a", 3, 'm');
+    whole(&k, "c", 1, 'm');
+    faulty(&k, "both",
+           "it is in m-00001-of-00003.safetensors and in m-00002-of-00003.safetensors");
+    release(&k);
+}
+
+static void test_adapter(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "adapter_model.safetensors", NULL, "base_model.model.x.lora_A.weight:3");
+    tmp_file(t, "adapter_config.json", "{}");
+    look_at(&k, t, "");
+    assert_true(k.info.adapter);
+    assert_string_equal(k.info.format, "hf-peft");
+    assert_int_equal(k.t[0].role, ROLE_MODEL);
+    assert_string_equal(k.hidden.data, "adapter_model.safetensors .");
+    release(&k);
+}
+
+static void test_adapter_beside_a_model(void **state)
+{
+    const struct tmp *t = *state;
+    const struct tensor_info *info;
+    struct look k;
+
+    put(t, "model.safetensors", NULL, "x:3");
+    put(t, "adapter_model.safetensors", NULL, "x:5 y:2");
+    tmp_file(t, "adapter_config.json", "{}");
+    look_at(&k, t, "");
+    assert_false(k.info.adapter);
+    assert_int_equal(k.count, 3);
+    assert_int_equal(whole(&k, "x", 3, 'm')->role, ROLE_MODEL);
+    info = whole(&k, "adapter_model.safetensors/x", 5, 'a');
+    assert_int_equal(info->role, ROLE_OTHER);
+    assert_string_equal(info->part, "adapter_model.safetensors");
+    assert_string_equal(k.hidden.data, "model.safetensors .");
+    assert_int_equal(k.info.by_role[ROLE_OTHER], 2);
+    release(&k);
+    tmp_file(t, "adapter_model.safetensors", "damaged, surely");
+    look_at(&k, t, "");
+    assert_int_equal(k.count, 1);
+    assert_string_equal(k.warnings.data, "damaged-file .");
+    release(&k);
+}
+
+#define SHARDING(offsets)                                                              \
+    "{\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":"                                  \
+    "\"{\\\"w\\\":{\\\"saved_offsets\\\":" offsets "}}\"}"
+
+/* Pieces must never be shown as tensors. */
+static void test_pieces_are_refused(void **state)
+{
+    static const struct {
+        const char *name, *metadata;
+        const char *why; /* NULL: fine */
+    } rows[] = {
+        {"shard-00001-model-00001-of-00001.safetensors", SHARDING("[0]"),
+         "HuggingFaceStorageWriter as shards: not supported yet"},
+        {"shard-00001-model-00001-of-00001.safetensors", NULL, "not supported yet"},
+        {"model-00001-of-00001.safetensors", SHARDING("[3]"), "not supported yet"},
+        {"model-00001-of-00001.safetensors", SHARDING("[0]"), NULL},
+        {"model-00001-of-00001.safetensors", SHARDING("[0,-1]"), "not supported yet"},
+        {"model-00001-of-00001.safetensors", SHARDING("7"), "no saved_offsets"},
+        {"model-00001-of-00001.safetensors", "{\"DCP_SHARDING_INFO\":\"{\"}", "JSON"},
+        {"piece-00001-of-00001.safetensors", SHARDING("[0]"), "not supported yet"},
+        {"model.safetensors", SHARDING("[0]"), "not supported yet"},
+        {"piece.safetensors", SHARDING("[0]"), "not supported yet"},
+        {"piece.safetensors", "{\"DCP_VERSION\":\"1.0\"}", NULL},
+    };
+    const struct tmp *t = *state;
+
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+        struct look k;
+
+        put(t, rows[i].name, rows[i].metadata, "w:4");
+        look_at(&k, t, "");
+        if (!rows[i].why != !k.info.error ||
+            (rows[i].why && !strstr(k.info.error, rows[i].why)))
+            fail_msg("%s %s: %s", rows[i].name, rows[i].metadata,
+                     k.info.error ? k.info.error : "accepted");
+        assert_int_equal(k.count, rows[i].why ? 0 : 1);
+        release(&k);
+        assert_int_equal(unlink(tmp_at(t, rows[i].name)), 0);
+    }
+}
+
+static void test_pieces_beside_full_files(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model-00001-of-00001.safetensors", NULL, "w:4");
+    tmp_file(t, "model.safetensors.index.json",
+             "{\"weight_map\":{\"w\":\"model-00001-of-00001.safetensors\"}}");
+    tmp_dir(t, "sharded");
+    put(t, "sharded/shard-00001-model-00001-of-00001.safetensors", SHARDING("[0]"),
+        "w:2");
+    look_at(&k, t, "");
+    whole(&k, "w", 4, 'm');
+    assert_string_equal(k.warnings.data, "sharded-copy .");
+    release(&k);
+    look_at(&k, t, "sharded");
+    assert_has(k.info.error, "not supported yet");
+    release(&k);
+}
+
+static int count_object(void *user, const char *key, size_t key_len, const char *json,
+                        size_t len)
+{
+    assert_int_equal(key_len, strlen("lm_head.weight"));
+    assert_memory_equal(key, "lm_head.weight", key_len);
+    assert_int_equal(len, strlen("\"tied, not stored\""));
+    assert_memory_equal(json, "\"tied, not stored\"", len);
+    ++*(unsigned *)user;
+    return 0;
+}
+
+static void test_tied(void **state)
+{
+    static const struct {
+        const char *config, *tensors;
+        unsigned objects;
+    } rows[] = {
+        {"{\"tie_word_embeddings\":true}", "model.embed_tokens.weight:2", 1},
+        {"{\"tie_word_embeddings\":true}", "transformer.wte.weight:2", 1},
+        {"{\"tie_word_embeddings\":false}", "model.embed_tokens.weight:2", 0},
+        {"{\"tie_word_embeddings\":1}", "model.embed_tokens.weight:2", 0},
+        {"{}", "model.embed_tokens.weight:2", 0},
+        {"no JSON", "model.embed_tokens.weight:2", 0},
+        {"{\"tie_word_embeddings\":true}",
+         "model.embed_tokens.weight:2 lm_head.weight:2", 0},
+        {"{\"tie_word_embeddings\":true}", "model.norm.weight:2", 0},
+    };
+    const struct tmp *t = *state;
+
+    for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+        unsigned objects = 0;
+        struct err e = {0};
+        struct look k;
+
+        put(t, "model.safetensors", NULL, rows[i].tensors);
+        tmp_file(t, "config.json", rows[i].config);
+        look_at(&k, t, "");
+        assert_ok(catalog_objects(k.w.catalog, k.info.id, count_object, &objects, &e),
+                  &e);
+        if (objects != rows[i].objects)
+            fail_msg("%s, %s: %u objects", rows[i].config, rows[i].tensors, objects);
+        assert_int_equal(k.info.error != NULL, false);
+        release(&k);
+    }
+}
+
+/* config.json is read, so that it counts for freshness, and is still a side file. */
+static void test_config_is_watched(void **state)
+{
+    const struct tmp *t = *state;
+    struct checkpoint_info second;
+    struct err e = {0};
+    struct look k;
+
+    put(t, "model.safetensors", NULL, "model.embed_tokens.weight:2");
+    tmp_file(t, "config.json", "{\"tie_word_embeddings\":false}");
+    look_at(&k, t, "");
+    assert_int_equal(k.info.objects, 0);
+    assert_string_equal(k.hidden.data, "model.safetensors .");
+    tmp_file(t, "config.json", "{\"tie_word_embeddings\":true}");
+    scanner_suspect(k.w.scanner, "", NULL);
+    assert_ok(scanner_get(k.w.scanner, "", NULL, k.w.arena, &second, &e), &e);
+    assert_int_equal(second.objects, 1);
+    release(&k);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        tmp_test(test_lone_file),
+        tmp_test(test_single_wins_over_index),
+        tmp_test(test_index_and_its_leftovers),
+        tmp_test(test_index_with_a_damaged_file),
+        tmp_test(test_numbered_set),
+        tmp_test(test_numbered_set_with_holes),
+        tmp_test(test_key_in_two_files),
+        tmp_test(test_adapter),
+        tmp_test(test_adapter_beside_a_model),
+        tmp_test(test_pieces_are_refused),
+        tmp_test(test_pieces_beside_full_files),
+        tmp_test(test_tied),
+        tmp_test(test_config_is_watched),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

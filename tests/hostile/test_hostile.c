@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/hostile/test_hostile.c - each case of a manifest gets its verdict: DATA NAME... */
+#include "tests/unit/unit.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "tests/formats/world.h"
+
+enum { MAX_MANIFEST = 1 << 22, MAX_CASES = 1024 };
+
+/* One row of DATA/NAME.json. */
+struct row {
+    const char *data, *file, *verdict;
+};
+
+/* What we chose where the manifest leaves it open (docs/formats). */
+static const struct {
+    const char *file;
+    bool accepted;
+} choices[] = {
+    {"safetensors/dims_5000.safetensors", false},
+    {"safetensors/dup_key.safetensors", false},
+    {"safetensors/dup_key_escaped.safetensors", false},
+    {"safetensors/extra_field.safetensors", true},
+    {"safetensors/json_leading_space.safetensors", true},
+    {"safetensors/shape_zero_and_huge.safetensors", true},
+};
+
+/* How many tensors what is accepted holds, where that is not one. */
+static const struct {
+    const char *file;
+    size_t tensors;
+} counts[] = {
+    {"safetensors/case_key.safetensors", 2},
+    {"safetensors/json_empty_object.safetensors", 0},
+    {"safetensors/json_many_keys.safetensors", 1500},
+    {"safetensors/name_collision.safetensors", 3},
+    {"safetensors/name_file_and_dir.safetensors", 3},
+    {"safetensors/name_nfc_nfd.safetensors", 2},
+    {"hf_index/unlisted_tensor/model.safetensors.index.json", 0},
+};
+
+static bool is_accepted(const char *file)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(choices); i++)
+        if (strcmp(choices[i].file, file) == 0)
+            return choices[i].accepted;
+    fail_msg("%s: a choice of ours is missing in this test", file);
+    return false;
+}
+
+static size_t tensors_of(const char *file)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(counts); i++)
+        if (strcmp(counts[i].file, file) == 0)
+            return counts[i].tensors;
+    return 1;
+}
+
+/* A file that marks a directory stands for that directory. */
+static bool is_marker(const char *file)
+{
+    return strstr(file, ".index.json") || strstr(file, "/.metadata");
+}
+
+/* The control's tensor in all cases that say so: 2x3 floats 0..5. */
+static void check_control(struct world *w, int64_t id, const struct tensor_info *t)
+{
+    static const float want[6] = {0, 1, 2, 3, 4, 5};
+    CLEANUP(buf_release) struct buf bytes = {0};
+    struct err e = {0};
+
+    assert_ok(world_read(w, id, t, &bytes, &e), &e);
+    if (strcmp(t->key, "a") != 0 || t->bytes != sizeof want || t->dtype != DTYPE_F32)
+        return;
+    assert_int_equal(t->shape.nd, 2);
+    assert_int_equal(t->shape.dim[0], 2);
+    assert_memory_equal(bytes.data, want, sizeof want);
+}
+
+static void check_name(const char *name)
+{
+    size_t len = strlen(name);
+
+    if (len < 1 || len > 255 || strchr(name, '/') || name[0] == '.')
+        fail_msg("\"%s\" is no name for a file", name);
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)
+            fail_msg("\"%s\" holds a control byte", name);
+}
+
+static void check_names(const struct tensor_info *t, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        check_name(t[i].name);
+        check_name(t[i].name_npy);
+        for (size_t k = 0; k < i; k++) {
+            assert_string_not_equal(t[i].name, t[k].name);
+            assert_string_not_equal(t[i].name_npy, t[k].name_npy);
+        }
+        if (count > 100)
+            break; /* numbers, all alike */
+    }
+}
+
+static void check_refused(const struct checkpoint_info *info, size_t count)
+{
+    if (!info->error)
+        fail_msg("accepted, with %zu tensors", count);
+    assert_int_equal(count, 0);
+    assert_int_equal(info->tensors, 0);
+    print_message("%s\n", info->error);
+}
+
+static void check_accepted(struct world *w, const struct row *row,
+                           const struct checkpoint_info *info,
+                           const struct tensor_info *t, size_t count)
+{
+    if (info->error)
+        fail_msg("refused: %s", info->error);
+    assert_int_equal(count, tensors_of(row->file));
+    assert_int_equal(info->faults, 0);
+    for (size_t i = 0; i < count; i++)
+        check_control(w, info->id, &t[i]);
+    check_names(t, count);
+}
+
+/* One tensor is named in the case and cannot be read; all others can. */
+static void check_one_bad(struct world *w, const struct row *row,
+                          const struct checkpoint_info *info,
+                          const struct tensor_info *t, size_t count)
+{
+    const char *bad = strstr(row->file, "/wrong_file/") ? "a" : "b";
+    size_t faults = 0;
+
+    if (info->error)
+        fail_msg("refused as a whole: %s", info->error);
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(t[i].key, bad) == 0) {
+            assert_non_null(t[i].fault);
+            print_message("%s: %s\n", t[i].key, t[i].fault);
+            faults++;
+        } else {
+            check_control(w, info->id, &t[i]);
+        }
+    }
+    assert_int_equal(faults, 1);
+    assert_int_equal(info->faults, 1);
+    assert_int_equal(count, strcmp(bad, "a") == 0 ? 1 : 2);
+}
+
+static void judge(struct world *w, const struct row *row,
+                  const struct checkpoint_info *info)
+{
+    struct tensor_info *t;
+    struct err e = {0};
+    size_t count;
+
+    assert_ok(world_tensors(w, info->id, &t, &count, &e), &e);
+    if (strcmp(row->verdict, "reject") == 0 ||
+        (strcmp(row->verdict, "either") == 0 && !is_accepted(row->file)))
+        check_refused(info, count);
+    else if (strcmp(row->verdict, "tensor") == 0)
+        check_one_bad(w, row, info, t, count);
+    else
+        check_accepted(w, row, info, t, count);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void test_case(void **state)
+{
+    const struct row *row = *state;
+    CLEANUP(world_close) struct world w = {0};
+    struct checkpoint_info info;
+    struct err e = {0};
+    double start = cpu_seconds();
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof path, "%s/%s", row->data, row->file);
+    if (is_marker(row->file))
+        *strrchr(path, '/') = '\0';
+    assert_ok(world_open(path, &w, &e), &e);
+    assert_ok(scanner_get(w.scanner, "", NULL, w.arena, &info, &e), &e);
+    judge(&w, row, &info);
+    assert_true(cpu_seconds() - start < (getenv("UNSHARD_VALGRIND") ? 60 : 1));
+}
+
+/* The last one: what all of them together needed at their worst. */
+static void test_memory(void **state)
+{
+    struct rusage use;
+
+    (void)state;
+    getrusage(RUSAGE_SELF, &use);
+    print_message("at most %ld KiB resident\n", use.ru_maxrss);
+#ifndef __SANITIZE_ADDRESS__
+    if (!getenv("UNSHARD_VALGRIND"))
+        assert_true(use.ru_maxrss < 64 * 1024);
+#endif
+}
+
+static struct json *manifest_of(const char *data, const char *name)
+{
+    char path[PATH_MAX];
+    CLEANUP_FREE char *text = malloc(MAX_MANIFEST);
+    struct json *doc = NULL;
+    struct err e = {0};
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/%s.json", data, name);
+    f = fopen(path, "rb");
+    if (!f || !text)
+        return NULL;
+    json_parse(text, fread(text, 1, MAX_MANIFEST, f), NULL, &doc, &e);
+    fclose(f);
+    return doc;
+}
+
+int main(int argc, char **argv)
+{
+    static struct CMUnitTest tests[MAX_CASES + 1];
+    static struct row rows[MAX_CASES];
+    static struct json *docs[16];
+    size_t count = 0;
+    int rc;
+
+    for (int i = 2; i < argc && i < (int)ARRAY_SIZE(docs); i++) {
+        docs[i] = manifest_of(argv[1], argv[i]);
+        if (json_count(docs[i]) == 0 || json_count(docs[i]) > MAX_CASES - count)
+            return 2; /* a test that looked at nothing has not passed */
+        for (const struct json *v = json_first(docs[i]); v; v = json_next(v)) {
+            struct row *row = &rows[count];
+
+            row->data = argv[1];
+            if (!json_string(json_get(v, "file"), &row->file) ||
+                !json_string(json_get(v, "verdict"), &row->verdict))
+                return 2;
+            tests[count++] = (struct CMUnitTest){
+                .name = row->file, .test_func = test_case, .initial_state = row};
+        }
+    }
+    tests[count++] = (struct CMUnitTest){.name = "memory", .test_func = test_memory};
+    rc = _cmocka_run_group_tests("hostile", tests, count, NULL, NULL);
+    for (size_t i = 0; i < ARRAY_SIZE(docs); i++)
+        json_free(docs[i]);
+    return rc;
+}
