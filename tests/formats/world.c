@@ -111,7 +111,8 @@ static int copy_element(struct copy *k, const uint64_t *at, struct err *e)
         to = to * k->units.dim[d] + k->c->start[d] + at[d];
         from += at[d] * (uint64_t)k->place.step[d];
     }
-    k->seen[to] += k->seen[to] < UINT8_MAX;
+    if (k->seen[to] < UINT8_MAX)
+        k->seen[to]++;
     if (source_read(k->place.src, from, unit, k->dst + to * unit, e) < 0)
         return -e->code;
     return apply_flags(k, k->dst + to * unit, e);
