@@ -116,7 +116,7 @@ static void check_refused(const struct checkpoint_info *info, size_t count)
         fail_msg("accepted, with %zu tensors", count);
     assert_int_equal(count, 0);
     assert_int_equal(info->tensors, 0);
-    print_message("%s\n", info->error);
+    print_message("# %s\n", info->error);
 }
 
 static void check_accepted(struct world *w, const struct row *row,
@@ -145,7 +145,7 @@ static void check_one_bad(struct world *w, const struct row *row,
     for (size_t i = 0; i < count; i++) {
         if (strcmp(t[i].key, bad) == 0) {
             assert_non_null(t[i].fault);
-            print_message("%s: %s\n", t[i].key, t[i].fault);
+            print_message("# %s: %s\n", t[i].key, t[i].fault);
             faults++;
         } else {
             check_control(w, info->id, &t[i]);
@@ -206,7 +206,7 @@ static void test_memory(void **state)
 
     (void)state;
     getrusage(RUSAGE_SELF, &use);
-    print_message("at most %ld KiB resident\n", use.ru_maxrss);
+    print_message("# at most %ld KiB resident\n", use.ru_maxrss);
 #ifndef __SANITIZE_ADDRESS__
     if (!getenv("UNSHARD_VALGRIND"))
         assert_true(use.ru_maxrss < 64 * 1024);

@@ -137,7 +137,7 @@ static int see(void *user, const char *dir, const char *file,
         assert_ok(scanner_get(f->w->scanner, dir, file, f->w->arena, &info, &e), &e);
         assert_non_null(info.error);
         assert_int_equal(info.tensors, 0);
-        print_message("%s: %s\n", got, info.error);
+        print_message("# %s: %s\n", got, info.error);
     } else {
         check_good(f->w, dir, file);
     }

@@ -269,7 +269,7 @@ static void test_many_tensors_fast(void **state)
     double few = time_of(20000), many = time_of(100000);
 
     (void)state;
-    print_message("20000 tensors: %.0f ms, 100000: %.0f ms\n", few * 1e3, many * 1e3);
+    print_message("# 20000 tensors: %.0f ms, 100000: %.0f ms\n", few * 1e3, many * 1e3);
     assert_true(many < 12 * few + 0.05);
 }
 
