@@ -277,6 +277,10 @@ static int read_length(struct source *src, uint64_t off, uint64_t size, size_t *
     if (source_read(src, off, sizeof prefix, prefix, e) < 0)
         return -e->code;
     n = get_le64(prefix);
+    if (memcmp(prefix, "version ", sizeof prefix) == 0) { /* 2.3 EB of header */
+        err_set(e, EBADMSG, "a Git LFS pointer, not the file itself");
+        return err_hint(e, "git lfs pull");
+    }
     if (n > SAFETENSORS_MAX_HEADER)
         return err_set(e, EBADMSG,
                        "byte %" PRIu64 ": a header of %" PRIu64 " bytes, more than %d",

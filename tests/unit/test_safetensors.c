@@ -239,6 +239,21 @@ static void test_short_files(void **state)
     }
 }
 
+static void test_lfs_pointer(void **state)
+{
+    static const char text[] =
+        "version https://git-lfs.github.com/spec/v1\noid sha256:";
+    CLEANUP(source_putp) struct source *src = NULL;
+    struct safetensors_header h;
+    struct err e = {0};
+
+    (void)state;
+    assert_ok(source_from_memory(text, sizeof text - 1, false, "m", &src, &e), &e);
+    assert_int_equal(safetensors_read(src, 0, src->size, &h, &e), -EBADMSG);
+    assert_has(e.text, "a Git LFS pointer");
+    assert_string_equal(e.hint, "git lfs pull");
+}
+
 /* Parses a header of n tensors, the last one first; CPU seconds that it took. */
 static double time_of(unsigned n)
 {
@@ -528,6 +543,7 @@ int main(void)
         cmocka_unit_test(test_rank_has_a_limit),
         cmocka_unit_test(test_length_field),
         cmocka_unit_test(test_short_files),
+        cmocka_unit_test(test_lfs_pointer),
         cmocka_unit_test(test_many_tensors_fast),
         cmocka_unit_test(test_codec),
         cmocka_unit_test(test_index),
