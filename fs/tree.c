@@ -227,23 +227,6 @@ static int add_beside(struct builder *b)
     return rc;
 }
 
-static struct listing *part_listing(struct listing *l, const char *part)
-{
-    char name[NAME_MAX + 1];
-
-    while (l && *part) {
-        size_t len = strcspn(part, "/");
-
-        if (len > NAME_MAX)
-            return NULL;
-        memcpy(name, part, len);
-        name[len] = '\0';
-        l = listing_sub(l, name);
-        part += len + (part[len] == '/');
-    }
-    return l;
-}
-
 /* Is a file of a part hidden, or below another part? */
 static bool hidden_in_part(const struct slot *slot, const char *part, const char *name)
 {
@@ -256,7 +239,7 @@ static bool hidden_in_part(const struct slot *slot, const char *part, const char
 /* Side files of a part come to the top, where no name is in their way. */
 static int add_lifted(struct builder *b, const char *part)
 {
-    const struct listing *l = part_listing(b->shown->listing, part);
+    const struct listing *l = listing_below(b->shown->listing, part);
     size_t before = b->shown->count;
     int rc = 0;
 

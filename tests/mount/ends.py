@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+"""How mounts begin and end: the background, errors that are told, signals, unmounting, users."""
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+from mountlib import UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, read_all, same, unmount_hard, wait_for, write_checkpoint, write_file
+
+
+def run(*args, seconds=30, **more):
+    return subprocess.run(args, capture_output=True, text=True, timeout=seconds, **more)
+
+
+def mount_fails(what, words, *args, status=None):
+    done = run(UNSHARD, "mount", *args)
+    assert done.returncode != 0, what
+    if status is not None:
+        same(what + ": status", done.returncode, status)
+    lines = done.stderr.strip().splitlines()
+    assert any(words in line for line in lines), f"{what}: {done.stderr!r} does not say {words!r}"
+    assert not is_mounted(os.path.realpath(args[1]))
+
+
+def servers(path):
+    """Processes whose command line names this mount point."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read().split(b"\0")
+        except OSError:
+            continue
+        if b"mount" in words and path.encode() in words:
+            found.append(int(pid))
+    return found
+
+
+def setup(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/src", tensors)
+    os.mkdir(t + "/mnt")
+    return tensors
+
+
+def test_background_and_umount_verb(t):
+    tensors = setup(t)
+    key = next(iter(tensors))
+    done = run(UNSHARD, "mount", t + "/src", t + "/mnt", "-o", f"cache_dir={t}/cache")
+    same("mount: " + done.stderr, (done.returncode, done.stdout, done.stderr), (0, "", ""))
+    same("usable at once", run("mountpoint", "-q", t + "/mnt").returncode, 0)
+    same("bytes", read_all(f"{t}/mnt/raw/{key}"), tensors[key][2])
+    with open("/proc/self/mountinfo") as f:
+        line = next(line for line in f if line.split()[4] == os.path.realpath(t) + "/mnt")
+    assert f" - fuse.unshardfs {os.path.realpath(t)}/src ro," in line, line
+    (server,) = servers(t + "/mnt")
+    same("its directory", os.readlink(f"/proc/{server}/cwd"), "/")
+    same("its input", os.readlink(f"/proc/{server}/fd/0"), "/dev/null")
+    same("its session", os.getsid(server), server)
+    done = run(UNSHARD, "umount", t + "/mnt")
+    same("umount: " + done.stderr, done.returncode, 0)
+    assert not is_mounted(os.path.realpath(t) + "/mnt")
+    wait_for("the server's end", 8, lambda: not servers(t + "/mnt"))
+    same("the log is private", os.stat(t + "/cache/unshardfs.log").st_mode & 0o777, 0o600)
+
+
+def test_every_signal_ends_it(t):
+    setup(t)
+    for signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        with Mount(t + "/src", t + "/mnt") as m:
+            os.listdir(m / "tensors")
+            start = time.monotonic()
+            m.process.send_signal(signo)
+            same(f"status after {signo}", m.process.wait(10), 0)
+            assert time.monotonic() - start < 4
+            assert not is_mounted(m.path)
+
+
+def test_a_signal_ends_it_while_files_are_open(t):
+    tensors = setup(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        fd = os.open(m / f"raw/{next(iter(tensors))}", os.O_RDONLY)
+        m.process.send_signal(signal.SIGTERM)
+        same("status", m.process.wait(10), 0)
+        assert not is_mounted(m.path)
+        os.close(fd)
+
+
+def test_counters_on_sigusr1(t):
+    tensors = setup(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        read_all(m / f"raw/{next(iter(tensors))}")
+        m.process.send_signal(signal.SIGUSR1)
+        wait_for("counters in the log", 5, lambda: "bytes_read=" in m.messages())
+        assert m.alive()
+
+
+def test_busy_mounts_are_left(t):
+    tensors = setup(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        fd = os.open(m / f"raw/{next(iter(tensors))}", os.O_RDONLY)
+        done = run(UNSHARD, "umount", m.path)
+        assert done.returncode != 0 and "fuser -vm" in done.stderr, done
+        assert is_mounted(m.path)
+        os.close(fd)
+        same("umount", run(UNSHARD, "umount", m.path + "/").returncode, 0)
+        same("server", m.process.wait(10), 0)
+
+
+def test_umount_of_what_is_not_ours(t):
+    os.mkdir(t + "/plain")
+    for path, words in ((t + "/plain", "no unshardfs"), ("/proc", "no unshardfs"), (t + "/none", "no unshardfs")):
+        done = run(UNSHARD, "umount", path)
+        assert done.returncode != 0 and words in done.stderr, (path, done)
+    assert os.path.ismount("/proc")
+
+
+def test_errors_are_told_before_the_background(t):
+    setup(t)
+    write_file(t + "/file", b"")
+    o = ("-o", f"cache_dir={t}/cache")
+    mount_fails("no source", "/none", t + "/none", t + "/mnt", *o, status=3)
+    mount_fails("no mount point", "mkdir", t + "/src", t + "/nomnt", *o)
+    mount_fails("a file", "directory", t + "/src", t + "/file", *o)
+    os.mkdir(t + "/src/inner")
+    mount_fails("inside the source", "within the source", t + "/src", t + "/src/inner", *o)
+
+
+def test_a_second_mount_is_refused(t):
+    setup(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        done = run(UNSHARD, "mount", t + "/src", t + "/mnt", "-o", f"cache_dir={t}/cache")
+        assert done.returncode != 0 and "already" in done.stderr, done
+        os.symlink("mnt", t + "/link")
+        done = run(UNSHARD, "mount", t + "/src", t + "/link", "-o", f"cache_dir={t}/cache")
+        assert done.returncode != 0 and "already" in done.stderr, done
+        os.mkdir(t + "/mnt2")
+        with Mount(t + "/src", t + "/mnt2") as other:  # another place is fine
+            same("two mounts of one source", sorted(os.listdir(other.path)), sorted(os.listdir(m.path)))
+
+
+def test_over_the_source_itself(t):
+    tensors = setup(t)
+    key = next(iter(tensors))
+    with Mount(t + "/src", t + "/src") as m:
+        same("bytes", read_all(m / f"raw/{key}"), tensors[key][2])
+        assert "model-00001-of-00002.safetensors" not in os.listdir(m.path)
+
+
+def test_a_dead_server_and_its_mount_point(t):
+    setup(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        m.process.kill()
+        m.process.wait()
+        fails("dead", errno.ENOTCONN, lambda: os.listdir(m.path))
+        done = run(UNSHARD, "mount", t + "/src", t + "/mnt", "-o", f"cache_dir={t}/cache")
+        assert done.returncode != 0 and "umount" in done.stderr, done
+        same("umount", run(UNSHARD, "umount", t + "/mnt").returncode, 0)
+        m.process.returncode = 0
+    with Mount(t + "/src", t + "/mnt") as m:
+        os.listdir(m.path)
+
+
+def test_odd_names(t):
+    """Commas, backslashes and blanks in the paths."""
+    tensors = make_tensors(2)
+    src, mnt = t + "/so,ur\\ce one", t + "/m nt,\\x"
+    write_checkpoint(src, tensors)
+    key = next(iter(tensors))
+    os.mkdir(mnt)
+    done = run(UNSHARD, "mount", src, mnt)
+    same("mount: " + done.stderr, done.returncode, 0)
+    same("bytes", read_all(f"{mnt}/raw/{key}"), tensors[key][2])
+    done = run(UNSHARD, "umount", mnt)
+    same("umount: " + done.stderr, done.returncode, 0)
+
+
+def test_inode_numbers_across_mounts(t):
+    setup(t)
+    write_checkpoint(t + "/src/sub", make_tensors(3))
+
+    def numbers(m):
+        found = {}
+        for root, dirs, files in os.walk(m.path):
+            for name in dirs + files:
+                path = os.path.join(root, name)
+                found[os.path.relpath(path, m.path)] = os.lstat(path).st_ino
+                entry = {e.name: e.inode() for e in os.scandir(root)}
+                same("d_ino of " + path, entry[name], os.lstat(path).st_ino)
+        return found
+
+    with Mount(t + "/src", t + "/mnt") as m:
+        first = numbers(m)
+    with Mount(t + "/src", t + "/mnt") as m:
+        second = numbers(m)
+    same("inode numbers", second, first)
+    files = {k: v for k, v in first.items() if not k.startswith("tree/") and "/tree/" not in k}
+    same("all different", len(set(files.values())), len(files))
+    assert all(1 < v < 1 << 63 for v in first.values())
+
+
+def test_cache_that_cannot_be_written(t):
+    tensors = setup(t)
+    key = next(iter(tensors))
+    write_file(t + "/nodir", b"")
+    done = run(UNSHARD, "mount", t + "/src", t + "/mnt", "-o", f"cache_dir={t}/nodir/cache")
+    same("mount: " + done.stderr, done.returncode, 0)
+    assert "memory" in done.stderr, done.stderr
+    same("bytes", read_all(f"{t}/mnt/raw/{key}"), tensors[key][2])
+    same("umount", run(UNSHARD, "umount", t + "/mnt").returncode, 0)
+
+
+def test_index_in_memory(t):
+    tensors = setup(t)
+    key = next(iter(tensors))
+    with Mount(t + "/src", t + "/mnt", "index=memory") as m:
+        same("bytes", read_all(m / f"raw/{key}"), tensors[key][2])
+        read_all(m / ".unshard/checkpoint.json")
+        same("nothing written", os.path.exists(m.dir + "/cache"), False)
+
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+def with_public_device(t, test):
+    """Where /dev/fuse is for root alone: again in a mount namespace whose /dev/fuse is for all, as on any desktop."""
+    if os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("fusermount3"):
+        raise Skip("needs root, setpriv and fusermount3")
+    if os.stat("/dev/fuse").st_mode & 0o006 == 0o006:
+        return False
+    try:
+        os.mknod(t + "/fuse", 0o666 | stat.S_IFCHR, os.makedev(10, 229))
+        os.chmod(t + "/fuse", 0o666)
+    except OSError as e:
+        raise Skip(f"cannot make a device: {e}")
+    script = f"mount --bind {t}/fuse /dev/fuse && exec {sys.executable} {os.path.abspath(__file__)} {test}"
+    done = run("unshare", "-m", "--propagation", "private", "sh", "-c", script, seconds=100)
+    if "SKIP" in done.stdout or done.returncode == 0 and f"ok - {test}" not in done.stdout:
+        raise Skip("no mount namespace: " + done.stdout + done.stderr)
+    same(done.stdout + done.stderr, done.returncode, 0)
+    return True
+
+
+def test_as_a_normal_user(t):
+    if with_public_device(t, "test_as_a_normal_user"):
+        return
+    tensors = setup(t)
+    key = next(iter(tensors))
+    for name in ("mnt", "mine"):
+        os.makedirs(f"{t}/{name}", exist_ok=True)
+        os.chown(f"{t}/{name}", 65534, 65534)
+    options = f"cache_dir={t}/mine/cache"
+    done = run(*NOBODY, UNSHARD, "mount", t + "/src", t + "/mnt", "-o", options)
+    same("mount: " + done.stderr, (done.returncode, done.stderr), (0, ""))
+    done = run(*NOBODY, "cmp", f"{t}/mnt/raw/{key}", f"{t}/mnt/raw/{key}")
+    same("read: " + done.stderr, done.returncode, 0)
+    fails("root is another user", errno.EACCES, lambda: os.listdir(t + "/mnt"))
+    done = run(*NOBODY, UNSHARD, "umount", t + "/mnt")
+    same("umount: " + done.stderr, done.returncode, 0)
+    assert not is_mounted(os.path.realpath(t) + "/mnt")
+    # allow_other: only with a line in /etc/fuse.conf, which the message names.
+    share = (*NOBODY, UNSHARD, "mount", t + "/src", t + "/mnt", "-o", options + ",allow_other")
+    with open("/etc/fuse.conf") as f:
+        allowed = any(line.strip() == "user_allow_other" for line in f)
+    done = run(*share)
+    if allowed:
+        same("allow_other: " + done.stderr, done.returncode, 0)
+        run(*NOBODY, UNSHARD, "umount", t + "/mnt")
+    else:
+        assert done.returncode != 0 and "user_allow_other" in done.stderr and "/etc/fuse.conf" in done.stderr, done
+        assert not is_mounted(os.path.realpath(t) + "/mnt")
+
+
+def test_a_normal_user_ends_it_by_signal(t):
+    if with_public_device(t, "test_a_normal_user_ends_it_by_signal"):
+        return
+    setup(t)
+    for name in ("mnt", "mine"):
+        os.makedirs(f"{t}/{name}", exist_ok=True)
+        os.chown(f"{t}/{name}", 65534, 65534)
+    done = run(*NOBODY, UNSHARD, "mount", t + "/src", t + "/mnt", "-o", f"cache_dir={t}/mine/cache")
+    same("mount: " + done.stderr, done.returncode, 0)
+    (server,) = servers(t + "/mnt")
+    os.kill(server, signal.SIGTERM)
+    wait_for("the end", 8, lambda: not servers(t + "/mnt"))
+    assert not is_mounted(os.path.realpath(t) + "/mnt")
+
+
+def test_other_users_see_what_modes_allow(t):
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        raise Skip("needs root and setpriv")
+    tensors = setup(t)
+    keys = list(tensors)
+    os.chmod(t + "/src/model-00001-of-00002.safetensors", 0o600)
+    with Mount(t + "/src", t + "/mnt", "allow_other") as m:
+        same("a private shard", run(*NOBODY, "cat", m / f"raw/{keys[0]}").returncode, 1)
+        same("a public shard", run(*NOBODY, "cmp", m / f"raw/{keys[1]}", m / f"raw/{keys[1]}").returncode, 0)
+        same("the file of both", run(*NOBODY, "cat", m / "model.safetensors").returncode, 1)
+    with Mount(t + "/src", t + "/mnt") as m:
+        same("without allow_other", run(*NOBODY, "ls", m.path).returncode, 2)
+
+
+if __name__ == "__main__":
+    main(globals())

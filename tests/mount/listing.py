@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""A checkpoint of 100,000 tensors: listings come in pages, and the server's memory stays flat."""
+import json
+import os
+import subprocess
+import time
+
+from mountlib import Mount, main, same, safetensors_image, write_file
+
+COUNT = 100_000
+MAX_GROWTH = 64 << 20
+
+
+def source(t):
+    os.mkdir(t + "/src")
+    tensors = {f"model.layers.{i // 100:04}.experts.{i % 100:02}.w": ("U8", (1,), bytes((i % 251,))) for i in range(COUNT)}
+    write_file(t + "/src/model.safetensors", safetensors_image(tensors))
+    return tensors
+
+
+def timed(what, *args):
+    start = time.monotonic()
+    done = subprocess.run(args, stdout=subprocess.PIPE, check=True)
+    print(f"# {what}: {time.monotonic() - start:.2f} s")
+    return done.stdout
+
+
+def test_a_hundred_thousand_tensors(t):
+    tensors = source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        start = time.monotonic()
+        os.listdir(m.path)
+        print(f"# first ls, with the scan: {time.monotonic() - start:.2f} s")
+        before = m.rss()
+        for view, suffix in (("raw", ""), ("tensors", ".npy")):
+            names = timed(f"ls -U {view}", "ls", "-U", m / view).decode().split()
+            same(f"names in {view}", len(names), COUNT)
+            same(f"the names of {view}", set(names), {k + suffix for k in tensors})
+            for what in ("first", "second"):
+                lines = timed(f"ls -l {view}, {what}", "ls", "-l", m / view).splitlines()
+                same(f"lines of ls -l {view}", len(lines), COUNT + 1)
+        found = timed("find tree", "find", m / "tree", "-type", "f").splitlines()
+        same("files in tree/", len(found), COUNT)
+        found = timed("find raw -size", "find", m / "raw", "-type", "f", "-size", "-2c").splitlines()
+        same("found by size", len(found), COUNT)
+        info = json.loads(timed("cat checkpoint.json", "cat", m / ".unshard/checkpoint.json"))
+        same("counted", info["counts"]["tensors"], COUNT)
+        growth = m.rss() - before
+        print(f"# resident: {before >> 20} MiB, and {growth >> 20} MiB more after all listings")
+        assert growth < MAX_GROWTH, growth
+        for i in (0, 1, COUNT // 2, COUNT - 1):
+            key = list(tensors)[i]
+            with open(m / f"raw/{key}", "rb") as f:
+                same(key, f.read(), tensors[key][2])
+
+
+def test_positions_are_stable(t):
+    """seekdir(3) to where telldir(3) was, in every kind of directory."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
+    libc.telldir.restype = ctypes.c_long
+    for f in (libc.readdir, libc.telldir, libc.closedir):
+        f.argtypes = [ctypes.c_void_p]
+    libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
+
+    def name(entry):
+        return ctypes.string_at(entry + 19)  # struct dirent of x86-64 and arm64: ino, off, reclen, type, name
+
+    os.mkdir(t + "/src")
+    tensors = {f"a{i % 7}.b{i:03}": ("U8", (1,), b"x") for i in range(500)}
+    write_file(t + "/src/model.safetensors", safetensors_image(tensors))
+    for i in range(300):
+        write_file(f"{t}/src/side{i:03}.txt", b"")
+    with Mount(t + "/src", t + "/mnt") as m:
+        for path in (m.path, m / "raw", m / "tensors", m / "tree/a3", m / ".unshard"):
+            d = libc.opendir(path.encode())
+            seen = []
+            while True:
+                at = libc.telldir(d)
+                entry = libc.readdir(d)
+                if not entry:
+                    break
+                seen.append((at, name(entry)))
+            names = [n for _, n in seen]
+            same(f"{path}: names once", len(set(names)), len(names))
+            assert b"." in names and b".." in names
+            same(f"{path}: names", sorted(n.decode() for n in names if n not in (b".", b"..")), sorted(os.listdir(path)))
+            for at, want in seen[:: max(1, len(seen) // 40)][::-1]:
+                libc.seekdir(d, at)
+                same(f"{path} at {at}", name(libc.readdir(d)), want)
+            libc.closedir(d)
+
+
+if __name__ == "__main__":
+    main(globals(), seconds=240)

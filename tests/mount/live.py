@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Nobody waits for what somebody else asked: a scan of one checkpoint stops no other request."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from mountlib import Mount, main, make_tensors, read_all, same, safetensors_image, wait_for, write_checkpoint, write_file
+
+COUNT = 400_000  # takes seconds to scan
+
+
+def big_checkpoint(path, seed=0):
+    os.makedirs(path)
+    tensors = {f"k{seed}.{i:06}": ("U8", (1,), b"x") for i in range(COUNT)}
+    write_file(path + "/model.safetensors", safetensors_image(tensors))
+
+
+def slow_source(t):
+    big_checkpoint(t + "/run/big")
+    small = make_tensors(1)
+    write_checkpoint(t + "/run/small", small)
+    return small
+
+
+def test_others_are_served_during_a_scan(t):
+    small = slow_source(t)
+    key = next(iter(small))
+    with Mount(t + "/run", t + "/mnt") as m:
+        start = time.monotonic()
+        # More readers than the server has threads.
+        readers = [subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL) for _ in range(40)]
+        time.sleep(0.3)
+        assert any(p.poll() is None for p in readers), "the scan was over too soon to prove anything"
+        slowest = 0.0
+        while any(p.poll() is None for p in readers):
+            once = time.monotonic()
+            same("root", sorted(os.listdir(m.path)), ["big", "small"])
+            os.statvfs(m.path)
+            same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
+            slowest = max(slowest, time.monotonic() - once)
+            time.sleep(0.05)
+        for p in readers:
+            same("ls", p.wait(), 0)
+        print(f"# scan {time.monotonic() - start:.1f} s, slowest other request {slowest:.3f} s")
+        assert slowest < 1.0, slowest
+
+
+def test_listing_the_root_scans_nothing(t):
+    slow_source(t)
+    for i in range(20):
+        os.rename(t + "/run/big", t + f"/run/step{i:02}") if i == 0 else os.mkdir(t + f"/run/step{i:02}")
+        if i:
+            os.link(t + "/run/step00/model.safetensors", t + f"/run/step{i:02}/model.safetensors")
+    with Mount(t + "/run", t + "/mnt") as m:
+        start = time.monotonic()
+        subprocess.run(["ls", "-l", m.path], check=True, stdout=subprocess.DEVNULL)
+        took = time.monotonic() - start
+        print(f"# ls -l of 21 directories: {took:.3f} s")
+        assert took < 1.0
+        same("taken up", b'"generations": 0,' in read_all_counters(m), True)
+
+
+def read_all_counters(m):
+    return read_all(m / "small/.unshard/counters.json").replace(b'"generations": 1,', b'"generations": 0,')
+
+
+def test_a_killed_reader_does_not_wait(t):
+    slow_source(t)
+    with Mount(t + "/run", t + "/mnt") as m:
+        reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL)
+        time.sleep(0.4)
+        assert reader.poll() is None, "the scan was over too soon to prove anything"
+        start = time.monotonic()
+        reader.send_signal(signal.SIGINT)
+        reader.wait(10)
+        took = time.monotonic() - start
+        still = m / "small"
+        os.listdir(still)
+        print(f"# killed after {took:.2f} s")
+        assert took < 1.0
+
+
+def test_signals_do_not_end_a_request(t):
+    """A program with a timer gets its answer, not EINTR."""
+    slow_source(t)
+    with Mount(t + "/run", t + "/mnt") as m:
+        child = subprocess.run([sys.executable, "-c", f"""
+import os, signal
+count = 0
+def tick(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGALRM, tick)
+signal.siginterrupt(signal.SIGALRM, True)
+signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+os.stat({m / 'big/tensors'!r})
+print(count)
+"""], capture_output=True, text=True, timeout=60)
+        same("stat: " + child.stderr, child.returncode, 0)
+
+
+def test_ending_does_not_wait_for_a_scan(t):
+    slow_source(t)
+    with Mount(t + "/run", t + "/mnt") as m:
+        reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(0.3)
+        start = time.monotonic()
+        m.process.send_signal(signal.SIGTERM)
+        same("status", m.process.wait(15), 0)
+        print(f"# ended after {time.monotonic() - start:.2f} s")
+        reader.wait(10)
+
+
+def test_soak(t):
+    """Many opens, reads, listings and forgets: no descriptors and no memory stay behind."""
+    small = make_tensors(2, count=30)
+    write_checkpoint(t + "/run/step1", small, shards=4)
+    keys = list(small)
+
+    def round_trip(m):
+        for key in keys:
+            same(key, read_all(m / f"step1/raw/{key}"), small[key][2])
+            os.stat(m / f"step1/tensors/{key}.npy")
+        os.listdir(m / "step1/tree/model/layers")
+        read_all(m / "step1/.unshard/counters.json")
+        read_all(m / "step1/config.json")
+        read_all(m / "step1/model.safetensors")
+
+    def descriptors(m):
+        return len(os.listdir(f"/proc/{m.process.pid}/fd"))
+
+    def drop_caches():
+        with open("/proc/sys/vm/drop_caches", "w") as f:
+            f.write("2")
+
+    with Mount(t + "/run", t + "/mnt") as m:
+        for _ in range(20):
+            round_trip(m)
+        fds, rss = descriptors(m), m.rss()
+        for i in range(150):
+            round_trip(m)
+            if i % 50 == 49 and os.geteuid() == 0:
+                drop_caches()  # the kernel forgets, and we with it
+        print(f"# descriptors {fds} then {descriptors(m)}, resident {rss >> 10} then {m.rss() >> 10} KiB")
+        assert descriptors(m) <= fds + 4
+        assert m.rss() < rss + (8 << 20)
+
+
+if __name__ == "__main__":
+    main(globals())

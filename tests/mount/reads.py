@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Bytes come out the same by every way of reading: random pieces, mappings, O_DIRECT, sendfile, many at once."""
+import mmap
+import os
+import random
+import subprocess
+import sys
+import threading
+
+from mountlib import Mount, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, write_checkpoint, write_file
+
+BIG = 5 * (1 << 20) + 1234
+
+
+def source(t):
+    tensors = make_tensors(1, count=3)
+    tensors["model.big"] = ("U8", (BIG,), tensor_bytes("big", BIG))
+    tensors["model.empty"] = ("F32", (0, 7), b"")
+    tensors["model.scalar"] = ("F32", (), b"\x01\x02\x03\x04")
+    write_checkpoint(t + "/src", tensors, shards=3)
+    return tensors
+
+
+def views_of_big(m):
+    """Path and the whole of each view that holds the big tensor, read in one go."""
+    for path in (m / "raw/model.big", m / "tensors/model.big.npy", m / "tree/model/big.npy", m / "model.safetensors"):
+        yield path, read_all(path)
+
+
+def test_random_pieces(t):
+    tensors = source(t)
+    rnd = random.Random(7)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for path, whole in views_of_big(m):
+            assert tensors["model.big"][2] in whole
+            fd = os.open(path, os.O_RDONLY)
+            for _ in range(400):
+                off = rnd.choice((rnd.randrange(len(whole) + 100), rnd.randrange(300), len(whole) - rnd.randrange(300)))
+                n = rnd.choice((0, 1, 7, 4095, 4096, 65537, 1 << 20, (1 << 21) + 5))
+                same(f"{path} {off}+{n}", os.pread(fd, n, off), whole[off : off + n])
+            os.close(fd)
+        same("empty", read_all(m / "raw/model.empty"), b"")
+        same("scalar", read_all(m / "raw/model.scalar"), b"\x01\x02\x03\x04")
+
+
+def test_mappings(t):
+    source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for path, whole in views_of_big(m):
+            with open(path, "rb") as f:
+                for flags in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
+                    try:
+                        with mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ) as mapped:
+                            same(f"{path} mapped", mapped[:], whole)
+                    except OSError as e:
+                        # Kernels before 6.6 cannot map direct I/O files shared.
+                        assert flags == mmap.MAP_SHARED and e.errno == 19 and kernel() < (6, 6), (path, flags, e)
+                same("read beside a mapping", os.pread(f.fileno(), 5000, 100), whole[100:5100])
+
+
+def kernel():
+    return tuple(int(x) for x in os.uname().release.split(".")[:2])
+
+
+def test_o_direct(t):
+    source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for path, whole in views_of_big(m):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            got = b""
+            page = mmap.mmap(-1, 1 << 20)
+            while True:
+                n = os.preadv(fd, [page], len(got))
+                if n == 0:
+                    break
+                got += page[:n]
+            os.close(fd)
+            same(f"{path} O_DIRECT", got, whole)
+
+
+def test_sendfile_and_copies(t):
+    source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for path, whole in views_of_big(m):
+            with open(path, "rb") as f, open(t + "/copy", "wb") as out:
+                off = 0
+                while off < len(whole):
+                    n = os.sendfile(out.fileno(), f.fileno(), off, len(whole))
+                    assert n > 0
+                    off += n
+            same(f"{path} sendfile", read_all(t + "/copy"), whole)
+            subprocess.run(["cp", "-f", path, t + "/copy2"], check=True)
+            same(f"{path} cp", read_all(t + "/copy2"), whole)
+        same("cat", subprocess.run(["cat", m / "raw/model.big"], capture_output=True, check=True).stdout, read_all(m / "raw/model.big"))
+        with open(m / "raw/model.big", "rb") as f:
+            same("seek to the end", f.seek(0, 2), BIG)
+            f.seek(-10, 2)
+            same("from the end", f.read(), read_all(m / "raw/model.big")[-10:])
+
+
+def test_thirty_two_readers(t):
+    source(t)
+    faults = []
+    with Mount(t + "/src", t + "/mnt") as m:
+        wholes = dict(views_of_big(m))
+
+        def reader(seed):
+            rnd = random.Random(seed)
+            try:
+                for _ in range(60):
+                    path = rnd.choice(list(wholes))
+                    fd = os.open(path, os.O_RDONLY)
+                    off, n = rnd.randrange(BIG), rnd.choice((1, 4096, 300000, 1 << 20))
+                    if os.pread(fd, n, off) != wholes[path][off : off + n]:
+                        faults.append((path, off, n))
+                    os.close(fd)
+            except OSError as e:
+                faults.append(e)
+
+        threads = [threading.Thread(target=reader, args=(i,)) for i in range(32)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        same("faults", faults, [])
+        assert m.alive()
+
+
+def test_growing_side_file(t):
+    source(t)
+    with open(t + "/src/train.log", "wb") as log, Mount(t + "/src", t + "/mnt") as m:
+        log.write(b"one\n")
+        log.flush()
+        import time
+
+        time.sleep(1.1)
+        with open(m / "train.log", "rb", buffering=0) as f:
+            same("first", f.read(100), b"one\n")
+            log.write(b"two\n")
+            log.flush()
+            time.sleep(1.1)
+            same("what came since", f.read(100), b"two\n")
+            same("end", f.read(100), b"")
+
+
+def test_a_faulty_tensor_and_its_neighbours(t):
+    tensors = make_tensors(9, count=4)
+    write_checkpoint(t + "/src", tensors, shards=2)
+    os.unlink(t + "/src/model-00002-of-00002.safetensors")
+    keys = list(tensors)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for i, key in enumerate(keys):
+            path = m / ("raw/" + key)
+            if not os.path.exists(path):
+                # The reader may not know shape and dtype of what is missing; it must say so.
+                assert "missing" in read_all(m / ".unshard/checkpoint.json").decode()
+            elif i % 2 == 0:
+                same(key, read_all(path), tensors[key][2])
+            else:
+                fails(key, 5, lambda: os.open(path, os.O_RDONLY))
+                assert os.getxattr(path, "user.unshard.fault")
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Nothing can be changed: every system call that would says EROFS, also when the kernel's own read-only flag is off."""
+import ctypes
+import errno
+import os
+import subprocess
+
+from mountlib import Mount, Skip, fails, main, make_tensors, read_all, write_checkpoint, write_file
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name, *args):
+    if getattr(libc, name)(*args) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+def nodes(m, key):
+    """One of each kind."""
+    return {
+        "directory": m.path,
+        "side file": m / "config.json",
+        "mirrored directory": m / "assets",
+        "tensors/": m / "tensors",
+        "raw/": m / "raw",
+        "tree/": m / "tree",
+        "npy": m / f"tensors/{key}.npy",
+        "raw": m / f"raw/{key}",
+        "model": m / "model.safetensors",
+        "report": m / ".unshard/checkpoint.json",
+        "counters": m / ".unshard/counters.json",
+    }
+
+
+def changes(path, other):
+    """Calls that would change the node itself."""
+    p = path.encode()
+    yield "chmod", lambda: os.chmod(path, 0o777)
+    yield "chown", lambda: os.chown(path, 1, 1)
+    yield "utime", lambda: os.utime(path, (1, 1))
+    yield "truncate", lambda: os.truncate(path, 0) if not os.path.isdir(path) else call("truncate", p, ctypes.c_long(0))
+    yield "setxattr", lambda: os.setxattr(path, "user.unshard.x", b"1")
+    yield "removexattr", lambda: os.removexattr(path, "user.unshard.key")
+    yield "rename", lambda: os.rename(path, other)
+    if os.path.isdir(path):
+        yield "mkdir", lambda: os.mkdir(path + "/new")
+        yield "mknod", lambda: os.mknod(path + "/new", 0o600)
+        yield "fifo", lambda: os.mkfifo(path + "/new")
+        yield "symlink", lambda: os.symlink("x", path + "/new")
+        yield "create", lambda: os.open(path + "/new", os.O_CREAT | os.O_WRONLY, 0o600)
+        yield "rmdir", lambda: os.rmdir(path)
+    else:
+        yield "write", lambda: os.open(path, os.O_WRONLY)
+        yield "read and write", lambda: os.open(path, os.O_RDWR)
+        yield "append", lambda: os.open(path, os.O_WRONLY | os.O_APPEND)
+        yield "O_TRUNC", lambda: os.open(path, os.O_WRONLY | os.O_TRUNC)
+        yield "unlink", lambda: os.unlink(path)
+        yield "link", lambda: os.link(path, os.path.dirname(path) + "/new")
+
+
+ALLOWED = {
+    # What the kernel says of its own accord before anybody is asked.
+    ("truncate", "dir"): errno.EISDIR,
+}
+
+
+def check(m, key):
+    for what, path in nodes(m, key).items():
+        for name, change in changes(path, m / "other"):
+            want = errno.EROFS
+            if name == "truncate" and os.path.isdir(path):
+                want = errno.EISDIR
+            if path == m.path and name in ("rename", "rmdir"):
+                want = errno.EBUSY  # a mount point
+            if path == m.path and name == "rename":
+                continue
+            fails(f"{name} of {what}", want, change)
+
+
+def source(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/src", tensors)
+    os.mkdir(t + "/src/assets")
+    write_file(t + "/src/assets/a", b"a")
+    return next(iter(tensors))
+
+
+def test_all_changes_are_refused(t):
+    key = source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        check(m, key)
+        assert m.alive()
+
+
+def test_also_without_the_kernels_flag(t):
+    if os.geteuid() != 0:
+        raise Skip("needs root to remount")
+    key = source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        if subprocess.run(["mount", "-i", "-o", "remount,rw", m.path], capture_output=True).returncode:
+            raise Skip("cannot remount")
+        before = sorted(os.listdir(t + "/src"))
+        check(m, key)
+        assert before == sorted(os.listdir(t + "/src"))
+        fd = os.open(m / f"raw/{key}", os.O_RDONLY)
+        fails("fallocate", errno.EBADF, lambda: os.posix_fallocate(fd, 0, 10))
+        os.fsync(fd)
+        os.close(fd)
+        assert read_all(m / "assets/a") == b"a"
+
+
+if __name__ == "__main__":
+    main(globals())

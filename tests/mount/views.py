@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: MIT
+"""Every view of every fixture holds the expected bytes, and all views agree."""
+import ast
+import glob
+import json
+import os
+import struct
+import subprocess
+import sys
+
+from mountlib import (Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, sha256, write_checkpoint,
+                      write_file)
+
+TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+FORMATS = ("safetensors", "torch_dcp")
+
+
+def fixtures():
+    for fmt in FORMATS:
+        for expected in sorted(glob.glob(os.path.join(TESTS, "data", fmt, "*.expected.json"))):
+            yield expected, expected[: -len(".expected.json")]
+
+
+def xattr(path, name):
+    return os.getxattr(path, "user.unshard." + name).decode("utf-8", "surrogateescape")
+
+
+def npy(data):
+    """Header as a dict, and the bytes behind it."""
+    same("npy magic", data[:6], b"\x93NUMPY")
+    wide = data[6] >= 2
+    (n,) = struct.unpack("<I" if wide else "<H", data[8 : 12 if wide else 10])
+    start = (12 if wide else 10) + n
+    same("npy data is 64-byte aligned", start % 64, 0)
+    return ast.literal_eval(data[12 if wide else 10 : start].decode()), data[start:]
+
+
+def safetensors(data):
+    (n,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + n])
+    header.pop("__metadata__", None)
+    return {k: (v["dtype"], tuple(v["shape"]), data[8 + n :][slice(*v["data_offsets"])]) for k, v in header.items()}
+
+
+def raw_tensors(checkpoint):
+    found = {}
+    for name in sorted(os.listdir(os.path.join(checkpoint, "raw"))):
+        path = os.path.join(checkpoint, "raw", name)
+        try:
+            data = read_all(path)
+        except OSError:
+            data = None  # the reason must be told
+            assert xattr(path, "fault"), path
+        if data is not None:
+            same(path + ": st_size", os.stat(path).st_size, len(data))
+            same(path + ": st_blocks", os.stat(path).st_blocks, (len(data) + 511) // 512)
+        found[xattr(path, "key")] = (xattr(path, "dtype"), tuple(json.loads(xattr(path, "shape"))), data, xattr(path, "role"))
+    return found
+
+
+def check_npy_views(checkpoint, raw):
+    inodes, seen = {}, {"tensors": set(), "tree": set()}
+    for view in seen:
+        for root, _, names in os.walk(os.path.join(checkpoint, view)):
+            for name in names:
+                path = os.path.join(root, name)
+                key = xattr(path, "key")
+                seen[view].add(key)
+                same(path + ": inode", inodes.setdefault(key, os.stat(path).st_ino), os.stat(path).st_ino)
+                same(path + ": links", os.stat(path).st_nlink, 2)
+                if raw[key][2] is None:
+                    fails(path, 5, lambda: read_all(path))
+                    continue
+                header, data = npy(read_all(path))
+                same(path + ": order", header["fortran_order"], False)
+                same(path + ": bytes", sha256(data), sha256(raw[key][2]))
+                same(path + ": attributes agree", xattr(path, "shape"), json.dumps(list(raw[key][1])))
+    same(checkpoint + "/tensors: keys", seen["tensors"], set(raw))
+    same(checkpoint + "/tree: keys", seen["tree"], set(raw))
+
+
+def check_role_file(path, raw, role):
+    want = {k: t for k, t in raw.items() if t[3] == role and t[0] not in ("C128", "C32")}
+    if not want:
+        assert not os.path.exists(path), path
+        return
+    if any(t[2] is None for t in want.values()):
+        fails(path, 5, lambda: read_all(path))
+        return
+    got = safetensors(read_all(path))
+    same(path + ": tensors", len(got), len(want))
+    for name, tensor in got.items():
+        keys = [k for k in want if (k == name or k.endswith("." + name) or k.endswith("/" + name)) and want[k][:3] == tensor]
+        assert keys, f"{path}: {name} is not the tensor of that name"
+
+
+def check_checkpoint(checkpoint):
+    raw = raw_tensors(checkpoint)
+    check_npy_views(checkpoint, raw)
+    top = os.listdir(checkpoint)
+    name = "adapter_model.safetensors" if "adapter_model.safetensors" in top and "model.safetensors" not in top else "model.safetensors"
+    check_role_file(os.path.join(checkpoint, name), raw, "model")
+    check_role_file(os.path.join(checkpoint, "optimizer", "optimizer.safetensors"), raw, "optimizer")
+    info = json.loads(read_all(os.path.join(checkpoint, ".unshard", "checkpoint.json")))
+    assert isinstance(info, dict) and info, checkpoint
+    objects = read_all(os.path.join(checkpoint, ".unshard", "objects.json"))
+    json.loads(objects)
+    same(checkpoint + ": objects.json size", os.stat(os.path.join(checkpoint, ".unshard", "objects.json")).st_size, len(objects))
+    assert os.getxattr(checkpoint, "user.unshard.format"), checkpoint
+    return raw
+
+
+def test_every_fixture_in_every_view(t):
+    count = 0
+    for expected, source in fixtures():
+        with open(expected) as f:
+            want = json.load(f)["tensors"]
+        with Mount(source, os.path.join(t, "mnt")) as m:
+            found = {}
+            for root, dirs, _ in os.walk(m.path):
+                if os.path.exists(os.path.join(root, ".unshard", "checkpoint.json")):
+                    found.update(check_checkpoint(root))
+                    dirs[:] = [d for d in dirs if d not in ("tensors", "tree", "raw", "optimizer", ".unshard")]
+            for key, tensor in want.items():
+                here = found.get(key) or found.get(key.rpartition(":")[2])
+                assert here and here[2] is not None, f"{source}: {key} is missing"
+                same(f"{source}: {key}", (here[0], list(here[1]), sha256(here[2])), (tensor["dtype"], tensor["shape"], tensor["sha256"]))
+                count += 1
+    assert count > 100, f"only {count} tensors were compared"
+    print(f"# {count} tensors exact")
+
+
+def test_check_mount_agrees(t):
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        raise Skip("no numpy")
+    for expected, source in fixtures():
+        with Mount(source, os.path.join(t, "mnt")) as m:
+            done = subprocess.run([sys.executable, os.path.join(TESTS, "check_mount.py"), m.path, expected],
+                                  capture_output=True, text=True)
+            same(source + ": " + done.stdout, done.returncode, 0)
+
+
+def test_side_files_are_shown_and_storage_is_not(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/src", tensors, shards=3)
+    write_file(t + "/src/tokenizer.json", b"{}" * 70000)
+    os.mkdir(t + "/src/assets")
+    write_file(t + "/src/assets/a.txt", b"text")
+    with Mount(t + "/src", t + "/mnt") as m:
+        same("top", sorted(os.listdir(m.path)), [".unshard", "assets", "config.json", "model.safetensors", "raw", "tensors", "tokenizer.json", "tree"])
+        for name in ("config.json", "tokenizer.json", "assets/a.txt"):
+            same(name, read_all(m / name), read_all(t + "/src/" + name))
+            same(name + " attributes", os.listxattr(m / name), [])
+        for name in ("model-00001-of-00003.safetensors", "model.safetensors.index.json", "generation_config.json"):
+            fails(name, 2, lambda: os.stat(m / name))
+        same("model", safetensors(read_all(m / "model.safetensors")), {k: (d, tuple(s), b) for k, (d, s, b) in tensors.items()})
+        same("files of .unshard", sorted(os.listdir(m / ".unshard")), ["checkpoint.json", "counters.json", "last-error", "objects.json"])
+        assert json.loads(read_all(m / ".unshard/counters.json"))["bytes_read"] > 0
+        same("last-error", read_all(m / ".unshard/last-error"), b"")
+
+
+def test_one_whole_file_is_served_byte_for_byte(t):
+    os.mkdir(t + "/src")
+    image = safetensors_image(make_tensors(2))
+    write_file(t + "/src/model.safetensors", image)
+    with Mount(t + "/src", t + "/mnt") as m:
+        same("model.safetensors", sha256(read_all(m / "model.safetensors")), sha256(image))
+
+
+def test_source_that_is_a_file(t):
+    os.mkdir(t + "/src")
+    image = safetensors_image(make_tensors(3))
+    write_file(t + "/src/weights.safetensors", image)
+    write_file(t + "/src/other.txt", b"not of the checkpoint")
+    with Mount(t + "/src/weights.safetensors", t + "/mnt") as m:
+        same("top", sorted(os.listdir(m.path)), [".unshard", "model.safetensors", "raw", "tensors", "tree"])
+        same("model.safetensors", sha256(read_all(m / "model.safetensors")), sha256(image))
+
+
+def test_several_files_are_directories_of_their_names(t):
+    os.mkdir(t + "/src")
+    for i in range(2):
+        write_file(f"{t}/src/part{i}.safetensors", safetensors_image(make_tensors(("f", i))))
+    write_file(t + "/src/notes.txt", b"notes")
+    with Mount(t + "/src", t + "/mnt") as m:
+        same("top", sorted(os.listdir(m.path)), ["notes.txt", "part0.safetensors", "part1.safetensors"])
+        for i in range(2):
+            raw = raw_tensors(m / f"part{i}.safetensors")
+            same("tensors", {k: v[2] for k, v in raw.items()}, {k: v[2] for k, v in make_tensors(("f", i)).items()})
+
+
+def test_views_that_are_asked_for(t):
+    write_checkpoint(t + "/src", make_tensors(4))
+    with Mount(t + "/src", t + "/mnt", "views=raw+model") as m:
+        same("top", sorted(os.listdir(m.path)), [".unshard", "config.json", "model.safetensors", "raw"])
+        fails("tensors", 2, lambda: os.listdir(m / "tensors"))
+
+
+def test_trackers_give_latest(t):
+    write_checkpoint(t + "/meg/iter_0000200", make_tensors(5))
+    write_file(t + "/meg/latest_checkpointed_iteration.txt", b"200\n")
+    write_checkpoint(t + "/ds/global_step10", make_tensors(6))
+    write_file(t + "/ds/latest", b"global_step10")
+    write_file(t + "/meg/iter_0000200/notes.txt", b"n")
+    with Mount(t, t + "-mnt") as m:
+        same("meg", sorted(os.listdir(m / "meg")), [".unshard", "iter_0000200", "latest", "latest_checkpointed_iteration.txt"])
+        same("link", os.readlink(m / "meg/latest"), "iter_0000200")
+        same("link in .unshard", os.readlink(m / "meg/.unshard/latest"), "../iter_0000200")
+        same("beside trackers", os.listdir(m / "meg/.unshard"), ["latest"])
+        same("length of the link", os.lstat(m / "meg/latest").st_size, len("iter_0000200"))
+        same("through it", read_all(m / "meg/.unshard/latest/notes.txt"), b"n")
+        same("ds", sorted(os.listdir(m / "ds")), [".unshard", "global_step10", "latest"])
+        same("the source's own", read_all(m / "ds/latest"), b"global_step10")
+        same("ds link", os.readlink(m / "ds/.unshard/latest"), "../global_step10")
+        with open(t + "/meg/latest_checkpointed_iteration.txt", "w") as f:
+            f.write("999")  # a step that is not there
+        os.sync()
+        import time
+
+        time.sleep(1.2)
+        fails("a step that is not there", 2, lambda: os.lstat(m / "meg/latest"))
+    os.rmdir(m.path)
+
+
+def test_attributes(t):
+    tensors = make_tensors(7)
+    write_checkpoint(t + "/src", tensors)
+    os.chmod(t + "/src/model-00001-of-00002.safetensors", 0o640)
+    os.chmod(t + "/src/model-00002-of-00002.safetensors", 0o644)
+    key = next(iter(tensors))
+    with Mount(t + "/src", t + "/mnt") as m:
+        raw = m / ("raw/" + key)
+        names = os.listxattr(raw)
+        same("names", sorted(names), ["user.unshard." + n for n in ("chunks", "dtype", "key", "plan", "role", "shape")])
+        same("key", os.getxattr(raw, "user.unshard.key"), key.encode())
+        same("shape", os.getxattr(raw, "user.unshard.shape"), b"[64, 32]")
+        same("dtype", os.getxattr(raw, "user.unshard.dtype"), b"F32")
+        same("role", os.getxattr(raw, "user.unshard.role"), b"model")
+        same("plan", os.getxattr(raw, "user.unshard.plan"), f"unshard plan '{os.path.realpath(t)}/src' '{key}'".encode())
+        fails("no such attribute", 61, lambda: os.getxattr(raw, "user.unshard.nothing"))
+        fails("not ours", 61, lambda: os.getxattr(raw, "user.other"))
+        fails("security", 61, lambda: os.getxattr(raw, "security.selinux"))
+        same("mode is of the shards it is in", os.stat(raw).st_mode & 0o777, 0o440)
+        same("mode of the other shard", os.stat(m / ("raw/" + list(tensors)[1])).st_mode & 0o777, 0o444)
+        newest = max(os.stat(t + f"/src/model-0000{i}-of-00002.safetensors").st_mtime_ns for i in (1, 2))
+        assert os.stat(raw).st_mtime_ns <= newest
+        same("directory", os.stat(m.path).st_mode & 0o222, 0)
+        same("block size", os.stat(raw).st_blksize, 262144)
+        st = os.statvfs(m.path)
+        same("free", (st.f_bfree, st.f_namemax), (0, 255))
+        assert st.f_blocks * st.f_frsize >= sum(len(b) for _, _, b in tensors.values())
+    with Mount(t + "/src", t + "/mnt", "uid=1234,gid=2345,umask=0277") as m:
+        st = os.stat(m / ("raw/" + key))
+        same("uid, gid, umask", (st.st_uid, st.st_gid, st.st_mode & 0o777), (1234, 2345, 0o400))
+
+
+if __name__ == "__main__":
+    main(globals(), seconds=300)
