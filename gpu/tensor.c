@@ -530,26 +530,27 @@ static int compare_pieces(const void *a, const void *b)
     return (x->dst > y->dst) - (x->dst < y->dst);
 }
 
-static bool worth_mapping(const struct cut *c, int room)
+/* How many pieces the window is in, or 0 when they are too many or too short. */
+static size_t count_pieces(const struct cut *c, int room)
 {
     uint64_t copies = 0;
 
     if (c->flags)
-        return false;
+        return 0;
     for (size_t i = 0; i < c->runs.count; i++) {
         const struct plan_run *r = &c->runs.run[i];
 
         /* A short rest at a window's edge is fine, many short rows are not. */
         if ((r->len < PIECE_MIN && r->count > 2) || r->count > (uint64_t)room)
-            return false;
+            return 0;
         copies += r->count;
         if (copies > (uint64_t)room)
-            return false;
+            return 0;
     }
-    return true;
+    return (size_t)copies;
 }
 
-static size_t expand(const struct run_list *runs, struct piece *out)
+static void expand(const struct run_list *runs, struct piece *out)
 {
     size_t n = 0;
 
@@ -563,18 +564,16 @@ static size_t expand(const struct run_list *runs, struct piece *out)
                                       .tag = r->tag};
     }
     qsort(out, n, sizeof *out, compare_pieces);
-    return n;
 }
 
-static int add_pieces(const struct cut *c, struct reader_iov *v, struct err *e)
+static int add_pieces(const struct cut *c, size_t n, struct reader_iov *v,
+                      struct err *e)
 {
-    CLEANUP_FREE struct piece *piece =
-        calloc((size_t)(v->max - v->count) + 1, sizeof *piece);
-    size_t n;
+    CLEANUP_FREE struct piece *piece = reallocarray(NULL, n, sizeof *piece);
 
     if (!piece)
         return err_nomem(e);
-    n = expand(&c->runs, piece);
+    expand(&c->runs, piece);
     for (size_t i = 0; i < n; i++) {
         struct source *src = c->src[piece[i].tag];
         const char *map = source_map(src);
@@ -590,6 +589,7 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
 {
     CLEANUP(cut_release) struct cut c = {.t = t};
     struct fetch_sources sources;
+    size_t pieces;
     int ret;
 
     if (!len)
@@ -602,9 +602,10 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
     if (ret < 0)
         return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key, off, len);
     sources = (struct fetch_sources){.src = c.src, .count = c.n};
-    if (!worth_mapping(&c, v->max - v->count) || !fetch_all_mapped(&c.runs, &sources))
+    pieces = count_pieces(&c, v->max - v->count);
+    if (!pieces || !fetch_all_mapped(&c.runs, &sources))
         return 0;
-    return add_pieces(&c, v, e);
+    return add_pieces(&c, pieces, v, e);
 }
 
 void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len)
