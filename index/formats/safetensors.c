@@ -102,7 +102,7 @@ static void st_bid_file(struct listing *l, const char *name, struct bid *out)
     if (!safetensors_is_named(l, name))
         return;
     if (has_magic(l, name))
-        say(out, 50, "%s is a safetensors file", name);
+        say(out, 50, "a safetensors file");
     else
         say_damaged(out, name);
 }
