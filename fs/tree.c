@@ -206,8 +206,9 @@ static bool is_part(const struct slot *slot, const char *name)
 /* The source's own files and directories beside the tensors. */
 static int add_beside(struct builder *b)
 {
-    const struct slot *slot = b->shown->slot;
+    struct slot *slot = b->shown->slot;
     const struct listing *l = b->shown->listing;
+    const char *covered = NULL;
     size_t own = b->shown->count;
     int rc = 0;
 
@@ -216,9 +217,7 @@ static int add_beside(struct builder *b)
 
         if (taken(b->shown, 0, own, entry->name)) {
             if (!slot_hides(slot, entry->name))
-                log_msg(LOG_FS, LOG_DEBUG,
-                        "%s/%s of the source is not shown: unshardfs has this name",
-                        b->dir->path, entry->name);
+                covered = entry->name;
         } else if (!slot_hides(slot, entry->name) ||
                    stays_visible(&slot->info, entry->name)) {
             rc = add_entry(b, entry, NULL);

@@ -381,3 +381,20 @@ struct listing *listing_sub(struct listing *l, const char *name)
         (void)l->store->ops->list(l->store, path, &item->extra->sub, &e);
     return item->extra->sub;
 }
+
+struct listing *listing_below(struct listing *l, const char *path)
+{
+    char name[NAME_MAX + 1];
+
+    while (l && *path) {
+        size_t len = strcspn(path, "/");
+
+        if (len > NAME_MAX)
+            return NULL;
+        memcpy(name, path, len);
+        name[len] = '\0';
+        l = listing_sub(l, name);
+        path += len + (path[len] == '/');
+    }
+    return l;
+}

@@ -60,6 +60,9 @@ int listing_read(struct listing *l, const char *name, size_t max, char **data,
 /* The listing of a subdirectory, owned by this listing; NULL when there is none. */
 struct listing *listing_sub(struct listing *l, const char *name);
 
+/* The same by a path below it, as "model/consolidated"; "": itself. */
+struct listing *listing_below(struct listing *l, const char *path);
+
 void listing_free(struct listing *l);
 void listing_freep(struct listing **l);
 
