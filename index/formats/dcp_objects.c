@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/pool.h"
+#include "index/formats/torch_dcp.h"
 #include "index/formats/torch_zip.h"
 #include "index/sink.h"
 #include "remote/source.h"
@@ -65,6 +66,7 @@ static char *inner_key(struct job *j, const char *path, size_t path_len, size_t 
     struct buf b = {.max = 1 << 20};
     char *key = NULL;
 
+    buf_adds(&b, j->s->prefix);
     buf_add(&b, file, file_len);
     buf_addc(&b, ':');
     buf_add(&b, fqn, fqn_len);
@@ -408,6 +410,7 @@ static int object_key(const struct kept *k, const struct job *j, struct buf *out
     size_t len;
     const char *key = intern_get(&j->s->names.keys, j->ref->key, &len);
 
+    buf_adds(out, j->s->how->object ? j->s->how->object : "");
     if (k->any && k->key == j->ref->key)
         buf_addf(out, "%s:", j->s->part[j->ref->part].name);
     buf_add(out, key, len);

@@ -10,6 +10,7 @@
 #include "index/formats/format.h"
 #include "index/shape.h"
 
+struct dcp_how;
 struct dcp_image;
 struct source;
 
@@ -42,13 +43,16 @@ struct dcp_ref {
 };
 
 struct dcp_scan {
-    const struct scan_context *c;
+    const struct scan_context *c; /* of the DCP directory */
     struct sink *sink;
+    const struct dcp_how *how;
+    const char *prefix; /* of the directory in the checkpoint: "" or "optim/" */
     struct dcp_names names;
     struct dcp_part *part; /* by rank */
     uint32_t nparts;
     bool rank_local;
     struct dcp_file *file; /* by number of the path */
+    bool zstd;             /* compressed blobs met */
     uint32_t images;       /* safetensors images met */
     uint64_t replicas;     /* boxes that several ranks stored */
     struct buf text;       /* scratch for messages */
@@ -75,6 +79,12 @@ static inline int dcp_warned(int r, struct err *e)
 {
     return r < 0 ? err_nomem(e) : 0;
 }
+
+/* ".metadata", else the first "__R.metadata" of a directory; NULL: there is none. */
+const char *dcp_metadata_name(const struct listing *l);
+
+/* Are there any .distcp files? */
+bool dcp_has_distcp(const struct listing *l);
 
 /* Registers the file with the sink when that was not done. */
 int dcp_file_register(struct dcp_scan *s, uint32_t path, const struct dcp_file **out,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/torch_dcp.h"
 #include "index/sink.h"
 #include "remote/store.h"
 
@@ -231,13 +232,14 @@ static int report_chunk(struct work *w, const struct dcp_box *box,
     if (!file->safe) {
         buf_adds(&why, "file name ");
         dcp_path_text(w->s, stored->path, &why);
-        buf_adds(&why, " leads out of the checkpoint");
+        buf_adds(&why, " is no path within the checkpoint");
         return chunk_fault(w, box, buf_failed(&why) ? "bad file name" : why.data);
     }
     c->file = file->number;
     c->encoding = stored->zstd ? CHUNK_TORCH_ZIP_ZSTD : CHUNK_TORCH_ZIP;
     c->offset = stored->offset;
     c->length = stored->length;
+    w->s->zstd |= stored->zstd;
     if (find_in_image(w, box, stored, c, e) < 0)
         return -e->code;
     return w->broken ? 0 : sink_chunk(w->s->sink, c, e);
@@ -351,10 +353,12 @@ static int report(struct work *w, size_t nrefs, struct err *e)
     struct sink *sink = w->s->sink;
     int r = sink_tensor_begin(sink, &w->sink, e);
 
-    if (r == -EEXIST)
+    if (r == -EEXIST) {
+        *e = (struct err){0};
         return dcp_warned(sink_warning(sink, "duplicate-key", "%.*s: shown only once",
                                        (int)MIN(w->sink.key_len, 256), w->sink.key),
                           e);
+    }
     if (r < 0)
         return r;
     if (check_tensor(w) < 0)
@@ -378,10 +382,11 @@ static int report_as(struct dcp_scan *s, const struct dcp_ref *ref, size_t nrefs
     w.sink = (struct sink_tensor){
         .key = key ? key->data : own,
         .key_len = key ? key->len : len,
-        .wrapper = key ? 0 : entry->wrapper,
+        .part = s->how->part,
+        .wrapper = key || s->how->no_wrapper ? 0 : entry->wrapper,
         .dtype = w.tensor->dtype,
         .shape = &w.shape,
-        .role = key ? ROLE_OTHER : -1,
+        .role = key ? ROLE_OTHER : s->how->role,
     };
     return report(&w, nrefs, e);
 }
