@@ -229,23 +229,17 @@ static int put_tensor(struct commit *c, const struct cell *staged, struct err *e
 /* Tensors in byte order of their names; `order` has been run up to its first row. */
 static int put_tensors(struct commit *c, struct query *order, int more, struct err *e)
 {
-    static const char sql[] = "SELECT " STAGED_LIST " FROM tensor WHERE seq = ?1";
-    CLEANUP(query_end) struct query q = {0};
-    struct cell seq, staged[STAGED_COLUMNS];
-    int rc = query_begin(c->st->conn, sql, &q, e);
+    struct cell staged[STAGED_COLUMNS];
+    int rc = more;
 
-    for (; rc == 0 && more == 1; more = rc < 0 ? rc : query_step(order, e)) {
-        rc = query_row(order, &seq, 1, e);
-        if (rc == 0)
-            rc = query_bind(&q, &seq, 1, e);
-        if (rc == 0)
-            rc = query_step(&q, e) == 1 ? query_row(&q, staged, STAGED_COLUMNS, e)
-                                        : conn_damaged(c->st->conn, e, "a row is gone");
+    for (; rc == 1; rc = query_step(order, e)) {
+        rc = query_row(order, staged, STAGED_COLUMNS, e);
         if (rc == 0)
             rc = put_tensor(c, staged, e);
-        query_reset(&q);
+        if (rc < 0)
+            return rc;
     }
-    return rc < 0 ? rc : more;
+    return rc;
 }
 
 static int by_hash(const void *a, const void *b)
@@ -489,7 +483,8 @@ static int write_all_rows(struct commit *c, struct query *order, int more,
 /* Sorts before it takes the lock on the index. */
 static int commit_once(struct commit *c, struct catalog *catalog, struct err *e)
 {
-    static const char sorted[] = "SELECT seq FROM tensor ORDER BY name, seq";
+    static const char sorted[] =
+        "SELECT " STAGED_LIST " FROM tensor ORDER BY name, seq";
     CLEANUP(query_end) struct query order = {0};
     int rc = conn_exec(c->st->conn, "DELETE FROM tree", e), more;
 

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/* index/sink_priv.h - a running scan, as the files of the sink see it. */
+#ifndef UFS_INDEX_SINK_PRIV_H
+#define UFS_INDEX_SINK_PRIV_H
+
+#include "base/buf.h"
+#include "base/keyset.h"
+#include "index/sink.h"
+#include "index/sink_files.h"
+
+struct catalog;
+
+/* The tensor between begin and end. */
+struct open_tensor {
+    bool open;
+    struct buf key; /* part, NUL, key */
+    size_t part_len;
+    bool has_part;
+    struct buf codec_key, attributes, fault;
+    bool has_codec_key, has_attributes;
+    size_t wrapper;
+    enum dtype dtype;
+    int role;
+    struct shape shape, units;
+    bool has_units; /* false: the shape is impossible, chunks are only counted */
+    uint64_t bytes;
+    uint64_t chunks;
+    uint64_t identity;
+    struct stage_rights rights;
+    /* Of each chunk; the numbers of all lie in `box`, and are pointed to at the end. */
+    struct chunk *chunk; /* malloc */
+    size_t nchunk, chunk_cap;
+    uint64_t *box; /* malloc */
+    size_t nbox, box_cap;
+};
+
+struct sink {
+    struct catalog *catalog;
+    struct stage *stage;
+    struct sink_files files;
+    char *path, *file;
+    struct file_id dir_id;
+    uint64_t names_hash;
+    struct sink_checkpoint about;
+    char *about_text[5]; /* what `about` points to */
+    struct keyset keys;
+    uint64_t first_part; /* hash of the part of the first tensor */
+    bool many_parts;
+    uint64_t tensors, warnings, dropped_warnings;
+    struct open_tensor t;
+    struct buf pieces;
+};
+
+void tensor_release(struct open_tensor *t);
+
+#endif
