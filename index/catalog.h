@@ -23,6 +23,10 @@ struct catalog_options {
  * in DIR/index/HASH.sqlite, 0600. A file that is corrupt, foreign (application_id), of
  * another schema version or of another source is deleted and made anew, with a log line.
  * Safe for several processes and threads at once; connections are pooled inside.
+ *
+ * -ENOSPC, -EROFS, -EACCES: the directory cannot hold it, and the caller may open again
+ * with `memory` (as index=memory does). Any call may find damage later (-EBADMSG): the next
+ * call then makes the index anew and finds nothing in it, so that the caller scans again.
  */
 int catalog_open(const struct catalog_options *options, const char *identity,
                  struct catalog **out, struct err *e);
@@ -79,8 +83,8 @@ struct catalog_file {
 int catalog_files(struct catalog *c, int64_t checkpoint,
                   int (*fn)(void *user, const struct catalog_file *f), void *user,
                   struct err *e);
-int catalog_file(struct catalog *c, int64_t checkpoint, uint32_t number, struct arena *a,
-                 struct catalog_file *out, struct err *e);
+int catalog_file(struct catalog *c, int64_t checkpoint, uint32_t number,
+                 struct arena *a, struct catalog_file *out, struct err *e);
 
 /* Is this name of the checkpoint's directory hidden (storage, machinery, a part)? */
 int catalog_hidden(struct catalog *c, int64_t checkpoint,
@@ -99,11 +103,11 @@ struct tensor_info {
     struct shape shape;
     enum role role;
     uint64_t bytes, chunks;
-    const char *fault; /* NULL: whole */
-    const char *codec_key;
+    const char *fault;     /* NULL: whole */
+    const char *codec_key; /* the key inside the shard; often the same as key */
     size_t codec_key_len;
-    const char *attributes;
-    uint64_t ino; /* of the raw file; the .npy has ino + 1 */
+    const char *attributes; /* JSON object or NULL */
+    uint64_t ino;           /* of the raw file; the .npy has ino + 1 */
     mode_t mode;
     uid_t uid;
     gid_t gid;
@@ -125,7 +129,10 @@ int catalog_tensors(struct catalog *c, int64_t checkpoint, uint32_t from,
                     int (*fn)(void *user, const struct tensor_info *t), void *user,
                     struct err *e);
 
-/* The chunks of a tensor, unpacked into the arena. */
+/*
+ * The chunks of a tensor, unpacked into the arena, in the order of their first elements.
+ * None when t->fault says that they do not cover it.
+ */
 int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
                    struct arena *a, const struct chunk **out, size_t *n, struct err *e);
 
@@ -138,9 +145,9 @@ struct tree_entry {
 };
 int catalog_tree_find(struct catalog *c, int64_t checkpoint, uint32_t dir,
                       const char *name, struct tree_entry *out, struct err *e);
-int catalog_tree_list(struct catalog *c, int64_t checkpoint, uint32_t dir, uint32_t from,
-                      int (*fn)(void *user, const struct tree_entry *t), void *user,
-                      struct err *e);
+int catalog_tree_list(struct catalog *c, int64_t checkpoint, uint32_t dir,
+                      uint32_t from, int (*fn)(void *user, const struct tree_entry *t),
+                      void *user, struct err *e);
 /* The parent of a tree directory (for ".."). */
 int catalog_tree_parent(struct catalog *c, int64_t checkpoint, uint32_t dir,
                         uint32_t *parent, struct err *e);
