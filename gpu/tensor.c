@@ -311,14 +311,10 @@ int tensor_verify(struct tensor *t, size_t i, struct err *e)
     const struct chunk *c = plan_chunk(t->plan, i);
     const struct chunk_codec *codec =
         c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
-    struct source *shard = shard_of(t, c->file);
-    int ret;
 
     if (!codec || !codec->verify)
         return 0;
-    ret = codec->verify(shard, c, t->env.decoded, e);
-    return ret < 0 ? err_wrap(e, "%s, item at byte %" PRIu64, shard->name, c->offset)
-                   : ret;
+    return codec->verify(shard_of(t, c->file), c, t->env.decoded, e);
 }
 
 /* ---- windows ---- */
