@@ -294,15 +294,17 @@ static bool remove_waiting(struct lane *l, const struct waiting *w)
     return false;
 }
 
-void lane_reap(struct lane *l)
+bool lane_reap(struct lane *l)
 {
     struct suspect {
         struct waiting *w;
         pid_t tid;
     } suspect[REAP_AT_ONCE];
     size_t count = 0;
+    bool any;
 
     pthread_mutex_lock(&l->lock);
+    any = l->head != NULL;
     for (struct waiting *w = l->head; w && count < REAP_AT_ONCE; w = w->next)
         if (w->interrupted)
             suspect[count++] = (struct suspect){w, fuse_req_ctx(w->r.req)->pid};
@@ -318,4 +320,5 @@ void lane_reap(struct lane *l)
         if (mine)
             refuse(suspect[i].w, EINTR);
     }
+    return any;
 }

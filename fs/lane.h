@@ -23,8 +23,8 @@ void lane_add(struct lane *l, const struct request *r);
 
 /*
  * Answers those that wait for nobody any more, since who asked was killed. Called now
- * and then by the watcher.
+ * and then by the watcher. False: nobody waits at all.
  */
-void lane_reap(struct lane *l);
+bool lane_reap(struct lane *l);
 
 #endif

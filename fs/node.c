@@ -19,7 +19,7 @@ struct nodes {
     uint64_t generation;
 };
 
-enum { FIRST_BUCKETS = 256, FIRST_TABLE = 256 };
+enum { FIRST_BUCKETS = 256, FIRST_TABLE = 256, TIDY_AT_ONCE = 64, TIDY_SECONDS = 5 };
 
 static void node_free(struct fs *fs, struct node *n)
 {
@@ -332,6 +332,35 @@ void node_set_slot(struct fs *fs, struct node *n, struct slot *slot)
     n->slot = slot ? slot_get(fs, slot) : NULL;
     pthread_mutex_unlock(&fs->nodes->lock);
     slot_unref(fs, old, 1);
+}
+
+/* Up to TIDY_AT_ONCE snapshots that are out of date for long, taken off their nodes. */
+static size_t take_old(struct nodes *t, int64_t before, struct shown **old)
+{
+    size_t n = 0;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->cap && n < TIDY_AT_ONCE; i++) {
+        struct node *node = t->table[i];
+
+        if (node && node->shown && node->shown->until_ns < before)
+            old[n++] = steal(&node->shown);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return n;
+}
+
+void nodes_tidy(struct fs *fs)
+{
+    int64_t before = now_ns() - TIDY_SECONDS * 1000000000ll;
+    struct shown *old[TIDY_AT_ONCE];
+    size_t n;
+
+    do {
+        n = take_old(fs->nodes, before, old);
+        for (size_t i = 0; i < n; i++)
+            shown_put(fs, old[i]);
+    } while (n == TIDY_AT_ONCE);
 }
 
 int node_watched(struct fs *fs, struct node ***out, size_t *count)

@@ -70,6 +70,7 @@ struct slot {
     struct hidden hidden;
 
     atomic_bool stale;   /* a newer one took its place, or it is gone */
+    atomic_bool warned;  /* of names of the source that ours cover */
     atomic_bool suspect; /* a shard was found changed: look again before the next use */
     atomic_int_fast64_t checked_ns, used_ns;
 

@@ -223,6 +223,10 @@ static int add_beside(struct builder *b)
             rc = add_entry(b, entry, NULL);
         }
     }
+    if (covered && !atomic_exchange(&slot->warned, true))
+        log_msg(LOG_FS, LOG_WARN,
+                "%s/%s of the source is not shown: unshardfs has this name",
+                b->dir->path, covered);
     return rc;
 }
 

@@ -13,6 +13,7 @@
 
 enum {
     TICK_NS = 200000000,
+    REST_NS = 900000000, /* a tick while there is nothing to look at */
     LOOK_NS = 400000000,
     COST_SHARE =
         20, /* a checkpoint that takes long to look at is looked at less often */
@@ -130,20 +131,24 @@ static void keep_change(struct watch *w, struct change *c)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void tell_changes(struct watch *w)
+/* True: some will be told again. */
+static bool tell_changes(struct watch *w)
 {
     struct change *next;
+    bool again = false;
 
     for (struct change *c = take_changes(w); c; c = next) {
         next = c->next;
         tell(w->fs, c->slot);
         if (++c->told < TELL_TIMES) {
             keep_change(w, c);
+            again = true;
         } else {
             slot_unref(w->fs, c->slot, 1);
             free(c);
         }
     }
+    return again;
 }
 
 /* ---- looking at the source ---- */
@@ -173,7 +178,8 @@ static void put_to_sleep(struct fs *fs, struct node *n, struct slot *slot)
     forget_absent(fs, slot);
 }
 
-static void look_at_node(struct fs *fs, struct node *n)
+/* True: it will be looked at again. */
+static bool look_at_node(struct fs *fs, struct node *n)
 {
     struct slot *slot = node_slot(fs, n);
     int64_t now = now_ns();
@@ -193,28 +199,33 @@ static void look_at_node(struct fs *fs, struct node *n)
         }
     }
     slot_unref(fs, slot, 1);
+    return slot && !n->dormant;
 }
 
-static void look_around(struct fs *fs)
+/* True: there are checkpoints in use. */
+static bool look_around(struct fs *fs)
 {
     struct node **node;
     size_t count;
+    bool awake = false;
 
     if (node_watched(fs, &node, &count) < 0)
-        return; /* out of memory; again in a moment */
+        return true; /* out of memory; again in a moment */
     for (size_t i = 0; i < count; i++) {
-        look_at_node(fs, node[i]);
+        awake = look_at_node(fs, node[i]) || awake;
         node_unpin(fs, node[i]);
     }
     free(node);
+    nodes_tidy(fs);
+    return awake;
 }
 
-static void wait_tick(struct watch *w)
+static void wait_tick(struct watch *w, bool busy)
 {
     struct timespec t;
 
     clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_nsec += TICK_NS;
+    t.tv_nsec += busy ? TICK_NS : REST_NS;
     if (t.tv_nsec >= 1000000000) {
         t.tv_nsec -= 1000000000;
         t.tv_sec++;
@@ -240,10 +251,11 @@ static void *watch_thread(void *user)
     struct watch *w = user;
 
     while (!stopped(w)) {
-        tell_changes(w);
-        look_around(w->fs);
-        lane_reap(w->fs->lane);
-        wait_tick(w);
+        bool told = tell_changes(w);
+        bool awake = look_around(w->fs);
+        bool waiting = lane_reap(w->fs->lane);
+
+        wait_tick(w, told || awake || waiting);
     }
     return NULL;
 }
