@@ -25,16 +25,22 @@ enum {
 static const uint64_t DEFAULT_BUDGET = 1000000;
 static const int64_t EXACT = INT64_C(1) << 53; /* of doubles, which JSON readers use */
 
+/* A step on the way to a value: the key of a dict, or a position (key is PV_NONE). */
+struct part {
+    struct pv key;
+    size_t position;
+};
+
 struct writer {
     struct torch_zip *t;
     object_tensor_fn *on_tensor;
     void *user;
     struct buf *out;
-    struct buf path; /* of the value being written, for tensors */
-    unsigned lost;   /* parts of it that did not fit */
     uint64_t budget;
     uintptr_t open[MAX_DEPTH]; /* what is being written: cycles end here */
     unsigned depth;
+    struct part part[MAX_DEPTH]; /* one for each that is open, at most */
+    unsigned parts;
 };
 
 static void write_value(struct writer *w, struct pv v);
@@ -190,40 +196,53 @@ static void write_class(struct writer *w, const struct pv *v)
     }
 }
 
-/* Path and depth. */
+/* Path and depth. Keys that are no text, number or name give their place. */
 
-/* Appends a part to the path. Returns what pop_part() needs. */
-static size_t push_part(struct writer *w, const char *text, size_t len,
-                        const char *more)
+static void add_part(struct buf *path, const struct part *p)
 {
-    size_t before = w->path.len;
+    const char *s, *name;
+    size_t len;
 
-    if (w->lost > 0 || len + strlen(more) + 2 > MAX_PATH - before) {
-        w->lost++;
-        return before;
+    if (path->len > 0)
+        buf_addc(path, '.');
+    switch (p->key.kind) {
+    case PV_STR:
+    case PV_BIGINT:
+        s = pv_bytes(&p->key, &len);
+        buf_add(path, s, len);
+        break;
+    case PV_INT:
+        buf_addf(path, "%" PRId64, p->key.i);
+        break;
+    case PV_GLOBAL:
+        pv_global(&p->key, &s, &name);
+        buf_addf(path, "%s.%s", s, name);
+        break;
+    default: /* no key, or one that has no plain text: its place */
+        buf_addf(path, "%zu", p->position);
+        break;
     }
-    if (before > 0)
-        buf_addc(&w->path, '.');
-    buf_add(&w->path, text, len);
-    if (*more)
-        buf_addf(&w->path, ".%s", more);
-    return before;
 }
 
-static size_t push_number(struct writer *w, size_t i)
+/* The path of the value that is being written. */
+static void build_path(const struct writer *w, struct buf *path)
 {
-    char text[24];
-    int n = snprintf(text, sizeof text, "%zu", i);
-
-    return push_part(w, text, (size_t)n, "");
+    buf_adds(path, "");
+    for (unsigned i = 0; i < w->parts; i++)
+        add_part(path, &w->part[i]);
 }
 
-static void pop_part(struct writer *w, size_t before)
+/* The value at `position` of its container, under `key` if that is a dict. */
+static void write_child(struct writer *w, struct pv key, size_t position, struct pv v)
 {
-    if (w->lost > 0)
-        w->lost--;
-    else
-        w->path.len = before;
+    w->part[w->parts++] = (struct part){key, position};
+    write_value(w, v);
+    w->parts--;
+}
+
+static void write_item(struct writer *w, size_t position, struct pv v)
+{
+    write_child(w, (struct pv){.kind = PV_NONE}, position, v);
 }
 
 static void truncated(struct writer *w, const struct pv *v)
@@ -269,12 +288,9 @@ static void write_items(struct writer *w, const struct pv *v)
 
     add_text(w, "[");
     for (size_t i = 0; i < pv_count(v) && !stop; i++) {
-        size_t before = push_number(w, i);
-
         stop = is_spent(w);
         add_text(w, i > 0 ? "," : "");
-        write_value(w, pv_at(v, i));
-        pop_part(w, before);
+        write_item(w, i, pv_at(v, i));
     }
     add_text(w, "]");
 }
@@ -288,29 +304,6 @@ static void write_sequence(struct writer *w, const char *type, const struct pv *
     add_text(w, ",\"items\":");
     write_items(w, v);
     add_text(w, "}");
-}
-
-/* The part of a path that a key gives: text as it is, numbers, names, else its place. */
-static size_t push_key(struct writer *w, const struct pv *key, size_t i)
-{
-    const char *s, *name;
-    char text[40];
-    size_t len;
-
-    switch (key->kind) {
-    case PV_STR:
-    case PV_BIGINT:
-        s = pv_bytes(key, &len);
-        return push_part(w, s, len, "");
-    case PV_INT:
-        snprintf(text, sizeof text, "%" PRId64, key->i);
-        return push_part(w, text, strlen(text), "");
-    case PV_GLOBAL:
-        pv_global(key, &s, &name);
-        return push_part(w, s, strlen(s), name);
-    default:
-        return push_number(w, i);
-    }
 }
 
 static bool keys_are_text(const struct pv *dict)
@@ -353,7 +346,6 @@ static void write_pairs(struct writer *w, const struct pv *dict, bool plain)
 
     for (size_t i = 0; i < pv_count(dict) && !stop; i++) {
         struct pv key = pv_key_at(dict, i);
-        size_t before;
 
         stop = is_spent(w);
         add_text(w, i > 0 ? "," : "");
@@ -365,9 +357,7 @@ static void write_pairs(struct writer *w, const struct pv *dict, bool plain)
             write_value(w, key);
             add_text(w, ",");
         }
-        before = push_key(w, &key, i);
-        write_value(w, pv_value_at(dict, i));
-        pop_part(w, before);
+        write_child(w, key, i, pv_value_at(dict, i));
         add_text(w, plain ? "" : "]");
     }
 }
@@ -563,12 +553,9 @@ static void write_args(struct writer *w, const struct pv *args, size_t from, boo
     }
     add_text(w, ",\"args\":[");
     for (size_t i = from; i < n && !stop; i++) {
-        size_t before = push_number(w, i - from);
-
         stop = is_spent(w);
         add_text(w, i > from ? "," : "");
-        write_value(w, pv_at(args, i));
-        pop_part(w, before);
+        write_item(w, i - from, pv_at(args, i));
     }
     add_text(w, "]");
 }
@@ -661,10 +648,14 @@ static void write_shape(struct writer *w, const struct shape *s)
 
 static void write_tensor(struct writer *w, const struct torch_tensor *x)
 {
+    CLEANUP(buf_release) struct buf path = {.max = MAX_PATH};
     const char *key = NULL;
 
-    if (w->on_tensor && w->lost == 0 && !buf_failed(&w->path))
-        key = w->on_tensor(w->user, w->path.len ? w->path.data : "", w->path.len, x);
+    if (w->on_tensor) {
+        build_path(w, &path);
+        if (!buf_failed(&path))
+            key = w->on_tensor(w->user, path.data, path.len, x);
+    }
     begin(w, key ? "tensor" : "opaque");
     if (key) {
         add_text(w, ",\"key\":");
@@ -829,7 +820,6 @@ int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
         .on_tensor = on_tensor,
         .user = user,
         .out = out,
-        .path = {.max = MAX_PATH},
         .budget = budget ? budget : DEFAULT_BUDGET,
     };
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), before;
@@ -840,7 +830,6 @@ int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
     write_value(&w, *v);
     uselocale(before);
     freelocale(c);
-    buf_release(&w.path);
     if (buf_failed(out) == -EFBIG)
         return err_set(e, EFBIG, "the object is too large for objects.json");
     return buf_failed(out) < 0 ? err_nomem(e) : 0;
