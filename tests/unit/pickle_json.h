@@ -3,13 +3,7 @@
 #ifndef UFS_TESTS_UNIT_PICKLE_JSON_H
 #define UFS_TESTS_UNIT_PICKLE_JSON_H
 
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-#include <string.h>
+#include "tests/unit/unit.h"
 
 #include "base/buf.h"
 #include "base/err.h"
