@@ -52,10 +52,10 @@ def mounted(source, *options):
         try:
             yield mnt
         finally:
-            run("umount", mnt, check=False)
-            if is_mounted(mnt):  # busy or dead: the test has failed by now, only tidy up
+            gone = run("umount", mnt, check=False)
+            if is_mounted(mnt):  # a file of it is still open or mapped
                 subprocess.run(["umount", "-l", str(mnt)], stderr=subprocess.DEVNULL, check=False)
-                raise AssertionError(f"{mnt}: still mounted after `unshard umount`")
+                raise AssertionError(f"{mnt}: still mounted after `unshard umount`: {gone.stderr}")
 
 
 def fixtures(*formats):

@@ -86,7 +86,7 @@ class RunDirectory(unittest.TestCase):
                 self.assertTrue(running or committed, "the save failed")
                 time.sleep(0.01)
             self.assertEqual(saving.wait(60), 0)
-            model = safetensors.torch.load_file(mnt / "step2" / "model.safetensors")
+            model = {k: t.clone() for k, t in safetensors.torch.load_file(mnt / "step2" / "model.safetensors").items()}
         self.assertEqual(seen["whole"], 1)
         self.assertGreater(seen["plain"], 0, "the save was too quick to be seen")
         for i in range(24):
@@ -142,8 +142,8 @@ class HubCache(unittest.TestCase):
         for f in self.source.iterdir():
             self.assertEqual((mounted_snapshot / f.name).read_bytes(), f.read_bytes(), f.name)
         self.assertEqual(truth.wrong_checkpoint(mounted_snapshot, truth.safetensors_flat(self.source)), [])
-        ours = transformers.AutoModelForCausalLM.from_pretrained(str(mounted_snapshot), dtype="auto")
-        self.assertEqual(ours.config.model_type, "llama")
+        config = transformers.AutoConfig.from_pretrained(str(mounted_snapshot))
+        self.assertEqual(config.model_type, "llama")
 
     def test_of_a_snapshot(self):
         with mounted.mounted(self.snapshot) as mnt:

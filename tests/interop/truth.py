@@ -116,10 +116,26 @@ def wrong_raw(path, data):
     return None
 
 
+def in_object(flat, path):
+    """The tensor at a dotted path inside one of the objects, or None."""
+    parts = path.split(".")
+    for n in range(len(parts), 0, -1):
+        value = flat.get(".".join(parts[:n]))
+        for part in parts[n:] if value is not None else ():
+            value = value[int(part)] if isinstance(value, (list, tuple)) else value.get(part)
+        if isinstance(value, torch.Tensor):
+            return value
+    return None
+
+
 def wrong_tensors(step, flat):
     """[(key, what is wrong)] of tensors/ and raw/ of a mounted checkpoint."""
     want = {k: v for k, v in flat.items() if isinstance(v, torch.Tensor)}
     arrays, raws = by_key(step / "tensors"), by_key(step / "raw")
+    for key in set(raws) - set(want):  # tensors inside objects are named FILE:PATH
+        inner = in_object(flat, key.partition(":")[2])
+        if inner is not None and attribute(raws[key], "role") == "other":
+            want[key] = inner
     out = [(k, "not shown") for k in want if k not in arrays or k not in raws]
     out += [(k, "torch has no such tensor") for k in {*arrays, *raws} - set(want)]
     for k in sorted(set(want) & set(arrays) & set(raws)):
