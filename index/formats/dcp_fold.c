@@ -525,7 +525,10 @@ int dcp_stored_of(struct dcp_loader *l, const struct pv *v, uint32_t *stored,
     return 0;
 }
 
-/* TensorProperties moved in torch 2.3; older files name its old place. */
+/*
+ * TensorProperties moved in torch 2.3; older files name its old place. OLMo-core has a
+ * writer of its own, whose record has the same members.
+ */
 const struct pickle_fold dcp_folds[] = {
     {"torch", "Size", true, fold_size},
     {METADATA, "TensorProperties", false, fold_properties},
@@ -535,5 +538,6 @@ const struct pickle_fold dcp_folds[] = {
     {METADATA, "TensorStorageMetadata", false, fold_tensor},
     {METADATA, "MetadataIndex", false, fold_index},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo", false, fold_stored},
+    {"olmo_core.distributed.checkpoint.filesystem", "_StorageInfo", false, fold_stored},
 };
 const size_t dcp_nfolds = ARRAY_SIZE(dcp_folds);

@@ -398,6 +398,40 @@ static void test_other_dicts_first(void **state)
     release(&l);
 }
 
+/* OLMo-core's writer pickles a record of its own module; a stranger's is not trusted. */
+static void test_other_writers(void **state)
+{
+    static const char ours[] = "c" FILESYSTEM "\n_StorageInfo\n";
+    static const char *const modules[] = {"olmo_core.distributed.checkpoint.filesystem",
+                                          "someone.else"};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(modules); i++) {
+        struct buf b = {0}, other = {0};
+        struct loaded l;
+        char *at;
+
+        begin_metadata(&b);
+        text(&b, "w");
+        tensor(&b, "float32", "torch.strided");
+        then(&b, "storage_data");
+        stored(&b, "w", 0, 5, NULL);
+        end_metadata(&b);
+        at = memmem(b.data, b.len, ours, sizeof ours - 1);
+        assert_non_null(at);
+        buf_add(&other, b.data, (size_t)(at - b.data));
+        buf_addf(&other, "c%s\n_StorageInfo\n", modules[i]);
+        at += sizeof ours - 1;
+        buf_add(&other, at, (size_t)(b.data + b.len - at));
+        buf_release(&b);
+
+        assert_ok(load(&other, &l), &l.e);
+        assert_int_equal(find(&l, "w", 0)->bad, i == 0 ? DCP_GOOD : DCP_BAD_INFO);
+        assert_int_equal(find(&l, "w", 0)->offset, i == 0 ? 5 : 0);
+        release(&l);
+    }
+}
+
 /* Wrappers only of the known names, only of paths longer than one, only when it fits. */
 static void test_wrappers(void **state)
 {
@@ -573,10 +607,15 @@ static void test_intern(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tables),    cmocka_unit_test(test_last_wins),
-        cmocka_unit_test(test_bad_items), cmocka_unit_test(test_other_dicts_first),
-        cmocka_unit_test(test_wrappers),  cmocka_unit_test(test_multiplied_chunks),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_sniff),
+        cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_last_wins),
+        cmocka_unit_test(test_bad_items),
+        cmocka_unit_test(test_other_dicts_first),
+        cmocka_unit_test(test_other_writers),
+        cmocka_unit_test(test_wrappers),
+        cmocka_unit_test(test_multiplied_chunks),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_sniff),
         cmocka_unit_test(test_intern),
     };
 
