@@ -17,10 +17,11 @@ struct source;
  * chunk_codec). Stored in the index: never renumber.
  */
 enum chunk_encoding {
-    CHUNK_PLAIN = 0,      /* the elements themselves, little-endian */
-    CHUNK_TORCH_ZIP = 1,  /* a whole torch.save zip that holds one tensor */
+    CHUNK_PLAIN = 0,          /* the elements themselves, little-endian */
+    CHUNK_TORCH_ZIP = 1,      /* a whole torch.save zip that holds one tensor */
     CHUNK_TORCH_ZIP_ZSTD = 2, /* the same in one zstd frame (stream.zstd/1) */
     CHUNK_SAFETENSORS = 3,    /* a safetensors image that starts at offset; by name */
+    CHUNK_ZIP_DEFLATE = 4, /* a deflated storage of a torch.save file; key: size, crc */
 };
 
 /* Work on each element on its way. Bits, in plan order: swap first. */

@@ -74,6 +74,9 @@ struct torch_report {
     const char *const *skip; /* NULL-terminated, or NULL */
     /* Entries model, module, state_dict, model_state_dict, state.model are wrappers. */
     bool wrappers;
+    /* Is the tensor of this key (without the prefix) reported? NULL: all are. */
+    bool (*wants)(void *user, const char *key, size_t len);
+    void *user;
     /*
      * What is wrong with the file as a whole is returned. Otherwise it is shown as an
      * unreadable object and a warning, and only errors of the index are returned.
@@ -92,6 +95,9 @@ int torch_file_report(const struct scan_context *c, struct sink *sink, const cha
 /* The same for a file that is loaded, which stays open. Always strict. */
 int torch_file_report_loaded(struct sink *sink, const struct torch_file *f,
                              const struct torch_report *how, struct err *e);
+
+/* CHUNK_ZIP_DEFLATE: the tensor's codec_key is "BYTES CRC" of the storage. */
+extern const struct chunk_codec codec_zip_deflate;
 
 /* What a file is by its first bytes. */
 enum torch_kind {

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "index/formats/torch_legacy.h"
 #include "index/formats/zip.h"
 #include "remote/source.h"
 
@@ -19,10 +20,13 @@ enum {
 
 struct torch_zip {
     struct source *src;
-    struct zip *zip;
+    struct zip *zip;             /* or */
+    struct torch_legacy *legacy; /* the container of before torch 1.6 */
     struct pickle *pickle;
+    uint64_t pickle_len;
     char root[MAX_NAME]; /* "archive" */
     bool big_endian;
+    bool packed_ok; /* the caller reads deflated storages, too */
 };
 
 static const struct {
@@ -53,16 +57,29 @@ static const struct {
     {"float4_e2m1fn_x2", DTYPE_F4},
 };
 
+/* Quantised ones: the type of the integers, DTYPE_NONE where several share a byte. */
 static const struct {
     const char *name;
-    enum dtype dtype;
+    struct torch_class class;
 } storages[] = {
-    {"FloatStorage", DTYPE_F32},        {"BFloat16Storage", DTYPE_BF16},
-    {"HalfStorage", DTYPE_F16},         {"DoubleStorage", DTYPE_F64},
-    {"LongStorage", DTYPE_I64},         {"IntStorage", DTYPE_I32},
-    {"ShortStorage", DTYPE_I16},        {"CharStorage", DTYPE_I8},
-    {"ByteStorage", DTYPE_U8},          {"BoolStorage", DTYPE_BOOL},
-    {"ComplexFloatStorage", DTYPE_C64}, {"ComplexDoubleStorage", DTYPE_C128},
+    {"FloatStorage", {DTYPE_F32, 4, false}},
+    {"BFloat16Storage", {DTYPE_BF16, 2, false}},
+    {"HalfStorage", {DTYPE_F16, 2, false}},
+    {"DoubleStorage", {DTYPE_F64, 8, false}},
+    {"LongStorage", {DTYPE_I64, 8, false}},
+    {"IntStorage", {DTYPE_I32, 4, false}},
+    {"ShortStorage", {DTYPE_I16, 2, false}},
+    {"CharStorage", {DTYPE_I8, 1, false}},
+    {"ByteStorage", {DTYPE_U8, 1, false}},
+    {"BoolStorage", {DTYPE_BOOL, 1, false}},
+    {"ComplexFloatStorage", {DTYPE_C64, 8, false}},
+    {"ComplexDoubleStorage", {DTYPE_C128, 16, false}},
+    {"UntypedStorage", {DTYPE_NONE, 1, false}},
+    {"QInt8Storage", {DTYPE_I8, 1, true}},
+    {"QUInt8Storage", {DTYPE_U8, 1, true}},
+    {"QInt32Storage", {DTYPE_I32, 4, true}},
+    {"QUInt4x2Storage", {DTYPE_NONE, 1, true}},
+    {"QUInt2x4Storage", {DTYPE_NONE, 1, true}},
 };
 
 /* Rebuild functions of tensors that are no strided elements of one storage. */
@@ -205,31 +222,29 @@ static int read_numbers(const struct torch_zip *t, struct pv v, uint64_t *out,
     return 0;
 }
 
-/* What a persistent id says: ('storage', class, key, location, count). */
+/* What a persistent id says: ('storage', class, key, location, count[, view]). */
 struct storage {
-    enum dtype dtype; /* DTYPE_NONE: untyped, count in bytes */
+    struct torch_class class; /* no dtype: untyped, count in bytes */
     uint64_t bytes;
-    const struct zip_entry *entry;
+    const struct zip_entry *entry; /* of a zip */
+    uint64_t data;                 /* of a legacy file */
 };
 
-static int storage_dtype(const struct torch_zip *t, const struct pv *class,
-                         enum dtype *out, struct err *e)
+bool torch_storage_class(const struct pv *v, struct torch_class *out)
 {
-    const char *name;
+    const char *module, *name;
 
-    *out = DTYPE_NONE;
-    if (is_exactly(class, "torch.storage", "UntypedStorage") ||
-        is_exactly(class, "torch", "UntypedStorage"))
-        return 0;
-    if (!is_global_of(class, "torch", &name))
-        return bad(t, e, "an unknown storage class");
+    if (v->kind != PV_GLOBAL || !pv_global(v, &module, &name) ||
+        (strcmp(module, "torch") != 0 && strcmp(module, "torch.cuda") != 0 &&
+         strcmp(module, "torch.storage") != 0))
+        return false;
     for (size_t i = 0; i < ARRAY_SIZE(storages); i++) {
         if (strcmp(storages[i].name, name) == 0) {
-            *out = storages[i].dtype;
-            return 0;
+            *out = storages[i].class;
+            return true;
         }
     }
-    return bad(t, e, "an unknown storage class");
+    return false;
 }
 
 /* The entry ROOT/data/KEY. The key is only ever compared with names of entries. */
@@ -250,28 +265,16 @@ static const struct zip_entry *find_entry(const struct torch_zip *t,
     return n > 0 && (size_t)n < sizeof name ? zip_find(t->zip, name) : NULL;
 }
 
-static int read_storage(const struct torch_zip *t, struct pv v, struct storage *s,
-                        struct err *e)
+static int find_storage(const struct torch_zip *t, const struct pv *id,
+                        struct storage *s, struct err *e)
 {
-    struct pv id, tag, class, key, count;
-    uint64_t n;
+    struct pv key = pv_at(id, 2);
 
-    if (v.kind != PV_PERSID)
-        return bad(t, e, "a storage that is no persistent id");
-    id = pv_persid(&v);
-    if (id.kind != PV_TUPLE || pv_count(&id) != 5)
-        return bad(t, e, "a persistent id that is no storage");
-    tag = pv_at(&id, 0);
-    class = pv_at(&id, 1);
-    key = pv_at(&id, 2);
-    count = pv_at(&id, 4);
-    if (!pv_str_is(&tag, "storage"))
-        return bad(t, e, "a persistent id that is no storage");
-    if (storage_dtype(t, &class, &s->dtype, e) < 0)
-        return -e->code;
-    if (!pv_u64(&count, &n) ||
-        mul_overflows(n, s->dtype ? dtype_unit(s->dtype) : 1, &s->bytes))
-        return bad(t, e, "a storage of an impossible size");
+    if (t->legacy) {
+        if (torch_legacy_find(t->legacy, id, &s->data, &s->bytes, e) < 0)
+            return err_wrap(e, "%s: tensor", t->src->name);
+        return 0;
+    }
     s->entry = find_entry(t, &key);
     if (!s->entry)
         return bad(t, e, "its storage is not in the archive");
@@ -281,6 +284,30 @@ static int read_storage(const struct torch_zip *t, struct pv v, struct storage *
                        " bytes, the archive %" PRIu64,
                        t->src->name, s->bytes, s->entry->size);
     return 0;
+}
+
+static int read_storage(const struct torch_zip *t, struct pv v, bool quantized,
+                        struct storage *s, struct err *e)
+{
+    struct pv id, tag, class, count;
+    uint64_t n;
+
+    if (v.kind != PV_PERSID)
+        return bad(t, e, "a storage that is no persistent id");
+    id = pv_persid(&v);
+    if (id.kind != PV_TUPLE ||
+        (pv_count(&id) != 5 && (!t->legacy || pv_count(&id) != 6)))
+        return bad(t, e, "a persistent id that is no storage");
+    tag = pv_at(&id, 0);
+    class = pv_at(&id, 1);
+    count = pv_at(&id, 4);
+    if (!pv_str_is(&tag, "storage"))
+        return bad(t, e, "a persistent id that is no storage");
+    if (!torch_storage_class(&class, &s->class) || s->class.quantized != quantized)
+        return bad(t, e, "an unknown storage class");
+    if (!pv_u64(&count, &n) || mul_overflows(n, s->class.size, &s->bytes))
+        return bad(t, e, "a storage of an impossible size");
+    return find_storage(t, &id, s, e);
 }
 
 /* {'conj': bool, 'neg': bool}, which math views carry. */
@@ -316,7 +343,7 @@ static int read_type(const struct torch_zip *t, enum rebuild kind,
     size_t extra = kind == REBUILD_V3 ? 7 : 6;
     struct pv dtype;
 
-    out->dtype = s->dtype;
+    out->dtype = s->class.dtype;
     if (kind == REBUILD_V3) {
         dtype = pv_at(args, 6);
         out->dtype = torch_dtype(&dtype);
@@ -376,6 +403,32 @@ static int read_place(const struct torch_zip *t, const struct pv *args,
     return 0;
 }
 
+/* Where the storage is; what the writer's machine did to it on the way. */
+static int place_storage(struct torch_zip *t, const struct storage *s,
+                         struct torch_tensor *out, struct err *e)
+{
+    if (t->big_endian && t->legacy) {
+        /* torch turns elements of 2, 4 and 8 bytes round while it writes, as if complex
+         * numbers were one integer. */
+        if (dtype_is_complex(out->dtype))
+            return err_set(
+                e, ENOTSUP,
+                "%s: tensor: complex numbers that a big-endian machine wrote "
+                "in the legacy format",
+                t->src->name);
+    } else if (t->big_endian && dtype_component(out->dtype) > 1) {
+        out->flags |= CHUNK_SWAP;
+    }
+    out->data = s->data;
+    if (t->legacy)
+        return 0;
+    if (!t->packed_ok || s->entry->method == 0)
+        return zip_data_offset(t->zip, s->entry, &out->data, e);
+    out->packed = s->entry->stored_size;
+    out->crc = s->entry->crc;
+    return zip_packed_offset(t->zip, s->entry, &out->data, e);
+}
+
 static int read_tensor(struct torch_zip *t, enum rebuild kind, const struct pv *args,
                        struct torch_tensor *out, struct err *e)
 {
@@ -386,15 +439,37 @@ static int read_tensor(struct torch_zip *t, enum rebuild kind, const struct pv *
     *out = (struct torch_tensor){0};
     if (pv_count(args) < least[kind] || pv_count(args) > least[kind] + 1)
         return bad(t, e, "a rebuild call with a wrong number of arguments");
-    if (read_storage(t, pv_at(args, 0), &s, e) < 0 ||
+    if (read_storage(t, pv_at(args, 0), false, &s, e) < 0 ||
         read_type(t, kind, args, &s, out, e) < 0)
         return -e->code;
     out->data_len = s.bytes;
     if (read_place(t, args, out, e) < 0)
         return -e->code;
-    if (t->big_endian && dtype_component(out->dtype) > 1)
-        out->flags |= CHUNK_SWAP;
-    return zip_data_offset(t->zip, s.entry, &out->data, e);
+    return place_storage(t, &s, out, e);
+}
+
+int torch_zip_integers(struct torch_zip *t, const struct pv *v,
+                       struct torch_tensor *out, struct err *e)
+{
+    struct storage s = {0};
+    struct call c;
+
+    if (!unwrap(v, &c) || !is_exactly(&c.fn, "torch._utils", "_rebuild_qtensor"))
+        return 0;
+    *out = (struct torch_tensor){0};
+    /* (storage, offset, size, stride, quantiser, requires_grad, hooks) */
+    if (pv_count(&c.args) < 6 || pv_count(&c.args) > 7)
+        return bad(t, e, "a rebuild call with a wrong number of arguments");
+    if (read_storage(t, pv_at(&c.args, 0), true, &s, e) < 0)
+        return -e->code;
+    if (s.class.dtype == DTYPE_NONE)
+        return err_set(e, ENOTSUP, "%s: tensor: several quantised elements a byte",
+                       t->src->name);
+    out->dtype = s.class.dtype;
+    out->data_len = s.bytes;
+    if (read_place(t, &c.args, out, e) < 0 || place_storage(t, &s, out, e) < 0)
+        return -e->code;
+    return 1;
 }
 
 int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,
@@ -448,6 +523,7 @@ static int load_pickle(struct torch_zip *t, const struct zip_entry *entry,
     uint64_t off = 0;
     size_t len;
 
+    t->pickle_len = entry->size;
     if (entry->method == 0) {
         if (zip_data_offset(t->zip, entry, &off, e) < 0)
             return -e->code;
@@ -494,10 +570,52 @@ int torch_zip_open(struct source *s, uint64_t off, uint64_t len, struct torch_zi
     return 0;
 }
 
+bool torch_zip_is_script(const struct torch_zip *t)
+{
+    char name[MAX_NAME + sizeof "/constants.pkl"];
+
+    snprintf(name, sizeof name, "%s/constants.pkl", t->root);
+    return t->zip && zip_find(t->zip, name);
+}
+
+uint64_t torch_zip_pickle_len(const struct torch_zip *t)
+{
+    return t->pickle_len;
+}
+
+static int open_file(struct torch_zip *t, struct err *e)
+{
+    unsigned char head[4];
+
+    t->packed_ok = true;
+    if (t->src->size >= sizeof head) {
+        if (source_read(t->src, 0, sizeof head, head, e) < 0)
+            return -e->code;
+        if (memcmp(head, "PK\3\4", sizeof head) == 0)
+            return open_archive(t, 0, t->src->size, e);
+    }
+    return torch_legacy_open(t->src, &t->legacy, &t->pickle, &t->pickle_len,
+                             &t->big_endian, e);
+}
+
+int torch_open(struct source *s, struct torch_zip **out, struct err *e)
+{
+    CLEANUP(torch_zip_freep) struct torch_zip *t = calloc(1, sizeof *t);
+
+    if (!t)
+        return err_nomem(e);
+    t->src = source_get(s);
+    if (open_file(t, e) < 0)
+        return -e->code;
+    *out = steal(&t);
+    return 0;
+}
+
 void torch_zip_free(struct torch_zip *t)
 {
     if (!t)
         return;
+    torch_legacy_free(t->legacy);
     pickle_free(t->pickle);
     zip_free(t->zip);
     source_put(t->src);

@@ -22,7 +22,27 @@ int torch_zip_open(struct source *s, uint64_t off, uint64_t len, struct torch_zi
 void torch_zip_free(struct torch_zip *t);
 void torch_zip_freep(struct torch_zip **t);
 
+/*
+ * The same for a whole file, zip or legacy container (docs/formats/torch_file.md). Its
+ * tensors may lie in deflated storages: torch_tensor.packed.
+ */
+int torch_open(struct source *s, struct torch_zip **out, struct err *e);
+
 struct pv torch_zip_root(const struct torch_zip *t);
+
+/* Is it an archive of torch.jit.save: code and attributes of a module? */
+bool torch_zip_is_script(const struct torch_zip *t);
+
+/* Bytes of the pickle: an honest graph has no more values than that. */
+uint64_t torch_zip_pickle_len(const struct torch_zip *t);
+
+/* A class of storages ("torch.FloatStorage"); false when it is none. */
+struct torch_class {
+    enum dtype dtype; /* DTYPE_NONE: untyped, or several quantised elements a byte */
+    unsigned size;    /* bytes of what the storage counts */
+    bool quantized;
+};
+bool torch_storage_class(const struct pv *v, struct torch_class *out);
 
 /*
  * The element type that a global of module torch names ("float32", "float8_e4m3fn"), or
@@ -42,7 +62,10 @@ struct torch_tensor {
     uint64_t storage_offset;        /* elements */
     uint64_t data;                  /* byte of the storage in the source */
     uint64_t data_len;              /* bytes of the storage */
-    uint8_t flags;                  /* enum chunk_flags */
+    /* Bytes that it is deflated to, 0: it is not. Only of files that torch_open() opened. */
+    uint64_t packed;
+    uint32_t crc;  /* of a deflated storage */
+    uint8_t flags; /* enum chunk_flags */
 };
 
 /*
@@ -53,6 +76,13 @@ struct torch_tensor {
  */
 int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,
                      struct err *e);
+
+/*
+ * The same for the stored integers of a quantised tensor; -ENOTSUP when they share bytes,
+ * 0 when it is no quantised tensor.
+ */
+int torch_zip_integers(struct torch_zip *t, const struct pv *v,
+                       struct torch_tensor *out, struct err *e);
 
 /* chunk_codec.resolve of CHUNK_TORCH_ZIP and CHUNK_TORCH_ZIP_ZSTD (see index/chunk.h). */
 extern const struct chunk_codec codec_torch_zip;

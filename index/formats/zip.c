@@ -515,18 +515,26 @@ static int data_start(const struct zip *z, const struct zip_entry *entry, uint64
     return 0;
 }
 
-int zip_data_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
-                    struct err *e)
+int zip_packed_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
+                      struct err *e)
 {
     uint64_t at = 0;
 
-    if (entry->method != METHOD_STORED)
-        return entry_error(z, entry, ENOTSUP, e,
-                           "compressed, so it has no plain bytes");
+    if (entry->method != METHOD_STORED && entry->method != METHOD_DEFLATED)
+        return entry_error(z, entry, EBADMSG, e, "an unknown compression method");
     if (data_start(z, entry, &at, e) < 0)
         return -e->code;
     *off = z->off + at;
     return 0;
+}
+
+int zip_data_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
+                    struct err *e)
+{
+    if (entry->method != METHOD_STORED)
+        return entry_error(z, entry, ENOTSUP, e,
+                           "compressed, so it has no plain bytes");
+    return zip_packed_offset(z, entry, off, e);
 }
 
 /* All of `in` gives exactly all of `out`, and the checksum is right. */

@@ -41,6 +41,10 @@ const struct zip_entry *zip_find_suffix(const struct zip *z, const char *suffix)
 int zip_data_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
                     struct err *e);
 
+/* The same for an entry of any method: where its stored_size bytes start. */
+int zip_packed_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
+                      struct err *e);
+
 /* The whole of a small entry, inflated when deflated; -EFBIG over `max`. Caller frees. */
 int zip_read(struct zip *z, const struct zip_entry *entry, size_t max, void **data,
              size_t *len, struct err *e);
