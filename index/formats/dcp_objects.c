@@ -110,7 +110,7 @@ static const char *take_tensor(void *user, const char *path, size_t path_len,
     struct job *j = user;
     struct inner *t;
 
-    if (j->decoded) /* its bytes lie in no file */
+    if (j->decoded || tensor->packed) /* its bytes lie as they are in no file */
         return NULL;
     t = arena_alloc(j->arena, sizeof *t);
     if (!t || !copy_shape(j->arena, t, tensor) ||
