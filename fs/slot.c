@@ -102,16 +102,22 @@ static int on_hidden(void *user, const char *name, bool part)
     return rc == 0 && part ? add_text(b, name, &b->part, &b->nparts, &b->part_cap) : rc;
 }
 
-/* Storage files by their path, which lifting side files out of parts must not show. */
+/*
+ * Storage files of parts by their path, which lifting side files must not show. Those of
+ * the checkpoint's own directory are among the hidden names, unless they stay visible.
+ */
 static int on_file(void *user, const struct catalog_file *f)
 {
     struct hidden_builder *b = user;
-    const char *dir = b->slot->info.path;
+    const char *dir = b->slot->info.path, *name;
     size_t len = strlen(dir);
 
     if (strncmp(f->path, dir, len) != 0 || (len && f->path[len] != '/'))
         return 0; /* not below the checkpoint */
-    return add_text(b, f->path + len + (len > 0), &b->name, &b->count, &b->cap);
+    name = f->path + len + (len > 0);
+    if (!f->storage || !strchr(name, '/'))
+        return 0;
+    return add_text(b, name, &b->name, &b->count, &b->cap);
 }
 
 static int by_text(const void *a, const void *b)
