@@ -77,7 +77,8 @@ def read_all(files, buffer):
         fd = os.open(path, os.O_RDONLY)
         end = at + size
         while at < end:
-            n = os.preadv(fd, [memoryview(buffer)[:min(MIB, end - at)]], at)
+            with memoryview(buffer)[:min(MIB, end - at)] as part:
+                n = os.preadv(fd, [part], at)
             if not n:
                 raise SystemExit(f"{path}: ends before {end}")
             at += n
@@ -87,10 +88,10 @@ def read_all(files, buffer):
 def read_mapped(files, buffer):
     """Copies out of a shared mapping, window by window."""
     for path, at, size in files:
-        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
+        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m, memoryview(m) as view:
             for i in range(at, at + size, MIB):
                 n = min(MIB, at + size - i)
-                buffer[:n] = m[i:i + n]
+                buffer[:n] = view[i:i + n]
 
 
 def timed(read, files, buffer, server):
@@ -104,7 +105,7 @@ def timed(read, files, buffer, server):
 
 def measure(read, ours, theirs, server, rounds):
     """Medians of both, of the ratio round by round; the first round only warms."""
-    buffer, rows = bytearray(MIB), []
+    buffer, rows = mmap.mmap(-1, MIB), []  # page-aligned, as large allocations are
     for _ in range(rounds + 1):
         rows.append((timed(read, theirs, buffer, None), timed(read, ours, buffer, server)))
     rows = rows[1:]
