@@ -196,17 +196,19 @@ static int find_in_image(struct work *w, const struct dcp_box *box,
     const struct sink_tensor *t = &w->sink;
     struct dcp_file *file = &w->s->file[stored->path];
     struct shape units = {.nd = w->shape.nd};
-    struct dcp_image_want want = {t->key, t->key_len, t->dtype, &units};
+    struct dcp_image_want want = {.dtype = t->dtype, .box = &units};
+    struct err why = {0};
     int r;
 
     if (stored->zstd || stored->length != box_bytes(c, units.nd, t->dtype))
         return 0;
     memcpy(units.dim, c->size, units.nd * sizeof *c->size);
-    r = dcp_image_find(w->s, stored, &want, &c->offset, e);
+    want.key = intern_get(&w->s->names.keys, w->ref->key, &want.key_len);
+    r = dcp_image_find(w->s, stored, &want, &c->offset, &why);
     if (r == -ENOMEM)
-        return r;
+        return err_nomem(e);
     if (r < 0)
-        return chunk_fault(w, box, e->text);
+        return chunk_fault(w, box, why.text);
     if (r == 0)
         return 0;
     /* The image has one tensor of a name: what was written first is lost. */

@@ -314,30 +314,127 @@ static int note_warning(void *user, const char *code, const char *text)
     return buf_addf(user, "%s: %s\n", code, text);
 }
 
+/* A copy of a fixture in a directory of its own, to do damage to. */
+struct copied {
+    char top[32]; /* made by mkdtemp() */
+    char dir[64];
+};
+
+static void path_in(const struct copied *c, const char *name, char *dst, size_t size)
+{
+    assert_in_range(snprintf(dst, size, "%s/%s", c->dir, name), 1, size - 1);
+}
+
+static void copy_fixture(const char *data, const char *fixture, const char *name,
+                         struct copied *c)
+{
+    char from[PATH_MAX], to[PATH_MAX], fixture_dir[PATH_MAX / 2];
+    struct dirent **names = NULL;
+    struct err e = {0};
+    int n;
+
+    strcpy(c->top, "/tmp/test_torch_dcp.XXXXXX");
+    assert_non_null(mkdtemp(c->top));
+    snprintf(c->dir, sizeof c->dir, "%s/%s", c->top, name);
+    assert_ok(make_dirs(c->dir, 0700, &e), &e);
+    snprintf(fixture_dir, sizeof fixture_dir, "%s/%s", data, fixture);
+    n = scandir(fixture_dir, &names, NULL, alphasort);
+    assert_true(n > 2);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(names[i]->d_name, ".") != 0 && strcmp(names[i]->d_name, "..") != 0) {
+            snprintf(from, sizeof from, "%s/%s", fixture_dir, names[i]->d_name);
+            path_in(c, names[i]->d_name, to, sizeof to);
+            copy_file(from, to);
+        }
+        free(names[i]);
+    }
+    free(names);
+}
+
+static void remove_copied(const struct copied *c)
+{
+    struct dirent **names = NULL;
+    char path[PATH_MAX];
+    int n = scandir(c->dir, &names, NULL, alphasort);
+
+    for (int i = 0; i < n; i++) {
+        path_in(c, names[i]->d_name, path, sizeof path);
+        unlink(path);
+        free(names[i]);
+    }
+    free(names);
+    rmdir(c->dir);
+    rmdir(c->top);
+}
+
+/* Replaces `was` by `is`, both of `len` bytes, everywhere in a file. */
+static void patch(const struct copied *c, const char *name, const void *was,
+                  const void *is, size_t len)
+{
+    CLEANUP(buf_release) struct buf bytes = {0};
+    char path[PATH_MAX], *at;
+    size_t done = 0;
+    FILE *f;
+
+    path_in(c, name, path, sizeof path);
+    read_file(path, &bytes);
+    for (at = bytes.data;
+         (at = memmem(at, (size_t)(bytes.data + bytes.len - at), was, len)); done++)
+        memcpy(at, is, len);
+    assert_true(done > 0);
+    f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes.data, 1, bytes.len, f), bytes.len);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void drop(const struct copied *c, const char *name)
+{
+    char path[PATH_MAX];
+
+    path_in(c, name, path, sizeof path);
+    assert_int_equal(unlink(path), 0);
+}
+
+static int note_object(void *user, const char *key, size_t key_len, const char *json,
+                       size_t len)
+{
+    return buf_addf(user, "%.*s=%.*s\n", (int)key_len, key, (int)len, json);
+}
+
+/* All objects, or all warnings, as lines of text. */
+static void all_objects(struct opened *o, struct buf *out)
+{
+    struct err e = {0};
+
+    assert_ok(catalog_objects(o->w.catalog, o->info.id, note_object, out, &e), &e);
+}
+
+static void all_warnings(struct opened *o, struct buf *out)
+{
+    struct err e = {0};
+
+    buf_adds(out, "");
+    assert_ok(catalog_warnings(o->w.catalog, o->info.id, note_warning, out, &e), &e);
+}
+
 /* A directory that is written into again by fewer ranks, with a step in its name. */
 static void test_stale_files(void **state)
 {
-    static const char *const files[] = {".metadata", "__0_0.distcp", "__1_0.distcp"};
     CLEANUP(buf_release) struct buf hidden = {0}, warnings = {0};
-    char dir[] = "/tmp/test_torch_dcp.XXXXXX", root[64], from[PATH_MAX], to[PATH_MAX];
+    char from[PATH_MAX], to[PATH_MAX];
+    struct copied c;
     struct opened o;
     struct err e = {0};
 
-    assert_non_null(mkdtemp(dir));
-    snprintf(root, sizeof root, "%s/step-0042", dir);
-    assert_ok(make_dirs(root, 0700, &e), &e);
-    for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
-        snprintf(from, sizeof from, "%s/dcp_minimal_handmade/%s", (const char *)*state,
-                 files[i]);
-        snprintf(to, sizeof to, "%s/%s", root, files[i]);
-        copy_file(from, to);
-    }
-    snprintf(to, sizeof to, "%s/__7_0.distcp", root);
+    copy_fixture(*state, "dcp_minimal_handmade", "step-0042", &c);
+    path_in(&c, "__0_0.distcp", from, sizeof from);
+    path_in(&c, "__7_0.distcp", to, sizeof to);
     copy_file(from, to);
-    snprintf(to, sizeof to, "%s/config.json", root);
+    path_in(&c, "config.json", to, sizeof to);
     copy_file(from, to);
 
-    open_checkpoint(root, &o);
+    open_checkpoint(c.dir, &o);
     assert_true(o.info.has_step);
     assert_int_equal(o.info.step, 42);
     assert_ok(catalog_hidden(o.w.catalog, o.info.id, note_hidden, &hidden, &e), &e);
@@ -345,31 +442,82 @@ static void test_stale_files(void **state)
     assert_has(hidden.data, "__0_0.distcp ");
     assert_has(hidden.data, "__7_0.distcp ");
     assert_null(strstr(hidden.data, "config.json"));
-    assert_ok(catalog_warnings(o.w.catalog, o.info.id, note_warning, &warnings, &e),
-              &e);
+    all_warnings(&o, &warnings);
     assert_string_equal(
         warnings.data, "stale-file: 1 .distcp files belong to no tensor or object, the "
                        "first is __7_0.distcp\n");
     close_checkpoint(&o);
+    remove_copied(&c);
+}
 
-    /* A file that is lost: its tensors cannot be read, the others can. */
-    snprintf(to, sizeof to, "%s/__0_0.distcp", root);
-    assert_int_equal(unlink(to), 0);
-    open_checkpoint(root, &o);
-    assert_has(tensor(&o, "model.w")->fault, "__0_0.distcp");
-    assert_null(tensor(&o, "step")->fault);
+/* A file that is lost: what lies in it cannot be read, all else can. */
+static void test_lost_file(void **state)
+{
+    CLEANUP(buf_release) struct buf objects = {0}, warnings = {0};
+    struct copied c;
+    struct opened o;
+
+    copy_fixture(*state, "dcp_rank_local_3r", "lost", &c);
+    drop(&c, "__2_0.distcp");
+    open_checkpoint(c.dir, &o);
+    assert_has(tensor(&o, "w")->fault, "__2_0.distcp");
+    assert_null(tensor(&o, "r")->fault);
+    all_objects(&o, &objects);
+    assert_has(objects.data, "\nn=4\n");
+    assert_has(objects.data, "__2.metadata:n={\"$type\":\"opaque\","
+                             "\"class\":\"unreadable\",\"error\":\"__2_0.distcp");
+    all_warnings(&o, &warnings);
+    assert_has(warnings.data, "object: __2.metadata:n: ");
     close_checkpoint(&o);
+    remove_copied(&c);
+}
 
-    for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
-        snprintf(to, sizeof to, "%s/%s", root, files[i]);
-        unlink(to);
-    }
-    snprintf(to, sizeof to, "%s/__7_0.distcp", root);
-    unlink(to);
-    snprintf(to, sizeof to, "%s/config.json", root);
-    unlink(to);
-    rmdir(root);
-    rmdir(dir);
+/* Plain tensors and objects of a rank-local save may differ from rank to rank. */
+static void test_ranks_differ(void **state)
+{
+    CLEANUP(buf_release) struct buf objects = {0}, bytes = {0};
+    struct copied c;
+    struct opened o;
+    struct err e = {0};
+
+    copy_fixture(*state, "dcp_rank_local_3r", "differ", &c);
+    /* r is of 3 elements on all ranks: here of 2, says rank 1 (its blob does not). */
+    patch(&c, "__1.metadata", "K\x03\x85", "K\x02\x85", 3);
+    patch(&c, "__2_0.distcp", "\x80\x02K\x04.", "\x80\x02K\x05.", 5);
+    open_checkpoint(c.dir, &o);
+    assert_int_equal(o.count, 3);
+    assert_int_equal(tensor(&o, "r")->shape.dim[0], 3);
+    assert_ok(read_tensor(&o.w, o.info.id, tensor(&o, "r"), &bytes, &e), &e);
+    assert_int_equal(tensor(&o, "__1.metadata:r")->shape.dim[0], 2);
+    assert_int_equal(tensor(&o, "__1.metadata:r")->role, ROLE_OTHER);
+    assert_int_equal(
+        read_tensor(&o.w, o.info.id, tensor(&o, "__1.metadata:r"), &bytes, &e),
+        -EBADMSG);
+    assert_has(e.text, "stored with shape [3]");
+    all_objects(&o, &objects);
+    assert_has(objects.data, "n=4\n");
+    assert_has(objects.data, "__2.metadata:n=");
+    assert_null(strstr(objects.data, "__1.metadata:n"));
+    close_checkpoint(&o);
+    remove_copied(&c);
+}
+
+/* One byte of the safetensors image's header: all tensors in it go, with the reason. */
+static void test_damaged_image(void **state)
+{
+    CLEANUP(buf_release) struct buf objects = {0};
+    struct copied c;
+    struct opened o;
+
+    copy_fixture(*state, "dcp_safetensors_fmt", "damaged", &c);
+    patch(&c, "__0_0.distcp", "\"F32\"", "\"F33\"", 5);
+    open_checkpoint(c.dir, &o);
+    assert_int_equal(o.info.faults, 3);
+    assert_has(tensor(&o, "b")->fault, "safetensors image");
+    all_objects(&o, &objects);
+    assert_string_equal(objects.data, "n=5\n");
+    close_checkpoint(&o);
+    remove_copied(&c);
 }
 
 /* Bids, on listings that are made up. */
@@ -471,20 +619,28 @@ static size_t add_fixtures(const char *folder, struct CMUnitTest *tests, size_t 
 
 int main(int argc, char **argv)
 {
+    static const struct CMUnitTest others[] = {
+        {.name = "details", .test_func = test_details},
+        {.name = "stale files", .test_func = test_stale_files},
+        {.name = "lost file", .test_func = test_lost_file},
+        {.name = "ranks differ", .test_func = test_ranks_differ},
+        {.name = "damaged image", .test_func = test_damaged_image},
+        {.name = "bids", .test_func = test_bids},
+    };
     static struct CMUnitTest tests[256];
     size_t fixtures, count;
     int rc;
 
     if (argc != 2 || guard_install() < 0)
         return 2;
-    count = fixtures = add_fixtures(argv[1], tests, ARRAY_SIZE(tests) - 3);
+    count = fixtures =
+        add_fixtures(argv[1], tests, ARRAY_SIZE(tests) - ARRAY_SIZE(others));
     if (fixtures == 0)
         return 2; /* a test that looked at nothing has not passed */
-    tests[count++] = (struct CMUnitTest){
-        .name = "details", .test_func = test_details, .initial_state = argv[1]};
-    tests[count++] = (struct CMUnitTest){
-        .name = "stale files", .test_func = test_stale_files, .initial_state = argv[1]};
-    tests[count++] = (struct CMUnitTest){.name = "bids", .test_func = test_bids};
+    for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+        tests[count] = others[i];
+        tests[count++].initial_state = argv[1];
+    }
     rc = _cmocka_run_group_tests("torch_dcp", tests, count, NULL, NULL);
     for (size_t i = 0; i < fixtures; i++)
         free(tests[i].initial_state);
