@@ -5,7 +5,9 @@
 #include <errno.h>
 
 #include "base/log.h"
+#include "fs/handle.h"
 #include "fs/lane.h"
+#include "fs/read.h"
 
 /* What programs ask for and live without: no fault of the source or ours. */
 static bool is_ordinary(int code)
@@ -26,9 +28,19 @@ static bool is_ordinary(int code)
     }
 }
 
+/* A name that is gone is just that; a shard that is gone is a fault of what is read. */
+static int errno_for(const struct request *r, int code, const struct err *e)
+{
+    bool bytes = r->fn == open_run || r->fn == read_run;
+
+    if (!e->code || (e->code == ENOENT && !bytes))
+        return -code;
+    return err_for_reader(e);
+}
+
 void request_fail(const struct request *r, int code, const struct err *e)
 {
-    int shown = e->code ? err_for_reader(e) : -code;
+    int shown = errno_for(r, code, e);
 
     if (is_ordinary(-code) && is_ordinary(shown)) {
         if (e->code)
