@@ -167,7 +167,8 @@ static int read_numbers(const struct cell *row, struct tensor_row *out, struct e
     return check_numbers(row, t, e);
 }
 
-int tensor_row_read(struct query *q, struct arena *a, struct tensor_row *out, struct err *e)
+int tensor_row_read(struct query *q, struct arena *a, struct tensor_row *out,
+                    struct err *e)
 {
     struct cell row[TENSOR_COLUMNS];
     int rc = query_row_summed(q, row, TENSOR_COLUMNS, e);

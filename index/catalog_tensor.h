@@ -50,7 +50,7 @@ struct tensor_row {
  * arena.
  */
 int tensor_row_read(struct query *q, struct arena *a, struct tensor_row *out,
-                struct err *e);
+                    struct err *e);
 
 /*
  * Calls fn for each row of a query that was begun and bound, until it returns non-zero.

@@ -219,7 +219,7 @@ static int find_owner(struct sink *s, struct stage_rights *owner, struct err *e)
     uint32_t number;
     bool known;
 
-    if (path) {
+    if (path && path[0] && strlen(path) < PATH_MAX) {
         int rc = sink_files_add(&s->files, path, false, &number, &known, e);
 
         if (rc < 0)

@@ -23,6 +23,7 @@ struct open_tensor {
     int role;
     struct shape shape, units;
     bool has_units; /* false: the shape is impossible, chunks are only counted */
+    bool beyond;    /* a chunk lies where no file reaches: none is kept */
     uint64_t bytes;
     uint64_t chunks;
     uint64_t identity;

@@ -334,6 +334,7 @@ int sink_chunk(struct sink *s, const struct chunk *c, struct err *e)
         rights_add(&t->rights, &f->rights);
     }
     t->chunks++;
+    t->beyond |= c->offset > INT64_MAX || c->length > INT64_MAX - c->offset;
     note_identity(t, f, c);
     rc = check_file(s, f, c, e);
     if (rc < 0 || !t->has_units)
@@ -489,7 +490,7 @@ int sink_tensor_end(struct sink *s, struct err *e)
         rc = check_cover(t, &covered, e);
     }
     /* Chunks that are no plan are of no use to anyone. */
-    if (rc == 0 && covered)
+    if (rc == 0 && covered && !t->beyond)
         rc = chunks_pack(t->chunk, t->nchunk, t->units.nd, &s->pieces, e);
     if (rc == 0 && buf_failed(&t->fault))
         rc = err_nomem(e);
