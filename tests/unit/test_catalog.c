@@ -1,0 +1,882 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/unit/test_catalog.c - the file of an index: made anew, shared, damaged, cut off. */
+#include <glob.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "catalog_fixture.h"
+
+#include "base/log.h"
+
+static struct fake_store the_store(void)
+{
+    struct fake_store f = fake_new();
+
+    f.size_of_all = (uint64_t)1 << 40;
+    return f;
+}
+
+/* Scans `path` with n tensors of one chunk. */
+static int64_t scan(struct catalog *c, const char *path, const char *file, unsigned n)
+{
+    struct fake_store store = the_store();
+    struct sink *s = scan_begin(c, &store, path, file);
+    uint32_t number = scan_file(s, "shard");
+    char key[64];
+
+    for (unsigned i = 0; i < n; i++) {
+        snprintf(key, sizeof key, "layers.%u.w", i);
+        scan_plain(s, key, 4, number, 16 * (uint64_t)i);
+    }
+    return scan_commit(s);
+}
+
+/* Tensors of the checkpoint at a place, or -1: it is not there. */
+static int64_t count(struct catalog *c, const char *path, const char *file)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct checkpoint_info cp;
+    struct err e = {0};
+    int rc = catalog_checkpoint(c, path, file, a, &cp, &e);
+
+    if (rc == -ENOENT)
+        return -1;
+    assert_ok(rc, &e);
+    return (int64_t)cp.tensors;
+}
+
+/* The index's only file of that kind ("sqlite", "sqlite-wal"). */
+static char *index_file(const struct tmp *t, const char *kind)
+{
+    static char path[400];
+    char pattern[400];
+    glob_t g;
+
+    snprintf(pattern, sizeof pattern, "%s/index/*.%s", t->path, kind);
+    assert_int_equal(glob(pattern, 0, NULL, &g), 0);
+    assert_int_equal(g.gl_pathc, 1);
+    snprintf(path, sizeof path, "%s", g.gl_pathv[0]);
+    globfree(&g);
+    return path;
+}
+
+/* --- the file --- */
+
+static void test_file_is_private(void **state)
+{
+    const struct tmp *t = *state;
+    mode_t old = umask(0);
+    struct catalog *c = index_open(t, "source");
+    struct stat st;
+
+    umask(old);
+    scan(c, "run", NULL, 3);
+    assert_int_equal(stat(index_file(t, "sqlite"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(stat(index_file(t, "sqlite-wal"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(stat(tmp_at(t, "index"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+    catalog_close(c);
+}
+
+static void test_it_lasts(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    int64_t id = scan(c, "run", NULL, 5);
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+
+    catalog_close(c);
+    c = index_open(*state, "source");
+    assert_int_equal(count(c, "run", NULL), 5);
+    assert_int_equal(get_key(c, id, "layers.3.w", a).bytes, 16);
+    catalog_close(c);
+}
+
+/* Two sources have two files in one directory. */
+static void test_sources_are_apart(void **state)
+{
+    struct catalog *x = index_open(*state, "x"), *y = index_open(*state, "y");
+
+    scan(x, "run", NULL, 1);
+    assert_int_equal(count(y, "run", NULL), -1);
+    scan(y, "run", NULL, 2);
+    assert_int_equal(count(x, "run", NULL), 1);
+    catalog_close(x);
+    catalog_close(y);
+}
+
+static void test_places_and_ids(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct checkpoint_info cp;
+    struct tensor_info t;
+    struct err e = {0};
+    int64_t dir = scan(c, "run", NULL, 1), file = scan(c, "run", "x.pt", 2), anew;
+
+    assert_int_not_equal(dir, file);
+    assert_int_equal(count(c, "run", NULL), 1);
+    assert_int_equal(count(c, "run", "x.pt"), 2);
+    assert_int_equal(count(c, "run", "y.pt"), -1);
+    assert_int_equal(count(c, "", NULL), -1);
+    assert_ok(catalog_checkpoint_by_id(c, file, a, &cp, &e), &e);
+    assert_string_equal(cp.file, "x.pt");
+    anew = scan(c, "run", NULL, 3);
+    assert_true(anew > file);
+    assert_int_equal(catalog_checkpoint_by_id(c, dir, a, &cp, &e), -ESTALE);
+    assert_int_equal(catalog_tensor(c, dir, 0, a, &t, &e), -ESTALE);
+    assert_int_equal(catalog_tensor_by_name(c, dir, "layers.0.w", false, a, &t, &e),
+                     -ESTALE);
+    assert_int_equal(count(c, "run", NULL), 3);
+    assert_int_equal(count(c, "run", "x.pt"), 2);
+    assert_ok(catalog_drop(c, anew, &e), &e);
+    assert_int_equal(count(c, "run", NULL), -1);
+    assert_int_equal(count(c, "run", "x.pt"), 2);
+    assert_int_equal(catalog_checkpoint_by_id(c, 0, a, &cp, &e), -ESTALE);
+    assert_int_equal(catalog_checkpoint_by_id(c, INT64_MAX, a, &cp, &e), -ESTALE);
+    assert_int_equal(catalog_tensor(c, INT64_MIN, 0, a, &t, &e), -ESTALE);
+    catalog_close(c);
+}
+
+static int stop_at_two(void *user, const struct tensor_info *t)
+{
+    unsigned *n = user;
+
+    return ++*n == 2 ? 1000 + (int)t->ord : 0;
+}
+
+static int stop_file(void *user, const struct catalog_file *f)
+{
+    (void)user;
+    (void)f;
+    return -EINTR;
+}
+
+static void test_callbacks_stop(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    int64_t id = scan(c, "run", NULL, 9);
+    unsigned n = 0;
+    struct err e = {0};
+
+    assert_int_equal(catalog_tensors(c, id, 4, stop_at_two, &n, &e), 1005);
+    assert_int_equal(n, 2);
+    assert_int_equal(catalog_files(c, id, stop_file, NULL, &e), -EINTR);
+    assert_int_equal(catalog_tensors(c, id + 1, 0, stop_at_two, &n, &e), -ESTALE);
+    assert_int_equal(catalog_files(c, id + 1, stop_file, NULL, &e), -ESTALE);
+    catalog_close(c);
+}
+
+/* Nothing of a checkpoint that was replaced or dropped stays in the tables. */
+static void test_old_rows_go(void **state)
+{
+    static const char *const tables[] = {
+        "checkpoint", "file",   "hidden", "tensor",  "tensor_name", "tree_dir",
+        "tree_entry", "object", "view",   "warning", "view_header", "view_member",
+    };
+    struct catalog *c = index_open(*state, "source");
+    struct fake_store store = the_store();
+    struct err e = {0};
+    sqlite3 *db;
+
+    for (unsigned i = 0; i < 2; i++) {
+        struct sink *s = scan_begin(c, &store, "run", NULL);
+
+        scan_plain(s, "a.b", 4, scan_file(s, "shard"), 0);
+        assert_ok(sink_object(s, "o", 1, "1", 1, &e), &e);
+        sink_warning(s, "odd", "x");
+        if (i == 0)
+            scan_commit(s);
+        else
+            assert_ok(catalog_drop(c, scan_commit(s), &e), &e);
+    }
+    catalog_close(c);
+    assert_int_equal(sqlite3_open(index_file(*state, "sqlite"), &db), SQLITE_OK);
+    for (size_t i = 0; i < ARRAY_SIZE(tables); i++) {
+        sqlite3_stmt *stmt;
+        char sql[100];
+
+        snprintf(sql, sizeof sql, "SELECT count(*) FROM %s", tables[i]);
+        assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &stmt, NULL), SQLITE_OK);
+        assert_int_equal(sqlite3_step(stmt), SQLITE_ROW);
+        if (sqlite3_column_int(stmt, 0) != 0)
+            fail_msg("%d rows in %s", sqlite3_column_int(stmt, 0), tables[i]);
+        sqlite3_finalize(stmt);
+    }
+    sqlite3_close(db);
+}
+
+static void test_touch(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    int64_t id = scan(c, "run", NULL, 1);
+    const struct file_id seen = {11, 12, 13, -14, 15};
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct checkpoint_info cp;
+    struct err e = {0};
+
+    assert_ok(catalog_touch(c, id, &seen, &e), &e);
+    assert_ok(catalog_checkpoint(c, "run", NULL, a, &cp, &e), &e);
+    assert_true(file_id_equal(&cp.dir_id, &seen));
+    assert_int_equal(cp.names_hash, 77);
+    assert_int_equal(catalog_touch(c, id + 1, &seen, &e), -ESTALE);
+    catalog_close(c);
+}
+
+static void test_in_memory(void **state)
+{
+    struct catalog *c = index_open(NULL, "source");
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    int64_t id = scan(c, "run", NULL, 5);
+
+    (void)state;
+    assert_int_equal(get_key(c, id, "layers.3.w", a).bytes, 16);
+    id = scan(c, "run", NULL, 4);
+    assert_int_equal(count(c, "run", NULL), 4);
+    catalog_close(c);
+}
+
+/* In memory there is one connection: callbacks use it again. */
+struct nested {
+    struct catalog *c;
+    int64_t id;
+    unsigned n;
+};
+
+static int look_again(void *user, const struct tensor_info *t)
+{
+    struct nested *n = user;
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct tree_entry entry;
+    struct view_info v;
+    unsigned stop = 0;
+    struct err e = {0};
+
+    assert_int_equal(get_key(n->c, n->id, t->key, a).ord, t->ord);
+    assert_ok(catalog_tree_find(n->c, n->id, 0, "layers", &entry, &e), &e);
+    assert_ok(view_get(n->c, n->id, VIEW_MODEL, PREFIX_DROP, a, &v, &e), &e);
+    assert_int_equal(catalog_tensors(n->c, n->id, 1, stop_at_two, &stop, &e), 1002);
+    n->n++;
+    return 0;
+}
+
+static void test_calls_in_callbacks(void **state)
+{
+    for (unsigned memory = 0; memory < 2; memory++) {
+        struct catalog *c = index_open(memory ? NULL : *state, "source");
+        struct nested n = {.c = c, .id = scan(c, "run", NULL, 7)};
+        struct err e = {0};
+
+        assert_ok(catalog_tensors(c, n.id, 0, look_again, &n, &e), &e);
+        assert_int_equal(n.n, 7);
+        catalog_close(c);
+    }
+}
+
+/* --- files that are not what they should be --- */
+
+static void write_garbage(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_TRUNC);
+
+    assert_int_equal(write(fd, "this is no database at all", 26), 26);
+    close(fd);
+}
+
+static void cut_in_half(const char *path)
+{
+    struct stat st;
+
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size / 2), 0);
+}
+
+static void flip_pages(const char *path)
+{
+    int fd = open(path, O_RDWR);
+    char page[4096];
+
+    memset(page, 0x5a, sizeof page);
+    for (off_t at = 3 * 4096; at < 12 * 4096; at += 4096)
+        assert_int_equal(pwrite(fd, page, sizeof page, at), sizeof page);
+    close(fd);
+}
+
+static void run_sql(const char *path, const char *sql)
+{
+    sqlite3 *db;
+    char *message = NULL;
+
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    if (sqlite3_exec(db, sql, NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s: %s", sql, message);
+    sqlite3_close(db);
+}
+
+static void other_version(const char *path)
+{
+    run_sql(path, "PRAGMA user_version = 999");
+}
+
+static void other_program(const char *path)
+{
+    run_sql(path, "PRAGMA application_id = 7");
+}
+
+static void other_source(const char *path)
+{
+    run_sql(path, "UPDATE source SET identity = x'41'");
+}
+
+static void no_source(const char *path)
+{
+    run_sql(path, "DELETE FROM source");
+}
+
+static void with_trigger(const char *path)
+{
+    run_sql(path, "CREATE TRIGGER t AFTER INSERT ON tensor BEGIN"
+                  " UPDATE tensor SET fault = NULL; END");
+}
+
+static void without_table(const char *path)
+{
+    run_sql(path, "DROP TABLE tensor_name");
+}
+
+static void make_directory(const char *path)
+{
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+}
+
+static void make_link(const char *path)
+{
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink("/nowhere/at/all", path), 0);
+}
+
+static void make_foreign(const char *path)
+{
+    assert_int_equal(unlink(path), 0);
+    run_sql(path, "CREATE TABLE songs (name TEXT); INSERT INTO songs VALUES ('x')");
+}
+
+static void make_empty(const char *path)
+{
+    assert_int_equal(truncate(path, 0), 0);
+}
+
+static void test_made_anew(void **state)
+{
+    static const struct {
+        const char *name;
+        void (*damage)(const char *path);
+    } cases[] = {
+        {"garbage", write_garbage}, {"half", cut_in_half},
+        {"pages", flip_pages},      {"version", other_version},
+        {"program", other_program}, {"source", other_source},
+        {"no source", no_source},   {"trigger", with_trigger},
+        {"table", without_table},   {"directory", make_directory},
+        {"link", make_link},        {"foreign", make_foreign},
+        {"empty", make_empty},
+    };
+    int null = open("/dev/null", O_WRONLY);
+
+    log_to(null); /* each is told */
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct catalog *c = index_open(*state, "source");
+
+        scan(c, "run", NULL, 300);
+        catalog_close(c);
+        cases[i].damage(index_file(*state, "sqlite"));
+        c = index_open(*state, "source");
+        if (count(c, "run", NULL) != -1)
+            fail_msg("%s: it is still there", cases[i].name);
+        scan(c, "run", NULL, 2);
+        if (count(c, "run", NULL) != 2)
+            fail_msg("%s: the new one does not work", cases[i].name);
+        catalog_close(c);
+        c = index_open(*state, "source");
+        assert_int_equal(count(c, "run", NULL), 2);
+        catalog_close(c);
+    }
+    log_to(2);
+    close(null);
+}
+
+struct walk {
+    struct catalog *c;
+    int64_t id;
+    uint32_t dir;
+};
+
+static int read_object(void *user, const char *key, size_t key_len, const char *json,
+                       size_t len)
+{
+    (void)user;
+    (void)key;
+    (void)key_len;
+    (void)json;
+    (void)len;
+    return 0;
+}
+
+static int read_all_of_tensor(void *user, const struct tensor_info *t)
+{
+    const struct walk *w = user;
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    const struct chunk *chunk;
+    struct tensor_info again;
+    struct err e = {0};
+    size_t n;
+    int rc = catalog_tensor_by_name(w->c, w->id, t->name, false, a, &again, &e);
+
+    return rc < 0 ? rc : catalog_chunks(w->c, w->id, t, a, &chunk, &n, &e);
+}
+
+static int read_dir(void *user, const struct tree_entry *t)
+{
+    const struct walk *w = user;
+    struct tree_entry again;
+    struct err e = {0};
+
+    return catalog_tree_find(w->c, w->id, w->dir, t->name, &again, &e);
+}
+
+static int read_file(void *user, const struct catalog_file *f)
+{
+    (void)user;
+    (void)f;
+    return 0;
+}
+
+/* Everything of a view. */
+static int read_view(struct walk *w, struct arena *a, struct err *e)
+{
+    struct view_member *member = NULL;
+    struct view_info v;
+    char header[4096];
+    size_t n;
+    int rc = view_get(w->c, w->id, VIEW_MODEL, PREFIX_AUTO, a, &v, e);
+
+    if (rc == 0)
+        rc = view_header(w->c, &v, 0, MIN(v.header, sizeof header), header, e);
+    if (rc == 0)
+        rc = view_members(w->c, &v, &member, &n, e);
+    free(member);
+    return rc;
+}
+
+/* Reads all there is of the checkpoint "run": 0, or the first error. */
+static int read_everything(struct catalog *c)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(16 << 20);
+    struct checkpoint_info cp;
+    struct walk w = {.c = c};
+    struct tree_entry entry;
+    struct err e = {0};
+    int rc = catalog_checkpoint(c, "run", NULL, a, &cp, &e);
+
+    w.id = cp.id;
+    if (rc == 0)
+        rc = catalog_files(c, w.id, read_file, NULL, &e);
+    if (rc == 0)
+        rc = catalog_tensors(c, w.id, 0, read_all_of_tensor, &w, &e);
+    if (rc == 0)
+        rc = catalog_objects(c, w.id, read_object, NULL, &e);
+    if (rc == 0)
+        rc = catalog_tree_list(c, w.id, 0, 0, read_dir, &w, &e);
+    if (rc == 0)
+        rc = catalog_tree_find(c, w.id, 0, "a", &entry, &e);
+    w.dir = rc == 0 ? entry.dir : 0;
+    if (rc == 0)
+        rc = catalog_tree_list(c, w.id, w.dir, 0, read_dir, &w, &e);
+    return rc == 0 ? read_view(&w, a, &e) : rc;
+}
+
+/*
+ * Every column that decides about bytes, changed behind our back: the row's sum tells, the
+ * call fails, and the index is made anew.
+ */
+static void test_changed_rows(void **state)
+{
+    static const char *const changes[] = {
+        "UPDATE checkpoint SET uid = uid + 1",
+        "UPDATE checkpoint SET tensors = 9999",
+        "UPDATE file SET size = size + 1",
+        "UPDATE file SET path = x'41'",
+        "UPDATE tensor SET bytes = bytes + 1",
+        "UPDATE tensor SET shape = x'0105'",
+        "UPDATE tensor SET dtype = dtype + 1",
+        "UPDATE tensor SET fault = NULL, role = 1",
+        "UPDATE tensor SET key = CAST(x'42' || key AS BLOB)",
+        "UPDATE tensor SET codec_key = x'43'",
+        "UPDATE tensor SET pieces = CAST(substr(pieces, 1, 3) || x'77' AS BLOB)",
+        "UPDATE tensor SET pieces = x''",
+        "UPDATE tensor SET id = id + 1000 WHERE id & 0xffffffff = 0",
+        "UPDATE tree_entry SET child = 1 WHERE child = 0",
+        "UPDATE tree_entry SET name = x'44' WHERE pos = 0",
+        "UPDATE tree_dir SET entries = 99",
+        "UPDATE object SET json = x'31'",
+        "UPDATE view SET size = size + 1",
+        "UPDATE view_header SET data = substr(data, 1, length(data) - 1)",
+        "UPDATE view_member SET data = substr(data, 1, 1)",
+    };
+    int null = open("/dev/null", O_WRONLY);
+
+    log_to(null);
+    for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
+        struct catalog *c = index_open(*state, "source");
+        struct fake_store store = the_store();
+        struct sink *s = scan_begin(c, &store, "run", NULL);
+        uint32_t number = scan_file(s, "shard");
+        struct err e = {0};
+        int rc;
+
+        scan_plain(s, "a.b", 4, number, 0);
+        scan_plain(s, "a.c", 4, number, 16);
+        assert_ok(sink_object(s, "o", 1, "0", 1, &e), &e);
+        scan_commit(s);
+        assert_int_equal(read_everything(c), 0);
+        catalog_close(c);
+        run_sql(index_file(*state, "sqlite"), changes[i]);
+        c = index_open(*state, "source");
+        rc = read_everything(c);
+        if (rc != -EBADMSG)
+            fail_msg("%d: %s", rc, changes[i]);
+        if (count(c, "run", NULL) != -1)
+            fail_msg("still there: %s", changes[i]);
+        catalog_close(c);
+    }
+    log_to(2);
+    close(null);
+}
+
+/* --- disks that refuse --- */
+
+static void test_directory_cannot_be_written(void **state)
+{
+    const struct catalog_options options = {.dir = "/proc/self/nope"};
+    struct catalog *c = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_true(catalog_open(&options, "source", &c, &e) < 0);
+    assert_null(c);
+    assert_has(e.text, "/proc/self/nope");
+}
+
+/* In a process whose files cannot grow: 0 when the commit failed as it should. */
+static int commit_on_full_disk(const struct tmp *t)
+{
+    const struct rlimit limit = {1 << 20, 1 << 20};
+    struct catalog *c = index_open(t, "source");
+    struct fake_store store = the_store();
+    struct sink *s = scan_begin(c, &store, "run", NULL);
+    uint32_t number = scan_file(s, "shard");
+    struct err e = {0};
+    int64_t id;
+    int rc;
+
+    signal(SIGXFSZ, SIG_IGN);
+    for (unsigned i = 0; i < 5000; i++) {
+        char key[300];
+
+        snprintf(key, sizeof key, "%0250u", i);
+        scan_plain(s, key, 4, number, 16);
+    }
+    if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 1;
+    rc = sink_commit(s, NULL, &id, &e);
+    if (rc == -EFBIG || rc == -ENOSPC || rc == -EIO)
+        return 0;
+    fprintf(stderr, "# %d %s\n", rc, e.text);
+    return 1;
+}
+
+static void test_full_disk(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    pid_t child;
+    int status;
+
+    scan(c, "run", NULL, 3);
+    catalog_close(c);
+    child = fork();
+    if (child == 0)
+        _exit(commit_on_full_disk(*state));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    c = index_open(*state, "source");
+    assert_int_equal(count(c, "run", NULL), 3);
+    scan(c, "run", NULL, 4);
+    assert_int_equal(count(c, "run", NULL), 4);
+    catalog_close(c);
+}
+
+/* --- several at once --- */
+
+/* Each process scans its own and a common checkpoint again and again. */
+static void scan_often(const struct tmp *t, unsigned who)
+{
+    struct catalog *c = index_open(t, "source");
+    char own[20];
+
+    snprintf(own, sizeof own, "own%u", who);
+    for (unsigned i = 0; i < 10; i++) {
+        scan(c, own, NULL, 50 + who);
+        scan(c, "common", NULL, 200);
+        if (count(c, own, NULL) != 50 + who || count(c, "common", NULL) != 200)
+            _exit(1);
+    }
+    catalog_close(c);
+    _exit(0);
+}
+
+static void test_processes_at_once(void **state)
+{
+    enum { PROCESSES = 4 };
+    pid_t child[PROCESSES];
+    struct catalog *c;
+
+    for (unsigned i = 0; i < PROCESSES; i++) {
+        child[i] = fork();
+        if (child[i] == 0)
+            scan_often(*state, i);
+    }
+    for (unsigned i = 0; i < PROCESSES; i++) {
+        int status;
+
+        assert_int_equal(waitpid(child[i], &status, 0), child[i]);
+        assert_int_equal(status, 0);
+    }
+    c = index_open(*state, "source");
+    assert_int_equal(count(c, "common", NULL), 200);
+    assert_int_equal(count(c, "own3", NULL), 53);
+    catalog_close(c);
+}
+
+struct reader {
+    struct catalog *c;
+    bool memory;
+    atomic_bool stop, wrong;
+    atomic_uint reads;
+};
+
+/* Reads while others scan: a whole old state or a whole new one. */
+static void *read_often(void *user)
+{
+    struct reader *r = user;
+
+    while (!atomic_load(&r->stop)) {
+        CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+        struct checkpoint_info cp;
+        struct tensor_info t;
+        struct err e = {0};
+        int rc = catalog_checkpoint(r->c, "run", NULL, a, &cp, &e);
+
+        if (rc == 0)
+            rc = catalog_tensor(r->c, cp.id, (uint32_t)cp.tensors - 1, a, &t, &e);
+        if (rc != 0 && rc != -ESTALE && rc != -ENOENT) {
+            fprintf(stderr, "# %s\n", e.text);
+            atomic_store(&r->wrong, true);
+        }
+        if (rc == 0 && cp.tensors != 100 && cp.tensors != 150)
+            atomic_store(&r->wrong, true);
+        atomic_fetch_add(&r->reads, 1);
+    }
+    return NULL;
+}
+
+static void test_threads_at_once(void **state)
+{
+    for (unsigned memory = 0; memory < 2; memory++) {
+        struct reader r = {.c = index_open(memory ? NULL : *state, "source")};
+        pthread_t thread[4];
+
+        for (size_t i = 0; i < ARRAY_SIZE(thread); i++)
+            assert_int_equal(pthread_create(&thread[i], NULL, read_often, &r), 0);
+        for (unsigned i = 0; i < 20 || atomic_load(&r.reads) < 100; i++)
+            scan(r.c, "run", NULL, i % 2 ? 100 : 150);
+        atomic_store(&r.stop, true);
+        for (size_t i = 0; i < ARRAY_SIZE(thread); i++)
+            pthread_join(thread[i], NULL);
+        assert_false(atomic_load(&r.wrong));
+        catalog_close(r.c);
+    }
+}
+
+/* A scan that is going on keeps nobody from reading or scanning. */
+static void test_scan_holds_no_lock(void **state)
+{
+    struct catalog *c = index_open(*state, "source"),
+                   *other = index_open(*state, "source");
+    struct fake_store store = the_store();
+    struct sink *slow = scan_begin(c, &store, "slow", NULL);
+    uint32_t number = scan_file(slow, "shard");
+    struct timespec a, b;
+
+    scan_plain(slow, "w", 4, number, 0);
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    scan(other, "quick", NULL, 5);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    assert_true(b.tv_sec - a.tv_sec < 20); /* a lock would take the 30 s of busy */
+    assert_int_equal(count(c, "quick", NULL), 5);
+    assert_int_equal(count(other, "slow", NULL), -1);
+    scan_plain(slow, "v", 4, number, 16);
+    scan_commit(slow);
+    assert_int_equal(count(other, "slow", NULL), 2);
+    catalog_close(c);
+    catalog_close(other);
+}
+
+static void test_abort_leaves_the_old(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    struct fake_store store = the_store();
+    int64_t id = scan(c, "run", NULL, 5);
+    struct sink *s = scan_begin(c, &store, "run", NULL);
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+
+    scan_plain(s, "w", 4, scan_file(s, "shard"), 0);
+    sink_abort(s);
+    assert_int_equal(count(c, "run", NULL), 5);
+    assert_int_equal(get_key(c, id, "layers.0.w", a).ord, 0);
+    catalog_close(c);
+}
+
+/* Killed at any moment of a commit: the old state or the new one, never a mix. */
+static void test_killed_in_a_commit(void **state)
+{
+    unsigned old = 0, anew = 0;
+
+    for (unsigned round = 0; round < 25; round++) {
+        struct catalog *c = index_open(*state, "source");
+        int ready[2];
+        char byte;
+        pid_t child;
+        int64_t n;
+
+        scan(c, "run", NULL, 10);
+        catalog_close(c);
+        assert_int_equal(pipe(ready), 0);
+        child = fork();
+        if (child == 0) {
+            struct fake_store store = the_store();
+            struct sink *s;
+            uint32_t number;
+
+            c = index_open(*state, "source");
+            s = scan_begin(c, &store, "run", NULL);
+            number = scan_file(s, "shard");
+            for (unsigned i = 0; i < 4000; i++) {
+                char key[32];
+
+                snprintf(key, sizeof key, "k%u", i);
+                scan_plain(s, key, 4, number, 0);
+            }
+            if (write(ready[1], "x", 1) != 1)
+                _exit(1);
+            scan_commit(s);
+            _exit(0);
+        }
+        assert_int_equal(read(ready[0], &byte, 1), 1);
+        usleep(round * 4000);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        close(ready[0]);
+        close(ready[1]);
+        c = index_open(*state, "source");
+        n = count(c, "run", NULL);
+        if (n != 10 && n != 4000)
+            fail_msg("round %u: %" PRId64 " tensors", round, n);
+        old += n == 10;
+        anew += n == 4000;
+        scan(c, "after", NULL, 1);
+        assert_int_equal(count(c, "after", NULL), 1);
+        catalog_close(c);
+    }
+    assert_true(old > 0); /* the first is killed at once */
+    (void)anew;
+}
+
+/* --- what others do to the file meanwhile --- */
+
+static void test_deleted_under_us(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    int64_t id = scan(c, "run", NULL, 5), anew;
+    struct checkpoint_info cp;
+    struct stat st;
+    struct err e = {0};
+
+    assert_int_equal(unlink(index_file(*state, "sqlite")), 0);
+    assert_int_equal(count(c, "run", NULL), 5); /* what is open stays */
+    anew = scan(c, "run", NULL, 6);
+    assert_int_equal(count(c, "run", NULL), 6);
+    assert_int_equal(stat(index_file(*state, "sqlite"), &st), 0);
+    if (anew != id) /* ids start at random */
+        assert_int_equal(catalog_checkpoint_by_id(c, id, a, &cp, &e), -ESTALE);
+    catalog_close(c);
+    c = index_open(*state, "source");
+    assert_int_equal(count(c, "run", NULL), 6);
+    catalog_close(c);
+}
+
+/* One process makes it anew; what another still does with the old file hurts nobody. */
+static void test_replaced_under_us(void **state)
+{
+    struct catalog *old = index_open(*state, "source"), *c;
+    int null = open("/dev/null", O_WRONLY);
+
+    scan(old, "run", NULL, 5);
+    run_sql(index_file(*state, "sqlite"), "PRAGMA user_version = 999");
+    log_to(null);
+    c = index_open(*state, "source");
+    log_to(2);
+    close(null);
+    scan(c, "run", NULL, 7);
+    count(old, "run", NULL);
+    catalog_close(old); /* must not delete the new one's journal */
+    assert_int_equal(count(c, "run", NULL), 7);
+    catalog_close(c);
+    c = index_open(*state, "source");
+    assert_int_equal(count(c, "run", NULL), 7);
+    catalog_close(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        tmp_test(test_file_is_private),
+        tmp_test(test_it_lasts),
+        tmp_test(test_sources_are_apart),
+        tmp_test(test_places_and_ids),
+        tmp_test(test_callbacks_stop),
+        tmp_test(test_old_rows_go),
+        tmp_test(test_touch),
+        cmocka_unit_test(test_in_memory),
+        tmp_test(test_calls_in_callbacks),
+        tmp_test(test_made_anew),
+        tmp_test(test_changed_rows),
+        cmocka_unit_test(test_directory_cannot_be_written),
+        tmp_test(test_full_disk),
+        tmp_test(test_processes_at_once),
+        tmp_test(test_threads_at_once),
+        tmp_test(test_scan_holds_no_lock),
+        tmp_test(test_abort_leaves_the_old),
+        tmp_test(test_killed_in_a_commit),
+        tmp_test(test_deleted_under_us),
+        tmp_test(test_replaced_under_us),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
