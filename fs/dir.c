@@ -14,6 +14,7 @@
  * entries are paged through by number.
  */
 struct dir_handle {
+    struct opened opened;
     struct shown *shown;
     struct slot *slot;
     char *latest; /* of an .unshard: there is a `latest` */
@@ -30,17 +31,14 @@ static struct dir_handle *handle_of(const struct fuse_file_info *fi)
     return (struct dir_handle *)(uintptr_t)fi->fh;
 }
 
-static void handle_free(struct fs *fs, struct dir_handle *h)
+static void handle_free(struct fs *fs, struct opened *o)
 {
+    struct dir_handle *h = container_of(o, struct dir_handle, opened);
+
     shown_put(fs, h->shown);
     slot_unref(fs, h->slot, 1);
     free(h->latest);
     free(h);
-}
-
-void dir_release(struct fs *fs, struct fuse_file_info *fi)
-{
-    handle_free(fs, handle_of(fi));
 }
 
 static int open_inside(const struct request *r, struct dir_handle *h, struct err *e)
@@ -75,12 +73,14 @@ int opendir_run(struct request *r, struct err *e)
         return err_nomem(e);
     rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
     if (rc != 0) {
-        handle_free(r->fs, h);
+        handle_free(r->fs, &h->opened);
         return rc;
     }
+    h->opened.free = handle_free;
+    opened_add(&r->fs->opened, &h->opened);
     r->fi.fh = (uintptr_t)h;
     if (fuse_reply_open(r->req, &r->fi) < 0)
-        handle_free(r->fs, h);
+        opened_end(r->fs, &h->opened);
     return 0;
 }
 

@@ -7,6 +7,5 @@
 
 int opendir_run(struct request *r, struct err *e);
 int readdir_run(struct request *r, struct err *e); /* r->plus: with attributes */
-void dir_release(struct fs *fs, struct fuse_file_info *fi);
 
 #endif

@@ -152,6 +152,7 @@ int fs_open(const struct mount_options *options, struct fs **out, struct err *e)
         return err_nomem(e);
     fs->options = *options;
     last_error_init(&fs->last_error);
+    opened_init(&fs->opened);
     rc = pthread_key_create(&fs->buffers, read_buffer_free);
     if (rc) {
         last_error_destroy(&fs->last_error);
@@ -175,6 +176,7 @@ void fs_close(struct fs *fs)
     lane_free(fs->lane);
     watch_free(fs->watch);
     fs->watch = NULL; /* nobody is told any more */
+    opened_end_all(fs);
     nodes_free(fs);
     slots_free(fs->slots);
     scanner_free(fs->scanner);

@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "fs/counters.h"
 #include "fs/mount.h"
+#include "fs/opened.h"
 #include "gpu/reader.h"
 #include "index/formats/scan.h"
 #include "remote/store.h"
@@ -54,6 +55,7 @@ struct fs {
     struct slots *slots;
     struct lane *lane;
     struct watch *watch;
+    struct opened_list opened;
     struct counters counters;
     struct last_error last_error;
     pthread_key_t buffers; /* one reply buffer a thread */

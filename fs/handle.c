@@ -14,8 +14,10 @@
 
 enum { TENSOR_MEMORY = 16 << 20, NAME_SHOWN = 512 };
 
-void handle_free(struct fs *fs, struct handle *h)
+static void handle_free(struct fs *fs, struct opened *o)
 {
+    struct handle *h = container_of(o, struct handle, opened);
+
     reader_close(h->reader);
     side_close(h->side);
     slot_unref(fs, h->slot, 1);
@@ -171,13 +173,15 @@ int open_run(struct request *r, struct err *e)
         return err_nomem(e);
     rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
     if (rc != 0) {
-        handle_free(r->fs, h);
+        handle_free(r->fs, &h->opened);
         return rc;
     }
+    h->opened.free = handle_free;
+    opened_add(&r->fs->opened, &h->opened);
     counter_add(&r->fs->counters, COUNT_OPENS, 1);
     r->fi.fh = (uintptr_t)h;
     r->fi.noflush = 1;
     if (fuse_reply_open(r->req, &r->fi) < 0)
-        handle_free(r->fs, h);
+        opened_end(r->fs, &h->opened);
     return 0;
 }

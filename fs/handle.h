@@ -9,6 +9,7 @@
 
 /* One of reader, side and text is what it reads from. */
 struct handle {
+    struct opened opened;
     struct reader *reader; /* a tensor or a view */
     struct slot *slot;     /* its generation; NULL for side files */
     struct side *side;     /* a file of the source, or a report */
@@ -26,6 +27,5 @@ static inline struct handle *handle_of(const struct fuse_file_info *fi)
 }
 
 int open_run(struct request *r, struct err *e);
-void handle_free(struct fs *fs, struct handle *h);
 
 #endif

@@ -162,10 +162,11 @@ static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
     request_run(&r);
 }
 
+/* Files and directories: their handles begin alike. */
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
-    handle_free(fuse_req_userdata(req), handle_of(fi));
+    opened_end(fuse_req_userdata(req), (struct opened *)(uintptr_t)fi->fh);
     fuse_reply_err(req, 0);
 }
 
@@ -214,13 +215,6 @@ static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
                            struct fuse_file_info *fi)
 {
     read_dir(req, ino, size, off, fi, true);
-}
-
-static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
-{
-    (void)ino;
-    dir_release(fuse_req_userdata(req), fi);
-    fuse_reply_err(req, 0);
 }
 
 /* From memory, so that df(1) never waits: what is known so far, and no room. */
@@ -406,7 +400,7 @@ const struct fuse_lowlevel_ops fs_operations = {
     .opendir = op_opendir,
     .readdir = op_readdir,
     .readdirplus = op_readdirplus,
-    .releasedir = op_releasedir,
+    .releasedir = op_release,
     .fsyncdir = op_fsync,
     .statfs = op_statfs,
     .getxattr = op_getxattr,

@@ -162,11 +162,16 @@ static int read_text(const struct request *r, const struct handle *h)
 int read_run(struct request *r, struct err *e)
 {
     struct handle *h = handle_of(&r->fi);
+    int rc;
 
     if (r->off < 0)
         return -EINVAL;
     counter_add(&r->fs->counters, COUNT_READS, 1);
+    opened_get(&h->opened);
     if (h->reader)
-        return read_reader(r, h, e);
-    return h->side ? read_side(r, h, e) : read_text(r, h);
+        rc = read_reader(r, h, e);
+    else
+        rc = h->side ? read_side(r, h, e) : read_text(r, h);
+    opened_put(r->fs, &h->opened);
+    return rc;
 }

@@ -88,18 +88,17 @@ def test_signals_do_not_end_a_request(t):
     slow_source(t)
     with Mount(t + "/run", t + "/mnt") as m:
         child = subprocess.run([sys.executable, "-c", f"""
-import os, signal
-count = 0
-def tick(*_):
-    global count
-    count += 1
-signal.signal(signal.SIGALRM, tick)
+import os, signal, time
+signal.signal(signal.SIGALRM, lambda *_: None)
 signal.siginterrupt(signal.SIGALRM, True)
 signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+start = time.monotonic()
 os.stat({m / 'big/tensors'!r})
-print(count)
+print(time.monotonic() - start)
+signal.setitimer(signal.ITIMER_REAL, 0)
 """], capture_output=True, text=True, timeout=60)
         same("stat: " + child.stderr, child.returncode, 0)
+        assert float(child.stdout) > 0.5, "the scan was over too soon to prove anything"
 
 
 def test_ending_does_not_wait_for_a_scan(t):
@@ -146,7 +145,8 @@ def test_soak(t):
                 drop_caches()  # the kernel forgets, and we with it
         print(f"# descriptors {fds} then {descriptors(m)}, resident {rss >> 10} then {m.rss() >> 10} KiB")
         assert descriptors(m) <= fds + 4
-        assert m.rss() < rss + (8 << 20)
+        if "ASAN_OPTIONS" not in os.environ and "TSAN_OPTIONS" not in os.environ:  # they keep what is freed
+            assert m.rss() < rss + (8 << 20)
 
 
 if __name__ == "__main__":
