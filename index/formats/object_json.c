@@ -37,6 +37,7 @@ struct writer {
     void *user;
     struct buf *out;
     uint64_t budget;
+    bool no_memory;
     uintptr_t open[MAX_DEPTH]; /* what is being written: cycles end here */
     unsigned depth;
     struct part part[MAX_DEPTH]; /* one for each that is open, at most */
@@ -44,6 +45,13 @@ struct writer {
 };
 
 static void write_value(struct writer *w, struct pv v);
+
+/* Remembers that memory ran out; true when the helper found what it looks for. */
+static bool found(struct writer *w, int rc)
+{
+    w->no_memory = w->no_memory || rc < 0;
+    return rc > 0;
+}
 
 /* Scalars. */
 
@@ -73,7 +81,7 @@ static void write_uint(struct writer *w, uint64_t u)
         buf_addf(w->out, "{\"$type\":\"int\",\"value\":\"%" PRIu64 "\"}", u);
 }
 
-/* The shortest digits that give the same double, always with a point or an exponent. */
+/* As few digits from 15 on as give the same double, with a point or an exponent. */
 static void format_double(double f, char *dst, size_t size)
 {
     for (int digits = 15; digits <= 17; digits++) {
@@ -161,7 +169,7 @@ static void write_bytes(struct writer *w, const struct object_bytes *b)
 
 static void write_name(struct writer *w, const struct pv *global)
 {
-    struct buf text = {.max = 1 << 18};
+    struct buf text = {.max = 1 << 18}; /* two names of 64 KiB at most */
     const char *module, *name;
 
     if (pv_global(global, &module, &name)) {
@@ -173,7 +181,8 @@ static void write_name(struct writer *w, const struct pv *global)
     } else {
         buf_adds(&text, "object"); /* of a class that is itself the result of a call */
     }
-    buf_add_json(w->out, text.data, text.len);
+    w->no_memory = w->no_memory || buf_failed(&text) < 0;
+    buf_add_json(w->out, text.data ? text.data : "", text.len);
     buf_release(&text);
 }
 
@@ -306,6 +315,7 @@ static void write_sequence(struct writer *w, const char *type, const struct pv *
     add_text(w, "}");
 }
 
+/* Strict readers (ours) refuse a name that holds NUL. */
 static bool keys_are_text(const struct pv *dict)
 {
     for (size_t i = 0; i < pv_count(dict); i++) {
@@ -316,7 +326,7 @@ static bool keys_are_text(const struct pv *dict)
         if (key.kind != PV_STR)
             return false;
         s = pv_bytes(&key, &len);
-        if (!is_utf8(s, len))
+        if (!is_utf8(s, len) || memchr(s, '\0', len))
             return false;
     }
     return true;
@@ -441,7 +451,7 @@ static bool write_bytes_call(struct writer *w, const struct pv *v)
 {
     CLEANUP(object_bytes_release) struct object_bytes b = {0};
 
-    if (has_extras(v) || !object_bytes(v, &b))
+    if (has_extras(v) || !found(w, object_bytes(v, &b)))
         return false;
     write_bytes(w, &b);
     return true;
@@ -472,7 +482,7 @@ static bool write_number(struct writer *w, const struct pv *v)
 {
     struct object_number n;
 
-    if (has_extras(v) || !object_number(v, &n))
+    if (has_extras(v) || !found(w, object_number(v, &n)))
         return false;
     switch (n.kind) {
     case OBJECT_BOOL:
@@ -495,7 +505,7 @@ static bool write_array(struct writer *w, const struct pv *v)
 {
     struct object_array a;
 
-    if (!object_array(v, &a))
+    if (!found(w, object_array(v, &a)))
         return false;
     begin(w, "ndarray");
     buf_addf(w->out, ",\"dtype\":\"%s\",\"shape\":", a.dtype.descr);
@@ -641,8 +651,7 @@ static void write_shape(struct writer *w, const struct shape *s)
 
     if (shape_format(s, &text) == 0)
         buf_add(w->out, text.data, text.len);
-    else
-        add_text(w, "[]");
+    w->no_memory = w->no_memory || buf_failed(&text) < 0;
     buf_release(&text);
 }
 
@@ -653,7 +662,8 @@ static void write_tensor(struct writer *w, const struct torch_tensor *x)
 
     if (w->on_tensor) {
         build_path(w, &path);
-        if (!buf_failed(&path))
+        w->no_memory = w->no_memory || buf_failed(&path) == -ENOMEM;
+        if (!buf_failed(&path)) /* one over 64 KiB is no name for a tensor */
             key = w->on_tensor(w->user, path.data, path.len, x);
     }
     begin(w, key ? "tensor" : "opaque");
@@ -788,7 +798,7 @@ static void write_value(struct writer *w, struct pv v)
         write_str(w, &v);
         break;
     case PV_BYTES:
-        if (object_bytes(&v, &bytes))
+        if (found(w, object_bytes(&v, &bytes)))
             write_bytes(w, &bytes);
         break;
     case PV_GLOBAL:
@@ -832,5 +842,5 @@ int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
     freelocale(c);
     if (buf_failed(out) == -EFBIG)
         return err_set(e, EFBIG, "the object is too large for objects.json");
-    return buf_failed(out) < 0 ? err_nomem(e) : 0;
+    return buf_failed(out) < 0 || w.no_memory ? err_nomem(e) : 0;
 }

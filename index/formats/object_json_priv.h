@@ -15,11 +15,13 @@ struct object_bytes {
 
 void object_bytes_release(struct object_bytes *b);
 
+/* The functions below that give an int: 1 it is one, 0 it is none, or -ENOMEM. */
+
 /*
  * Bytes, a bytearray, or one of the calls by which older protocols spell them:
  * _codecs.encode(text, 'latin1'), bytes(), bytearray(text, 'latin-1').
  */
-bool object_bytes(const struct pv *v, struct object_bytes *out);
+int object_bytes(const struct pv *v, struct object_bytes *out);
 
 /* An element type of NumPy without fields or metadata. */
 struct object_dtype {
@@ -44,7 +46,7 @@ struct object_number {
 };
 
 /* numpy.core.multiarray.scalar(dtype, bytes), for booleans, integers and floats. */
-bool object_number(const struct pv *v, struct object_number *out);
+int object_number(const struct pv *v, struct object_number *out);
 
 struct object_array {
     struct object_dtype dtype;
@@ -54,6 +56,6 @@ struct object_array {
 };
 
 /* _reconstruct() with its state, or _frombuffer(): size and shape agree. */
-bool object_array(const struct pv *v, struct object_array *out);
+int object_array(const struct pv *v, struct object_array *out);
 
 #endif

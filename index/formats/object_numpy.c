@@ -2,6 +2,7 @@
 /* index/formats/object_numpy.c - bytes, NumPy scalars and arrays found in pickles. */
 #include "index/formats/object_json_priv.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,13 +17,15 @@ void object_bytes_release(struct object_bytes *b)
 }
 
 /* Each character of the text is one byte. */
-static bool from_latin1(const struct pv *text, struct object_bytes *out)
+static int from_latin1(const struct pv *text, struct object_bytes *out)
 {
     size_t len, n = 0;
     const char *s = pv_bytes(text, &len);
     char *own = malloc(len + 1);
 
-    for (size_t i = 0; own && i < len; n++) {
+    if (!own)
+        return -ENOMEM;
+    for (size_t i = 0; i < len; n++) {
         unsigned char c = (unsigned char)s[i];
 
         if (c < 0x80) {
@@ -32,11 +35,11 @@ static bool from_latin1(const struct pv *text, struct object_bytes *out)
             i += 2;
         } else {
             free(own);
-            return false;
+            return 0;
         }
     }
     *out = (struct object_bytes){.data = own, .len = n, .own = own};
-    return own != NULL;
+    return 1;
 }
 
 static bool is_builtin(const struct pv *v, const char *name)
@@ -50,7 +53,7 @@ static bool is_latin1(const struct pv *v)
 }
 
 /* Bytes themselves, or encode(): what the constructors may be given. */
-static bool plain_bytes(const struct pv *v, struct object_bytes *out)
+static int plain_bytes(const struct pv *v, struct object_bytes *out)
 {
     struct pv args, text, codec;
     size_t len;
@@ -58,37 +61,38 @@ static bool plain_bytes(const struct pv *v, struct object_bytes *out)
     if (v->kind == PV_BYTES) {
         *out = (struct object_bytes){.data = pv_bytes(v, &len)};
         out->len = len;
-        return true;
+        return 1;
     }
     if (v->kind != PV_OBJECT || !pv_is(v, "_codecs", "encode"))
-        return false;
+        return 0;
     args = pv_args(v);
     if (pv_count(&args) != 2)
-        return false;
+        return 0;
     text = pv_at(&args, 0);
     codec = pv_at(&args, 1);
-    return text.kind == PV_STR && is_latin1(&codec) && from_latin1(&text, out);
+    return text.kind == PV_STR && is_latin1(&codec) ? from_latin1(&text, out) : 0;
 }
 
-bool object_bytes(const struct pv *v, struct object_bytes *out)
+int object_bytes(const struct pv *v, struct object_bytes *out)
 {
     struct pv args, first, codec;
+    int rc = plain_bytes(v, out);
 
-    if (plain_bytes(v, out))
-        return true;
+    if (rc != 0)
+        return rc;
     if (v->kind != PV_OBJECT ||
         (!is_builtin(v, "bytes") && !is_builtin(v, "bytearray")))
-        return false;
+        return 0;
     args = pv_args(v);
     if (pv_count(&args) == 0) {
         *out = (struct object_bytes){.data = ""};
-        return true;
+        return 1;
     }
     first = pv_at(&args, 0);
     if (pv_count(&args) == 1)
         return plain_bytes(&first, out);
     codec = pv_at(&args, 1);
-    return first.kind == PV_STR && is_latin1(&codec) && from_latin1(&first, out);
+    return first.kind == PV_STR && is_latin1(&codec) ? from_latin1(&first, out) : 0;
 }
 
 /* "f4", "u1", "V2": a kind and a size, and nothing else. */
@@ -208,21 +212,25 @@ static bool is_multiarray(const struct pv *v, const char *name)
            pv_is(v, "numpy.core.multiarray", name);
 }
 
-bool object_number(const struct pv *v, struct object_number *out)
+int object_number(const struct pv *v, struct object_number *out)
 {
     CLEANUP(object_bytes_release) struct object_bytes data = {0};
     struct object_dtype d;
     struct pv args, type, value;
+    int rc;
 
     if (v->kind != PV_OBJECT || !is_multiarray(v, "scalar"))
-        return false;
+        return 0;
     args = pv_args(v);
     if (pv_count(&args) != 2)
-        return false;
+        return 0;
     type = pv_at(&args, 0);
     value = pv_at(&args, 1);
-    if (!object_dtype(&type, &d) || !object_bytes(&value, &data))
-        return false;
+    if (!object_dtype(&type, &d))
+        return 0;
+    rc = object_bytes(&value, &data);
+    if (rc <= 0)
+        return rc;
     return (d.size == 1 || d.size == 2 || d.size == 4 || d.size == 8) &&
            data.len == d.size && to_number(&d, data.data, out);
 }
@@ -244,53 +252,53 @@ static bool sizes_agree(const struct object_array *a)
 }
 
 /* _reconstruct(ndarray, (0,), b'b'), then (version, shape, dtype, fortran, data). */
-static bool from_state(const struct pv *v, struct object_array *out)
+static int from_state(const struct pv *v, struct object_array *out)
 {
     struct pv args = pv_args(v), state = pv_state(v), type, fortran, data;
 
     if (pv_count(&args) != 3 || state.kind != PV_TUPLE || pv_count(&state) != 5)
-        return false;
+        return 0;
     type = pv_at(&args, 0);
     if (type.kind != PV_GLOBAL || !pv_is(&type, "numpy", "ndarray"))
-        return false;
+        return 0;
     out->shape = pv_at(&state, 1);
     type = pv_at(&state, 2);
     fortran = pv_at(&state, 3);
     data = pv_at(&state, 4);
     out->fortran =
         fortran.kind == PV_BOOL ? fortran.b : fortran.kind == PV_INT && fortran.i;
-    return object_dtype(&type, &out->dtype) && object_bytes(&data, &out->data);
+    return object_dtype(&type, &out->dtype) ? object_bytes(&data, &out->data) : 0;
 }
 
 /* Protocol 5: _frombuffer(data, dtype, shape, 'C'). */
-static bool from_buffer(const struct pv *v, struct object_array *out)
+static int from_buffer(const struct pv *v, struct object_array *out)
 {
     struct pv args = pv_args(v), type, order, data;
 
     if (pv_count(&args) != 4)
-        return false;
+        return 0;
     data = pv_at(&args, 0);
     type = pv_at(&args, 1);
     out->shape = pv_at(&args, 2);
     order = pv_at(&args, 3);
     out->fortran = pv_str_is(&order, "F");
-    return object_dtype(&type, &out->dtype) && object_bytes(&data, &out->data);
+    return object_dtype(&type, &out->dtype) ? object_bytes(&data, &out->data) : 0;
 }
 
-bool object_array(const struct pv *v, struct object_array *out)
+int object_array(const struct pv *v, struct object_array *out)
 {
-    bool known = false;
+    int rc = 0;
 
     *out = (struct object_array){0};
     if (v->kind != PV_OBJECT)
-        return false;
+        return 0;
     if (is_multiarray(v, "_reconstruct"))
-        known = from_state(v, out);
+        rc = from_state(v, out);
     else if (pv_is(v, "numpy._core.numeric", "_frombuffer") ||
              pv_is(v, "numpy.core.numeric", "_frombuffer"))
-        known = from_buffer(v, out);
-    if (known && sizes_agree(out))
-        return true;
+        rc = from_buffer(v, out);
+    if (rc > 0 && sizes_agree(out))
+        return 1;
     object_bytes_release(&out->data);
-    return false;
+    return rc < 0 ? rc : 0;
 }

@@ -61,7 +61,7 @@ static struct pv *top(struct machine *m, size_t n)
 static int push(struct machine *m, struct pv v)
 {
     if (m->depth == m->stack_cap) {
-        size_t cap = m->stack_cap ? m->stack_cap * 2 : FIRST_STACK;
+        size_t cap = m->stack_cap * 2;
         struct pv *stack;
 
         if (cap * sizeof *stack > m->opt.limits.bytes)
@@ -897,8 +897,10 @@ static int machine_init(struct machine *m, const struct pickle_options *options,
     m->opt.limits = with_defaults(m->opt.limits);
     m->e = e;
     m->mark = malloc(m->opt.limits.depth * sizeof *m->mark);
+    m->stack = malloc(FIRST_STACK * sizeof *m->stack);
+    m->stack_cap = FIRST_STACK;
     m->p = calloc(1, sizeof *m->p);
-    if (!m->mark || !m->p)
+    if (!m->mark || !m->stack || !m->p)
         return err_nomem(e);
     m->p->mem.limit = m->opt.limits.bytes;
     m->p->max_nodes = m->opt.limits.nodes;
