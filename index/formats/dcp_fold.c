@@ -11,6 +11,8 @@
 #include "index/shape.h"
 
 #define METADATA "torch.distributed.checkpoint.metadata"
+#define PLANNER "torch.distributed.checkpoint.planner"
+#define MCORE "megatron.core.dist_checkpointing.strategies.torch"
 
 /* PV_RECORD: kind in the upper byte; for properties also the dtype and what is bad. */
 enum { KIND_SHIFT = 56, BAD_SHIFT = 48, DTYPE_SHIFT = 40 };
@@ -110,9 +112,8 @@ static bool dims_of(const struct pv *v, int64_t *dim, size_t *nd)
     return true;
 }
 
-/* The number of a torch.Size, a plain tuple or list; DCP_NO_SHAPE for None. */
-static int shape_of(struct dcp_loader *l, const struct pv *v, uint32_t *shape,
-                    struct err *e)
+int dcp_shape_of(struct dcp_loader *l, const struct pv *v, uint32_t *shape,
+                 struct err *e)
 {
     int64_t dim[SHAPE_MAX_DIMS];
     size_t nd;
@@ -137,7 +138,7 @@ static int fold_size(void *user, const struct pv *object, uint64_t *out, struct 
     if (pv_count(&args) > 0) {
         struct pv dims = pv_at(&args, 0);
 
-        if (shape_of(l, &dims, &shape, e) < 0)
+        if (dcp_shape_of(l, &dims, &shape, e) < 0)
             return -e->code;
     } else {
         int r = intern_add(&l->m->names->shapes, "", 0, &shape);
@@ -235,8 +236,8 @@ static int fold_chunk(void *user, const struct pv *object, uint64_t *out, struct
     struct pv offsets = member(object, "offsets"), sizes = member(object, "sizes");
     struct dcp_chunk chunk;
 
-    if (shape_of(l, &offsets, &chunk.start, e) < 0 ||
-        shape_of(l, &sizes, &chunk.size, e) < 0 || add_chunk(l, chunk, e) < 0)
+    if (dcp_shape_of(l, &offsets, &chunk.start, e) < 0 ||
+        dcp_shape_of(l, &sizes, &chunk.size, e) < 0 || add_chunk(l, chunk, e) < 0)
         return -e->code;
     *out = record(DCP_FOLD_CHUNK, l->m->nchunks - 1);
     return 1;
@@ -323,7 +324,7 @@ static int fold_tensor(void *user, const struct pv *object, uint64_t *out,
         t.dtype = (uint8_t)(properties.record >> DTYPE_SHIFT);
         t.word = (uint32_t)properties.record;
     }
-    if (shape_of(l, &size, &t.size, e) < 0)
+    if (dcp_shape_of(l, &size, &t.size, e) < 0)
         return -e->code;
     if (t.size == DCP_NO_SHAPE || t.size == DCP_BAD_SHAPE)
         t.bad = DCP_BAD_SIZE;
@@ -403,7 +404,8 @@ static int fold_index(void *user, const struct pv *object, uint64_t *out, struct
 
     if (fqn.kind == PV_STR && dcp_key_of(l, &fqn, &index.key, e) < 0)
         return -e->code;
-    if (shape_of(l, &offset, &index.start, e) < 0 || add_index(l, &index, &row, e) < 0)
+    if (dcp_shape_of(l, &offset, &index.start, e) < 0 ||
+        add_index(l, &index, &row, e) < 0)
         return -e->code;
     *out = record(DCP_FOLD_INDEX, row);
     return 1;
@@ -526,6 +528,19 @@ int dcp_stored_of(struct dcp_loader *l, const struct pv *v, uint32_t *stored,
 }
 
 /*
+ * Megatron Core keeps every rank's plan beside the metadata, which repeats it: usually
+ * more than all the rest.
+ */
+static int fold_plan(void *user, const struct pv *object, uint64_t *out, struct err *e)
+{
+    (void)user;
+    (void)object;
+    (void)e;
+    *out = record(DCP_FOLD_PLAN, 0);
+    return 1;
+}
+
+/*
  * TensorProperties moved in torch 2.3; older files name its old place. OLMo-core has a
  * writer of its own, whose record has the same members.
  */
@@ -539,5 +554,9 @@ const struct pickle_fold dcp_folds[] = {
     {METADATA, "MetadataIndex", false, fold_index},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo", false, fold_stored},
     {"olmo_core.distributed.checkpoint.filesystem", "_StorageInfo", false, fold_stored},
+    {PLANNER, "WriteItem", false, fold_plan},
+    {PLANNER, "TensorWriteData", false, fold_plan},
+    {PLANNER, "SavePlan", false, fold_plan},
+    {MCORE, "MCoreSavePlan", false, fold_plan},
 };
 const size_t dcp_nfolds = ARRAY_SIZE(dcp_folds);

@@ -12,6 +12,7 @@ struct err;
 struct dcp_key {
     uint32_t entry;   /* + 1 */
     uint32_t wrapper; /* bytes */
+    uint32_t whole;   /* shape + 1 */
 };
 
 /* What is at work while a .metadata is read; the folds' `user`. */
@@ -37,6 +38,7 @@ enum dcp_fold_kind {
     DCP_FOLD_TENSOR,
     DCP_FOLD_INDEX,
     DCP_FOLD_STORED,
+    DCP_FOLD_PLAN, /* a rank's plan of its save, or a piece of one: not used */
 };
 
 /* Is it a record of this kind? Its row then. */
@@ -57,6 +59,10 @@ bool dcp_is_object(const struct pv *v);
 /* A value of state_dict_metadata: the tensor's row, DCP_OBJECT, or a row that is bad. */
 int dcp_tensor_of(struct dcp_loader *l, const struct pv *v, uint32_t *tensor,
                   struct err *e);
+
+/* The number of a torch.Size, a plain tuple or list; DCP_NO_SHAPE for None. */
+int dcp_shape_of(struct dcp_loader *l, const struct pv *v, uint32_t *shape,
+                 struct err *e);
 
 /* A value of storage_data: its row, or one that is bad. */
 int dcp_stored_of(struct dcp_loader *l, const struct pv *v, uint32_t *stored,

@@ -21,6 +21,7 @@
 static const uint64_t MAX_OPCODES = 1000000000;
 
 static const char METADATA_MODULE[] = "torch.distributed.checkpoint.metadata";
+static const char MCORE_MODULE[] = "megatron.core.dist_checkpointing.strategies.torch";
 
 void dcp_names_release(struct dcp_names *n)
 {
@@ -197,6 +198,31 @@ static int take_path(struct dcp_loader *l, const struct pv *fqn, const struct pv
     return 0;
 }
 
+/*
+ * A pair of Megatron Core's mcore_data: {key: {}}, or the shape of the tensor of which the
+ * key's is a reformulation. A shape that cannot be read makes the tensor unreadable.
+ */
+static int take_whole(struct dcp_loader *l, const struct pv *fqn, const struct pv *data,
+                      struct err *e)
+{
+    struct dcp_key *key;
+    struct pv shape;
+    uint32_t number, whole = DCP_BAD_SHAPE;
+
+    if (fqn->kind != PV_STR)
+        return 0;
+    key = key_of(l, fqn, &number, e);
+    if (!key)
+        return -e->code;
+    if (data->kind == PV_DICT &&
+        !pv_dict_get(data, "nd_reformulated_orig_global_shape", &shape))
+        return 0;
+    if (data->kind == PV_DICT && dcp_shape_of(l, &shape, &whole, e) < 0)
+        return -e->code;
+    key->whole = (whole == DCP_NO_SHAPE ? DCP_BAD_SHAPE : whole) + 1;
+    return 0;
+}
+
 /* A pair of state_dict_metadata: {fqn: TensorStorageMetadata or BytesStorageMetadata}. */
 static int take_entry(struct dcp_loader *l, const struct pv *fqn,
                       const struct pv *value, struct err *e)
@@ -351,11 +377,28 @@ static int no_metadata(const struct pv *root, struct err *e)
                    module, name);
 }
 
+/* MCoreMetadata of 0.15 has mcore_data as a member, before it was put on a Metadata. */
+static bool is_metadata(const struct pv *root)
+{
+    return root->kind == PV_OBJECT && (pv_is(root, METADATA_MODULE, "Metadata") ||
+                                       pv_is(root, MCORE_MODULE, "MCoreMetadata"));
+}
+
+static void tell_entries(struct dcp_loader *l)
+{
+    for (uint32_t i = 0; i < l->m->nentries; i++) {
+        struct dcp_entry *entry = &l->m->entry[i];
+
+        entry->wrapper = l->key[entry->key].wrapper;
+        entry->whole = l->key[entry->key].whole - 1; /* 0: DCP_NO_SHAPE */
+    }
+}
+
 static int walk_root(struct dcp_loader *l, const struct pv *root, struct err *e)
 {
-    struct pv state, entries, paths = {0}, stored = {0};
+    struct pv state, entries, paths = {0}, stored = {0}, whole = {0};
 
-    if (root->kind != PV_OBJECT || !pv_is(root, METADATA_MODULE, "Metadata"))
+    if (!is_metadata(root))
         return no_metadata(root, e);
     state = pv_state(root);
     if (state.kind != PV_DICT ||
@@ -364,12 +407,13 @@ static int walk_root(struct dcp_loader *l, const struct pv *root, struct err *e)
         return err_set(e, EBADMSG, "a Metadata object without state_dict_metadata");
     pv_dict_get(&state, "planner_data", &paths);
     pv_dict_get(&state, "storage_data", &stored);
+    pv_dict_get(&state, "mcore_data", &whole);
     if (take_dict(l, &entries, take_entry, e) < 0 ||
         take_dict(l, &paths, take_path, e) < 0 ||
-        take_dict(l, &stored, take_stored, e) < 0 || check_budget(l, e) < 0)
+        take_dict(l, &stored, take_stored, e) < 0 ||
+        take_dict(l, &whole, take_whole, e) < 0 || check_budget(l, e) < 0)
         return -e->code;
-    for (uint32_t i = 0; i < l->m->nentries; i++)
-        l->m->entry[i].wrapper = l->key[l->m->entry[i].key].wrapper;
+    tell_entries(l);
     keep_version(l->m, &state);
     return 0;
 }

@@ -77,6 +77,11 @@ struct dcp_entry {
     uint32_t key;
     uint32_t tensor;  /* or DCP_OBJECT */
     uint32_t wrapper; /* bytes of the key that planner_data tells to be a wrapper */
+    /*
+     * The shape of the tensor that is stored flattened (Megatron Core 0.8 to 0.15, see
+     * flat_boxes.h), DCP_BAD_SHAPE, or DCP_NO_SHAPE: it is stored as it is.
+     */
+    uint32_t whole;
 };
 
 /* One entry of storage_data; `start` DCP_NO_SHAPE: an object. */
@@ -105,7 +110,7 @@ struct dcp_metadata {
 
 /*
  * Reads the whole source as one pickle of torch.distributed.checkpoint.metadata.Metadata,
- * as torch 2.3 to 2.15 write it. What is wrong with one tensor or blob is kept as `bad`
+ * as torch 2.3 to 2.15 write it, or of Megatron Core's subclass of it. What is wrong with one tensor or blob is kept as `bad`
  * beside it; -EBADMSG when the pickle is damaged or no Metadata, or when it claims more
  * chunks than it has bytes (lists multiplied through the memo); -ENOTSUP names a
  * subclass of Metadata that some other trainer wrote.

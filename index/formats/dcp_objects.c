@@ -221,6 +221,8 @@ static int convert(struct job *j, struct source *src, uint64_t off, uint64_t len
     if (torch_zip_open(src, off, len, &zip, e) < 0)
         return -e->code;
     root = torch_zip_root(zip);
+    if (j->s->how->unwrap && root.kind == PV_LIST && pv_count(&root) == 1)
+        root = pv_at(&root, 0);
     return object_to_json(zip, &root, 0, take_tensor, j, &j->json, e);
 }
 
@@ -438,6 +440,9 @@ static int report_object(struct job *j, struct kept *k, struct err *e)
         return -e->code;
     if (is_repeated(k, j))
         return 0;
+    if (j->s->how->on_object && !j->err.code)
+        j->s->how->on_object(j->s->how->user, key.data, key.len, j->json.data,
+                             j->json.len);
     r = sink_object(j->s->sink, key.data, key.len, j->json.data, j->json.len, e);
     if (r < 0 || report_inners(j->s, j, e) < 0)
         return -e->code;

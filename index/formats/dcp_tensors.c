@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/flat_boxes.h"
 #include "index/formats/torch_dcp.h"
 #include "index/sink.h"
 #include "remote/store.h"
@@ -17,6 +18,8 @@ struct work {
     const struct dcp_tensor *tensor; /* as the lowest rank tells it */
     struct sink_tensor sink;
     struct shape shape;
+    uint32_t whole;      /* DCP_NO_SHAPE, or the shape of what is stored flattened */
+    struct shape block;  /* of which each cell of the stored tensor is the elements */
     struct dcp_box *box; /* in s->box */
     size_t nbox;
     bool broken; /* has a fault: more chunks are of no use */
@@ -109,18 +112,58 @@ static int report_bad(struct work *w)
  */
 static void set_shape(struct work *w)
 {
+    uint32_t nd, shape = w->whole == DCP_NO_SHAPE ? w->tensor->size : w->whole;
     const int64_t *dim;
-    uint32_t nd;
 
     w->shape = (struct shape){0};
-    if (w->tensor->size == DCP_NO_SHAPE || w->tensor->size == DCP_BAD_SHAPE)
+    if (shape == DCP_NO_SHAPE || shape == DCP_BAD_SHAPE)
         return;
-    dim = dcp_shape(&w->s->names, w->tensor->size, &nd);
+    dim = dcp_shape(&w->s->names, shape, &nd);
     w->shape.nd = nd;
     for (uint32_t k = 0; k < nd; k++)
         w->shape.dim[k] = dim[k] < 0 ? 0 : (uint64_t)dim[k];
     if (w->tensor->dtype == DTYPE_F4 && nd > 0 && w->shape.dim[nd - 1] <= INT64_MAX / 2)
         w->shape.dim[nd - 1] *= 2;
+}
+
+/*
+ * Megatron Core 0.8 to 0.15: a tensor of shape [X, Y] whose ranks have blocks of [x, y] is
+ * stored with shape [X/x, Y/y, x*y], the elements of each block flat in the last axis.
+ */
+static bool find_block(struct work *w)
+{
+    struct err ignored = {0};
+    const int64_t *stored, *whole;
+    uint32_t nd, whole_nd;
+    uint64_t count;
+
+    if (w->whole == DCP_BAD_SHAPE || w->tensor->dtype == DTYPE_F4)
+        return false;
+    stored = dcp_shape(&w->s->names, w->tensor->size, &nd);
+    whole = dcp_shape(&w->s->names, w->whole, &whole_nd);
+    if (nd != whole_nd + 1)
+        return false;
+    w->block.nd = whole_nd;
+    for (uint32_t k = 0; k < whole_nd; k++) {
+        if (whole[k] < 0 || stored[k] == 0 || whole[k] % stored[k] != 0)
+            return false;
+        w->block.dim[k] = (uint64_t)(whole[k] / stored[k]);
+    }
+    return shape_elements(&w->block, &count, &ignored) == 0 &&
+           count == (uint64_t)stored[whole_nd];
+}
+
+static int check_flattened(struct work *w)
+{
+    const char *size;
+
+    if (find_block(w))
+        return 0;
+    size = shape_text(w->s, w->tensor->size);
+    return broken(w, sink_fault(w->s->sink,
+                                "stored with size %s, which is no reformulation of the "
+                                "tensor's own shape",
+                                size));
 }
 
 /* Are size and dtype such that chunks can be looked at? */
@@ -139,7 +182,7 @@ static int check_tensor(struct work *w)
     }
     if (w->tensor->dtype == DTYPE_F4 && nd == 0)
         return tensor_fault(w, "a single float4_e2m1fn_x2 has no shape in elements");
-    return 0;
+    return w->whole == DCP_NO_SHAPE ? 0 : check_flattened(w);
 }
 
 /* A chunk's box as the sink wants it; a fault when it is none. */
@@ -220,6 +263,50 @@ static int find_in_image(struct work *w, const struct dcp_box *box,
     return 0;
 }
 
+/* The boxes of a flat range of one block; `first` and `count` are elements of it. */
+static int report_range(struct work *w, struct chunk *c, const uint64_t *cell,
+                        uint64_t first, uint64_t count, struct err *e)
+{
+    int64_t step[SHAPE_MAX_DIMS];
+    struct flat_boxes boxes;
+    struct flat_box box;
+
+    if (!flat_boxes_begin(&boxes, &w->block, first, first + count))
+        return tensor_fault(w, "a chunk that reaches past the end of its block");
+    for (uint32_t k = 0; k < w->block.nd; k++)
+        step[k] = (int64_t)boxes.stride[k];
+    while (flat_boxes_next(&boxes, &box)) {
+        for (uint32_t k = 0; k < w->block.nd; k++)
+            box.start[k] += cell[k] * w->block.dim[k];
+        c->start = box.start;
+        c->size = box.size;
+        c->first = box.first;
+        c->step = step;
+        if (sink_chunk(w->s->sink, c, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* A chunk of a flattened tensor: part of one cell of the leading axes. */
+static int report_flat(struct work *w, const struct dcp_box *box, struct chunk *c,
+                       struct err *e)
+{
+    const uint64_t *start = c->start, *size = c->size;
+    uint32_t nd = w->block.nd, stored_nd;
+    const int64_t *stored = dcp_shape(&w->s->names, w->tensor->size, &stored_nd);
+
+    for (uint32_t k = 0; k < nd; k++) {
+        if (size[k] != 1)
+            return chunk_fault(w, box, "it spans several blocks");
+        if (start[k] >= (uint64_t)stored[k])
+            return chunk_fault(w, box, "it lies outside of the tensor");
+    }
+    if (size[nd] > UINT64_MAX - start[nd])
+        return chunk_fault(w, box, "it lies outside of the tensor");
+    return report_range(w, c, start, start[nd], size[nd], e);
+}
+
 static int report_chunk(struct work *w, const struct dcp_box *box,
                         const struct dcp_stored *stored, struct chunk *c, struct err *e)
 {
@@ -242,6 +329,8 @@ static int report_chunk(struct work *w, const struct dcp_box *box,
     c->offset = stored->offset;
     c->length = stored->length;
     w->s->zstd |= stored->zstd;
+    if (w->whole != DCP_NO_SHAPE)
+        return report_flat(w, box, c, e);
     if (find_in_image(w, box, stored, c, e) < 0)
         return -e->code;
     return w->broken ? 0 : sink_chunk(w->s->sink, c, e);
@@ -269,7 +358,7 @@ static int report_box(struct work *w, const struct dcp_box *box, struct err *e)
     if (w->broken)
         return 0;
     stored = dcp_stored_find(w->s->part[box->part].m, w->ref->key, box->chunk.start);
-    if (is_empty(size, w->shape.nd))
+    if (is_empty(size, w->shape.nd + (w->whole != DCP_NO_SHAPE)))
         return report_empty(w, stored, e);
     if (!stored)
         return chunk_fault(w, box, "storage_data has no entry for it");
@@ -370,13 +459,22 @@ static int report(struct work *w, size_t nrefs, struct err *e)
     return sink_tensor_end(sink, e);
 }
 
+static int role_of_key(const struct dcp_scan *s, const char *key, size_t len)
+{
+    return s->how->role_of ? s->how->role_of(key, len) : s->how->role;
+}
+
 /* `key` NULL: the entry's own, with its wrapper and role. */
 static int report_as(struct dcp_scan *s, const struct dcp_ref *ref, size_t nrefs,
                      const struct buf *key, struct err *e)
 {
     const struct dcp_metadata *m = dcp_part_of(s, ref);
     const struct dcp_entry *entry = dcp_entry_of(s, ref);
-    struct work w = {.s = s, .ref = ref, .tensor = &m->tensor[entry->tensor], .e = e};
+    struct work w = {.s = s,
+                     .ref = ref,
+                     .tensor = &m->tensor[entry->tensor],
+                     .whole = entry->whole,
+                     .e = e};
     size_t len;
     const char *own = intern_get(&s->names.keys, entry->key, &len);
 
@@ -388,7 +486,7 @@ static int report_as(struct dcp_scan *s, const struct dcp_ref *ref, size_t nrefs
         .wrapper = key || s->how->no_wrapper ? 0 : entry->wrapper,
         .dtype = w.tensor->dtype,
         .shape = &w.shape,
-        .role = key ? ROLE_OTHER : s->how->role,
+        .role = key ? ROLE_OTHER : role_of_key(s, own, len),
     };
     return report(&w, nrefs, e);
 }
@@ -400,7 +498,8 @@ static bool same_tensor(const struct dcp_scan *s, const struct dcp_ref *a,
     const struct dcp_tensor *x = &dcp_part_of(s, a)->tensor[dcp_entry_of(s, a)->tensor];
     const struct dcp_tensor *y = &dcp_part_of(s, b)->tensor[dcp_entry_of(s, b)->tensor];
 
-    return x->size == y->size && x->dtype == y->dtype && x->bad == y->bad;
+    return x->size == y->size && x->dtype == y->dtype && x->bad == y->bad &&
+           dcp_entry_of(s, a)->whole == dcp_entry_of(s, b)->whole;
 }
 
 /*

@@ -28,6 +28,13 @@ struct dcp_how {
     int role;           /* enum role of all tensors, or -1: by part and key */
     bool no_wrapper;    /* whatever planner_data says, keys are the module's own */
     const char *object; /* before the keys of objects, or NULL */
+    bool unwrap;        /* objects were saved as lists of one: that one is shown */
+    /* Optional, in place of `role`: enum role, or -1. */
+    int (*role_of)(const char *key, size_t len);
+    /* Optional: sees each object as it is reported, on the scan's thread. */
+    void (*on_object)(void *user, const char *key, size_t len, const char *json,
+                      size_t json_len);
+    void *user;
 };
 
 /* What the metadata told. */
