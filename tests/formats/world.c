@@ -80,22 +80,32 @@ static int place_chunk(struct world *w, struct source *src, struct copy *k,
     return 0;
 }
 
+/* Other types than floating point, complex ones too, have no sign bit to turn. */
+static bool has_sign_bit(enum dtype d)
+{
+    return d == DTYPE_F16 || d == DTYPE_BF16 || d == DTYPE_F32 || d == DTYPE_F64 ||
+           dtype_is_complex(d);
+}
+
 /* Swaps and negations as the flags say; what no fixture has is refused. */
 static int apply_flags(const struct copy *k, unsigned char *element, struct err *e)
 {
     unsigned size = dtype_component(k->t->dtype), unit = dtype_unit(k->t->dtype);
+    uint8_t flags = k->place.flags;
 
-    if (k->place.flags & (CHUNK_CONJ | CHUNK_NEG))
-        return err_set(e, ENOTSUP, "a chunk with flags %u", k->place.flags);
-    if (!(k->place.flags & CHUNK_SWAP))
-        return 0;
+    if ((flags & (CHUNK_CONJ | CHUNK_NEG)) && !has_sign_bit(k->t->dtype))
+        return err_set(e, ENOTSUP, "a chunk with flags %u", flags);
     for (unsigned at = 0; at < unit; at += size) {
-        for (unsigned i = 0; i < size / 2; i++) {
+        for (unsigned i = 0; (flags & CHUNK_SWAP) && i < size / 2; i++) {
             unsigned char x = element[at + i];
 
             element[at + i] = element[at + size - 1 - i];
             element[at + size - 1 - i] = x;
         }
+        if ((flags & CHUNK_CONJ) && at > 0)
+            element[at + size - 1] ^= 0x80;
+        if (flags & CHUNK_NEG)
+            element[at + size - 1] ^= 0x80;
     }
     return 0;
 }

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/formats/fixture.h - a checkpoint as the index has it, against NAME.expected.json. */
+#ifndef UFS_TESTS_FORMATS_FIXTURE_H
+#define UFS_TESTS_FORMATS_FIXTURE_H
+
+#include "base/buf.h"
+#include "read_tensor.h"
+
+struct json;
+
+/* A checkpoint that is open and scanned. */
+struct opened {
+    struct world w;
+    struct checkpoint_info info;
+    struct tensor_info *t;
+    size_t count;
+};
+
+/* These fail the test when something is wrong. */
+void open_checkpoint(const char *path, struct opened *o);
+void close_checkpoint(struct opened *o);
+const struct tensor_info *tensor(const struct opened *o, const char *key);
+
+void read_file(const char *path, struct buf *out);
+struct json *read_json(const char *path);
+
+/*
+ * A test of cmocka whose state is FOLDER/NAME: everything that NAME.expected.json says:
+ * format and framework ("PyTorch" when it says nothing); each tensor's dtype, shape and
+ * bytes, the latter by the mount's way and by the naive one, and no other tensor (those of
+ * "inside_objects" are of role other); objects as JSON; the number of warnings (0).
+ */
+void test_fixture(void **state);
+
+/* Such tests for all fixtures of the folder, up to `max`; states are to be freed. */
+struct CMUnitTest;
+size_t fixture_tests(const char *folder, struct CMUnitTest *tests, size_t max);
+
+/* All objects ("KEY=JSON"), or all warnings ("CODE: TEXT"), as lines of text. */
+void all_objects(struct opened *o, struct buf *out);
+void all_warnings(struct opened *o, struct buf *out);
+
+#endif
