@@ -16,7 +16,7 @@ enum {
 
 /*
  * What the items of a tuple are called in keys: NULL by their number, "" not at all; those
- * past the end by their number. `below`: the same for the items of the items.
+ * past the end by their number. `below`: the same for the items of those called "".
  */
 struct naming {
     const char *const *name;
@@ -38,8 +38,10 @@ static const struct naming csc = {NAMES(NULL, ""), .below = &csc_parts};
 static const struct naming quantized = {NAMES(NULL, NULL, NULL, NULL, ""),
                                         .below = &quantizer_parts};
 static const struct naming nested = {NAMES("buffer", "sizes", "strides", "offsets")};
-/* (function, type, arguments, state): attributes of a tensor of some class. */
-static const struct naming subclass = {NAMES(NULL, NULL, NULL, "")};
+/* (function, type, arguments, state): attributes of a tensor of some class, the state
+ * a dict or a pair of them. */
+static const struct naming states = {NAMES("", "")};
+static const struct naming subclass = {NAMES(NULL, NULL, NULL, ""), .below = &states};
 static const struct naming first_only = {NAMES("")};
 
 /* How the items of a container are met. */
@@ -341,6 +343,15 @@ static bool is_hollow(const struct pv *v)
             pv_is(&class, "torch._utils", "_rebuild_tensor_v3"));
 }
 
+static const char *hollow_or(const struct pv *v, const char *why)
+{
+    struct pv class = pv_class(v);
+
+    return pv_is(&class, "torch._utils", "_rebuild_meta_tensor_no_storage")
+               ? "a tensor of the device \"meta\": it has no bytes"
+               : why;
+}
+
 static int visit_instance(struct torch_walk *w, struct stack *s, struct visit x,
                           struct err *e)
 {
@@ -350,7 +361,7 @@ static int visit_instance(struct torch_walk *w, struct stack *s, struct visit x,
     w->others++;
     x.rule = RULE_OBJECT;
     x.skip = is_plain_instance(&x.v);
-    if (is_distributed(&x.v)) {
+    if (!x.shard && is_distributed(&x.v)) {
         x.shard = true;
         w->shards++;
     }
@@ -385,7 +396,7 @@ static int visit_object(struct torch_walk *w, struct stack *s, struct visit *x,
         return rc;
     }
     if (rc < 0 && (rc != -ENOTSUP || is_hollow(&x->v)))
-        return tell(w, x, NULL, why.text, e);
+        return tell(w, x, NULL, hollow_or(&x->v, why.text), e);
     if (visit_integers(w, x, e) < 0)
         return -e->code;
     return visit_instance(w, s, *x, e);
@@ -483,7 +494,9 @@ static void add_key(struct torch_walk *w, const struct frame *f, const struct pv
     buf_release(&part);
 }
 
-static void add_position(struct torch_walk *w, const struct frame *f)
+/* What the items of the next item are called is `below`. */
+static void add_position(struct torch_walk *w, const struct frame *f,
+                         const struct naming **below)
 {
     const struct naming *n = f->naming;
     const char *name = n && f->i < n->count ? n->name[f->i] : NULL;
@@ -493,6 +506,8 @@ static void add_position(struct torch_walk *w, const struct frame *f)
         add_number(&w->key, f->i);
     else if (*name)
         torch_path_add(&w->key, name, strlen(name));
+    else
+        *below = n->below;
 }
 
 /* The next item of the container, its parts on the paths; false at the end. */
@@ -514,8 +529,7 @@ static bool next_item(struct torch_walk *w, struct frame *f, struct visit *x)
         add_key(w, f, &key);
     } else {
         x->v = pv_at(&f->v, f->i);
-        add_position(w, f);
-        x->naming = f->naming ? f->naming->below : NULL;
+        add_position(w, f, &x->naming);
     }
     f->i++;
     return true;

@@ -42,7 +42,7 @@ struct torch_walk {
     uint64_t visits;  /* of values, in all walks with this struct */
     uint64_t tensors; /* reported */
     uint64_t others;  /* values that are no tensors and no containers of some */
-    uint64_t shards;  /* instances of classes of torch.distributed that hold tensors */
+    uint64_t shards;  /* outermost instances of classes of torch.distributed */
     uint64_t
         too_deep;     /* containers that were not entered: cycles, or past the limits */
     uint64_t unnamed; /* tensors in them that got no key: paths over TORCH_MAX_PATH */
