@@ -130,6 +130,20 @@ static bool has_suffix(const char *name, const char *const *suffix, size_t n)
     return false;
 }
 
+/*
+ * State of a Megatron run that is no checkpoint by itself, be it alone in its directory;
+ * nor is what lies beside the shards of an unfinished DCP save.
+ */
+static bool is_state_of_run(const struct listing *l, const char *name)
+{
+    static const char dataloader[] = "train_dataloader_dprank";
+
+    return strcmp(name, "latest_train_state.pt") == 0 ||
+           strcmp(name, "train_state.pt") == 0 ||
+           strncmp(name, dataloader, sizeof dataloader - 1) == 0 ||
+           listing_find(l, "__0_0.distcp");
+}
+
 /* A file counts by what it holds, and only where its name says that it may be one. */
 static void tf_bid_file(struct listing *l, const char *name, struct bid *out)
 {
@@ -141,7 +155,8 @@ static void tf_bid_file(struct listing *l, const char *name, struct bid *out)
     bool is_usual = has_suffix(name, usual, ARRAY_SIZE(usual));
     enum torch_kind kind;
 
-    if (!is_usual && !has_suffix(name, others, ARRAY_SIZE(others)))
+    if ((!is_usual && !has_suffix(name, others, ARRAY_SIZE(others))) ||
+        is_state_of_run(l, name))
         return;
     kind = kind_of(l, name);
     if (kind == TORCH_ZIP || kind == TORCH_LEGACY)
