@@ -413,10 +413,10 @@ static int read_head(struct scan *s, struct err *e)
 
 static int report(struct scan *s, struct err *e)
 {
-    if (read_head(s, e) < 0 || learn_config(s, e) < 0 || report_tensors(s, e) < 0 ||
-        report_common(s, e) < 0)
+    if (read_head(s, e) < 0 || report_tensors(s, e) < 0 || report_common(s, e) < 0 ||
+        report_files(s, e) < 0)
         return -e->code;
-    return report_files(s, e);
+    return learn_config(s, e);
 }
 
 /* Also a scan that fails has a format. */
