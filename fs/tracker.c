@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "index/formats/megatron_tracker.h"
 
 /* Longer than any step's name; what is longer is no tracker. */
 enum { TRACKER_MAX = 300 };
@@ -50,26 +51,36 @@ static char *step_named(struct fs *fs, const char *dir, const char *step)
     return strdup(step);
 }
 
+static char *iteration(struct fs *fs, const char *dir, uint64_t number)
+{
+    char step[32];
+
+    snprintf(step, sizeof step, "iter_%07" PRIu64, number);
+    return step_named(fs, dir, step);
+}
+
 /* Megatron: a number, or the word "release". */
 static char *megatron_step(struct fs *fs, const char *dir, const char *text)
 {
-    char step[TRACKER_MAX + 8];
     size_t digits = strspn(text, "0123456789");
 
     if (strcmp(text, "release") == 0)
         return step_named(fs, dir, text);
     if (digits == 0 || digits > 18 || text[digits])
         return NULL;
-    snprintf(step, sizeof step, "iter_%07llu", strtoull(text, NULL, 10));
-    return step_named(fs, dir, step);
+    return iteration(fs, dir, strtoull(text, NULL, 10));
 }
 
 char *tracker_target(struct fs *fs, const char *path)
 {
     char text[TRACKER_MAX + 1];
     char *step = NULL;
+    uint64_t number;
 
-    if (tracker_text(fs, path, "latest_checkpointed_iteration.txt", text))
+    /* Bridge trusts this one first. */
+    if (megatron_tracked_step(fs->store, path, &number))
+        step = iteration(fs, path, number);
+    if (!step && tracker_text(fs, path, "latest_checkpointed_iteration.txt", text))
         step = megatron_step(fs, path, text);
     if (!step && tracker_text(fs, path, "latest", text)) /* DeepSpeed */
         step = step_named(fs, path, text);

@@ -293,7 +293,8 @@ static int build_entries(struct builder *b)
     struct shown *s = b->shown;
     bool tracked =
         s->listing && (listing_find(s->listing, "latest") ||
-                       listing_find(s->listing, "latest_checkpointed_iteration.txt"));
+                       listing_find(s->listing, "latest_checkpointed_iteration.txt") ||
+                       listing_find(s->listing, "latest_train_state.pt"));
     int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
 
     if (rc == 0 && tracked) {
