@@ -44,7 +44,8 @@ int sink_file_shown(struct sink *s, const char *path, size_t len, uint32_t *numb
 
 /*
  * Watches a side file that the scan has read (config.json): a change of it makes the
- * index stale. It stays visible.
+ * index stale. It stays visible. Also a directory below the checkpoint's, where names
+ * that come or go change what is found (the checkpoint's own is watched anyhow).
  */
 int sink_watch(struct sink *s, const char *name, struct err *e);
 

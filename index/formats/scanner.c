@@ -222,13 +222,17 @@ static int note_file(void *user, const struct catalog_file *f)
     return w->file[w->count++].path ? 0 : -ENOMEM;
 }
 
-/* All zero, as the index has it, when there is no such file. */
+/*
+ * All zero, as the index has it, when there is no such file. Directories are watched for
+ * what comes into them.
+ */
 static struct file_id look_at(struct scanner *s, const char *path)
 {
     struct entry_stat st;
     struct err ignored = {0};
 
-    if (s->store->ops->stat(s->store, path, &st, &ignored) < 0 || st.kind != ENTRY_FILE)
+    if (s->store->ops->stat(s->store, path, &st, &ignored) < 0 ||
+        st.kind == ENTRY_OTHER)
         return (struct file_id){0};
     return st.id;
 }
