@@ -5,27 +5,25 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/json.h"
-#include "base/pool.h"
 #include "index/formats/format.h"
+#include "index/formats/hf_config.h"
 #include "index/formats/hf_index.h"
+#include "index/formats/safetensors_files.h"
 #include "index/formats/safetensors_layout.h"
 
 enum {
     HEAD_BYTES = 16,
     INDEX_HEAD = 4096,     /* "metadata" is small and stands before weight_map */
     MAX_INDEX = 100000000, /* what the JSON reader takes */
-    MAX_CONFIG = 1 << 24,  /* the largest seen, with quantisation tables: 2 MB */
-    MAX_HEADERS = 1 << 30, /* of all files of a model; 50 MB is a large one */
 };
 
-static const char not_yet[] =
-    "written by torch's HuggingFaceStorageWriter as shards: not supported yet";
+static const char no_model[] =
+    "pieces of tensors by torch's HuggingFaceStorageWriter, no model by itself";
 
 /* ---- bids ---- */
 
@@ -75,8 +73,8 @@ static void bid_layout(struct listing *l, const struct safetensors_layout *x,
     if (x->kind == SAFETENSORS_NONE)
         return;
     if (x->kind == SAFETENSORS_PIECES)
-        say(out, 30, "%s: %s", x->main, not_yet);
-    else if (x->kind == SAFETENSORS_INDEXED)
+        return; /* hf_dcp's */
+    if (x->kind == SAFETENSORS_INDEXED)
         bid_index(l, x->main, out);
     else if (!has_magic(l, x->main))
         say_damaged(out, x->main);
@@ -109,41 +107,20 @@ static void st_bid_file(struct listing *l, const char *name, struct bid *out)
 
 /* ---- files of the model ---- */
 
-struct shard {
-    const char *name;  /* in the checkpoint's directory */
-    const char *fault; /* why it was not even opened, or NULL */
-    bool missing;
-    bool shown; /* stays visible as it is */
-    uint32_t number;
-    struct file_id id; /* when it was registered */
-    struct safetensors_header h;
-    bool read;      /* h is good */
-    struct err err; /* why it is not */
-};
-
 struct scan {
     const struct scan_context *c;
     struct sink *sink;
     struct safetensors_layout layout;
     struct hf_index index; /* of SAFETENSORS_INDEXED */
     bool *found;           /* entries of the index */
-    struct shard *shard;
-    size_t nshards;
-    atomic_ullong header_bytes;
+    struct safetensors_files files;
     /* What tells that an output layer is tied to the embedding. */
     bool has_head, has_embedding;
 };
 
-static void shard_release(struct shard *f)
-{
-    safetensors_header_release(&f->h);
-}
-
 static void scan_release(struct scan *s)
 {
-    for (size_t i = 0; i < s->nshards; i++)
-        shard_release(&s->shard[i]);
-    free(s->shard);
+    safetensors_files_release(&s->files);
     free(s->found);
     hf_index_release(&s->index);
 }
@@ -154,80 +131,6 @@ static int path_of(const struct scan *s, const char *name, char path[PATH_MAX],
     if (store_join(s->c->dir, name, path, PATH_MAX) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", s->c->dir, name);
     return 0;
-}
-
-static int new_shards(struct scan *s, size_t n, struct err *e)
-{
-    s->shard = calloc(n + 1, sizeof *s->shard);
-    s->nshards = s->shard ? n : 0;
-    return s->shard ? 0 : err_nomem(e);
-}
-
-static int register_shard(struct scan *s, struct shard *f, struct err *e)
-{
-    int (*add)(struct sink * s, const char *path, size_t len, uint32_t *number,
-               struct err *e) = f->shown ? sink_file_shown : sink_file;
-
-    if (f->fault)
-        return 0;
-    if (add(s->sink, f->name, strlen(f->name), &f->number, e) < 0)
-        return -e->code;
-    f->missing = !sink_file_id(s->sink, f->number, &f->id);
-    if (f->missing)
-        return sink_warning(s->sink, "missing-file", "%s is missing", f->name);
-    return 0;
-}
-
-/* Damage of one file is told with its tensors; these stop the scan. */
-static bool stops_scan(int code)
-{
-    return code == ESTALE || code == ENOMEM || code == EMFILE || code == ENFILE ||
-           code == E2BIG || code == EINTR;
-}
-
-static int read_header(struct scan *s, struct shard *f, struct err *e)
-{
-    CLEANUP(source_putp) struct source *src = NULL;
-    char path[PATH_MAX];
-
-    if (path_of(s, f->name, path, e) < 0)
-        return -e->code;
-    if (s->c->store->ops->open(s->c->store, path, &src, e) < 0)
-        return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", path) : -e->code;
-    if (!file_id_equal(&src->id, &f->id))
-        return err_set(e, ESTALE, "%s was changed during the scan", path);
-    if (safetensors_read(src, 0, src->size, &f->h, e) < 0)
-        return err_wrap(e, "%s", path);
-    if (atomic_fetch_add(&s->header_bytes, f->h.data) + f->h.data > MAX_HEADERS)
-        return err_set(e, E2BIG, "the headers of this model are larger than %d MB",
-                       MAX_HEADERS >> 20);
-    if (source_check(src, e) < 0) {
-        shard_release(f);
-        return -e->code;
-    }
-    f->read = true;
-    return 0;
-}
-
-static int read_nth(void *user, size_t i, struct err *e)
-{
-    struct scan *s = user;
-    struct shard *f = &s->shard[i];
-
-    if (f->fault || f->missing || read_header(s, f, &f->err) == 0)
-        return 0;
-    if (!stops_scan(f->err.code))
-        return 0;
-    *e = f->err;
-    return -e->code;
-}
-
-static int read_shards(struct scan *s, struct err *e)
-{
-    for (size_t i = 0; i < s->nshards; i++)
-        if (register_shard(s, &s->shard[i], e) < 0)
-            return -e->code;
-    return pool_each(s->c->pool, s->nshards, read_nth, s, e);
 }
 
 /* ---- pieces of tensors, which must never be shown as tensors ---- */
@@ -245,7 +148,7 @@ static int check_offsets(void *user, const char *key, size_t key_len UNUSED,
         uint64_t at;
 
         if (!json_u64(v, &at) || at != 0)
-            return err_set(e, ENOTSUP, "%s", not_yet);
+            return err_set(e, ENOTSUP, "%s", no_model);
     }
     return 0;
 }
@@ -255,17 +158,17 @@ static int check_offsets(void *user, const char *key, size_t key_len UNUSED,
  * whole is. Those that its rank-0 save writes are whole: no offset but zero, and called
  * model-K-of-N. All else with that mark may be pieces.
  */
-static int check_whole(const struct shard *f, struct err *e)
+static int check_whole(const struct safetensors_file *f, struct err *e)
 {
     const char *text = f->h.dcp_sharding;
     struct safetensors_number n;
 
     if (safetensors_is_piece(f->name))
-        return err_set(e, ENOTSUP, "%s: %s", f->name, not_yet);
+        return err_set(e, ENOTSUP, "%s: %s", f->name, no_model);
     if (!f->read || !text)
         return 0;
     if (!safetensors_has_stem(f->name, "model", strlen("model"), &n))
-        return err_set(e, ENOTSUP, "%s: %s", f->name, not_yet);
+        return err_set(e, ENOTSUP, "%s: %s", f->name, no_model);
     if (json_each_member(text, strlen(text), NULL, check_offsets, NULL, e) < 0)
         return err_wrap(e, "%s", f->name);
     return 0;
@@ -273,38 +176,16 @@ static int check_whole(const struct shard *f, struct err *e)
 
 static int check_all_whole(const struct scan *s, struct err *e)
 {
-    for (size_t i = 0; i < s->nshards; i++)
-        if (check_whole(&s->shard[i], e) < 0)
+    for (size_t i = 0; i < s->files.count; i++)
+        if (check_whole(&s->files.file[i], e) < 0)
             return err_hint(e, "torch's consolidate_safetensors_files joins them");
     return 0;
 }
 
 /* ---- tensors ---- */
 
-static bool key_is(const struct safetensors_tensor *t, const char *key)
-{
-    return t->name_len == strlen(key) && memcmp(t->name, key, t->name_len) == 0;
-}
-
-/* Input embeddings of the models whose output layer is lm_head.weight. */
-static bool is_embedding(const struct safetensors_tensor *t)
-{
-    static const char *const keys[] = {
-        "model.embed_tokens.weight",
-        "transformer.wte.weight",
-        "model.decoder.embed_tokens.weight",
-        "transformer.word_embeddings.weight",
-        "model.language_model.embed_tokens.weight",
-    };
-
-    for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
-        if (key_is(t, keys[i]))
-            return true;
-    return false;
-}
-
 /* `fault` NULL, or why it must not be read. */
-static int add_tensor(struct scan *s, const struct shard *f,
+static int add_tensor(struct scan *s, const struct safetensors_file *f,
                       const struct safetensors_tensor *t, const char *part,
                       const char *fault, struct err *e)
 {
@@ -316,8 +197,8 @@ static int add_tensor(struct scan *s, const struct shard *f,
                               .shape = &shape,
                               .role = part ? ROLE_OTHER : -1};
 
-    s->has_head = s->has_head || key_is(t, "lm_head.weight");
-    s->has_embedding = s->has_embedding || is_embedding(t);
+    s->has_head |= hf_is_head(t->name, t->name_len);
+    s->has_embedding |= hf_is_embedding(t->name, t->name_len);
     safetensors_shape(t, &shape);
     if (!fault)
         return sink_tensor_plain(s->sink, &out, f->number, f->h.data + t->begin, e);
@@ -328,8 +209,8 @@ static int add_tensor(struct scan *s, const struct shard *f,
     return sink_tensor_end(s->sink, e);
 }
 
-static int add_whole_file(struct scan *s, const struct shard *f, const char *part,
-                          struct err *e)
+static int add_whole_file(struct scan *s, const struct safetensors_file *f,
+                          const char *part, struct err *e)
 {
     for (size_t i = 0; i < f->h.count; i++)
         if (add_tensor(s, f, &f->h.tensor[i], part, NULL, e) < 0)
@@ -337,7 +218,7 @@ static int add_whole_file(struct scan *s, const struct shard *f, const char *par
     return 0;
 }
 
-static int set_fault(struct sink *sink, const struct shard *f)
+static int set_fault(struct sink *sink, const struct safetensors_file *f)
 {
     if (f->fault)
         return f->name[0] ? sink_fault(sink, "%s: \"%.200s\"", f->fault, f->name)
@@ -351,8 +232,8 @@ static int set_fault(struct sink *sink, const struct shard *f)
 }
 
 /* A tensor of which only the name is known: shown as empty bytes that cannot be read. */
-static int add_unknown(struct scan *s, const char *key, const struct shard *f,
-                       struct err *e)
+static int add_unknown(struct scan *s, const char *key,
+                       const struct safetensors_file *f, struct err *e)
 {
     static const struct shape none = {.nd = 1};
     struct sink_tensor t = {.key = key,
@@ -361,7 +242,7 @@ static int add_unknown(struct scan *s, const char *key, const struct shard *f,
                             .shape = &none,
                             .role = -1};
 
-    s->has_head = s->has_head || strcmp(key, "lm_head.weight") == 0;
+    s->has_head |= hf_is_head(key, strlen(key));
     if (sink_tensor_begin(s->sink, &t, e) < 0)
         return -e->code;
     if (set_fault(s->sink, f) < 0)
@@ -373,13 +254,13 @@ static int add_unknown(struct scan *s, const char *key, const struct shard *f,
 
 static int scan_single(struct scan *s, const char *name, struct err *e)
 {
-    struct shard *f;
+    struct safetensors_file *f;
 
-    if (new_shards(s, 1, e) < 0)
+    if (safetensors_files_new(&s->files, 1, e) < 0)
         return -e->code;
-    f = &s->shard[0];
+    f = &s->files.file[0];
     f->name = name;
-    if (read_shards(s, e) < 0)
+    if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0)
         return -e->code;
     if (f->missing)
         return err_set(e, ESTALE, "%s is gone", name);
@@ -409,7 +290,7 @@ static int read_index(struct scan *s, const char *name, struct err *e)
 /* The tensors of one file that the index puts there; loaders ignore all others. */
 static int add_indexed_file(struct scan *s, size_t file, struct err *e)
 {
-    const struct shard *f = &s->shard[file];
+    const struct safetensors_file *f = &s->files.file[file];
     const struct safetensors_tensor *first = NULL;
     size_t unlisted = 0;
 
@@ -439,20 +320,22 @@ static int scan_indexed(struct scan *s, struct err *e)
 {
     /* First watched, then read: also a damaged index is read anew when it changes. */
     if (sink_hide(s->sink, s->layout.main, true, e) < 0 ||
-        read_index(s, s->layout.main, e) < 0 || new_shards(s, s->index.nfiles, e) < 0)
+        read_index(s, s->layout.main, e) < 0 ||
+        safetensors_files_new(&s->files, s->index.nfiles, e) < 0)
         return -e->code;
-    for (size_t i = 0; i < s->nshards; i++) {
-        s->shard[i].name = s->index.file[i].name;
-        s->shard[i].fault = s->index.file[i].fault;
+    for (size_t i = 0; i < s->files.count; i++) {
+        s->files.file[i].name = s->index.file[i].name;
+        s->files.file[i].fault = s->index.file[i].fault;
     }
-    if (read_shards(s, e) < 0 || check_all_whole(s, e) < 0)
+    if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
+        check_all_whole(s, e) < 0)
         return -e->code;
-    for (size_t i = 0; i < s->nshards; i++)
+    for (size_t i = 0; i < s->files.count; i++)
         if (add_indexed_file(s, i, e) < 0)
             return -e->code;
     for (size_t i = 0; i < s->index.count; i++)
         if (!s->found[i] && add_unknown(s, s->index.entry[i].key,
-                                        &s->shard[s->index.entry[i].file], e) < 0)
+                                        &s->files.file[s->index.entry[i].file], e) < 0)
             return -e->code;
     return 0;
 }
@@ -465,15 +348,15 @@ static int find_set(struct scan *s, struct err *e)
     struct safetensors_number n;
     size_t count = 0;
 
-    if (new_shards(s, s->layout.present, e) < 0)
+    if (safetensors_files_new(&s->files, s->layout.present, e) < 0)
         return -e->code;
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
-        if (count < s->nshards && entry->st.kind == ENTRY_FILE &&
+        if (count < s->files.count && entry->st.kind == ENTRY_FILE &&
             safetensors_has_stem(entry->name, s->layout.stem, s->layout.stem_len, &n) &&
             n.n == s->layout.total)
-            s->shard[count++].name = entry->name;
+            s->files.file[count++].name = entry->name;
     }
     if (s->layout.present == s->layout.total)
         return 0;
@@ -508,14 +391,14 @@ static bool same_key(const struct owner *x, const struct owner *y)
 static int add_owned(struct scan *s, const struct owner *o, size_t count, struct err *e)
 {
     for (size_t i = 0, n; i < count; i += n) {
-        const struct shard *f = &s->shard[o[i].file];
+        const struct safetensors_file *f = &s->files.file[o[i].file];
         char fault[2 * NAME_MAX + 64];
 
         for (n = 1; i + n < count && same_key(&o[i], &o[i + n]); n++)
             ;
         if (n > 1)
             snprintf(fault, sizeof fault, "it is in %s and in %s, and no index decides",
-                     f->name, s->shard[o[i + 1].file].name);
+                     f->name, s->files.file[o[i + 1].file].name);
         if (add_tensor(s, f, o[i].t, NULL, n > 1 ? fault : NULL, e) < 0)
             return -e->code;
     }
@@ -527,14 +410,14 @@ static int add_set(struct scan *s, struct err *e)
     CLEANUP_FREE struct owner *owner = NULL;
     size_t count = 0, n = 0;
 
-    for (size_t i = 0; i < s->nshards; i++)
-        count += s->shard[i].h.count;
+    for (size_t i = 0; i < s->files.count; i++)
+        count += s->files.file[i].h.count;
     owner = calloc(count + 1, sizeof *owner);
     if (!owner)
         return err_nomem(e);
-    for (size_t i = 0; i < s->nshards; i++)
-        for (size_t k = 0; k < s->shard[i].h.count; k++)
-            owner[n++] = (struct owner){&s->shard[i].h.tensor[k], (uint32_t)i};
+    for (size_t i = 0; i < s->files.count; i++)
+        for (size_t k = 0; k < s->files.file[i].h.count; k++)
+            owner[n++] = (struct owner){&s->files.file[i].h.tensor[k], (uint32_t)i};
     qsort(owner, count, sizeof *owner, compare_owners);
     return add_owned(s, owner, count, e);
 }
@@ -543,16 +426,17 @@ static int scan_numbered(struct scan *s, struct err *e)
 {
     size_t bad = 0;
 
-    if (find_set(s, e) < 0 || read_shards(s, e) < 0 || check_all_whole(s, e) < 0)
+    if (find_set(s, e) < 0 || safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
+        check_all_whole(s, e) < 0)
         return -e->code;
-    for (size_t i = 0; i < s->nshards; i++) {
-        if (s->shard[i].read)
+    for (size_t i = 0; i < s->files.count; i++) {
+        if (s->files.file[i].read)
             continue;
-        if (++bad == s->nshards) {
-            *e = s->shard[i].err;
+        if (++bad == s->files.count) {
+            *e = s->files.file[i].err;
             return -e->code;
         }
-        if (sink_warning(s->sink, "damaged-file", "%s", s->shard[i].err.text) < 0)
+        if (sink_warning(s->sink, "damaged-file", "%s", s->files.file[i].err.text) < 0)
             return err_nomem(e);
     }
     return add_set(s, e);
@@ -563,25 +447,27 @@ static int scan_numbered(struct scan *s, struct err *e)
 /* An adapter beside its base model: its tensors are there too, of role other. */
 static int scan_adapter_beside(struct scan *s, struct err *e)
 {
-    CLEANUP(shard_release) struct shard f = {.name = s->layout.adapter, .shown = true};
+    CLEANUP(safetensors_files_release) struct safetensors_files files = {0};
+    struct safetensors_file *f;
 
-    if (!f.name)
+    if (!s->layout.adapter)
         return 0;
-    if (register_shard(s, &f, e) < 0)
+    if (safetensors_files_new(&files, 1, e) < 0)
         return -e->code;
-    if (!f.missing && read_header(s, &f, &f.err) < 0 && stops_scan(f.err.code)) {
-        *e = f.err;
+    f = &files.file[0];
+    f->name = s->layout.adapter;
+    f->shown = true;
+    if (safetensors_files_read(s->c, s->sink, &files, e) < 0)
         return -e->code;
-    }
-    if (f.read)
-        return add_whole_file(s, &f, f.name, e);
-    return f.missing ? 0 : sink_warning(s->sink, "damaged-file", "%s", f.err.text);
+    if (f->read)
+        return add_whole_file(s, f, f->name, e);
+    return f->missing ? 0 : sink_warning(s->sink, "damaged-file", "%s", f->err.text);
 }
 
 static bool is_shard(const struct scan *s, const char *name)
 {
-    for (size_t i = 0; i < s->nshards; i++)
-        if (strcmp(s->shard[i].name, name) == 0)
+    for (size_t i = 0; i < s->files.count; i++)
+        if (strcmp(s->files.file[i].name, name) == 0)
             return true;
     return false;
 }
@@ -632,59 +518,18 @@ static int hide_index(struct scan *s, struct err *e)
                         s->layout.main, entry->name);
 }
 
-/* torch leaves the shards that it made the full files of beside or below them. */
-static int warn_of_pieces(struct scan *s)
-{
-    struct listing *below = listing_sub(s->c->listing, "sharded");
-
-    for (size_t k = 0; k < 2; k++) {
-        const struct listing *l = k == 0 ? s->c->listing : below;
-
-        for (size_t i = 0; l && i < listing_count(l); i++)
-            if (safetensors_is_piece(listing_at(l, i)->name))
-                return sink_warning(
-                    s->sink, "sharded-copy",
-                    "full files and shards (%s) of torch's HuggingFaceStorageWriter: the "
-                    "full files are shown; torch writes 0-d tensors there as zeros",
-                    listing_at(l, i)->name);
-    }
-    return 0;
-}
-
 /* ---- the checkpoint as a whole ---- */
-
-/* What nobody can read of config.json is not our business: it is a side file. */
-static int config_says_tied(struct listing *l, bool *tied, struct err *e)
-{
-    CLEANUP(json_freep) struct json *doc = NULL;
-    CLEANUP_FREE char *text = NULL;
-    struct err why = {0};
-    size_t len;
-
-    *tied = false;
-    if (listing_read(l, "config.json", MAX_CONFIG, &text, &len, &why) == 0 &&
-        json_parse(text, len, NULL, &doc, &why) == 0)
-        json_bool(json_get(doc, "tie_word_embeddings"), tied);
-    if (!stops_scan(why.code))
-        return 0;
-    *e = why;
-    return err_wrap(e, "config.json");
-}
 
 /* safetensors cannot hold two names of one storage: the writer left one out. */
 static int tell_tied(struct scan *s, struct err *e)
 {
-    static const char key[] = "lm_head.weight", value[] = "\"tied, not stored\"";
-    bool tied;
+    struct hf_config config;
 
-    if (s->layout.kind == SAFETENSORS_ADAPTER || s->has_head || !s->has_embedding ||
-        !listing_find(s->c->listing, "config.json"))
+    if (s->layout.kind == SAFETENSORS_ADAPTER || s->has_head || !s->has_embedding)
         return 0;
-    if (sink_watch(s->sink, "config.json", e) < 0 ||
-        config_says_tied(s->c->listing, &tied, e) < 0)
+    if (hf_config_read(s->c->listing, "", s->sink, &config, e) < 0)
         return -e->code;
-    return tied ? sink_object(s->sink, key, sizeof key - 1, value, sizeof value - 1, e)
-                : 0;
+    return config.tied ? hf_tell_tied(s->sink, e) : 0;
 }
 
 static const char *framework_of(const struct scan *s)
@@ -694,8 +539,8 @@ static const char *framework_of(const struct scan *s)
     } names[] = {{"pt", "PyTorch"}, {"tf", "TensorFlow"}, {"flax", "Flax"},
                  {"np", "NumPy"},   {"mlx", "MLX"},       {"paddle", "PaddlePaddle"}};
 
-    for (size_t i = 0; i < s->nshards; i++) {
-        const char *format = s->shard[i].h.format;
+    for (size_t i = 0; i < s->files.count; i++) {
+        const char *format = s->files.file[i].h.format;
 
         for (size_t k = 0; format && k < ARRAY_SIZE(names); k++)
             if (strcmp(format, names[k].format) == 0)
@@ -724,7 +569,7 @@ static int tell_checkpoint(struct scan *s, const char *main, struct err *e)
                                     .metadata_file = path,
                                     .adapter = s->layout.kind == SAFETENSORS_ADAPTER};
 
-    snprintf(topology, sizeof topology, "{\"files\": %zu}", s->nshards);
+    snprintf(topology, sizeof topology, "{\"files\": %zu}", s->files.count);
     if (path_of(s, main, path, e) < 0)
         return -e->code;
     return sink_checkpoint(s->sink, &about, e);
@@ -738,8 +583,7 @@ static int scan_model(struct scan *s, const char *main, struct err *e)
     case SAFETENSORS_NUMBERED:
         return scan_numbered(s, e);
     case SAFETENSORS_PIECES:
-        err_set(e, ENOTSUP, "%s: %s", main, not_yet);
-        return err_hint(e, "torch's consolidate_safetensors_files joins them");
+        return err_set(e, ENOTSUP, "%s: %s", main, no_model);
     case SAFETENSORS_NONE:
     case SAFETENSORS_SINGLE:
     case SAFETENSORS_ADAPTER:
@@ -752,9 +596,9 @@ static int scan_beside(struct scan *s, struct err *e)
 {
     if (s->layout.kind == SAFETENSORS_NONE || s->layout.kind == SAFETENSORS_ADAPTER)
         return 0;
-    if (scan_adapter_beside(s, e) < 0 || hide_stale(s, e) < 0 || hide_index(s, e) < 0)
+    if (scan_adapter_beside(s, e) < 0 || hide_stale(s, e) < 0)
         return -e->code;
-    return warn_of_pieces(s);
+    return hide_index(s, e);
 }
 
 static int st_scan(const struct scan_context *c, struct sink *sink, struct err *e)

@@ -33,6 +33,7 @@ struct safetensors_header {
     size_t count;
     const char *format;       /* __metadata__["format"]: "pt", or NULL */
     const char *dcp_sharding; /* __metadata__["DCP_SHARDING_INFO"], or NULL */
+    const char *dcp_version;  /* __metadata__["DCP_VERSION"], or NULL */
     struct arena *arena;
 };
 

@@ -86,16 +86,23 @@ bool safetensors_has_stem(const char *name, const char *stem, size_t stem_len,
            memcmp(name, stem, stem_len) == 0;
 }
 
-bool safetensors_is_piece(const char *name)
+bool safetensors_piece(const char *name, struct safetensors_piece *out)
 {
     struct safetensors_number n;
-    uint32_t rank;
 
-    if (!safetensors_numbered(name, &n))
+    if (!safetensors_numbered(name, &n) || !take_text(name, &n.stem_len, "-model") ||
+        !take_number(name, &n.stem_len, &out->rank))
         return false;
-    return take_text(name, &n.stem_len, "-model") &&
-           take_number(name, &n.stem_len, &rank) && n.stem_len == strlen("shard-") &&
-           memcmp(name, "shard-", n.stem_len) == 0;
+    out->k = n.k;
+    out->n = n.n;
+    return n.stem_len == strlen("shard-") && memcmp(name, "shard-", n.stem_len) == 0;
+}
+
+bool safetensors_is_piece(const char *name)
+{
+    struct safetensors_piece p;
+
+    return safetensors_piece(name, &p);
 }
 
 static bool set_single(const struct listing *l, const char *stem,

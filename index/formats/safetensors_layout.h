@@ -37,6 +37,10 @@ struct safetensors_number {
 bool safetensors_numbered(const char *name, struct safetensors_number *out);
 
 /* shard-RANK-model-K-of-N.safetensors: pieces of tensors, never whole ones. */
+struct safetensors_piece {
+    uint32_t rank, k, n;
+};
+bool safetensors_piece(const char *name, struct safetensors_piece *out);
 bool safetensors_is_piece(const char *name);
 
 /* Is `name` a numbered file of this stem? */

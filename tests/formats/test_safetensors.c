@@ -315,17 +315,14 @@ static void test_pieces_are_refused(void **state)
         const char *name, *metadata;
         const char *why; /* NULL: fine */
     } rows[] = {
-        {"shard-00001-model-00001-of-00001.safetensors", SHARDING("[0]"),
-         "HuggingFaceStorageWriter as shards: not supported yet"},
-        {"shard-00001-model-00001-of-00001.safetensors", NULL, "not supported yet"},
-        {"model-00001-of-00001.safetensors", SHARDING("[3]"), "not supported yet"},
+        {"model-00001-of-00001.safetensors", SHARDING("[3]"), "no model by itself"},
         {"model-00001-of-00001.safetensors", SHARDING("[0]"), NULL},
-        {"model-00001-of-00001.safetensors", SHARDING("[0,-1]"), "not supported yet"},
+        {"model-00001-of-00001.safetensors", SHARDING("[0,-1]"), "no model by itself"},
         {"model-00001-of-00001.safetensors", SHARDING("7"), "no saved_offsets"},
         {"model-00001-of-00001.safetensors", "{\"DCP_SHARDING_INFO\":\"{\"}", "JSON"},
-        {"piece-00001-of-00001.safetensors", SHARDING("[0]"), "not supported yet"},
-        {"model.safetensors", SHARDING("[0]"), "not supported yet"},
-        {"piece.safetensors", SHARDING("[0]"), "not supported yet"},
+        {"piece-00001-of-00001.safetensors", SHARDING("[0]"), "no model by itself"},
+        {"model.safetensors", SHARDING("[0]"), "no model by itself"},
+        {"piece.safetensors", SHARDING("[0]"), "no model by itself"},
         {"piece.safetensors", "{\"DCP_VERSION\":\"1.0\"}", NULL},
     };
     const struct tmp *t = *state;
@@ -343,26 +340,6 @@ static void test_pieces_are_refused(void **state)
         release(&k);
         assert_int_equal(unlink(tmp_at(t, rows[i].name)), 0);
     }
-}
-
-static void test_pieces_beside_full_files(void **state)
-{
-    const struct tmp *t = *state;
-    struct look k;
-
-    put(t, "model-00001-of-00001.safetensors", NULL, "w:4");
-    tmp_file(t, "model.safetensors.index.json",
-             "{\"weight_map\":{\"w\":\"model-00001-of-00001.safetensors\"}}");
-    tmp_dir(t, "sharded");
-    put(t, "sharded/shard-00001-model-00001-of-00001.safetensors", SHARDING("[0]"),
-        "w:2");
-    look_at(&k, t, "");
-    whole(&k, "w", 4, 'm');
-    assert_string_equal(k.warnings.data, "sharded-copy .");
-    release(&k);
-    look_at(&k, t, "sharded");
-    assert_has(k.info.error, "not supported yet");
-    release(&k);
 }
 
 static int count_object(void *user, const char *key, size_t key_len, const char *json,
@@ -444,7 +421,6 @@ int main(void)
         tmp_test(test_adapter),
         tmp_test(test_adapter_beside_a_model),
         tmp_test(test_pieces_are_refused),
-        tmp_test(test_pieces_beside_full_files),
         tmp_test(test_tied),
         tmp_test(test_config_is_watched),
     };
