@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -41,39 +42,47 @@ static void unescape(char *text)
     *to = '\0';
 }
 
-/* Cuts one line into mount point and type (man 5 proc_pid_mountinfo). */
-static bool parse_line(char *line, const char **point, const char **type)
+struct mount_line {
+    const char *point, *type;
+    uint64_t device;
+};
+
+/* Takes one line apart (man 5 proc_pid_mountinfo). */
+static bool parse_line(char *line, struct mount_line *out)
 {
     char *dash = strstr(line, " - "), *save = NULL, *field = NULL;
+    unsigned major, minor;
 
     if (!dash)
         return false;
-    *type = dash + 3;
+    out->type = dash + 3;
     dash[3 + strcspn(dash + 3, " ")] = '\0';
     *dash = '\0';
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++) { /* id, parent, major:minor, root, mount point */
         field = strtok_r(i ? NULL : line, " ", &save);
-        if (!field)
+        if (!field || (i == 2 && sscanf(field, "%u:%u", &major, &minor) != 2))
             return false;
+        if (i == 2)
+            out->device = makedev(major, minor);
     }
     unescape(field);
-    *point = field;
+    out->point = field;
     return true;
 }
 
-bool mounts_ours(const char *path)
+uint64_t mounts_ours(const char *path)
 {
-    const char *point, *type;
+    struct mount_line m;
     char *line = NULL;
     size_t cap = 0;
-    bool ours = false;
+    uint64_t ours = 0;
     FILE *f = fopen(table_path, "re");
 
     if (!f)
-        return false;
+        return 0;
     while (getline(&line, &cap, f) > 0) /* later lines lie on top of earlier ones */
-        if (parse_line(line, &point, &type) && strcmp(point, path) == 0)
-            ours = strcmp(type, MOUNT_TYPE) == 0;
+        if (parse_line(line, &m) && strcmp(m.point, path) == 0)
+            ours = strcmp(m.type, MOUNT_TYPE) == 0 ? m.device : 0;
     free(line);
     fclose(f);
     return ours;
@@ -228,10 +237,10 @@ static int run_fusermount(const char *path, bool lazy)
     return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EBUSY;
 }
 
-void mounts_detach(const char *path)
+void mounts_detach(const char *path, uint64_t device)
 {
-    if (!mounts_ours(path))
-        return;
+    if (!device || mounts_ours(path) != device)
+        return; /* unmounted already; what is there now is not this one */
     if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) < 0)
         run_fusermount(path, true);
 }

@@ -16,11 +16,11 @@ struct err;
 /* The absolute path of a mount point without asking what is mounted there. */
 int mounts_path(const char *mountpoint, char out[PATH_MAX], struct err *e);
 
-/* Is the topmost mount at this path one of ours? */
-bool mounts_ours(const char *path);
+/* The device number of the topmost mount at this path if it is one of ours; else 0. */
+uint64_t mounts_ours(const char *path);
 
-/* Detaches it at once, whoever uses it: for servers that end. */
-void mounts_detach(const char *path);
+/* Detaches that one at once, whoever uses it: for servers that end. */
+void mounts_detach(const char *path, uint64_t device);
 
 /*
  * Everything that can be said against mounting `source` at `mountpoint` before it is

@@ -54,8 +54,9 @@ struct session {
     struct fs *fs;
     const struct mount_options *options;
     const char *mountpoint;
-    int ready_fd; /* to the process that waits for the mount; -1: foreground */
-    int log_fd;   /* where the log goes once nobody waits; -1: nowhere */
+    uint64_t device; /* the mount's, so that no other one is ever unmounted */
+    int ready_fd;    /* to the process that waits for the mount; -1: foreground */
+    int log_fd;      /* where the log goes once nobody waits; -1: nowhere */
 
     /* the kernel's INIT request, until it is answered */
     atomic_uint_fast64_t init_unique;
@@ -196,7 +197,7 @@ static void *end_late(void *user)
     const struct timespec wait = {.tv_sec = END_SECONDS};
 
     nanosleep(&wait, NULL);
-    mounts_detach(s->mountpoint);
+    mounts_detach(s->mountpoint, s->device);
     _exit(0);
 }
 
@@ -294,6 +295,7 @@ static int session_mount(struct session *s, struct err *e)
         return rc;
     if (fuse_session_mount(fs->session, s->mountpoint) != 0)
         return err_set(e, EPERM, "mount at %s failed", s->mountpoint);
+    s->device = mounts_ours(s->mountpoint);
     rc = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
     return rc ? err_set(e, EIO, "libfuse: custom input and output: %d", rc) : 0;
 }
@@ -332,6 +334,23 @@ static int session_loop(struct session *s, struct err *e)
                   : 0;
 }
 
+/*
+ * Cuts the connection while our own threads may still write to it: its descriptor is
+ * replaced, not closed, lest the number becomes another file's under their hands. A pipe
+ * that nobody reads also tells libfuse that there is nothing left to unmount.
+ */
+static void cut_connection(const struct session *s)
+{
+    int ends[2];
+
+    mounts_detach(s->mountpoint, s->device);
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return;
+    close(ends[0]);
+    dup3(ends[1], fuse_session_fd(s->fs->session), O_CLOEXEC);
+    close(ends[1]);
+}
+
 static int session_serve(struct session *s, struct err *e)
 {
     int rc = session_mount(s, e);
@@ -340,11 +359,13 @@ static int session_serve(struct session *s, struct err *e)
         rc = session_threads(s, e);
     if (rc == 0)
         rc = session_loop(s, e);
+    if (s->device)
+        cut_connection(s);
+    watch_stop(s->fs->watch);
+    lane_free(s->fs->lane);
+    s->fs->lane = NULL;
     if (s->fs->session) {
-        fuse_session_unmount(s->fs->session); /* lazily, if somebody uses it */
-        watch_stop(s->fs->watch);
-        lane_free(s->fs->lane);
-        s->fs->lane = NULL;
+        fuse_session_unmount(s->fs->session);
         fuse_session_destroy(s->fs->session);
     }
     clear_deadline(s);
