@@ -2,6 +2,7 @@
 /* index/formats/torch_file.c - torch.save files as checkpoints: alone, or as HF models. */
 #include "index/formats/torch_file.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -142,6 +143,25 @@ static bool is_state_of_run(const struct listing *l, const char *name)
            strcmp(name, "train_state.pt") == 0 ||
            strncmp(name, dataloader, sizeof dataloader - 1) == 0 ||
            listing_find(l, "__0_0.distcp");
+}
+
+/*
+ * Trackers and state that trainers put beside a model or a run's steps: no model by itself,
+ * or each run's root would be a checkpoint.
+ */
+static bool is_auxiliary(const char *name)
+{
+    static const char *const words[] = {
+        "latest_train_state", "train_state", "training_args", "rng",
+        "random_states",      "scheduler",   "scaler",        "sampler"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(words); i++) {
+        size_t n = strlen(words[i]);
+
+        if (strncmp(name, words[i], n) == 0 && !isalpha((unsigned char)name[n]))
+            return true;
+    }
+    return false;
 }
 
 /* A file counts by what it holds, and only where its name says that it may be one. */

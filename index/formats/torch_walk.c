@@ -266,6 +266,7 @@ static int push(struct torch_walk *w, struct stack *s, const struct visit *x,
 {
     if (s->count == MAX_FRAMES || is_open(s, &x->v)) {
         w->too_deep++;
+        w->others++; /* the object says so */
         return 0;
     }
     if (s->count == s->cap) {
