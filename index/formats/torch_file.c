@@ -132,25 +132,13 @@ static bool has_suffix(const char *name, const char *const *suffix, size_t n)
 }
 
 /*
- * State of a Megatron run that is no checkpoint by itself, be it alone in its directory;
- * nor is what lies beside the shards of an unfinished DCP save.
+ * Trackers and state that trainers put beside a model or a run's steps: no model by itself,
+ * or each run's root would be a checkpoint; nor is what lies beside the shards of an
+ * unfinished DCP save.
  */
 static bool is_state_of_run(const struct listing *l, const char *name)
 {
     static const char dataloader[] = "train_dataloader_dprank";
-
-    return strcmp(name, "latest_train_state.pt") == 0 ||
-           strcmp(name, "train_state.pt") == 0 ||
-           strncmp(name, dataloader, sizeof dataloader - 1) == 0 ||
-           listing_find(l, "__0_0.distcp");
-}
-
-/*
- * Trackers and state that trainers put beside a model or a run's steps: no model by itself,
- * or each run's root would be a checkpoint.
- */
-static bool is_auxiliary(const char *name)
-{
     static const char *const words[] = {
         "latest_train_state", "train_state", "training_args", "rng",
         "random_states",      "scheduler",   "scaler",        "sampler"};
@@ -161,7 +149,8 @@ static bool is_auxiliary(const char *name)
         if (strncmp(name, words[i], n) == 0 && !isalpha((unsigned char)name[n]))
             return true;
     }
-    return false;
+    return strncmp(name, dataloader, sizeof dataloader - 1) == 0 ||
+           listing_find(l, "__0_0.distcp");
 }
 
 /* A file counts by what it holds, and only where its name says that it may be one. */
