@@ -29,6 +29,8 @@ struct hf_dcp_how {
     const char *dir;  /* relative to the checkpoint's directory; NULL or "": itself */
     const char *part; /* sink_tensor.part of all tensors, or NULL */
     int role;         /* enum role of all tensors, or -1: by part and key */
+    /* sink_tensor.wrapper of a key, or NULL: 0 */
+    size_t (*wrapper)(const char *key, size_t len);
 };
 
 /* What was found. */

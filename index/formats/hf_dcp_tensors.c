@@ -75,12 +75,14 @@ static int report_tensor(struct hf_scan *s, const struct hf_tensor *t, struct er
 {
     const struct safetensors_tensor *name = hf_name_of(s, t);
     struct shape shape;
-    struct sink_tensor out = {.key = name->name,
-                              .key_len = name->name_len,
-                              .part = s->how->part,
-                              .dtype = t->dtype,
-                              .shape = &shape,
-                              .role = s->how->role};
+    struct sink_tensor out = {
+        .key = name->name,
+        .key_len = name->name_len,
+        .part = s->how->part,
+        .wrapper = s->how->wrapper ? s->how->wrapper(name->name, name->name_len) : 0,
+        .dtype = t->dtype,
+        .shape = &shape,
+        .role = s->how->role};
 
     shape_of(t, &shape);
     if (sink_tensor_begin(s->sink, &out, e) < 0 || report_fault(s, t, e) < 0)
