@@ -73,6 +73,8 @@ static char *megatron_step(struct fs *fs, const char *dir, const char *text)
 
 char *tracker_target(struct fs *fs, const char *path)
 {
+    /* DeepSpeed; NeMo AutoModel where it can make no link, or where a copy made it a file. */
+    static const char *const by_name[] = {"latest", "LATEST", "LATEST.txt"};
     char text[TRACKER_MAX + 1];
     char *step = NULL;
     uint64_t number;
@@ -82,7 +84,8 @@ char *tracker_target(struct fs *fs, const char *path)
         step = iteration(fs, path, number);
     if (!step && tracker_text(fs, path, "latest_checkpointed_iteration.txt", text))
         step = megatron_step(fs, path, text);
-    if (!step && tracker_text(fs, path, "latest", text)) /* DeepSpeed */
-        step = step_named(fs, path, text);
+    for (size_t i = 0; !step && i < ARRAY_SIZE(by_name); i++)
+        if (tracker_text(fs, path, by_name[i], text))
+            step = step_named(fs, path, text);
     return step;
 }
