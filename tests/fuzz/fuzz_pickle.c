@@ -52,7 +52,7 @@ static void check_json(const struct pickle *p)
     struct buf out = {0};
     struct err e = {0};
 
-    require(object_to_json(NULL, &root, 10000, NULL, NULL, &out, &e) == 0, "JSON", &e);
+    require(object_to_json(NULL, &root, 2000, NULL, NULL, &out, &e) == 0, "JSON", &e);
     require(json_parse(out.data, out.len, &limits, &doc, &e) == 0, out.data, &e);
     buf_release(&out);
 }

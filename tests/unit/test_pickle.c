@@ -634,6 +634,25 @@ static void test_folded_objects_are_freed(void **state)
     buf_release(&b);
 }
 
+/* What a key held before goes, and so does its second copy. */
+static void test_replaced_values_are_freed(void **state)
+{
+    const struct pickle_options options = {.limits = {.nodes = 5}};
+    struct buf b = {0};
+    struct pickle *p = NULL;
+    struct err e = {0};
+
+    (void)state;
+    buf_adds(&b, "}");
+    for (int i = 0; i < 1000; i++)
+        buf_adds(&b, "U\x01k]s");
+    buf_adds(&b, ".");
+    if (pickle_from(b.data, b.len, &options, &p, NULL, &e) < 0)
+        fail_msg("%s", e.text);
+    pickle_free(p);
+    buf_release(&b);
+}
+
 static void test_limits(void **state)
 {
     static const struct {
@@ -676,9 +695,8 @@ static void test_limits(void **state)
 /* Opcodes that let memory grow in each of its ways, until 1 MiB is passed. */
 static void test_memory_limit(void **state)
 {
-    static const char *const repeated[] = {"N", "]", "(", "}", "\x8c\x01x", "])\x85"};
-    const struct pickle_options options = {
-        .limits = {.bytes = 1 << 20, .depth = 1 << 30}};
+    static const char *const repeated[] = {"N", "]", "}", "\x8c\x01x", "])\x85"};
+    const struct pickle_options options = {.limits = {.bytes = 1 << 20}};
 
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(repeated); i++) {
@@ -686,8 +704,6 @@ static void test_memory_limit(void **state)
         struct pickle *p = NULL;
         struct err e = {0};
 
-        if (repeated[i][0] == '(')
-            continue; /* marks have a limit of their own */
         for (size_t n = 0; n < 200000; n++)
             buf_adds(&b, repeated[i]);
         buf_adds(&b, ".");
@@ -799,8 +815,10 @@ static void test_streams(void **state)
         v = pv_at(&root, i);
         text = pv_bytes(&v, &n);
         assert_int_equal(i % 200, n);
-        for (size_t k = 0; k < n; k++)
-            assert_int_equal('a' + (int)(i % 26), text[k]);
+        /* One check each: six million would take their time. */
+        while (n > 0 && text[n - 1] == 'a' + (int)(i % 26))
+            n--;
+        assert_int_equal(0, n);
     }
     v = pv_at(&root, STRINGS);
     text = pv_bytes(&v, &n);
@@ -906,6 +924,7 @@ int main(void)
         cmocka_unit_test(test_folds),
         cmocka_unit_test(test_fold_decides),
         cmocka_unit_test(test_folded_objects_are_freed),
+        cmocka_unit_test(test_replaced_values_are_freed),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_memory_limit),
         cmocka_unit_test(test_digits_limit),

@@ -336,6 +336,22 @@ static void test_entries_refused(void **state)
     zb_release(&z);
 }
 
+/* Bytes between directory and end record: another reader would find other entries. */
+static void test_gap_refused(void **state)
+{
+    struct zip_builder z = {0};
+
+    (void)state;
+    zb_add(&z, &(struct zip_member){.name = "a", .data = "01", .len = 2});
+    zb_add(&z, &(struct zip_member){.name = "b", .data = "01", .len = 2});
+    zb_finish(&z, false, false, "");
+    put_le16(z.out.data + z.out.len - 22 + 8, 1);
+    put_le16(z.out.data + z.out.len - 22 + 10, 1);
+    put_le32(z.out.data + z.out.len - 22 + 12, 47);
+    expect_refused(&z.out, "not where the end record says");
+    zb_release(&z);
+}
+
 /* The local header has to agree; each case damages it at one place. */
 static void test_local_header(void **state)
 {
@@ -405,6 +421,8 @@ static void test_inflating(void **state)
     assert_int_equal(0, read_one(&m, 0, 0, 20, &e));
     assert_int_equal(-EFBIG, read_one(&m, 0, 0, 19, &e));
     assert_int_equal(-EBADMSG, read_one(&m, 33, 0x10, 20, &e));
+    /* All text comes out, but the last block does not say that it is the last. */
+    assert_int_equal(-EBADMSG, read_one(&m, 31, 1, 20, &e));
     m.data = zeros;
     m.len = ZEROS; /* 1:1000 */
     assert_int_equal(-EBADMSG, read_one(&m, 0, 0, ZEROS, &e));
@@ -454,6 +472,7 @@ int main(void)
         cmocka_unit_test(test_names_refused),
         cmocka_unit_test(test_damage_refused),
         cmocka_unit_test(test_entries_refused),
+        cmocka_unit_test(test_gap_refused),
         cmocka_unit_test(test_local_header),
         cmocka_unit_test(test_inflating),
         cmocka_unit_test(test_out_of_memory),
