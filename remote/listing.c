@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/arena.h"
@@ -397,4 +398,24 @@ struct listing *listing_below(struct listing *l, const char *path)
         path += len + (path[len] == '/');
     }
     return l;
+}
+
+bool listing_marked(const struct listing *l, const char *name, unsigned levels)
+{
+    char dir[PATH_MAX], path[PATH_MAX];
+    struct entry_stat st;
+
+    if (listing_find(l, name))
+        return true;
+    snprintf(dir, sizeof dir, "%s", l->path);
+    while (l->store && levels-- > 0 && dir[0]) {
+        char *slash = strrchr(dir, '/');
+        struct err ignored = {0};
+
+        *(slash ? slash : dir) = '\0';
+        if (store_join(dir, name, path, sizeof path) == 0 &&
+            l->store->ops->stat(l->store, path, &st, &ignored) == 0)
+            return true;
+    }
+    return false;
 }

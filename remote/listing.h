@@ -67,6 +67,12 @@ void listing_free(struct listing *l);
 void listing_freep(struct listing **l);
 
 /*
+ * Does the directory, or one of the `levels` directories above it in the source, hold
+ * this name? Of a made-up listing only itself is looked at.
+ */
+bool listing_marked(const struct listing *l, const char *name, unsigned levels);
+
+/*
  * Building one: by stores, and by tests that make one up (store NULL: `head` are then
  * the bytes that peek and read give; size is st.id.size).
  */

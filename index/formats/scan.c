@@ -6,7 +6,10 @@
 
 #include "base/err.h"
 
-enum { FIRST_FILES = 8 };
+enum {
+    FIRST_FILES = 8,
+    MARKED_LEVELS = 2, /* epoch_E_step_S/model/consolidated */
+};
 
 void place_release(struct place *p)
 {
@@ -99,6 +102,15 @@ static void place_of_file(struct listing *l, const char *name, struct place *out
         set_one_file(out, entry->name, d);
 }
 
+/*
+ * NeMo AutoModel's mark of a save that runs or was cut off. It lies above the model and
+ * the optimizer: what is complete in itself (shards without an index) may lack files.
+ */
+static bool is_unfinished(const struct listing *l)
+{
+    return listing_marked(l, ".incomplete", MARKED_LEVELS);
+}
+
 int place_of(struct listing *l, const char *only, struct place *out, struct err *e)
 {
     *out = (struct place){.kind = PLACE_PLAIN};
@@ -107,16 +119,18 @@ int place_of(struct listing *l, const char *only, struct place *out, struct err 
         return 0;
     }
     out->driver = winner(l, NULL);
-    if (out->driver) {
+    if (out->driver)
         out->kind = PLACE_CHECKPOINT;
-        return 0;
-    }
-    if (find_files(l, out, e) < 0)
+    else if (find_files(l, out, e) < 0)
         return -e->code;
-    if (out->nfiles == 1)
+    else if (out->nfiles == 1)
         set_one_file(out, out->files[0].name, out->files[0].driver);
     else if (out->nfiles > 1)
         out->kind = PLACE_FILES;
+    if (out->kind != PLACE_PLAIN && is_unfinished(l)) {
+        place_release(out);
+        out->kind = PLACE_PLAIN;
+    }
     return 0;
 }
 
