@@ -4,16 +4,13 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/err.h"
-#include "base/json.h"
 #include "index/formats/format.h"
 #include "index/formats/torch_file.h"
-#include "index/key_text.h"
 #include "index/sink.h"
 
 enum { MAX_ZARRAY = 64 << 10 }; /* real ones have 300 bytes */
@@ -26,166 +23,27 @@ struct zarr {
     struct megatron_facts *facts;
 };
 
-/* One tensor's .zarray. */
-struct array {
-    enum dtype dtype;
-    bool big_endian;
-    struct shape shape, chunk;
-    int64_t step[SHAPE_MAX_DIMS]; /* elements, row-major in a chunk */
-    uint64_t bytes;               /* of a chunk, at the edge as well */
-    char why[200];                /* "": it can be read */
-};
-
-/* ---- .zarray ---- */
-
-/* The first reason stands. */
-static void PRINTF(2, 3) refuse(struct array *a, const char *fmt, ...)
-{
-    va_list ap;
-
-    if (a->why[0])
-        return;
-    va_start(ap, fmt);
-    vsnprintf(a->why, sizeof a->why, fmt, ap);
-    va_end(ap);
-}
-
-/* NumPy's letters. */
-static enum dtype dtype_of_letters(const char *text)
-{
-    static const struct {
-        const char *letters;
-        enum dtype dtype;
-    } known[] = {
-        {"b1", DTYPE_BOOL}, {"i1", DTYPE_I8},   {"u1", DTYPE_U8},    {"i2", DTYPE_I16},
-        {"u2", DTYPE_U16},  {"i4", DTYPE_I32},  {"u4", DTYPE_U32},   {"i8", DTYPE_I64},
-        {"u8", DTYPE_U64},  {"f2", DTYPE_F16},  {"f4", DTYPE_F32},   {"f8", DTYPE_F64},
-        {"c8", DTYPE_C64},  {"V2", DTYPE_BF16}, {"c16", DTYPE_C128},
-    };
-
-    for (size_t i = 0; i < ARRAY_SIZE(known); i++)
-        if (strcmp(known[i].letters, text) == 0)
-            return known[i].dtype;
-    return DTYPE_NONE;
-}
-
-/*
- * NumPy has no bfloat16: the array is written as "<V2", and Megatron then patches the text
- * to "bfloat16".
- */
-static void take_dtype(struct array *a, const struct json *v)
-{
-    const char *text = "";
-    char order;
-
-    json_string(v, &text);
-    order = text[0] == '<' || text[0] == '>' || text[0] == '|' ? *text++ : '|';
-    a->dtype = strcmp(text, "bfloat16") == 0 ? DTYPE_BF16 : dtype_of_letters(text);
-    if (a->dtype == DTYPE_NONE)
-        refuse(a, "element type \"%.40s\" is not supported", text);
-    else
-        a->big_endian = order == '>' && dtype_component(a->dtype) > 1;
-}
-
-static bool take_dims(const struct json *v, struct shape *out)
-{
-    *out = (struct shape){0};
-    if (!v || json_kind(v) != JSON_ARRAY || json_count(v) > SHAPE_MAX_DIMS)
-        return false;
-    for (v = json_first(v); v; v = json_next(v))
-        if (!json_u64(v, &out->dim[out->nd++]))
-            return false;
-    return true;
-}
-
-static void take_shapes(struct array *a, const struct json *doc)
-{
-    struct err why = {0};
-
-    if (!take_dims(json_get(doc, "shape"), &a->shape) ||
-        !take_dims(json_get(doc, "chunks"), &a->chunk) || a->shape.nd != a->chunk.nd) {
-        a->shape = (struct shape){.nd = 1};
-        a->chunk = (struct shape){.nd = 1};
-        refuse(a, "shape and chunks are no lists of as many numbers");
-        return;
-    }
-    for (uint32_t k = 0; k < a->chunk.nd; k++)
-        if (a->chunk.dim[k] == 0)
-            refuse(a, "a chunk of no elements");
-    if (!a->why[0] && shape_bytes(&a->chunk, a->dtype, &a->bytes, &why) < 0)
-        refuse(a, "its chunks: %s", why.text);
-}
-
-static bool is_null(const struct json *v)
-{
-    return !v || json_kind(v) == JSON_NULL;
-}
-
-/* What Megatron never writes. */
-static void check_coding(struct array *a, const struct json *doc)
-{
-    const struct json *filters = json_get(doc, "filters"), *id;
-    const char *text = ".";
-    uint64_t version;
-
-    if (!json_u64(json_get(doc, "zarr_format"), &version) || version != 2)
-        refuse(a, "its .zarray is not of zarr_format 2");
-    if (!is_null(json_get(doc, "compressor"))) {
-        id = json_get(json_get(doc, "compressor"), "id");
-        text = "unknown";
-        json_string(id, &text);
-        refuse(a, "compressor \"%.40s\" is not supported in Megatron's zarr", text);
-    }
-    if (!is_null(filters) &&
-        (json_kind(filters) != JSON_ARRAY || json_count(filters) > 0))
-        refuse(a, "filters are not supported in Megatron's zarr");
-    if (!json_string(json_get(doc, "order"), &text) || strcmp(text, "C") != 0)
-        refuse(a, "its chunks are not in C order");
-    text = ".";
-    if (!is_null(json_get(doc, "dimension_separator")))
-        json_string(json_get(doc, "dimension_separator"), &text);
-    if (strcmp(text, ".") != 0)
-        refuse(a, "dimension_separator \"%.8s\" is not supported in Megatron's zarr",
-               text);
-}
-
-static void take_array(struct array *a, const struct json *doc)
-{
-    int64_t step = 1;
-
-    take_dtype(a, json_get(doc, "dtype"));
-    take_shapes(a, doc);
-    check_coding(a, doc);
-    if (a->why[0])
-        return;
-    for (uint32_t k = a->chunk.nd; k-- > 0; step *= (int64_t)a->chunk.dim[k])
-        a->step[k] = step;
-}
-
 /* What is wrong with the text makes an array that cannot be read. */
-static int read_array(struct listing *dir, struct array *out, struct err *e)
+static int read_array(struct listing *dir, struct megatron_array *out, struct err *e)
 {
-    CLEANUP(json_freep) struct json *doc = NULL;
     CLEANUP_FREE char *text = NULL;
     struct err why = {0};
     size_t len;
 
-    *out = (struct array){.shape.nd = 1};
-    if (listing_read(dir, ZARRAY, MAX_ZARRAY, &text, &len, &why) < 0 ||
-        json_parse(text, len, NULL, &doc, &why) < 0) {
-        if (why.code == ENOMEM)
-            return err_nomem(e);
-        refuse(out, "its .zarray: %s", why.text);
-        return 0;
-    }
-    take_array(out, doc);
+    if (listing_read(dir, ZARRAY, MAX_ZARRAY, &text, &len, &why) == 0)
+        return megatron_array_parse(text, len, out, e);
+    if (why.code == ENOMEM)
+        return err_nomem(e);
+    *out = (struct megatron_array){.shape.nd = 1};
+    snprintf(out->why, sizeof out->why, "its .zarray: %.180s", why.text);
     return 0;
 }
 
 /* ---- chunks ---- */
 
 /* "2.0.1", the place of a chunk in the grid; "0" where there is one element. */
-static void chunk_name(const struct array *a, const uint64_t *at, struct buf *out)
+static void chunk_name(const struct megatron_array *a, const uint64_t *at,
+                       struct buf *out)
 {
     for (uint32_t k = 0; k < a->shape.nd; k++)
         buf_addf(out, "%s%" PRIu64, k ? "." : "", at[k]);
@@ -194,7 +52,7 @@ static void chunk_name(const struct array *a, const uint64_t *at, struct buf *ou
 }
 
 /* Chunks along each dimension and in all; UINT64_MAX: more than could be. */
-static uint64_t grid_of(const struct array *a, uint64_t *grid)
+static uint64_t grid_of(const struct megatron_array *a, uint64_t *grid)
 {
     uint64_t n = 1;
 
@@ -207,7 +65,8 @@ static uint64_t grid_of(const struct array *a, uint64_t *grid)
     return n;
 }
 
-static bool next_chunk(const struct array *a, const uint64_t *grid, uint64_t *at)
+static bool next_chunk(const struct megatron_array *a, const uint64_t *grid,
+                       uint64_t *at)
 {
     for (uint32_t k = a->shape.nd; k-- > 0;) {
         if (++at[k] < grid[k])
@@ -224,8 +83,9 @@ static int faulted(int r, struct err *e)
 }
 
 /* The file of the chunk; 1: the tensor has a fault. */
-static int check_chunk_file(struct zarr *z, const char *dir, const struct array *a,
-                            const char *name, uint32_t *file, struct err *e)
+static int check_chunk_file(struct zarr *z, const char *dir,
+                            const struct megatron_array *a, const char *name,
+                            uint32_t *file, struct err *e)
 {
     CLEANUP(buf_release) struct buf path = {0};
     struct file_id id;
@@ -249,7 +109,7 @@ static int check_chunk_file(struct zarr *z, const char *dir, const struct array 
 }
 
 /* A chunk at the edge is stored whole: what lies beyond the shape is of no use. */
-static int report_chunk(struct zarr *z, const char *dir, const struct array *a,
+static int report_chunk(struct zarr *z, const char *dir, const struct megatron_array *a,
                         const uint64_t *at, struct err *e)
 {
     CLEANUP(buf_release) struct buf name = {0};
@@ -277,7 +137,7 @@ static int report_chunk(struct zarr *z, const char *dir, const struct array *a,
 }
 
 static int report_chunks(struct zarr *z, const struct listing *dir,
-                         const struct array *a, struct err *e)
+                         const struct megatron_array *a, struct err *e)
 {
     uint64_t grid[SHAPE_MAX_DIMS], at[SHAPE_MAX_DIMS] = {0};
     uint64_t n = grid_of(a, grid), files = listing_count(dir);
@@ -302,7 +162,7 @@ static int report_array(struct zarr *z, struct listing *dir, struct err *e)
 {
     const char *key = listing_name(dir);
     struct sink_tensor t = {.key = key, .key_len = strlen(key)};
-    struct array a;
+    struct megatron_array a;
     char path[PATH_MAX];
     int r;
 
