@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/fuzz/fuzz_megatron.c - texts of a Megatron checkpoint: .zarray, names, settings. */
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "index/formats/megatron.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void try_array(const char *text, size_t len)
+{
+    struct megatron_array a;
+    struct err e = {0};
+    uint64_t bytes;
+
+    if (megatron_array_parse(text, len, &a, &e) < 0)
+        return;
+    assert(a.shape.nd <= SHAPE_MAX_DIMS);
+    if (a.why[0])
+        return;
+    assert(a.dtype != DTYPE_NONE && a.chunk.nd == a.shape.nd);
+    assert(shape_bytes(&a.chunk, a.dtype, &bytes, &e) == 0 && bytes == a.bytes);
+    for (uint32_t k = 0; k < a.chunk.nd; k++)
+        assert(a.chunk.dim[k] > 0 && a.step[k] > 0);
+}
+
+static void try_cell(const char *name, size_t len)
+{
+    struct megatron_cell c;
+    struct megatron_facts facts = {0};
+
+    megatron_learn_cell(&facts, name, len);
+    if (!megatron_cell(name, len, &c))
+        return;
+    assert(c.key > 0 && c.key < len && c.n > 0 && c.n <= MEGATRON_MAX_GRID);
+    assert(name[c.key] == '/');
+}
+
+/* The topology is JSON, whatever the settings are. */
+static void try_settings(const char *text, size_t len)
+{
+    CLEANUP(buf_release) struct buf out = {0};
+    struct megatron_facts facts = {0};
+
+    megatron_learn_common(&facts, text, len);
+    megatron_learn_config(&facts, text, len);
+    megatron_topology(&facts, &out);
+    assert(!facts.has_iteration || facts.iteration >= 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const char *text = (const char *)data;
+
+    try_array(text, size);
+    try_cell(text, size);
+    try_settings(text, size);
+    megatron_role(text, size);
+    return 0;
+}
