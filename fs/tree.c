@@ -175,24 +175,39 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     return add(b, &s);
 }
 
+/* The nearest checkpoint that the directory lies in, with a reference, or NULL. */
+static struct slot *slot_above(struct fs *fs, const struct node *dir)
+{
+    struct slot *slot = NULL;
+
+    for (struct node *n = dir->parent; n && !slot; n = n->parent)
+        slot = node_slot(fs, n);
+    return slot;
+}
+
+/* Is this a shard of the checkpoint above, which lies in a directory of its own? */
+static bool hidden_above(const struct slot *above, const struct node *dir,
+                         const char *name)
+{
+    size_t len = above ? strlen(above->path) : 0;
+    char path[PATH_MAX];
+
+    return above && !above->file && strncmp(dir->path, above->path, len) == 0 &&
+           store_join(dir->path + len + (len > 0), name, path, sizeof path) == 0 &&
+           slot_hides(above, path);
+}
+
 static int add_mirrored(struct builder *b)
 {
     const struct listing *l = b->shown->listing;
+    struct slot *above = slot_above(b->fs, b->dir);
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < listing_count(l); i++)
-        rc = add_entry(b, listing_at(l, i), NULL);
+        if (!hidden_above(above, b->dir, listing_at(l, i)->name))
+            rc = add_entry(b, listing_at(l, i), NULL);
+    slot_unref(b->fs, above, 1);
     return rc;
-}
-
-/*
- * An adapter that lies beside a full model stays a file as it is: its tensors are of
- * role other, and who loads the adapter needs the file.
- */
-static bool stays_visible(const struct checkpoint_info *info, const char *name)
-{
-    return !info->adapter && (strcmp(name, "adapter_model.safetensors") == 0 ||
-                              strcmp(name, "adapter_model.bin") == 0);
 }
 
 static bool is_part(const struct slot *slot, const char *name)
@@ -218,8 +233,7 @@ static int add_beside(struct builder *b)
         if (taken(b->shown, 0, own, entry->name)) {
             if (!slot_hides(slot, entry->name))
                 covered = entry->name;
-        } else if (!slot_hides(slot, entry->name) ||
-                   stays_visible(&slot->info, entry->name)) {
+        } else if (!slot_hides(slot, entry->name)) {
             rc = add_entry(b, entry, NULL);
         }
     }
