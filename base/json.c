@@ -145,22 +145,62 @@ static int give_member(struct json_lexer *l, struct buf *name, json_member_fn *f
     return rc;
 }
 
+/* All members of the object that must stand here. JSON_ENDED, or what stopped it. */
+static int give_members(struct json_lexer *l, json_member_fn *fn, void *user,
+                        struct err *e)
+{
+    CLEANUP(buf_release) struct buf name = {0};
+    int rc = json_lex_enter_object(l, e);
+
+    while (rc == JSON_VALUE) {
+        rc = give_member(l, &name, fn, user, e);
+        if (rc != 0)
+            return rc;
+        rc = json_lex_next(l, e);
+    }
+    return rc;
+}
+
 int json_each_member(const char *text, size_t len, const struct json_limits *limits,
                      json_member_fn *fn, void *user, struct err *e)
 {
     CLEANUP(json_lexer_release) struct json_lexer l = {.nul_in_top_keys = true};
-    CLEANUP(buf_release) struct buf name = {0};
     int rc = lexer_init(&l, text, len, limits, e);
+
+    if (rc == 0)
+        rc = give_members(&l, fn, user, e);
+    return rc == 0 ? json_lex_end(&l, e) : rc;
+}
+
+static bool key_is(const struct json_lexer *l, const char *text)
+{
+    return l->key.len == strlen(text) && memcmp(l->key.data, text, l->key.len) == 0;
+}
+
+int json_each_member_of(const char *text, size_t len, const struct json_limits *limits,
+                        const char *member, json_member_fn *fn, void *user,
+                        struct err *e)
+{
+    CLEANUP(json_lexer_release) struct json_lexer l = {0};
+    int rc = lexer_init(&l, text, len, limits, e);
+    bool found = false;
 
     if (rc == 0)
         rc = json_lex_enter_object(&l, e);
     while (rc == JSON_VALUE) {
-        rc = give_member(&l, &name, fn, user, e);
-        if (rc != 0)
-            return rc;
-        rc = json_lex_next(&l, e);
+        bool wanted = key_is(&l, member);
+
+        found |= wanted;
+        l.values = 0;
+        rc = wanted ? give_members(&l, fn, user, e) : json_lex_value(&l, e);
+        if (rc == 0)
+            rc = json_lex_next(&l, e);
     }
-    return rc == 0 ? json_lex_end(&l, e) : rc;
+    if (rc == 0)
+        rc = json_lex_end(&l, e);
+    if (rc == 0 && !found)
+        rc = err_set(e, EBADMSG, "there is no member \"%s\"", member);
+    return rc;
 }
 
 enum json_kind json_kind(const struct json *v)

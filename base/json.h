@@ -53,6 +53,14 @@ typedef int json_member_fn(void *user, const char *key, size_t key_len,
 int json_each_member(const char *text, size_t len, const struct json_limits *limits,
                      json_member_fn *fn, void *user, struct err *e);
 
+/*
+ * The same for an object in which one member holds nearly all: fn sees the members of
+ * that one, which must be an object and be there (-EBADMSG); the others are only checked.
+ */
+int json_each_member_of(const char *text, size_t len, const struct json_limits *limits,
+                        const char *member, json_member_fn *fn, void *user,
+                        struct err *e);
+
 enum json_kind json_kind(const struct json *v);
 
 /* The member of that name, or NULL (also when v is NULL or no object). */

@@ -528,6 +528,69 @@ static void test_each_member_stops(void **state)
     buf_release(&s.keys);
 }
 
+static int see_all_of(const char *text, size_t len, struct seen *s, struct err *e)
+{
+    return json_each_member_of(text, len, NULL, "in", see_member, s, e);
+}
+
+static void test_each_member_of(void **state)
+{
+    static const char text[] =
+        " {\"a\":[{\"in\":{\"z\":0}}],\"in\":{\"b\":1,\"in\":{\"b\":{\"a\":0}},"
+        "\"a\":{\"data_offsets\":[5]}},\"b\":{\"b\":2}} ";
+    const struct json_limits limits = {.values = 3};
+    struct seen s = {0};
+    struct err e = {0};
+
+    (void)state;
+    assert_ok(see_all_of(TEXT(text), &s, &e), &e);
+    assert_int_equal(s.count, 3);
+    assert_int_equal(s.sum, 5);
+    assert_int_equal(s.keys.len, 7);
+    assert_memory_equal(s.keys.data, "b;in;a;", 7);
+    assert_ok(see_all_of(TEXT("{\"in\":{}}"), &s, &e), &e);
+    assert_int_equal(s.count, 3);
+    /* The limit is that of one member. */
+    assert_ok(json_each_member_of(TEXT("{\"a\":[1,2],\"in\":{\"a\":[1,2],\"b\":1}}"),
+                                  &limits, "in", see_member, &s, &e),
+              &e);
+    assert_int_equal(s.count, 5);
+    buf_release(&s.keys);
+}
+
+static void test_each_member_of_refuses(void **state)
+{
+    static const struct {
+        const char *text;
+        size_t len, seen;
+        const char *why;
+    } cases[] = {
+        {TEXT("{}"), 0, "there is no member \"in\""},
+        {TEXT("{\"a\":{\"in\":{}}}"), 0, "there is no member \"in\""},
+        {TEXT("{\"in\":[]}"), 0, "JSON byte 6: no object"},
+        {TEXT("{\"in\":1}"), 0, "JSON byte 6: no object"},
+        {TEXT("{\"in\":{\"a\":1},\"in\":{}}"), 1, "member \"in\""},
+        {TEXT("{\"in\":{\"a\":1,\"a\":2}}"), 1, "member \"a\""},
+        {TEXT("{\"in\":{\"a\\u0000\":1}}"), 0, "a string that holds NUL"},
+        {TEXT("{\"in\":{\"a\":1}"), 1, "no comma or }"},
+        {TEXT("{\"in\":{\"a\":1}} x"), 1, "text after the value"},
+        {TEXT("{\"in\":{\"a\":1},\"b\":[}"), 1, "no JSON value"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CLEANUP_FREE char *copy = malloc(cases[i].len);
+        struct seen s = {0};
+        struct err e = {0};
+
+        memcpy(copy, cases[i].text, cases[i].len);
+        assert_int_equal(see_all_of(copy, cases[i].len, &s, &e), -EBADMSG);
+        assert_has(e.text, cases[i].why);
+        assert_int_equal(s.count, cases[i].seen);
+        buf_release(&s.keys);
+    }
+}
+
 static void test_nul_only_where_allowed(void **state)
 {
     const struct json_limits limits = {.nul_ok = true};
@@ -598,6 +661,8 @@ int main(void)
         cmocka_unit_test(test_each_member_refuses),
         cmocka_unit_test(test_each_member_limits),
         cmocka_unit_test(test_each_member_stops),
+        cmocka_unit_test(test_each_member_of),
+        cmocka_unit_test(test_each_member_of_refuses),
         cmocka_unit_test(test_nul_only_where_allowed),
         cmocka_unit_test(test_out_of_memory),
     };
