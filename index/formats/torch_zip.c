@@ -115,17 +115,20 @@ static bool is_exactly(const struct pv *v, const char *module, const char *name)
     return v->kind == PV_GLOBAL && pv_is(v, module, name);
 }
 
-enum dtype torch_dtype(const struct pv *v)
+enum dtype torch_dtype_of_name(const char *name)
 {
-    const char *name;
-
-    if (!is_global_of(v, "torch", &name))
-        return DTYPE_NONE;
     for (size_t i = 0; i < ARRAY_SIZE(dtypes); i++) {
         if (strcmp(dtypes[i].name, name) == 0)
             return dtypes[i].dtype;
     }
     return DTYPE_NONE;
+}
+
+enum dtype torch_dtype(const struct pv *v)
+{
+    const char *name;
+
+    return is_global_of(v, "torch", &name) ? torch_dtype_of_name(name) : DTYPE_NONE;
 }
 
 static bool call_of(const struct pv *v, struct call *c)

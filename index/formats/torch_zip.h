@@ -51,6 +51,9 @@ bool torch_storage_class(const struct pv *v, struct torch_class *out);
  */
 enum dtype torch_dtype(const struct pv *v);
 
+/* The same by its name alone. */
+enum dtype torch_dtype_of_name(const char *name);
+
 /*
  * A tensor of the graph, described by its rebuild call. For DTYPE_F4 the shape counts
  * elements (two of them where torch counts one) and strides count units, of a byte.
