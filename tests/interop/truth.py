@@ -6,6 +6,7 @@ import os
 import pathlib
 import socket
 import sys
+import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -26,7 +27,7 @@ WRAPPERS = {"model", "module", "state_dict", "app"}
 
 def raw(t):
     """The tensor's bytes, little-endian and row-major."""
-    t = t.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    t = t.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     return t.view(torch.uint8).numpy().tobytes() if t.numel() else b""
 
 
@@ -63,6 +64,26 @@ def safetensors_flat(path):
     for f in sorted(pathlib.Path(path).glob("*.safetensors")):
         out.update(safetensors.torch.load_file(f))
     return out
+
+
+def torch_flat(path):
+    """Files of torch.save through torch itself: ({key: tensor or object}, {key: path in the object})."""
+    flat, paths = {}, {}
+    for f in sorted(pathlib.Path(path).iterdir()):
+        if f.suffix == ".json":
+            continue
+        with open(f, "rb") as h:
+            script = h.read(2) == b"PK" and any(n.endswith("/constants.pkl") for n in zipfile.ZipFile(h).namelist())
+        waiting = [((), torch.jit.load(f).state_dict() if script else torch.load(f, weights_only=False))]
+        while waiting:
+            at, value = waiting.pop()
+            if isinstance(value, (dict, list, tuple)) and len(value):
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                waiting += [((*at, str(k)), v) for k, v in items]
+            else:
+                flat[".".join(at)] = value
+                paths[".".join(at)] = at
+    return flat, paths
 
 
 def role(key):
