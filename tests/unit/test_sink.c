@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/unit/test_sink.c - what a scan reports is what the index says, faults included. */
 #include "catalog_fixture.h"
+#include "fail_alloc.h"
 
 #include "index/catalog_stage.h"
 #include "index/catalog_write.h"
@@ -854,7 +855,7 @@ static void test_rights(void **state)
         assert_int_equal(out.uid, 1000);
         assert_int_equal(out.gid, 100);
     }
-    assert_int_equal(get_checkpoint(&t).mode, 0400); /* bob's is among them */
+    assert_int_equal(get_checkpoint(&t).mode, 0400);     /* bob's is among them */
     assert_int_equal(get_checkpoint(&t).mtime_ns, 1000); /* a.bin, of begin() */
     end(&t);
 }
@@ -1070,6 +1071,114 @@ static void test_many_chunks(void **state)
     end(&t);
 }
 
+/* --- out of memory --- */
+
+void *__real_reallocarray(void *old, size_t count, size_t size);
+void *__wrap_reallocarray(void *old, size_t count, size_t size);
+
+void *__wrap_reallocarray(void *old, size_t count, size_t size)
+{
+    return fail_alloc_now() ? NULL : __real_reallocarray(old, count, size);
+}
+
+/* Two tensors, of one chunk and of two; and an object. */
+static int report_some(struct sink *s, struct err *e)
+{
+    const struct shape shape = {2, {4, 2}};
+    const struct sink_checkpoint about = {.format = "x", .metadata_file = "run/.meta"};
+    const uint64_t start[][2] = {{2, 0}, {0, 0}}, size[] = {2, 2};
+    struct sink_tensor in = f32("model.a", &shape);
+    uint32_t file;
+    int rc = sink_checkpoint(s, &about, e);
+
+    in.wrapper = 6;
+    if (rc == 0)
+        rc = sink_file(s, "a.bin", 5, &file, e);
+    if (rc == 0)
+        rc = sink_tensor_plain(s, &in, file, 0, e);
+    in = f32("model.b", &shape);
+    in.part = "optim";
+    if (rc == 0)
+        rc = sink_tensor_begin(s, &in, e);
+    for (unsigned i = 0; rc == 0 && i < 2; i++) {
+        const struct chunk c = {.file = file,
+                                .offset = 16 * i,
+                                .length = 16,
+                                .start = start[i],
+                                .size = size};
+
+        rc = sink_chunk(s, &c, e);
+    }
+    if (rc == 0)
+        rc = sink_tensor_end(s, e);
+    return rc == 0 ? sink_object(s, "o", 1, "1", 1, e) : rc;
+}
+
+static int count_tensor(void *user, const struct tensor_info *t)
+{
+    (void)t;
+    ++*(unsigned *)user;
+    return 0;
+}
+
+static int read_some(struct catalog *c, int64_t id, struct arena *a, struct err *e)
+{
+    const struct chunk *chunk;
+    struct view_member *m = NULL;
+    struct tensor_info t;
+    struct view_info v;
+    unsigned tensors = 0;
+    char header[64];
+    size_t n;
+    int rc = catalog_tensors(c, id, 0, count_tensor, &tensors, e);
+
+    if (rc == 0)
+        rc = catalog_tensor_by_key(c, id, "model.b", 7, a, &t, e);
+    if (rc == 0)
+        rc = catalog_chunks(c, id, &t, a, &chunk, &n, e);
+    if (rc == 0)
+        rc = view_get(c, id, VIEW_MODEL, PREFIX_KEEP, a, &v, e);
+    if (rc == 0)
+        rc = view_header(c, &v, 0, sizeof header, header, e);
+    if (rc == 0)
+        rc = view_members(c, &v, &m, &n, e);
+    free(m);
+    return rc;
+}
+
+static int scan_and_read(struct err *e)
+{
+    const struct catalog_options options = {.memory = true};
+    CLEANUP(catalog_closep) struct catalog *c = NULL;
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct fake_store store = fake_new();
+    const struct catalog_place place = {.path = "run", .store = &store.store};
+    struct sink *s = NULL;
+    int64_t id = 0;
+    int rc = a ? catalog_open(&options, "x", &c, e) : -ENOMEM;
+
+    fake_add(&store, "run/a.bin", 4096);
+    if (rc == 0)
+        rc = sink_begin(c, &place, &s, e);
+    if (rc == 0)
+        rc = report_some(s, e);
+    if (rc == 0)
+        rc = sink_commit(steal(&s), NULL, &id, e);
+    if (s)
+        sink_abort(s);
+    return rc == 0 ? read_some(c, id, a, e) : rc;
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    for (long n = 1; fail_alloc_next(&n);) {
+        struct err e = {0};
+
+        fail_alloc_end(&n, scan_and_read(&e));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1095,6 +1204,7 @@ int main(void)
         tmp_test(test_failed_scan),
         tmp_test(test_1500_empty_tensors),
         tmp_test(test_many_chunks),
+        cmocka_unit_test(test_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
