@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "index/catalog_conn.h"
 #include "index/catalog_tensor.h"
+#include "index/catalog_write.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -102,7 +103,7 @@ static int count_warnings(struct conn *n, struct checkpoint_info *out, struct er
 {
     static const char sql[] = "SELECT count(*) FROM warning WHERE id BETWEEN ?1 AND ?2";
     CLEANUP(query_end) struct query q = {0};
-    struct cell cell;
+    struct cell cell = {0};
     int rc = begin_range(n, sql, out->id, &q, e);
 
     if (rc == 0)
@@ -303,7 +304,8 @@ static int read_file(struct query *q, struct arena *a, struct catalog_file *out,
         return conn_damaged(q->conn, e, "the path of a file is impossible");
     *out = (struct catalog_file){
         .number = (uint32_t)row[0].num,
-        .storage = row[8].num != 0,
+        .storage = row[8].num == FILE_STORAGE,
+        .copy = row[8].num == FILE_COPY,
         .mode = (mode_t)(row[7].num & 0777),
     };
     read_file_id(row + 2, &out->id);

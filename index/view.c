@@ -209,7 +209,7 @@ static int add_header(struct build *b, const char *name, size_t len,
 
 static uint64_t zigzag(int64_t v)
 {
-    return (uint64_t)v << 1 ^ (uint64_t)(v >> 63);
+    return (uint64_t)v << 1 ^ (v < 0 ? UINT64_MAX : 0);
 }
 
 static int64_t unzigzag(uint64_t v)
