@@ -59,6 +59,7 @@ struct frame {
     bool skip; /* the arguments of an instance only tell its class */
     enum rule rule;
     bool opaque, shard;
+    bool told; /* its first argument is a storage whose elements were shown already */
 };
 
 /* The next value to look at, and what it is within. */
@@ -68,6 +69,7 @@ struct visit {
     enum rule rule;
     bool skip;
     bool opaque, shard;
+    bool told; /* a storage whose elements were shown already */
 };
 
 struct stack {
@@ -287,6 +289,7 @@ static int push(struct torch_walk *w, struct stack *s, const struct visit *x,
         .rule = x->rule,
         .opaque = x->opaque,
         .shard = x->shard,
+        .told = x->told,
     };
     return 0;
 }
@@ -316,16 +319,17 @@ static int tell(struct torch_walk *w, const struct visit *x,
 }
 
 /* The integers of a quantised tensor, called KEY.int_repr as torch's method is. */
-static int visit_integers(struct torch_walk *w, const struct visit *x, struct err *e)
+static int visit_integers(struct torch_walk *w, struct visit *x, struct err *e)
 {
     struct torch_tensor tensor;
     struct err why = {0};
     size_t key_len = w->key.len;
     int rc = torch_zip_integers(w->zip, &x->v, &tensor, &why);
 
-    if (rc == 0)
+    if (rc == 0 || rc == -ENOTSUP) /* then its storage is shown */
         return 0;
     torch_path_add(&w->key, "int_repr", 8);
+    x->told = true;
     rc = tell(w, x, rc > 0 ? &tensor : NULL, why.text, e);
     if (!buf_failed(&w->key))
         w->key.len = key_len;
@@ -403,6 +407,20 @@ static int visit_object(struct torch_walk *w, struct stack *s, struct visit *x,
     return visit_instance(w, s, *x, e);
 }
 
+/* A storage that no tensor stands for: saved by itself, or for a kind nobody knows. */
+static int visit_storage(struct torch_walk *w, struct visit *x, struct err *e)
+{
+    struct torch_tensor tensor;
+    struct err why = {0};
+    int rc = x->told ? 0 : torch_zip_storage(w->zip, &x->v, &tensor, &why);
+
+    w->others++;
+    if (rc == 0)
+        return 0;
+    x->opaque = true;
+    return tell(w, x, rc > 0 ? &tensor : NULL, why.text, e);
+}
+
 static int visit_value(struct torch_walk *w, struct stack *s, struct visit *x,
                        struct err *e)
 {
@@ -423,6 +441,7 @@ static int visit_value(struct torch_walk *w, struct stack *s, struct visit *x,
             return push(w, s, x, e);
         break;
     case PV_PERSID:
+        return visit_storage(w, x, e);
     case PV_NONE:
     case PV_BOOL:
     case PV_INT:
@@ -454,6 +473,7 @@ static bool next_part(struct frame *f, struct visit *x)
     case 1:
         x->v = f->skip ? (struct pv){.kind = PV_NONE} : pv_args(&f->v);
         x->naming = f->naming;
+        x->told = f->told;
         return true;
     case 2:
         x->v = pv_kwargs(&f->v);
@@ -530,6 +550,7 @@ static bool next_item(struct torch_walk *w, struct frame *f, struct visit *x)
         add_key(w, f, &key);
     } else {
         x->v = pv_at(&f->v, f->i);
+        x->told = f->told && f->i == 0;
         add_position(w, f, &x->naming);
     }
     f->i++;

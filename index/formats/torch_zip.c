@@ -289,7 +289,9 @@ static int find_storage(const struct torch_zip *t, const struct pv *id,
     return 0;
 }
 
-static int read_storage(const struct torch_zip *t, struct pv v, bool quantized,
+enum wanted { PLAIN, QUANTIZED, ANY };
+
+static int read_storage(const struct torch_zip *t, struct pv v, enum wanted wanted,
                         struct storage *s, struct err *e)
 {
     struct pv id, tag, class, count;
@@ -306,7 +308,8 @@ static int read_storage(const struct torch_zip *t, struct pv v, bool quantized,
     count = pv_at(&id, 4);
     if (!pv_str_is(&tag, "storage"))
         return bad(t, e, "a persistent id that is no storage");
-    if (!torch_storage_class(&class, &s->class) || s->class.quantized != quantized)
+    if (!torch_storage_class(&class, &s->class) ||
+        (wanted != ANY && s->class.quantized != (wanted == QUANTIZED)))
         return bad(t, e, "an unknown storage class");
     if (!pv_u64(&count, &n) || mul_overflows(n, s->class.size, &s->bytes))
         return bad(t, e, "a storage of an impossible size");
@@ -442,7 +445,7 @@ static int read_tensor(struct torch_zip *t, enum rebuild kind, const struct pv *
     *out = (struct torch_tensor){0};
     if (pv_count(args) < least[kind] || pv_count(args) > least[kind] + 1)
         return bad(t, e, "a rebuild call with a wrong number of arguments");
-    if (read_storage(t, pv_at(args, 0), false, &s, e) < 0 ||
+    if (read_storage(t, pv_at(args, 0), PLAIN, &s, e) < 0 ||
         read_type(t, kind, args, &s, out, e) < 0)
         return -e->code;
     out->data_len = s.bytes;
@@ -463,7 +466,7 @@ int torch_zip_integers(struct torch_zip *t, const struct pv *v,
     /* (storage, offset, size, stride, quantiser, requires_grad, hooks) */
     if (pv_count(&c.args) < 6 || pv_count(&c.args) > 7)
         return bad(t, e, "a rebuild call with a wrong number of arguments");
-    if (read_storage(t, pv_at(&c.args, 0), true, &s, e) < 0)
+    if (read_storage(t, pv_at(&c.args, 0), QUANTIZED, &s, e) < 0)
         return -e->code;
     if (s.class.dtype == DTYPE_NONE)
         return err_set(e, ENOTSUP, "%s: tensor: several quantised elements a byte",
@@ -473,6 +476,26 @@ int torch_zip_integers(struct torch_zip *t, const struct pv *v,
     if (read_place(t, &c.args, out, e) < 0 || place_storage(t, &s, out, e) < 0)
         return -e->code;
     return 1;
+}
+
+int torch_zip_storage(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,
+                      struct err *e)
+{
+    struct storage s = {0};
+    struct pv id = pv_persid(v), tag;
+
+    if (v->kind != PV_PERSID || id.kind != PV_TUPLE || pv_count(&id) == 0)
+        return 0;
+    tag = pv_at(&id, 0);
+    if (!pv_str_is(&tag, "storage"))
+        return 0;
+    *out = (struct torch_tensor){.shape = {.nd = 1}, .stride = {1}};
+    if (read_storage(t, *v, ANY, &s, e) < 0)
+        return -e->code;
+    out->dtype = s.class.dtype != DTYPE_NONE ? s.class.dtype : DTYPE_U8;
+    out->data_len = s.bytes;
+    out->shape.dim[0] = s.bytes / dtype_unit(out->dtype);
+    return place_storage(t, &s, out, e) < 0 ? -e->code : 1;
 }
 
 int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,

@@ -87,6 +87,10 @@ int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tenso
 int torch_zip_integers(struct torch_zip *t, const struct pv *v,
                        struct torch_tensor *out, struct err *e);
 
+/* The same for a storage by itself, which is shown as a tensor of one dimension. */
+int torch_zip_storage(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,
+                      struct err *e);
+
 /* chunk_codec.resolve of CHUNK_TORCH_ZIP and CHUNK_TORCH_ZIP_ZSTD (see index/chunk.h). */
 extern const struct chunk_codec codec_torch_zip;
 extern const struct chunk_codec codec_torch_zip_zstd;

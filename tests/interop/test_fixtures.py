@@ -19,7 +19,7 @@ HASHES_ONLY = {"dcp_safetensors_fmt", "dcp_rank_local_3r"}
 # Files of torch.save whose keys are more than paths of dicts and lists: modules, parts of sparse tensors, equal paths, roles and
 # wrappers that only such files have.
 HASHES_ONLY |= {"composer_like", "dtensor", "math", "module", "module_legacy", "odd_layouts", "pt_zip_quantized_sparse", "same_key",
-                "script_lists", "wrapper"}
+                "script_lists", "storages", "wrapper"}
 
 
 def sha256(path):
