@@ -107,30 +107,43 @@ static void find_file(struct good *g)
     pclose(f);
 }
 
+static struct good the_good; /* for remove_dir(), which takes no argument */
+
+static void remove_dir(void)
+{
+    char command[100];
+
+    snprintf(command, sizeof command, "rm -rf %s", the_good.dir);
+    if (system(command) != 0)
+        fprintf(stderr, "%s stays\n", the_good.dir);
+    free(the_good.bytes);
+}
+
 static const struct good *good_index(void)
 {
-    static struct good g;
+    struct good *const g = &the_good;
     struct catalog *c;
     FILE *f;
     long len = 0;
 
-    if (g.bytes)
-        return &g;
-    snprintf(g.dir, sizeof g.dir, "/tmp/unshardfs-fuzz-XXXXXX");
-    require(mkdtemp(g.dir) != NULL, "mkdtemp");
-    c = open_index(&g);
+    if (g->bytes)
+        return g;
+    snprintf(g->dir, sizeof g->dir, "/tmp/unshardfs-fuzz-XXXXXX");
+    require(mkdtemp(g->dir) != NULL, "mkdtemp");
+    atexit(remove_dir);
+    c = open_index(g);
     require(c != NULL, "no index");
     scan(c);
     catalog_close(c);
-    find_file(&g);
-    f = fopen(g.path, "rb");
+    find_file(g);
+    f = fopen(g->path, "rb");
     require(f && fseek(f, 0, SEEK_END) == 0 && (len = ftell(f)) > 0, "no length");
     rewind(f);
-    g.len = (size_t)len;
-    g.bytes = malloc(g.len);
-    require(g.bytes && fread(g.bytes, 1, g.len, f) == g.len, "not read");
+    g->len = (size_t)len;
+    g->bytes = malloc(g->len);
+    require(g->bytes && fread(g->bytes, 1, g->len, f) == g->len, "not read");
     fclose(f);
-    return &g;
+    return g;
 }
 
 static void write_index(const struct good *g, const uint8_t *data, size_t len)
