@@ -228,7 +228,7 @@ static void free_node(struct pickle *p, struct pnode *n, struct pnode **dead)
     case PV_BOOL:
     case PV_INT:
     case PV_FLOAT:
-        assert(!"an immediate value has no node");
+        assert(false); /* immediate values have no node */
     }
 }
 

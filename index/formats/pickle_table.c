@@ -39,7 +39,7 @@ static struct pv number_key(struct pv v)
 {
     if (v.kind == PV_BOOL)
         return (struct pv){.kind = PV_INT, .i = v.b};
-    if (v.kind == PV_FLOAT && v.f >= -0x1p63 && v.f < 0x1p63 &&
+    if (v.kind == PV_FLOAT && v.f >= (double)INT64_MIN && v.f < -(double)INT64_MIN &&
         (double)(int64_t)v.f == v.f)
         return (struct pv){.kind = PV_INT, .i = (int64_t)v.f};
     return v;
