@@ -122,6 +122,16 @@ class Fresh(unittest.TestCase):
         dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(self.step), fqn_to_index_mapping=files), no_dist=True)
         self.same(truth.hf_writer_flat(str(self.step)))
 
+    def test_hugging_face_writer_of_four_ranks(self):
+        self.saved(4, writers.hugging_face, 2, False)
+        self.assertFalse((self.step / "model.safetensors.index.json").exists(), "only shards")
+        self.same(truth.hf_writer_flat(str(self.step)))
+
+    def test_hugging_face_writer_with_whole_files_beside_the_shards(self):
+        self.saved(4, writers.hugging_face, 3, True)
+        self.assertTrue((self.step / "sharded").is_dir())
+        self.same(truth.hf_writer_flat(str(self.step / "sharded")))
+
     def test_random_windows_from_eight_threads(self):
         self.saved(3, writers.large)
         flat = truth.dcp_flat(self.step)

@@ -147,3 +147,15 @@ def large(rank, world, path):
               "columns": distribute_tensor(values((1024, 2050), torch.float32, 2), m, [Shard(1)]),
               "short": distribute_tensor(values((65536, 26), torch.bfloat16, 3), m, [Shard(1)]),
               "whole": values((3000017,), torch.float32, 4)}, checkpoint_id=path)
+
+
+def hugging_face(rank, world, path, files, consolidate):
+    """torch's HuggingFaceStorageWriter: a shard file a rank, and whole files beside them where asked."""
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    m = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    s0, s1, r = Shard(0), Shard(1), Replicate()
+    cases = {"layers.0.q.weight": ((37, 51), (s0, s1)), "layers.0.o.weight": ((51, 37), (s1, s0)), "norm.weight": ((37,), (r, r)),
+             "embed.weight": ((53, 9), (s0, s0)), "layers.1.k.weight": ((1, 9), (s0, r)), "conv.weight": ((3, 5, 7), (r, Shard(2)))}
+    state = {k: distribute_tensor(values(shape, torch.bfloat16, i), m, list(p)) for i, (k, (shape, p)) in enumerate(cases.items())}
+    numbers = {k: 1 + i * files // len(cases) for i, k in enumerate(cases)}
+    dcp.save(state, storage_writer=HuggingFaceStorageWriter(path, fqn_to_index_mapping=numbers, save_distributed=True, enable_consolidation=consolidate))
