@@ -507,6 +507,15 @@ static int fold_stored(void *user, const struct pv *object, uint64_t *out,
     return 1;
 }
 
+static int fold_stored_olmo(void *user, const struct pv *object, uint64_t *out,
+                            struct err *e)
+{
+    struct dcp_loader *l = user;
+
+    l->m->olmo = true;
+    return fold_stored(user, object, out, e);
+}
+
 int dcp_stored_of(struct dcp_loader *l, const struct pv *v, uint32_t *stored,
                   struct err *e)
 {
@@ -553,7 +562,8 @@ const struct pickle_fold dcp_folds[] = {
     {METADATA, "TensorStorageMetadata", false, fold_tensor},
     {METADATA, "MetadataIndex", false, fold_index},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo", false, fold_stored},
-    {"olmo_core.distributed.checkpoint.filesystem", "_StorageInfo", false, fold_stored},
+    {"olmo_core.distributed.checkpoint.filesystem", "_StorageInfo", false,
+     fold_stored_olmo},
     {PLANNER, "WriteItem", false, fold_plan},
     {PLANNER, "TensorWriteData", false, fold_plan},
     {PLANNER, "SavePlan", false, fold_plan},

@@ -106,6 +106,7 @@ struct dcp_metadata {
     size_t nslots, nlinked;
     uint64_t skipped; /* entries whose key is of no use */
     char version[32]; /* Metadata.version, "" when it has none */
+    bool olmo;        /* OLMo-core's own writer wrote it */
 };
 
 /*

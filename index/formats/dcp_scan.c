@@ -356,7 +356,9 @@ static void tell(const struct dcp_scan *s, struct dcp_told *told)
 {
     const struct dcp_part *last = s->nparts ? &s->part[s->nparts - 1] : NULL;
 
-    told->format = s->rank_local ? "torch-dcp-ranklocal"
+    told->olmo = last && last->m->olmo;
+    told->format = told->olmo      ? "olmo-core-dcp"
+                   : s->rank_local ? "torch-dcp-ranklocal"
                    : s->images   ? "torch-dcp-safetensors"
                    : s->zstd     ? "torch-dcp-zstd"
                                  : "torch-dcp";
@@ -414,7 +416,8 @@ static bool is_used(const struct dcp_scan *s, const char *name)
 
 /*
  * .distcp files that nothing refers to are left over from an earlier save by more ranks
- * into the same directory.
+ * into the same directory. Empty ones are those of writers that had nothing to write:
+ * OLMo-core makes a file for each of its threads.
  */
 static int hide_stale(struct dcp_scan *s, struct err *e)
 {
@@ -429,6 +432,8 @@ static int hide_stale(struct dcp_scan *s, struct err *e)
             continue;
         if (hide(s, name, false, e) < 0)
             return -e->code;
+        if (listing_at(l, i)->st.id.size == 0)
+            continue;
         first = first ? first : name;
         stale++;
     }

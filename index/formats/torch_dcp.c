@@ -95,7 +95,7 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
     CLEANUP(buf_release) struct buf topology = {0};
     struct sink_checkpoint about = {
         .format = told->format,
-        .framework = "PyTorch",
+        .framework = told->olmo ? "OLMo-core" : "PyTorch",
         .metadata_file = told->metadata[0] ? told->metadata : NULL,
     };
 

@@ -40,6 +40,7 @@ struct dcp_how {
 /* What the metadata told. */
 struct dcp_told {
     const char *format; /* "torch-dcp", "torch-dcp-ranklocal", ...; static */
+    bool olmo;          /* written by OLMo-core's own writer */
     uint64_t ranks, files;
     char version[32];        /* of the metadata, or "" */
     char metadata[PATH_MAX]; /* its first file, relative to the store */
