@@ -38,6 +38,11 @@ int olmo_part_find(struct listing *l)
     return olmo_metadata_sniff(head, got);
 }
 
+int olmo_part_add(struct sink *sink, const char *dir, struct err *e)
+{
+    return sink_part(sink, dir, e) < 0 ? -e->code : sink_watch(sink, dir, e);
+}
+
 /* ---- the files ---- */
 
 /* The tensors of a rank file, sorted by name. */

@@ -15,6 +15,12 @@ struct sink;
 /* For bids: 0, or what is there: 1: by its beginning, 2: it names pieces of tensors. */
 int olmo_part_find(struct listing *l);
 
+/*
+ * A folder of the checkpoint that is a part of it: hidden, and watched, as names that come
+ * into it may matter.
+ */
+int olmo_part_add(struct sink *sink, const char *dir, struct err *e);
+
 struct olmo_part_how {
     const char *dir;  /* relative to the checkpoint's directory; "": itself */
     const char *part; /* sink_tensor.part, or NULL */

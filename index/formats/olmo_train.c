@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/olmo_part.h"
 #include "index/formats/torch_file.h"
 
 static const char TRAIN[] = "train";
@@ -96,7 +97,7 @@ int olmo_train_report(const struct scan_context *c, struct sink *sink,
     *told = (struct olmo_train_told){0};
     if (!olmo_train_find(c->listing))
         return 0;
-    if (sink_part(sink, TRAIN, e) < 0)
+    if (olmo_part_add(sink, TRAIN, e) < 0)
         return -e->code;
     for (size_t i = 0; i < listing_count(train); i++) {
         char path[NAME_MAX + sizeof TRAIN + 1];

@@ -94,7 +94,7 @@ static int scan_optim(const struct scan_context *c, struct sink *sink, struct ab
 
     if (!listing_sub(c->listing, OPTIM))
         return 0;
-    if (sink_part(sink, OPTIM, e) < 0)
+    if (olmo_part_add(sink, OPTIM, e) < 0)
         return -e->code;
     if (olmo_part_report(c, sink, &how, &told, &why) < 0) {
         if (why.code != EBADMSG && why.code != ENOENT && why.code != EFBIG) {
@@ -117,7 +117,7 @@ static int scan_parts(const struct scan_context *c, struct sink *sink, struct ab
     static const struct olmo_part_how how = {
         .dir = MODEL, .part = MODEL, .role = ROLE_MODEL};
 
-    if (sink_part(sink, MODEL, e) < 0 ||
+    if (olmo_part_add(sink, MODEL, e) < 0 ||
         olmo_part_report(c, sink, &how, &a->part, e) < 0 ||
         scan_optim(c, sink, a, e) < 0)
         return -e->code;
