@@ -296,20 +296,25 @@ static int push(struct torch_walk *w, struct stack *s, const struct visit *x,
 
 /* ---- values ---- */
 
-static int tell(struct torch_walk *w, const struct visit *x,
-                const struct torch_tensor *tensor, const char *why, struct err *e)
+/* `rc` from reading it: 1, or what is wrong with it. */
+static int tell(struct torch_walk *w, const struct visit *x, int rc,
+                const struct torch_tensor *tensor, const struct err *why, struct err *e)
 {
     struct torch_item item = {
         .key = w->key.len ? w->key.data : "",
         .key_len = w->key.len,
         .path = w->path.len ? w->path.data : "",
         .path_len = w->path.len,
-        .tensor = tensor,
-        .why = why,
+        .tensor = rc > 0 ? tensor : NULL,
+        .why = why->text,
         .opaque = x->opaque,
         .shard = x->shard,
     };
 
+    if (rc == -ENOMEM) {
+        *e = *why;
+        return rc;
+    }
     if (buf_failed(&w->key) || buf_failed(&w->path)) {
         w->unnamed++;
         return fail_memory(w, e);
@@ -330,7 +335,7 @@ static int visit_integers(struct torch_walk *w, struct visit *x, struct err *e)
         return 0;
     torch_path_add(&w->key, "int_repr", 8);
     x->told = true;
-    rc = tell(w, x, rc > 0 ? &tensor : NULL, why.text, e);
+    rc = tell(w, x, rc, &tensor, &why, e);
     if (!buf_failed(&w->key))
         w->key.len = key_len;
     return rc;
@@ -348,13 +353,12 @@ static bool is_hollow(const struct pv *v)
             pv_is(&class, "torch._utils", "_rebuild_tensor_v3"));
 }
 
-static const char *hollow_or(const struct pv *v, const char *why)
+static void name_hollow(const struct pv *v, struct err *why)
 {
     struct pv class = pv_class(v);
 
-    return pv_is(&class, "torch._utils", "_rebuild_meta_tensor_no_storage")
-               ? "a tensor of the device \"meta\": it has no bytes"
-               : why;
+    if (pv_is(&class, "torch._utils", "_rebuild_meta_tensor_no_storage"))
+        err_set(why, ENOTSUP, "a tensor of the device \"meta\": it has no bytes");
 }
 
 static int visit_instance(struct torch_walk *w, struct stack *s, struct visit x,
@@ -394,14 +398,10 @@ static int visit_object(struct torch_walk *w, struct stack *s, struct visit *x,
         return 0;
     }
     rc = torch_zip_tensor(w->zip, &x->v, &tensor, &why);
-    if (rc > 0)
-        return tell(w, x, &tensor, NULL, e);
-    if (rc == -ENOMEM) {
-        *e = why;
-        return rc;
-    }
-    if (rc < 0 && (rc != -ENOTSUP || is_hollow(&x->v)))
-        return tell(w, x, NULL, hollow_or(&x->v, why.text), e);
+    if (rc < 0)
+        name_hollow(&x->v, &why);
+    if (rc > 0 || (rc < 0 && (rc != -ENOTSUP || is_hollow(&x->v))))
+        return tell(w, x, rc, &tensor, &why, e);
     if (visit_integers(w, x, e) < 0)
         return -e->code;
     return visit_instance(w, s, *x, e);
@@ -418,7 +418,7 @@ static int visit_storage(struct torch_walk *w, struct visit *x, struct err *e)
     if (rc == 0)
         return 0;
     x->opaque = true;
-    return tell(w, x, rc > 0 ? &tensor : NULL, why.text, e);
+    return tell(w, x, rc, &tensor, &why, e);
 }
 
 static int visit_value(struct torch_walk *w, struct stack *s, struct visit *x,
