@@ -76,6 +76,7 @@ struct catalog_file {
     const char *path;  /* relative to the store */
     struct file_id id; /* all zero: missing when scanned */
     bool storage;      /* holds chunks (else: watched metadata) */
+    bool copy;         /* holds the same tensors once more, see sink_copy() */
     mode_t mode;
 };
 

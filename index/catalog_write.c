@@ -276,16 +276,16 @@ static int put_file(struct commit *c, const struct cell *staged, struct err *e)
     static const char sql[] = "INSERT INTO file VALUES"
                               " (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
     const struct stage_result *r = c->result;
-    uint32_t number = (uint32_t)staged[0].num, tensors;
-    bool storage, whole;
+    uint32_t number = (uint32_t)staged[0].num;
+    struct stage_use use;
     struct cell row[12];
 
-    r->file_use(r->user, number, &storage, &whole, &tensors);
+    r->file_use(r->user, number, &use);
     row[0] = cell_int((uint64_t)row_id(c->id, number));
     memcpy(row + 1, staged + 1, 7 * sizeof *row);
-    row[8] = cell_int(storage);
-    row[9] = cell_int(whole);
-    row[10] = cell_int(tensors);
+    row[8] = cell_int(use.storage ? FILE_STORAGE : use.copy ? FILE_COPY : FILE_WATCHED);
+    row[9] = cell_int(use.whole);
+    row[10] = cell_int(use.tensors);
     return put_summed(c->conn, sql, row, ARRAY_SIZE(row), e);
 }
 

@@ -71,6 +71,15 @@ struct stage_tensor {
 
 int stage_tensor(struct stage *st, const struct stage_tensor *t, struct err *e);
 
+/* What a file is, in the index. */
+enum { FILE_WATCHED = 0, FILE_STORAGE = 1, FILE_COPY = 2 };
+
+/* What the sink counted for a file. */
+struct stage_use {
+    bool storage, whole, copy;
+    uint32_t tensors;
+};
+
 /* What the index keeps of the scan as a whole. */
 struct stage_result {
     const char *path, *file; /* of the place; file may be NULL */
@@ -83,9 +92,7 @@ struct stage_result {
     uint32_t files;
     bool many_parts; /* keys of different parts may meet */
 
-    /* What the sink counted for a file. */
-    void (*file_use)(const void *user, uint32_t number, bool *storage, bool *whole,
-                     uint32_t *tensors);
+    void (*file_use)(const void *user, uint32_t number, struct stage_use *out);
     const void *user;
 };
 

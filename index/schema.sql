@@ -61,7 +61,7 @@ CREATE TABLE file (
     mtime_ns INTEGER NOT NULL,
     ctime_ns INTEGER NOT NULL,
     mode INTEGER NOT NULL,
-    storage INTEGER NOT NULL, -- 1: holds chunks, 0: only watched
+    storage INTEGER NOT NULL, -- 1: holds chunks, 0: only watched, 2: full copies
     whole INTEGER NOT NULL,   -- 1: a safetensors file that may be served as it is
     tensors INTEGER NOT NULL, -- that have chunks in it
     sum INTEGER NOT NULL

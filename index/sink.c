@@ -158,6 +158,22 @@ int sink_hide(struct sink *s, const char *name, bool watch, struct err *e)
     return rc;
 }
 
+int sink_copy(struct sink *s, const char *path, struct err *e)
+{
+    char full[PATH_MAX];
+    uint32_t number;
+    bool known;
+    int rc = sink_hide(s, path, true, e);
+
+    if (rc == 0)
+        rc = store_path(s, path, strlen(path), full, sizeof full, e);
+    if (rc == 0)
+        rc = sink_files_add(&s->files, full, false, &number, &known, e);
+    if (rc == 0)
+        s->files.file[number].copy = true;
+    return rc;
+}
+
 int sink_part(struct sink *s, const char *dir, struct err *e)
 {
     char full[PATH_MAX];
@@ -201,15 +217,15 @@ int sink_warning(struct sink *s, const char *code, const char *fmt, ...)
 
 /* --- the end --- */
 
-static void file_use(const void *user, uint32_t number, bool *storage, bool *whole,
-                     uint32_t *tensors)
+static void file_use(const void *user, uint32_t number, struct stage_use *out)
 {
     const struct sink *s = user;
     const struct sink_file *f = &s->files.file[number];
 
-    *storage = f->storage;
-    *whole = f->whole && f->problem == 0;
-    *tensors = f->tensors;
+    *out = (struct stage_use){.storage = f->storage,
+                              .copy = f->copy && !f->storage,
+                              .whole = f->whole && f->problem == 0,
+                              .tensors = f->tensors};
 }
 
 /* The metadata file decides about owner and group; without one the first shard does. */

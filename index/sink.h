@@ -58,6 +58,12 @@ bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out);
  */
 int sink_hide(struct sink *s, const char *name, bool watch, struct err *e);
 
+/*
+ * A safetensors file of full tensors that are there already, under the same keys, as
+ * chunks: it is hidden and watched, and `verify` compares it with them.
+ */
+int sink_copy(struct sink *s, const char *path, struct err *e);
+
 /* Declares a part of a composite (a subdirectory): hidden, side files lifted to the top. */
 int sink_part(struct sink *s, const char *dir, struct err *e);
 

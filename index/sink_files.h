@@ -19,7 +19,7 @@ struct sink_file {
     uint32_t tensors;     /* with chunks in it */
     uint32_t last_tensor; /* the one counted last, from 1 */
     int problem;          /* errno, 0: it is there and regular */
-    bool storage, whole;
+    bool storage, whole, copy;
 };
 
 struct sink_files {

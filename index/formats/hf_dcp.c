@@ -213,7 +213,7 @@ static int check_mapping(struct hf_scan *s, struct err *e)
         }
         return sink_warning(s->sink, "damaged-file", "%s: %s", mapping_name, why.text);
     }
-    if (m.count > 0 && sink_warning(s->sink, "missing-tensor",
+    if (m.count > 0 && sink_warning(s->sink, "unsaved-name",
                                     "%s names %zu tensors that no shard has, as %s",
                                     mapping_name, m.count, m.first) < 0)
         return err_nomem(e);
@@ -295,7 +295,7 @@ static int warn_of_gaps(struct hf_scan *s, struct err *e)
                       e) < 0)
         return -e->code;
     if (rank > 0 &&
-        warn(sink_warning(s->sink, "missing-rank",
+        warn(sink_warning(s->sink, "rank-gap",
                           "ranks go up to %u, and rank %u has no file: it is lost, or "
                           "that rank had nothing to save",
                           s->max_rank, rank),

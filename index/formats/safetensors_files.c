@@ -56,7 +56,7 @@ static int register_copy(const struct scan_context *c, struct sink *sink,
     struct err why = {0};
     char path[PATH_MAX];
 
-    if (sink_hide(sink, f->name, true, e) < 0 || path_of(c, f->name, path, e) < 0)
+    if (sink_copy(sink, f->name, e) < 0 || path_of(c, f->name, path, e) < 0)
         return -e->code;
     f->missing =
         c->store->ops->stat(c->store, path, &st, &why) < 0 || st.kind != ENTRY_FILE;
