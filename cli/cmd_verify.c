@@ -7,6 +7,7 @@
 #include "base/pool.h"
 #include "cli/cli.h"
 #include "cli/nonfinite.h"
+#include "cli/verify_copy.h"
 #include "index/formats/scan.h"
 #include "index/plan.h"
 #include "remote/source.h"
@@ -234,6 +235,69 @@ static void judge_checksums(struct verify *v)
     }
 }
 
+/* A copy that differs: the shards are what is shown. */
+static void tell_copy(void *user, const char *key, size_t key_len, const char *why)
+{
+    struct verify *v = user;
+
+    v->damaged++;
+    if (v->c->opt.json) {
+        printf("%s\n    {\"key\": ", v->shown++ ? "," : "");
+        out_json(stdout, key, key_len);
+        fputs(", \"damage\": ", stdout);
+        out_json(stdout, why, strlen(why));
+        putchar('}');
+        return;
+    }
+    progress_end(&v->progress);
+    fputs("damaged  ", stdout);
+    out_text(stdout, key, key_len, 0);
+    fputs(": ", stdout);
+    out_text(stdout, why, strlen(why), 0);
+    putchar('\n');
+}
+
+/* What the scan found wrong that belongs to no tensor: a part or a file that is lost. */
+static int tell_loss(void *user, const char *code, const char *text)
+{
+    static const char *const losses[] = {"damaged-", "missing-", "lost-"};
+    struct verify *v = user;
+    bool lost = false;
+
+    for (size_t i = 0; i < ARRAY_SIZE(losses); i++)
+        lost |= strncmp(code, losses[i], strlen(losses[i])) == 0;
+    if (!lost)
+        return 0;
+    v->damaged++;
+    if (v->c->opt.json) {
+        printf("%s\n    {\"warning\": ", v->shown++ ? "," : "");
+        out_json(stdout, code, strlen(code));
+        fputs(", \"damage\": ", stdout);
+        out_json(stdout, text, strlen(text));
+        putchar('}');
+        return 0;
+    }
+    progress_end(&v->progress);
+    printf("damaged  %s: ", code);
+    out_text(stdout, text, strlen(text), 0);
+    putchar('\n');
+    return 0;
+}
+
+static int check_copies(struct verify *v)
+{
+    struct copy_totals t;
+    int ret = verify_copies(v->c, v->source, v->checkpoint, tell_copy, v, &t);
+
+    if (ret == 0 && t.tensors > 0 && !v->c->opt.json && !v->c->opt.quiet) {
+        progress_end(&v->progress);
+        printf("note     full copies of %" PRIu64 " tensors: %" PRIu64
+               " compared, %" PRIu64 " differ, %" PRIu64 " are of another type\n",
+               t.tensors, t.compared, t.differ, t.other);
+    }
+    return ret;
+}
+
 static void print_total(struct verify *v, const char *place)
 {
     char size[16];
@@ -294,6 +358,11 @@ static int verify_one(void *user, const char *dir, const char *file,
     v->first_bad[0] = '\0';
     progress_begin(&v->progress, v->c, info.bytes);
     ret = verify_tensors(v, place);
+    if (ret == 0)
+        ret = catalog_warnings(v->source->catalog, v->checkpoint, tell_loss, v,
+                               &v->c->err);
+    if (ret == 0)
+        ret = check_copies(v);
     if (ret < 0)
         return ret;
     judge_checksums(v);
