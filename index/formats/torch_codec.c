@@ -347,11 +347,12 @@ static int zstd_to_file(void *user, struct source *in, int fd, uint64_t limit,
     return rc;
 }
 
-static int resolve_decoded(struct source *shard, const struct chunk *c,
-                           const struct chunk_tensor *t, struct decoded_cache *decoded,
-                           struct chunk_place *out, struct err *e)
+/* The zip archive that comes out of the frame. */
+static int open_decoded(struct source *shard, const struct chunk *c,
+                        struct decoded_cache *decoded, struct source **out,
+                        struct err *e)
 {
-    CLEANUP(source_putp) struct source *window = NULL, *plain = NULL;
+    CLEANUP(source_putp) struct source *window = NULL;
     struct decoded_key key = {
         .dev = shard->id.dev,
         .ino = shard->id.ino,
@@ -365,7 +366,18 @@ static int resolve_decoded(struct source *shard, const struct chunk *c,
         return err_set(e, ENOTSUP, "compressed, and there is no place to decode it");
     if (check_range(shard, c, e) < 0 ||
         source_window(shard, c->offset, c->length, &window, e) < 0 ||
-        decoded_get(decoded, &key, window, zstd_to_file, NULL, &plain, e) < 0)
+        decoded_get(decoded, &key, window, zstd_to_file, NULL, out, e) < 0)
+        return -e->code;
+    return 0;
+}
+
+static int resolve_decoded(struct source *shard, const struct chunk *c,
+                           const struct chunk_tensor *t, struct decoded_cache *decoded,
+                           struct chunk_place *out, struct err *e)
+{
+    CLEANUP(source_putp) struct source *plain = NULL;
+
+    if (open_decoded(shard, c, decoded, &plain, e) < 0)
         return -e->code;
     return resolve_in(plain, 0, plain->size, c, t, out, e);
 }
@@ -379,14 +391,35 @@ static int resolve_zstd(struct source *shard, const struct chunk *c,
     return 0;
 }
 
+static int verify_plain(struct source *shard, const struct chunk *c,
+                        struct decoded_cache *decoded, struct err *e)
+{
+    (void)decoded;
+    if (check_range(shard, c, e) < 0)
+        return -e->code;
+    return torch_zip_checksums(shard, c->offset, c->length, e);
+}
+
+static int verify_zstd(struct source *shard, const struct chunk *c,
+                       struct decoded_cache *decoded, struct err *e)
+{
+    CLEANUP(source_putp) struct source *plain = NULL;
+
+    if (open_decoded(shard, c, decoded, &plain, e) < 0)
+        return -e->code;
+    return torch_zip_checksums(plain, 0, plain->size, e);
+}
+
 const struct chunk_codec codec_torch_zip = {
     .encoding = CHUNK_TORCH_ZIP,
     .name = "torch-zip",
     .resolve = resolve_plain,
+    .verify = verify_plain,
 };
 
 const struct chunk_codec codec_torch_zip_zstd = {
     .encoding = CHUNK_TORCH_ZIP_ZSTD,
     .name = "torch-zip-zstd",
     .resolve = resolve_zstd,
+    .verify = verify_zstd,
 };

@@ -91,6 +91,13 @@ int torch_zip_integers(struct torch_zip *t, const struct pv *v,
 int torch_zip_storage(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,
                       struct err *e);
 
+/*
+ * Reads all records of the archive and compares their CRC-32 with its directory's: 1 when
+ * they hold, 0 when it has none to compare, -EBADMSG naming the first that does not.
+ * torch can be told to leave CRCs out (save.compute_crc32): then none holds.
+ */
+int torch_zip_checksums(struct source *s, uint64_t off, uint64_t len, struct err *e);
+
 /* chunk_codec.resolve of CHUNK_TORCH_ZIP and CHUNK_TORCH_ZIP_ZSTD (see index/chunk.h). */
 extern const struct chunk_codec codec_torch_zip;
 extern const struct chunk_codec codec_torch_zip_zstd;
