@@ -306,11 +306,11 @@ static int build_entries(struct builder *b)
 {
     struct shown *s = b->shown;
     bool tracked =
-        s->listing && (listing_find(s->listing, "latest") ||
-                       listing_find(s->listing, "latest_checkpointed_iteration.txt") ||
-                       listing_find(s->listing, "latest_train_state.pt") ||
-                       listing_find(s->listing, "LATEST") ||
-                       listing_find(s->listing, "LATEST.txt"));
+        s->listing &&
+        (listing_find(s->listing, "latest") ||
+         listing_find(s->listing, "latest_checkpointed_iteration.txt") ||
+         listing_find(s->listing, "latest_train_state.pt") ||
+         listing_find(s->listing, "LATEST") || listing_find(s->listing, "LATEST.txt"));
     int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
 
     if (rc == 0 && tracked) {
