@@ -31,6 +31,24 @@ bool is_url(const char *name)
     return sep && sep != name && !memchr(name, '/', (size_t)(sep - name));
 }
 
+/*
+ * Without a cache directory (no home, a read-only one) the index is kept in memory, and
+ * what has to be decoded lies with other temporary files: nobody is kept from reading.
+ */
+static int find_cache(struct cli *c, struct buf *dir)
+{
+    const char *temporary = getenv("TMPDIR");
+    int ret = cache_dir(c->opt.cache_dir, dir, &c->err);
+
+    if (ret == 0 || c->opt.cache_dir)
+        return ret;
+    log_err(LOG_CLI, &c->err);
+    c->err = (struct err){0};
+    c->opt.index_memory = true;
+    buf_clear(dir);
+    return buf_adds(dir, temporary && *temporary ? temporary : "/tmp");
+}
+
 static int open_catalog(struct cli *c, struct cli_source *s, const char *dir)
 {
     struct catalog_options o = {.dir = dir, .memory = c->opt.index_memory};
@@ -38,8 +56,8 @@ static int open_catalog(struct cli *c, struct cli_source *s, const char *dir)
 
     if (ret == 0 || o.memory)
         return ret;
-    /* A full or read-only cache directory must not keep anyone from reading. */
-    log_err(LOG_CLI, &c->err);
+    log_err(LOG_CLI,
+            &c->err); /* a full disk must not keep anyone from reading either */
     c->err = (struct err){0};
     o.memory = true;
     return catalog_open(&o, s->store->identity, &s->catalog, &c->err);
@@ -64,7 +82,7 @@ static int open_parts(struct cli *c, struct cli_source *s)
     int ret = store_open_local(s->name, &so, &s->store, &c->err);
 
     if (ret == 0)
-        ret = cache_dir(c->opt.cache_dir, &dir, &c->err);
+        ret = find_cache(c, &dir);
     if (ret == 0)
         ret = pool_new(c->opt.jobs, &s->pool, &c->err);
     if (ret == 0)

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The commands as scripts see them: what they print, their exit statuses, their one-line errors."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+from mountlib import UNSHARD, main, make_tensors, read_all, same, sha256, write_checkpoint, write_file  # noqa: E402
+
+DATA = os.environ.get("TEST_DATA", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
+DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
+DONE, NO, USAGE, SOURCE, ROOM = 0, 1, 2, 3, 5
+
+
+class Cli:
+    """Runs unshard with a cache directory of its own."""
+
+    def __init__(self, t):
+        self.cache = t + "/cache"
+
+    def run(self, *args, status=DONE, text=True, **more):
+        env = {**os.environ, "XDG_CACHE_HOME": self.cache, **more.pop("env", {})}
+        done = subprocess.run([UNSHARD, *args], capture_output="stdout" not in more, text=text, timeout=60, env=env, **more)
+        if done.returncode != status:
+            raise AssertionError(f"{args}: status {done.returncode}, want {status}: {done.stderr}")
+        return done
+
+    def json(self, *args, **more):
+        out = json.loads(self.run(*args, "--json", **more).stdout)
+        same("schema", out["schema"], 1)
+        return out
+
+    def error(self, *args, status, words):
+        """One line on stderr: unshard: WHAT: WHY (WHAT TO DO)."""
+        err = self.run(*args, status=status).stderr
+        same("lines of the error", len(err.splitlines()), 1)
+        assert err.startswith("unshard: "), err
+        for word in words:
+            assert word in err, f"{args}: {err!r} does not say {word!r}"
+        return err
+
+
+def expected(fixture):
+    with open(fixture + ".expected.json") as f:
+        return json.load(f)["tensors"]
+
+
+def damaged_copy(t, name="damaged"):
+    """A DCP checkpoint with one byte of one tensor's data changed: (path, key, chunk)."""
+    path = os.path.join(t, name)
+    shutil.copytree(DCP, path)
+    for root, _, files in os.walk(path):
+        for f in files:
+            os.chmod(os.path.join(root, f), 0o644)
+    plan = Cli(t).json("plan", path, "model.emb.weight")
+    chunk = plan["chunks"][0]
+    with open(os.path.join(path, chunk["file"]), "r+b") as f:
+        f.seek(chunk["byte"] + 5)
+        byte = f.read(1)
+        f.seek(chunk["byte"] + 5)
+        f.write(bytes([byte[0] ^ 0x40]))
+    return path, "model.emb.weight", chunk
+
+
+def test_ls_lists_every_tensor(t):
+    cli, want = Cli(t), expected(DCP)
+    rows = {r["key"]: r for r in cli.json("ls", DCP)["tensors"]}
+    same("keys", sorted(rows), sorted(want))
+    for key, w in want.items():
+        same(key, (rows[key]["dtype"], rows[key]["shape"]), (w["dtype"], w["shape"]))
+    same("roles", {r["role"] for r in rows.values()}, {"model", "optimizer"})
+    text = cli.run("ls", DCP, "-l").stdout.splitlines()
+    same("rows", len(text), len(want))
+    assert all(len(line.split()) >= 6 for line in text)
+
+
+def test_ls_pattern(t):
+    cli = Cli(t)
+    rows = cli.json("ls", DCP, "model.layers.0.*")["tensors"]
+    same("matches", sorted(r["key"] for r in rows), sorted(k for k in expected(DCP) if k.startswith("model.layers.0.")))
+    cli.error("ls", DCP, "no.such.*", status=SOURCE, words=["no.such.*"])
+
+
+def test_ls_of_a_tree(t):
+    cli = Cli(t)
+    for step in ("step10", "step9"):
+        write_checkpoint(f"{t}/run/{step}", make_tensors(step))
+    rows = cli.json("ls", t + "/run")["checkpoints"]
+    same("checkpoints", [r["path"] for r in rows], ["step10", "step9"])
+    same("tensors", {r["tensors"] for r in rows}, {6})
+    cli.error("cat", t + "/run", "x", status=SOURCE, words=["2 checkpoints", "step10"])
+    cli.error("ls", t + "/run/step10/none", status=SOURCE, words=["No such file"])
+    os.mkdir(t + "/empty")
+    cli.error("info", t + "/empty", status=SOURCE, words=["no checkpoint", "probe"])
+
+
+def test_info(t):
+    cli = Cli(t)
+    info = cli.json("info", DCP)
+    same("format", info["format"], "torch-dcp")
+    same("tensors", len(info["tensors"]), len(expected(DCP)))
+    same("topology", info["topology"]["ranks"], 2)
+    text = cli.run("info", DCP).stdout
+    assert "torch-dcp" in text and "PyTorch" in text
+    write_checkpoint(t + "/hf", make_tensors(1))
+    write_file(t + "/hf/tokenizer.json", b"{}")
+    text = cli.run("info", t + "/hf").stdout
+    assert "tokenizer.json" in text and "model-00001" not in text, text
+
+
+def test_cat_gives_the_frameworks_bytes(t):
+    cli = Cli(t)
+    for name in ("dcp_fsdp2_adamw_2r", "dcp_layouts", "dcp_zstd_2r", "dcp_mesh_2x2"):
+        fixture = os.path.join(DATA, "torch_dcp", name)
+        for key, want in list(expected(fixture).items())[:8]:
+            same(f"{name}: {key}", sha256(cli.run("cat", fixture, key, text=False).stdout), want["sha256"])
+
+
+def test_cat_npy(t):
+    cli = Cli(t)
+    bare = cli.run("cat", DCP, "model.emb.weight", text=False).stdout
+    npy = cli.run("cat", DCP, "model.emb.weight", "--npy", text=False).stdout
+    same("magic", npy[:8], b"\x93NUMPY\x01\x00")
+    same("the rest", npy[-len(bare):], bare)
+    same("alignment", (len(npy) - len(bare)) % 64, 0)
+    assert b"'shape': (53, 37)" in npy[:200], npy[:200]
+
+
+def test_cat_errors(t):
+    cli = Cli(t)
+    cli.error("cat", DCP, "no.such", status=SOURCE, words=["no tensor no.such", "unshard ls"])
+    cli.error("cat", DCP, status=USAGE, words=["wrong number of arguments", "usage:"])
+    with open("/dev/full", "w") as full:
+        done = cli.run("cat", DCP, "model.emb.weight", status=ROOM, stdout=full, stderr=subprocess.PIPE)
+    assert "No space left" in done.stderr, done.stderr
+
+
+def test_a_closed_pipe_ends_it_quietly(t):
+    env = {**os.environ, "XDG_CACHE_HOME": t + "/cache"}
+    with subprocess.Popen([UNSHARD, "ls", DCP, "-l"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
+                          preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL)) as p:
+        p.stdout.close()
+        same("words", p.stderr.read(), b"")
+        same("status", p.wait(30), -signal.SIGPIPE)
+
+
+def test_plan_covers_the_tensor(t):
+    cli = Cli(t)
+    for key, want in expected(DCP).items():
+        plan = cli.json("plan", DCP, key)
+        same("shape", plan["shape"], want["shape"])
+        volume = 0
+        for c in plan["chunks"]:
+            n = 1
+            for size in c["size"]:
+                n *= size
+            volume += n
+            assert os.path.exists(os.path.join(DCP, c["file"])), c
+        total = 1
+        for d in want["shape"]:
+            total *= d
+        same(key, volume, total)
+    assert "of 2 chunks" in cli.run("plan", DCP, "model.emb.weight").stdout
+
+
+def test_verify_whole(t):
+    cli = Cli(t)
+    assert "whole" in cli.run("verify", DCP).stdout
+    assert "every byte" in cli.run("verify", DCP, "--deep").stdout
+    same("damaged", cli.json("verify", DCP, "--deep")["damaged"], 0)
+
+
+def test_verify_missing_and_short_shards(t):
+    cli = Cli(t)
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/hf", tensors)
+    os.remove(t + "/hf/model-00002-of-00002.safetensors")
+    out = cli.run("verify", t + "/hf", status=NO).stdout
+    assert out.count("model-00002-of-00002.safetensors is missing") >= 3 and "damaged" in out.splitlines()[-1], out
+    shutil.copytree(DCP, t + "/dcp")
+    os.chmod(t + "/dcp/__1_0.distcp", 0o644)
+    os.truncate(t + "/dcp/__1_0.distcp", 1000)
+    found = cli.json("verify", t + "/dcp", status=NO)
+    assert found["damaged"] > 0 and any("__1_0.distcp ends at byte 1000" in f.get("damage", "") for f in found["findings"]), found
+    bad = next(f["key"] for f in found["findings"] if "ends at byte" in f.get("damage", ""))
+    cli.error("cat", t + "/dcp", bad, status=SOURCE, words=["__1_0.distcp"])
+
+
+def test_verify_deep_finds_one_changed_byte(t):
+    cli = Cli(t)
+    path, _, chunk = damaged_copy(t)
+    cli.run("verify", path)
+    out = cli.run("verify", path, "--deep", status=NO).stdout
+    assert "CRC-32" in out and chunk["file"] in out, out
+    assert cli.json("verify", path, "--deep", status=NO)["damaged"] == 1
+
+
+def test_verify_counts_nan_and_inf(t):
+    cli = Cli(t)
+    tensors = {"w": ("F32", (4,), bytes.fromhex("0000c07f 0000807f 000080ff 0000803f"))}
+    write_checkpoint(t + "/hf", tensors, shards=1)
+    out = cli.run("verify", t + "/hf", "--deep").stdout
+    assert "w: 1 NaN, 2 Inf" in out, out
+
+
+def test_an_unreadable_checkpoint(t):
+    cli = Cli(t)
+    os.mkdir(t + "/bad")
+    write_file(t + "/bad/model.safetensors", b"\xff" * 64)
+    cli.error("ls", t + "/bad", status=SOURCE, words=["model.safetensors"])
+    assert "unreadable" in cli.run("verify", t + "/bad", status=NO).stdout
+    assert "unreadable" not in cli.run("ls", os.path.dirname(DCP)).stdout
+
+
+def test_probe_and_formats(t):
+    cli = Cli(t)
+    bids = cli.json("probe", DCP)
+    same("driver", bids["driver"], "torch_dcp")
+    assert max(b["score"] for b in bids["bids"]) >= 60
+    assert "-> a checkpoint" in cli.run("probe", DCP).stdout
+    names = {f["name"] for f in cli.json("formats")["formats"]}
+    assert {"safetensors", "torch_dcp"} <= names, names
+    assert cli.run("version").stdout.startswith("unshard ")
+
+
+def test_what_is_not_built_yet_is_refused_by_name(t):
+    cli = Cli(t)
+    for verb in ("convert", "diff", "stats", "load", "hold", "manifest", "doctor", "cache"):
+        cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
+    os.mkdir(t + "/mnt")
+    for option in ("rw", "save=dcp", "map=x", "hf=x", "weights=master", "dtype=F32", "gpu=0"):
+        cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=[option.split("=")[0], "not built yet"])
+    for url in ("s3://bucket/run", "gs://b/x", "https://host/x", "hf://org/repo"):
+        cli.error("ls", url, status=USAGE, words=["remote", url])
+        cli.error("mount", url, t + "/mnt", status=USAGE, words=["remote", url])
+    cli.error("plan", DCP, "model.emb.weight", "--binary", status=USAGE, words=["--binary"])
+
+
+def test_wrong_usage(t):
+    cli = Cli(t)
+    cli.error("lss", DCP, status=USAGE, words=["no such command"])
+    cli.error("ls", DCP, "--deep", status=USAGE, words=["--deep"])
+    cli.error("ls", "--nonsense", DCP, status=USAGE, words=["unknown option"])
+    cli.error("mount", DCP, t, "-o", "alow_other", status=USAGE, words=["no such option", "allow_other"])
+    cli.error("mount", DCP, t, "-o", "prefix=some", status=USAGE, words=["prefix=some", "auto"])
+    assert "Exit status" in cli.run("--help").stdout
+
+
+def test_odd_keys_are_safe_to_print(t):
+    cli = Cli(t)
+    keys = ["a\x1b[31mb", "line\nbreak", "tab\t", "per%cent", "ключ", ""]
+    write_checkpoint(t + "/hf", {k: ("U8", (1,), bytes([i])) for i, k in enumerate(keys)}, shards=1)
+    out = cli.run("ls", t + "/hf").stdout
+    same("lines", len(out.splitlines()), len(keys))
+    assert "\x1b" not in out and "%1B" in out and "%0A" in out and "ключ" in out, out
+    same("keys", sorted(r["key"] for r in cli.json("ls", t + "/hf")["tensors"]), sorted(keys))
+    same("cat", cli.run("cat", t + "/hf", "line\nbreak", text=False).stdout, b"\x01")
+
+
+def test_without_a_cache_directory(t):
+    """Nobody is kept from reading by a cache that cannot be; one that was asked for must be there."""
+    cli = Cli(t)
+    write_file(t + "/cache", b"a file where the cache directory should be")
+    want = expected(DCP)["model.emb.weight"]["sha256"]
+    done = cli.run("cat", DCP, "model.emb.weight", text=False)
+    same("bytes", sha256(done.stdout), want)
+    assert b"cache" in done.stderr, done.stderr
+    cli.error("ls", DCP, "-o", f"cache_dir={t}/cache", status=SOURCE, words=["cache"])
+    cli.run("ls", DCP, "-o", f"index=memory,cache_dir={t}/other")
+
+
+def test_a_change_is_seen(t):
+    cli = Cli(t)
+    write_checkpoint(t + "/hf", make_tensors(1))
+    one = make_tensors(1)["model.layers.0.mlp.weight"][2]
+    same("before", cli.run("cat", t + "/hf", "model.layers.0.mlp.weight", text=False).stdout, one)
+    write_checkpoint(t + "/hf", make_tensors(2))
+    two = make_tensors(2)["model.layers.0.mlp.weight"][2]
+    assert one != two
+    same("after", cli.run("cat", t + "/hf", "model.layers.0.mlp.weight", text=False).stdout, two)
+    same("in the file", read_all(t + "/hf/model-00001-of-00002.safetensors").count(two), 1)
+
+
+if __name__ == "__main__":
+    main(globals())
