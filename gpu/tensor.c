@@ -20,8 +20,12 @@ enum {
     TENSOR_MEMORY = 1 << 30,
     /* Longer windows are filled piece by piece, so that memory stays bounded. */
     WINDOW_MAX = 4 << 20,
-    /* Below this a reply by pieces costs the kernel more than a copy costs us. */
-    PIECE_MIN = 512,
+    /*
+     * Rows below this are copied: the kernel looks up each page of each piece. Measured,
+     * server CPU per MiB: rows of 4 KiB 190 us copied, 310 us by pieces; of 16 KiB and
+     * more no difference.
+     */
+    PIECE_MIN = 16 << 10,
 };
 
 /* A chunk once it is known where it lies. */
