@@ -6,8 +6,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 
 #include "base/err.h"
+#include "base/guard.h"
 #include "base/pool.h"
 
 enum { PIECES = 1000 };
@@ -249,6 +251,38 @@ static void test_failure_ends_the_rest(void **state)
     pool_free(p);
 }
 
+/* A page behind the end of its file: what is left of a shard that was cut. */
+static int touch_page(void *user)
+{
+    return *(volatile char *)user;
+}
+
+static int touch_guarded(void *user, size_t i, struct err *e)
+{
+    (void)i;
+    return guard_run(touch_page, user) == -EIO ? 0 : err_set(e, EFAULT, "not caught");
+}
+
+/* More pieces than the caller can take before the workers have had some. */
+static void test_a_cut_file_is_caught_on_every_thread(void **state)
+{
+    struct pool *p = pool_of(3);
+    int fd = memfd_create("cut", MFD_CLOEXEC);
+    struct err e = {0};
+    void *map;
+
+    (void)state;
+    assert_int_equal(guard_install(), 0);
+    assert_int_equal(ftruncate(fd, 4096), 0);
+    map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(map, MAP_FAILED);
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_ok(pool_each(p, 20000, touch_guarded, map, &e), &e);
+    munmap(map, 4096);
+    close(fd);
+    pool_free(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_caller_works_when_workers_are_busy),
         cmocka_unit_test(test_lowest_failure_and_no_new_calls),
         cmocka_unit_test(test_failure_ends_the_rest),
+        cmocka_unit_test(test_a_cut_file_is_caught_on_every_thread),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
