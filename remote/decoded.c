@@ -106,14 +106,20 @@ void decoded_free(struct decoded_cache *c)
 static bool key_equal(const struct decoded_key *a, const struct decoded_key *b)
 {
     return a->dev == b->dev && a->ino == b->ino && a->off == b->off &&
-           a->len == b->len && a->mtime_ns == b->mtime_ns && a->encoding == b->encoding;
+           a->len == b->len && a->mtime_ns == b->mtime_ns &&
+           a->ctime_ns == b->ctime_ns && a->encoding == b->encoding;
 }
 
 /* Where the piece of that key is linked in, or the end of its bucket. Locked. */
 static struct piece **find_slot(struct decoded_cache *c, const struct decoded_key *key)
 {
-    const uint64_t parts[] = {
-        key->dev, key->ino, key->off, key->len, (uint64_t)key->mtime_ns, key->encoding};
+    const uint64_t parts[] = {key->dev,
+                              key->ino,
+                              key->off,
+                              key->len,
+                              (uint64_t)key->mtime_ns,
+                              (uint64_t)key->ctime_ns,
+                              key->encoding};
     uint64_t h = 0;
     struct piece **slot;
 
@@ -234,6 +240,8 @@ static int decode_within(struct decoded_cache *c, const struct job *job, uint64_
     if (fd < 0)
         return err_set(e, -fd, "make a file in %s: %s", c->dir, strerror(-fd));
     rc = job->fn(job->user, job->in, fd, limit, &size, e);
+    if (rc == 0)
+        rc = source_check(job->in, e); /* else half of it may be newer than the rest */
     if (rc < 0)
         return rc;
     rc = source_from_fd(steal_fd(&fd), job->in->name, &src, e);

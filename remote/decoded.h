@@ -21,7 +21,7 @@ void decoded_free(struct decoded_cache *c);
 /* Which piece: bytes [off, off + len) of this file, in this encoding. */
 struct decoded_key {
     uint64_t dev, ino, off, len;
-    int64_t mtime_ns;
+    int64_t mtime_ns, ctime_ns;
     uint32_t encoding;
 };
 
@@ -36,7 +36,7 @@ typedef int decode_fn(void *user, struct source *in, int fd, uint64_t limit,
 /*
  * The plain bytes as a source (the caller's reference), decoding them when they are not
  * there. Several threads that want one piece wait for one decoding and share its
- * failure, which is not kept. -ENOSPC when the piece cannot fit the budget beside the
+ * failure, which is not kept. -ESTALE when `in` changed while it was decoded. -ENOSPC when the piece cannot fit the budget beside the
  * pieces that are being read.
  */
 int decoded_get(struct decoded_cache *c, const struct decoded_key *key,

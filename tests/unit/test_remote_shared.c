@@ -429,8 +429,9 @@ static void test_a_piece_is_decoded_once(void **state)
 static void test_every_part_of_the_key_counts(void **state)
 {
     static const struct decoded_key keys[] = {
-        {1, 2, 3, 4, 5, 6}, {9, 2, 3, 4, 5, 6}, {1, 9, 3, 4, 5, 6}, {1, 2, 9, 4, 5, 6},
-        {1, 2, 3, 9, 5, 6}, {1, 2, 3, 4, 9, 6}, {1, 2, 3, 4, 5, 9},
+        {1, 2, 3, 4, 5, 6, 7}, {9, 2, 3, 4, 5, 6, 7}, {1, 9, 3, 4, 5, 6, 7},
+        {1, 2, 9, 4, 5, 6, 7}, {1, 2, 3, 9, 5, 6, 7}, {1, 2, 3, 4, 9, 6, 7},
+        {1, 2, 3, 4, 5, 9, 7}, {1, 2, 3, 4, 5, 6, 9},
     };
     struct decoded_cache *c = cache_of(*state, 1 << 20);
     struct codec codec = {.times = 1};
@@ -594,6 +595,27 @@ static void test_a_decoder_that_lies_about_its_size(void **state)
     decoded_free(c);
 }
 
+static void test_a_file_that_changes_while_it_is_decoded(void **state)
+{
+    const struct source_faults changed = {.stale = true};
+    struct decoded_cache *c = cache_of(*state, 1 << 20);
+    const struct decoded_key key = {.ino = 1};
+    struct source *in = memory("x"), *faulty = NULL, *out = NULL;
+    struct codec codec = {.times = 5};
+    struct err e = {0};
+
+    assert_ok(source_with_faults(in, &changed, &faulty, &e), &e);
+    assert_int_equal(decoded_get(c, &key, faulty, repeat, &codec, &out, &e), -ESTALE);
+    assert_null(out);
+    /* And what came out is not kept for others. */
+    assert_ok(decoded_get(c, &key, in, repeat, &codec, &out, &e), &e);
+    assert_int_equal(codec.calls, 2);
+    source_put(out);
+    source_put(faulty);
+    source_put(in);
+    decoded_free(c);
+}
+
 struct piece_job {
     struct decoded_cache *c;
     struct codec *codec;
@@ -721,6 +743,7 @@ int main(void)
         tmp_test(test_a_far_larger_piece_than_guessed),
         tmp_test(test_a_failure_is_not_kept),
         tmp_test(test_a_decoder_that_lies_about_its_size),
+        tmp_test(test_a_file_that_changes_while_it_is_decoded),
         tmp_test(test_threads_wait_for_one_decoding),
         tmp_test(test_threads_share_a_failure),
         tmp_test(test_different_pieces_are_decoded_at_once),
