@@ -148,6 +148,20 @@ static int one_option(struct cli *c, const struct cli_command *cmd, int o)
     }
 }
 
+/* What could not be written is the error, unless there was one before. */
+static int finish_output(struct cli *c, int ret)
+{
+    int code;
+
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return ret;
+    code = errno ? errno : EIO; /* the rest was tried once more just now */
+    if (ret < 0 && c->err.code)
+        return ret;
+    return err_set(&c->err, code, "standard output: %s", strerror(code));
+}
+
 static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
                        char **argv)
 {
@@ -170,9 +184,7 @@ static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
         return cli_fail(c, wrong_option(c, cmd, "wrong number of arguments"));
     if (c->opt.verbose)
         log_configure("info");
-    ret = cmd->run(c);
-    if (ret >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
-        ret = -err_set(&c->err, errno ? errno : EIO, "standard output: cannot write");
+    ret = finish_output(c, cmd->run(c));
     return ret < 0 ? cli_fail(c, ret) : ret;
 }
 

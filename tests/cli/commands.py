@@ -139,6 +139,16 @@ def test_cat_errors(t):
     assert "No space left" in done.stderr, done.stderr
 
 
+def test_a_full_disk_is_told(t):
+    """Of output that fits a buffer, and of output that does not."""
+    cli = Cli(t)
+    for args in (["formats"], ["ls", DCP], ["ls", DCP, "-l", "--json"], ["info", DCP], ["plan", DCP, "model.emb.weight"],
+                 ["verify", DCP]):
+        with open("/dev/full", "w") as full:
+            done = cli.run(*args, status=ROOM, stdout=full, stderr=subprocess.PIPE)
+        assert "standard output: No space left" in done.stderr, (args, done.stderr)
+
+
 def test_a_closed_pipe_ends_it_quietly(t):
     env = {**os.environ, "XDG_CACHE_HOME": t + "/cache"}
     with subprocess.Popen([UNSHARD, "ls", DCP, "-l"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
