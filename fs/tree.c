@@ -353,6 +353,7 @@ static int slot_again(struct fs *fs, struct node *dir, const char *path,
     int rc = slot && !slot->stale ? slot_refresh(fs, slot, e) : -ESTALE;
 
     if (rc == -ESTALE) {
+        *e = (struct err){0};
         slot_unref(fs, slot, 1);
         slot = NULL;
         rc = slot_from_scan(fs, dir, path, file, &slot, e);
@@ -401,8 +402,10 @@ static int look_dir(struct builder *b, bool may_block)
     if (rc < 0 || b->place.kind != PLACE_CHECKPOINT)
         return rc;
     rc = tree_slot(fs, b->dir, b->dir->path, NULL, may_block, &s->slot, b->e);
-    if (rc == -ENOENT) /* it ceased to be one meanwhile */
+    if (rc == -ENOENT) { /* it ceased to be one meanwhile */
+        *b->e = (struct err){0};
         rc = 0;
+    }
     if (only) { /* of a source that is a file only that is shown */
         listing_free(s->listing);
         s->listing = NULL;

@@ -29,7 +29,10 @@ static int check_there(struct conn *n, int64_t checkpoint, struct err *e)
 {
     int rc = conn_missing(n, checkpoint, "row", e);
 
-    return rc == -ENOENT ? 0 : rc;
+    if (rc != -ENOENT)
+        return rc;
+    *e = (struct err){0};
+    return 0;
 }
 
 static int text_of(struct arena *a, const struct cell *c, const char **out,

@@ -354,8 +354,10 @@ int catalog_tensors(struct catalog *c, int64_t checkpoint, uint32_t from,
     struct each each = {fn, user};
     int rc = conn_take(c, false, &n, e);
 
-    if (rc == 0 && (rc = conn_missing(n, checkpoint, "tensor", e)) == -ENOENT)
-        rc = 0; /* the checkpoint is there */
+    if (rc == 0 && (rc = conn_missing(n, checkpoint, "tensor", e)) == -ENOENT) {
+        *e = (struct err){0}; /* the checkpoint is there */
+        rc = 0;
+    }
     if (rc == 0)
         rc = query_begin(n, sql, &q, e);
     if (rc == 0)

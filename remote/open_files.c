@@ -170,6 +170,7 @@ static int open_new(struct open_files *f, const char *path, struct source **out,
     trim(f, 0, &gone);
     pthread_mutex_unlock(&f->lock);
     drop_all(&gone);
+    *e = (struct err){0};
     return f->store->ops->open(f->store, path, out, e);
 }
 
