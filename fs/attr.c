@@ -95,6 +95,23 @@ static struct attr slot_attr(const struct slot *slot, enum inside kind, uint32_t
     };
 }
 
+/*
+ * Who may not read the source's files must not read them in our reports of them. Of a
+ * scan that failed there is only the reason.
+ */
+static struct attr report_attr(const struct slot *slot, enum inside kind)
+{
+    struct attr a = slot_attr(slot, kind, 0);
+
+    if (slot->info.error ||
+        (kind != INSIDE_CHECKPOINT_JSON && kind != INSIDE_OBJECTS_JSON))
+        return a;
+    a.mode = slot->info.mode & 0444;
+    a.uid = slot->info.uid;
+    a.gid = slot->info.gid;
+    return a;
+}
+
 int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,
                 struct stat *st, struct err *e)
 {
@@ -164,7 +181,7 @@ static uint64_t latest_size(struct fs *fs, const struct slot *slot)
 void attr_inside_brief(const struct fs *fs, const struct slot *slot, enum inside kind,
                        struct stat *st)
 {
-    struct attr a = slot_attr(slot, kind, 0);
+    struct attr a = report_attr(slot, kind);
 
     if (kind == INSIDE_LATEST)
         a.type = S_IFLNK;
@@ -202,7 +219,7 @@ int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t ind
     case INSIDE_COUNTERS_JSON:
     case INSIDE_LAST_ERROR:
     default:
-        a = slot_attr(slot, kind, 0);
+        a = report_attr(slot, kind);
         rc = report_size(fs, slot, kind, &a.size, e);
         break;
     }

@@ -48,7 +48,7 @@ struct checkpoint_info {
     int64_t step;
     const char *error; /* NULL, or why the scan failed: no tensors then */
     const char *metadata_file;
-    mode_t mode; /* permission bits: AND over all storage files */
+    mode_t mode; /* permission bits: AND over the metadata and all storage files */
     uid_t uid;
     gid_t gid;
     int64_t mtime_ns; /* newest storage file */

@@ -360,6 +360,15 @@ static int put_warnings(struct commit *c, struct err *e)
     return copy_rows(c, from, to, false, e);
 }
 
+/* Of what tells of all of it: the metadata file counts as well. */
+static uint32_t mode_of_all(const struct stage_result *r,
+                            const struct stage_rights *storage)
+{
+    uint32_t mode = effective_mode(storage, &r->owner);
+
+    return r->owner.any ? mode & r->owner.mode : mode;
+}
+
 static int put_checkpoint(struct commit *c, struct err *e)
 {
     static const char sql[] =
@@ -385,7 +394,7 @@ static int put_checkpoint(struct commit *c, struct err *e)
     row[CP_ADAPTER] = cell_int(about->adapter);
     row[CP_ERROR] = cell_text(r->error);
     row[CP_METADATA_FILE] = cell_text(about->metadata_file);
-    row[CP_MODE] = cell_int(all->any ? effective_mode(all, &r->owner) : 0400);
+    row[CP_MODE] = cell_int(all->any ? mode_of_all(r, all) : 0400);
     row[CP_UID] = cell_int(r->owner.uid);
     row[CP_GID] = cell_int(r->owner.gid);
     row[CP_MTIME] = cell_int((uint64_t)all->mtime_ns);

@@ -300,6 +300,8 @@ def test_other_users_see_what_modes_allow(t):
         same("a private shard", run(*NOBODY, "cat", m / f"raw/{keys[0]}").returncode, 1)
         same("a public shard", run(*NOBODY, "cmp", m / f"raw/{keys[1]}", m / f"raw/{keys[1]}").returncode, 0)
         same("the file of both", run(*NOBODY, "cat", m / "model.safetensors").returncode, 1)
+        for report in ("checkpoint.json", "objects.json"):
+            same("what is told of both", run(*NOBODY, "cat", m / f".unshard/{report}").returncode, 1)
     with Mount(t + "/src", t + "/mnt") as m:
         same("without allow_other", run(*NOBODY, "ls", m.path).returncode, 2)
 
