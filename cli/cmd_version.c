@@ -3,7 +3,6 @@
 #include <zstd.h>
 
 #include "cli/cli.h"
-#include "config.h"
 #include "fs/mount.h"
 
 static int run(struct cli *c)

@@ -147,15 +147,28 @@ static int describe(struct conn *n, struct buf *out, struct err *e)
     return rc;
 }
 
+/*
+ * Whose index it is, and what wrote it: another version of this program may read the same
+ * shards another way, so what an older one found is not believed.
+ */
+static int owner_of(const struct conn *n, struct buf *out, struct err *e)
+{
+    buf_addf(out, "%s\nunshardfs " UFS_VERSION, n->catalog->identity);
+    return buf_failed(out) ? err_nomem(e) : 0;
+}
+
 static int put_schema(struct conn *n, struct err *e)
 {
     static const char sql[] = "INSERT INTO source (identity) VALUES (?1)";
     CLEANUP(query_end) struct query q = {0};
-    struct cell identity = cell_text(n->catalog->identity);
-    int rc = conn_begin(n, true, e);
+    CLEANUP(buf_release) struct buf owner = {0};
+    struct cell identity;
+    int rc = owner_of(n, &owner, e);
 
-    if (rc == 0)
-        rc = conn_exec(n, schema_sql, e);
+    if (rc < 0 || (rc = conn_begin(n, true, e)) < 0)
+        return rc;
+    identity = cell_text(owner.data);
+    rc = conn_exec(n, schema_sql, e);
     if (rc == 0)
         rc = query_begin(n, sql, &q, e);
     if (rc == 0)
@@ -188,17 +201,21 @@ static int check_identity(struct conn *n, struct err *e)
 {
     static const char sql[] = "SELECT identity FROM source";
     CLEANUP(query_end) struct query q = {0};
-    const char *want = n->catalog->identity;
+    CLEANUP(buf_release) struct buf want = {0};
     struct cell cell;
-    int rc = conn_find(n, sql, NULL, 0, &q, e);
+    int rc = owner_of(n, &want, e);
 
+    if (rc == 0)
+        rc = conn_find(n, sql, NULL, 0, &q, e);
+    else
+        return rc;
     if (rc == 1)
         rc = query_row(&q, &cell, 1, e);
     else if (rc == 0)
         return conn_damaged(n, e, "it does not name its source");
-    if (rc == 0 && (cell.kind != CELL_BLOB || cell.len != strlen(want) ||
-                    memcmp(cell.data, want, cell.len) != 0))
-        rc = conn_damaged(n, e, "it is the index of another source");
+    if (rc == 0 && (cell.kind != CELL_BLOB || cell.len != want.len ||
+                    memcmp(cell.data, want.data, cell.len) != 0))
+        rc = conn_damaged(n, e, "it is of another source or another version");
     return rc;
 }
 

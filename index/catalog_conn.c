@@ -75,7 +75,7 @@ int conn_damaged(struct conn *n, struct err *e, const char *fmt, ...)
     if (!n->catalog)
         return err_set(e, EBADMSG, "temporary index: %s", what);
     catalog_mark_damaged(n->catalog);
-    err_set(e, EBADMSG, "index %s is damaged: %s", catalog_path(n->catalog), what);
+    err_set(e, EBADMSG, "index %s cannot be used: %s", catalog_path(n->catalog), what);
     return err_hint(e, "it is made anew by itself");
 }
 
