@@ -3,90 +3,18 @@
 #include "tests/unit/unit.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 
 #include "base/err.h"
-#include "base/fsutil.h"
 #include "base/guard.h"
 #include "fixture.h"
 #include "index/formats/format.h"
 #include "index/formats/megatron.h"
 #include "index/formats/megatron_tracker.h"
+#include "temp_tree.h"
 
 extern const struct format_driver format_megatron;
-
-/* ---- directories that are made up ---- */
-
-struct temp {
-    char top[32]; /* made by mkdtemp() */
-    char dir[64]; /* in it: the checkpoint */
-};
-
-static void temp_make(struct temp *t, const char *name)
-{
-    struct err e = {0};
-
-    strcpy(t->top, "/tmp/test_megatron.XXXXXX");
-    assert_non_null(mkdtemp(t->top));
-    snprintf(t->dir, sizeof t->dir, "%s/%s", t->top, name);
-    assert_ok(make_dirs(t->dir, 0700, &e), &e);
-}
-
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st;
-    (void)type;
-    (void)at;
-    return remove(path);
-}
-
-static void temp_remove(const struct temp *t)
-{
-    assert_int_equal(nftw(t->top, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
-}
-
-/* `name` may have a directory in it. */
-static void put(const struct temp *t, const char *name, const void *data, size_t len)
-{
-    char path[PATH_MAX], *slash;
-    struct err e = {0};
-    FILE *f;
-
-    snprintf(path, sizeof path, "%s/%s", t->dir, name);
-    slash = strrchr(path, '/');
-    *slash = '\0';
-    assert_ok(make_dirs(path, 0700, &e), &e);
-    *slash = '/';
-    f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(data, 1, len, f), len);
-    assert_int_equal(fclose(f), 0);
-}
-
-static void put_text(const struct temp *t, const char *name, const char *text)
-{
-    put(t, name, text, strlen(text));
-}
-
-/* A file of a fixture, with `was` replaced by `is` (of the same length) `times` times. */
-static void put_copy(const struct temp *t, const char *name, const char *from,
-                     const char *was, const char *is, size_t times)
-{
-    CLEANUP(buf_release) struct buf bytes = {0};
-    char path[PATH_MAX], *at;
-    size_t done = 0, len = was ? strlen(was) : 0;
-
-    snprintf(path, sizeof path, "%s/%s", from, name);
-    read_file(path, &bytes);
-    for (at = bytes.data;
-         was && (at = memmem(at, (size_t)(bytes.data + bytes.len - at), was, len));
-         done++)
-        memcpy(at, is, len);
-    assert_int_equal(done, times);
-    put(t, name, bytes.data, bytes.len);
-}
 
 /* ---- what the frameworks' own reading does not tell ---- */
 

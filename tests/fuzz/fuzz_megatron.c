@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "index/formats/megatron.h"
+#include "index/formats/megatron_rules.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -38,6 +39,20 @@ static void try_cell(const char *name, size_t len)
     assert(name[c.key] == '/');
 }
 
+static void check_number(const struct megatron_number *n, size_t len)
+{
+    assert(n->len <= 9 && n->at + n->len <= len);
+}
+
+static void try_name(const char *text, size_t len)
+{
+    struct megatron_name n;
+
+    megatron_name(text, len, &n);
+    check_number(&n.layer, len);
+    check_number(&n.expert, len);
+}
+
 /* The topology is JSON, whatever the settings are. */
 static void try_settings(const char *text, size_t len)
 {
@@ -56,6 +71,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     try_array(text, size);
     try_cell(text, size);
+    try_name(text, size);
     try_settings(text, size);
     megatron_role(text, size);
     return 0;
