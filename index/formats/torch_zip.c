@@ -316,6 +316,13 @@ static int read_storage(const struct torch_zip *t, struct pv v, enum wanted want
     return find_storage(t, &id, s, e);
 }
 
+/* Only there is negation one flipped bit: integers would need arithmetic. */
+static bool has_sign_bit(enum dtype d)
+{
+    return d == DTYPE_F16 || d == DTYPE_BF16 || d == DTYPE_F32 || d == DTYPE_F64 ||
+           dtype_is_complex(d);
+}
+
 /* {'conj': bool, 'neg': bool}, which math views carry. */
 static int read_math_bits(const struct torch_zip *t, struct pv v,
                           struct torch_tensor *out, struct err *e)
@@ -338,6 +345,9 @@ static int read_math_bits(const struct torch_zip *t, struct pv v,
     }
     if ((out->flags & CHUNK_CONJ) && !dtype_is_complex(out->dtype))
         return bad(t, e, "a conjugated tensor that is not complex");
+    if ((out->flags & CHUNK_NEG) && !has_sign_bit(out->dtype))
+        return err_set(e, ENOTSUP, "%s: tensor: negated, and of no floating point type",
+                       t->src->name);
     return 0;
 }
 
