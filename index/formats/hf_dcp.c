@@ -88,15 +88,22 @@ static const char *join(struct hf_scan *s, const char *dir, const char *name,
     return kept;
 }
 
+static bool is_full_file(const struct listing *l, const char *name)
+{
+    static const char index[] = ".safetensors.index.json";
+    size_t len = strlen(name), end = strlen(index);
+
+    if (len > end && strcmp(name + len - end, index) == 0)
+        return true;
+    return safetensors_is_named(l, name) && !safetensors_is_piece(name) &&
+           strcmp(name, "adapter_model.safetensors") != 0;
+}
+
 static bool has_full_files(const struct listing *l)
 {
-    for (size_t i = 0; l && i < listing_count(l); i++) {
-        const char *name = listing_at(l, i)->name;
-
-        if (safetensors_is_named(l, name) && !safetensors_is_piece(name) &&
-            strcmp(name, "adapter_model.safetensors") != 0)
+    for (size_t i = 0; l && i < listing_count(l); i++)
+        if (is_full_file(l, listing_at(l, i)->name))
             return true;
-    }
     return false;
 }
 
@@ -312,7 +319,7 @@ static int warn_of_proof(struct hf_scan *s, struct err *e)
 {
     if (s->proof.lost)
         return warn(sink_warning(s->sink, "lost-files", "%s", s->proof.why), e);
-    if (hf_all_proven(s))
+    if (hf_all_sure(s))
         return 0;
     return warn(sink_warning(s->sink, "unproven-size",
                              "shards do not tell the full shapes, and nothing here "
@@ -371,9 +378,11 @@ static void scan_release(struct hf_scan *s)
 {
     safetensors_files_release(&s->file);
     safetensors_files_release(&s->copy);
+    hf_index_release(&s->index);
     free(s->shard);
     free(s->piece);
     free(s->tensor);
+    free(s->full_tensor);
     arena_free(s->arena);
 }
 

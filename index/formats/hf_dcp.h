@@ -31,6 +31,9 @@ struct hf_dcp_how {
     int role;         /* enum role of all tensors, or -1: by part and key */
     /* sink_tensor.wrapper of a key, or NULL: 0 */
     size_t (*wrapper)(const char *key, size_t len);
+    /* Does something else (an optimizer) tell the full shape of this key? NULL: nothing. */
+    bool (*size)(void *user, const char *key, size_t len, struct shape *out);
+    void *user;
 };
 
 /* What was found. */

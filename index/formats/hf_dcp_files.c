@@ -10,6 +10,8 @@
 #include "base/json.h"
 #include "index/formats/safetensors_layout.h"
 
+enum { MAX_INDEX = 100000000 };
+
 static const char version[] = "1.0"; /* the only one there is: torch 2.8 to 2.15 */
 
 /* ---- which files ---- */
@@ -53,11 +55,35 @@ static struct named *list_shards(const struct hf_scan *s, size_t *count)
         struct safetensors_piece p;
 
         if (entry->st.kind == ENTRY_FILE && safetensors_piece(entry->name, &p))
-            all[(*count)++] = (struct named){entry->name, {p.rank, p.k, p.n, NULL}};
+            all[(*count)++] = (struct named){
+                .name = entry->name, .shard = {.rank = p.rank, .k = p.k, .n = p.n}};
     }
     if (all)
         qsort(all, *count, sizeof *all, compare_shards);
     return all;
+}
+
+/* Shards of one model file lie together, in order of the rank. */
+static uint32_t rank_without(const struct hf_scan *s, size_t first, size_t end)
+{
+    uint32_t next = 1;
+
+    for (size_t i = first; i < end && s->shard[i].rank <= next; i++)
+        next = MAX(next, s->shard[i].rank + 1);
+    return next <= s->max_rank ? next : 0;
+}
+
+static void find_gaps(struct hf_scan *s)
+{
+    for (size_t i = 0, end; i < s->file.count; i = end) {
+        uint32_t rank;
+
+        for (end = i + 1; end < s->file.count && s->shard[end].k == s->shard[i].k;)
+            end++;
+        rank = rank_without(s, i, end);
+        for (size_t k = i; k < end; k++)
+            s->shard[k].without = rank;
+    }
 }
 
 static int name_shards(struct hf_scan *s, struct err *e)
@@ -78,21 +104,8 @@ static int name_shards(struct hf_scan *s, struct err *e)
         if (!s->file.file[i].name)
             return err_set(e, ENAMETOOLONG, "%s: the path is too long", all[i].name);
     }
+    find_gaps(s);
     return 0;
-}
-
-uint32_t hf_rank_without(const struct hf_scan *s, uint32_t k)
-{
-    uint32_t next = 1;
-
-    for (size_t i = 0; i < s->file.count; i++) {
-        if (s->shard[i].k != k || s->shard[i].rank < next)
-            continue;
-        if (s->shard[i].rank > next)
-            return next;
-        next++;
-    }
-    return next <= s->max_rank ? next : 0;
 }
 
 /* ---- their headers ---- */
@@ -269,10 +282,29 @@ static bool is_copy(const struct listing_entry *entry)
            strcmp(entry->name, "adapter_model.safetensors") != 0;
 }
 
-static int hide_index(struct hf_scan *s, const char *name, struct err *e)
+/* The names of all tensors that were saved; of a second index only a warning is left. */
+static int read_index(struct hf_scan *s, const char *name, struct err *e)
 {
-    name = join(s, s->full_dir, name);
-    return name ? sink_hide(s->sink, name, true, e) : err_nomem(e);
+    const char *path = join(s, s->full_dir, name);
+    CLEANUP_FREE char *text = NULL;
+    struct err why = {0};
+    size_t len;
+
+    if (!path || sink_hide(s->sink, path, true, e) < 0)
+        return path ? -e->code : err_nomem(e);
+    if (s->index.arena)
+        err_set(&why, EBADMSG, "a second index");
+    else if (listing_read(s->full, name, MAX_INDEX, &text, &len, &why) == 0)
+        hf_index_parse(text, len, ".safetensors", &s->index, &why);
+    if (!why.code)
+        return 0;
+    if (safetensors_stops_scan(why.code)) {
+        *e = why;
+        return -e->code;
+    }
+    if (sink_warning(s->sink, "damaged-copy", "%s: %s", path, why.text) < 0)
+        return err_nomem(e);
+    return 0;
 }
 
 static int name_copies(struct hf_scan *s, struct err *e)
@@ -286,7 +318,7 @@ static int name_copies(struct hf_scan *s, struct err *e)
 
         if (entry->st.kind == ENTRY_FILE &&
             ends_with(entry->name, ".safetensors.index.json") &&
-            hide_index(s, entry->name, e) < 0)
+            read_index(s, entry->name, e) < 0)
             return -e->code;
         if (!is_copy(entry))
             continue;

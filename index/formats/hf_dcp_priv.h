@@ -8,6 +8,7 @@
 #include "index/formats/format.h"
 #include "index/formats/hf_config.h"
 #include "index/formats/hf_dcp.h"
+#include "index/formats/hf_index.h"
 #include "index/formats/safetensors_files.h"
 #include "index/shape.h"
 
@@ -16,6 +17,11 @@ struct arena;
 /* shard-RANK-model-K-of-N.safetensors; ranks count from 1. */
 struct hf_shard {
     uint32_t rank, k, n;
+    /*
+     * The lowest rank up to the highest one of all that has no file of model file k, or
+     * 0. Not every such file has been lost: a rank with nothing to write writes none.
+     */
+    uint32_t without;
     const char *fault; /* why its tensors cannot be placed, or NULL */
 };
 
@@ -30,22 +36,25 @@ struct hf_piece {
 struct hf_tensor {
     size_t first, count;
     enum dtype dtype;
-    struct shape
-        units;         /* the extent of all pieces, and of the copy if that is larger */
-    const char *fault; /* why the pieces do not fit each other, or NULL */
+    struct shape units; /* the extent of all pieces, or the size that others tell */
+    const char *fault;  /* why the pieces do not fit each other, or NULL */
     const struct safetensors_tensor *copy; /* in the full files, or NULL */
     uint32_t k; /* of the model file it belongs to; 0: of several */
     int axis;   /* the only one that it is cut along; -1: one piece; -2: several */
     bool full;  /* the volume of its pieces is the tensor's */
     bool ended; /* an empty piece at its end tells its size */
+    bool last;  /* the piece at its end is of the highest rank */
+    bool told;  /* full files or the optimizer tell this very size */
 };
 
 /* What the files as a whole prove. */
 struct hf_proof {
-    bool row;   /* every tensor is cut along one axis at most, in order of the ranks */
-    bool ranks; /* no file of a rank above the highest one can have been lost */
-    bool lost;  /* some file has been lost, */
-    uint32_t k; /* of this model file only, or of any: 0 */
+    bool row;    /* every tensor is cut along one axis at most, in order of the ranks */
+    bool flat;   /* and in equal pieces, the n-th one by rank n: all ranks share them */
+    bool ranks;  /* the sizes of pieces speak against lost files of higher ranks */
+    bool config; /* config.json tells that tensors which all ranks share are whole */
+    bool lost;   /* some file has been lost, */
+    uint32_t k;  /* of this model file only, or of any: 0 */
     char why[512];
 };
 
@@ -61,23 +70,25 @@ struct hf_scan {
     struct hf_config config;
     struct arena *arena; /* names and offsets */
     struct safetensors_files file, copy;
+    struct hf_index index;    /* of the full files */
     struct hf_shard *shard;   /* malloc; one a file, in order of k and rank */
     struct hf_piece *piece;   /* malloc */
     struct hf_tensor *tensor; /* malloc; in order of the key */
+    struct safetensors_tensor *full_tensor; /* malloc; what tensor[].copy points to */
     size_t npieces, ntensors;
     uint32_t max_rank, max_n;
     struct hf_proof proof;
 };
 
+/* A rank that has no file of the model file that the tensor belongs to, or 0. */
+static inline uint32_t hf_without(const struct hf_scan *s, const struct hf_tensor *t)
+{
+    return t->k ? s->shard[s->piece[t->first].file].without : 0;
+}
+
 /* What tells the name of a tensor. */
 const struct safetensors_tensor *hf_name_of(const struct hf_scan *s,
                                             const struct hf_tensor *t);
-
-/*
- * The lowest rank up to the highest one of all that has no file of model file k, or 0. Not
- * every such file has been lost: a rank that has nothing to write writes none.
- */
-uint32_t hf_rank_without(const struct hf_scan *s, uint32_t k);
 
 /* By the bytes of the name. */
 int hf_compare_names(const struct safetensors_tensor *a,
@@ -98,7 +109,7 @@ int hf_weigh(struct hf_scan *s, struct err *e);
 bool hf_trusted(const struct hf_scan *s, const struct hf_tensor *t);
 
 /* Is the full shape of all tensors sure? */
-bool hf_all_proven(const struct hf_scan *s);
+bool hf_all_sure(const struct hf_scan *s);
 
 /* Does the full file have it in this very shape? */
 bool hf_same_as_copy(const struct hf_tensor *t);

@@ -90,10 +90,15 @@ static void find_axis(const struct hf_scan *s, struct hf_tensor *t)
     if (axes == 0 || (axes & (axes - 1)) != 0)
         return;
     t->axis = __builtin_ctzll(axes);
-    for (size_t i = 0; i < t->count; i++)
-        if (piece_at(t, &s->piece[t->first + i], &size) == t->units.dim[t->axis] &&
-            size == 0)
-            t->ended = true;
+    for (size_t i = 0; i < t->count; i++) {
+        const struct hf_piece *p = &s->piece[t->first + i];
+        uint64_t at = piece_at(t, p, &size);
+
+        if (at + size != t->units.dim[t->axis])
+            continue;
+        t->ended |= size == 0;
+        t->last |= rank_of(s, p) == s->max_rank;
+    }
 }
 
 /* Do the volumes add up? Overlaps, which could feign it, are the sink's to find. */
@@ -115,15 +120,28 @@ static void find_full(const struct hf_scan *s, struct hf_tensor *t)
         t->full = sum == volume;
 }
 
-/* The copy's size counts where it is larger: pieces are missing then. */
-static void extend_to_copy(struct hf_tensor *t)
+/* The size that others tell counts where it is larger: pieces are missing then. */
+static void extend_to(struct hf_tensor *t, const struct shape *told)
 {
-    struct shape units;
-
-    if (!t->copy || t->copy->nd != t->units.nd || !hf_piece_units(t->copy, &units))
+    if (told->nd != t->units.nd)
         return;
-    for (uint32_t d = 0; d < units.nd; d++)
-        t->units.dim[d] = MAX(t->units.dim[d], units.dim[d]);
+    for (uint32_t d = 0; d < told->nd; d++)
+        t->units.dim[d] = MAX(t->units.dim[d], told->dim[d]);
+    t->told |= shape_equal(told, &t->units);
+}
+
+static void extend_to_told(const struct hf_scan *s, struct hf_tensor *t)
+{
+    const struct safetensors_tensor *name = hf_name_of(s, t);
+    const struct hf_dcp_how *how = s->how;
+    struct shape shape, units;
+    struct err ignored = {0};
+
+    if (t->copy && hf_piece_units(t->copy, &units))
+        extend_to(t, &units);
+    if (how->size && how->size(how->user, name->name, name->name_len, &shape) &&
+        shape_units(&shape, t->dtype, &units, &ignored) == 0)
+        extend_to(t, &units);
 }
 
 static void measure(const struct hf_scan *s, struct hf_tensor *t)
@@ -142,7 +160,7 @@ static void measure(const struct hf_scan *s, struct hf_tensor *t)
             t->k = 0;
     }
     find_axis(s, t);
-    extend_to_copy(t);
+    extend_to_told(s, t);
     find_full(s, t);
 }
 
@@ -160,28 +178,31 @@ static int compare_pieces(const void *a, const void *b, void *user)
     return p != q ? (p < q ? -1 : 1) : (x->file > y->file) - (x->file < y->file);
 }
 
-/* What the full files hold, in order of the name; malloc'd. */
-struct copy {
-    const struct safetensors_tensor *t;
-};
-
+/* What the full files hold, or their index names (dtype DTYPE_NONE). */
 static int compare_copies(const void *a, const void *b)
 {
-    return hf_compare_names(((const struct copy *)a)->t, ((const struct copy *)b)->t);
+    const struct safetensors_tensor *x = a, *y = b;
+    int order = hf_compare_names(x, y);
+
+    return order ? order : (x->dtype == DTYPE_NONE) - (y->dtype == DTYPE_NONE);
 }
 
-static struct copy *list_copies(const struct hf_scan *s, size_t *count)
+/* In order of the name, that of a file before that of the index; malloc'd. */
+static struct safetensors_tensor *list_copies(const struct hf_scan *s, size_t *count)
 {
-    struct copy *all;
+    struct safetensors_tensor *all;
     size_t n = 0;
 
-    *count = 0;
+    *count = s->index.count;
     for (size_t i = 0; i < s->copy.count; i++)
         *count += s->copy.file[i].h.count;
     all = calloc(*count + 1, sizeof *all);
     for (size_t i = 0; all && i < s->copy.count; i++)
         for (size_t k = 0; k < s->copy.file[i].h.count; k++)
-            all[n++].t = &s->copy.file[i].h.tensor[k];
+            all[n++] = s->copy.file[i].h.tensor[k];
+    for (size_t i = 0; all && i < s->index.count; i++)
+        all[n++] = (struct safetensors_tensor){
+            .name = s->index.entry[i].key, .name_len = strlen(s->index.entry[i].key)};
     if (all)
         qsort(all, *count, sizeof *all, compare_copies);
     return all;
@@ -197,17 +218,20 @@ static size_t count_names(const struct hf_scan *s)
 }
 
 /* Tensors that only the full files have: their shards have been lost. */
-static int add_copy(struct hf_scan *s, const struct safetensors_tensor *copy)
+static void add_copy(struct hf_scan *s, const struct safetensors_tensor *copy)
 {
     struct hf_tensor *t = &s->tensor[s->ntensors];
 
     if (hf_is_head(copy->name, copy->name_len) && s->config.tied)
-        return 0;
+        return;
     *t = (struct hf_tensor){.copy = copy, .dtype = copy->dtype, .axis = -2};
-    if (!hf_piece_units(copy, &t->units))
-        return 0;
+    if (copy->dtype == DTYPE_NONE) { /* only the name is known: shown as empty bytes */
+        t->dtype = DTYPE_U8;
+        t->units.nd = 1;
+    } else if (!hf_piece_units(copy, &t->units)) {
+        return;
+    }
     s->ntensors++;
-    return 0;
 }
 
 static void add_pieces(struct hf_scan *s, size_t first, size_t count,
@@ -219,39 +243,41 @@ static void add_pieces(struct hf_scan *s, size_t first, size_t count,
     measure(s, t);
 }
 
-/* Both lists in one pass. */
-static void join_lists(struct hf_scan *s, const struct copy *copy, size_t ncopies)
+/* Both lists in one pass; of a name that comes twice the first one counts. */
+static void join_lists(struct hf_scan *s, const struct safetensors_tensor *copy,
+                       size_t ncopies)
 {
     size_t c = 0, end;
 
     for (size_t i = 0; i < s->npieces; i = end) {
-        const struct safetensors_tensor *t = s->piece[i].t;
+        const struct safetensors_tensor *t = s->piece[i].t, *full = NULL;
 
         for (end = i + 1;
              end < s->npieces && hf_compare_names(s->piece[end].t, t) == 0;)
             end++;
-        while (c < ncopies && hf_compare_names(copy[c].t, t) < 0)
-            add_copy(s, copy[c++].t);
-        if (c < ncopies && hf_compare_names(copy[c].t, t) == 0)
-            add_pieces(s, i, end - i, copy[c++].t);
-        else
-            add_pieces(s, i, end - i, NULL);
+        for (; c < ncopies && hf_compare_names(&copy[c], t) < 0; c++)
+            if (c == 0 || hf_compare_names(&copy[c - 1], &copy[c]) != 0)
+                add_copy(s, &copy[c]);
+        for (; c < ncopies && hf_compare_names(&copy[c], t) == 0; c++)
+            full = full || copy[c].dtype == DTYPE_NONE ? full : &copy[c];
+        add_pieces(s, i, end - i, full);
     }
-    while (c < ncopies)
-        add_copy(s, copy[c++].t);
+    for (; c < ncopies; c++)
+        if (c == 0 || hf_compare_names(&copy[c - 1], &copy[c]) != 0)
+            add_copy(s, &copy[c]);
 }
 
 int hf_join_pieces(struct hf_scan *s, struct err *e)
 {
     size_t ncopies = 0;
-    CLEANUP_FREE struct copy *copy = list_copies(s, &ncopies);
 
+    s->full_tensor = list_copies(s, &ncopies);
     if (s->npieces > 0)
         qsort_r(s->piece, s->npieces, sizeof *s->piece, compare_pieces, s);
     s->tensor = calloc(count_names(s) + ncopies + 1, sizeof *s->tensor);
-    if (!copy || !s->tensor)
+    if (!s->full_tensor || !s->tensor)
         return err_nomem(e);
-    join_lists(s, copy, ncopies);
+    join_lists(s, s->full_tensor, ncopies);
     return 0;
 }
 
@@ -288,31 +314,58 @@ static bool is_row(const struct hf_scan *s, const struct hf_tensor *t)
 }
 
 /*
- * Torch cuts an axis of n in pieces of c = ceil(n / ranks), the last one s < c. If there
- * had been one more rank, c would have been smaller, unless c is smaller than the number
- * of ranks or so: so such a last piece in a file of the highest rank tells that it is the
- * highest.
+ * Torch cuts an axis of n in pieces of c = ceil(n / ranks), of which the last ones are
+ * shorter or empty. Is the n-th piece the one of rank n?
  */
-static bool tells_ranks(const struct hf_scan *s, const struct hf_tensor *t)
+static bool is_flat(const struct hf_scan *s, const struct hf_tensor *t)
 {
-    uint64_t c = 0, size, at;
-    bool told = false;
+    uint64_t c = 0, size;
 
     for (size_t i = 0; i < t->count; i++) {
         piece_at(t, &s->piece[t->first + i], &size);
         c = MAX(c, size);
     }
     for (size_t i = 0; i < t->count; i++) {
-        uint32_t rank = rank_of(s, &s->piece[t->first + i]);
+        const struct hf_piece *p = &s->piece[t->first + i];
+        uint64_t at = piece_at(t, p, &size);
 
-        at = piece_at(t, &s->piece[t->first + i], &size);
-        if (size == 0)
-            continue;
-        if (at % c != 0 || at / c + 1 != rank || (size < c && rank != s->max_rank))
+        if (size > 0 && (at % c != 0 || at / c + 1 != rank_of(s, p)))
             return false;
-        told |= size < c && 2 * c >= s->max_rank + 1 + size;
     }
-    return told;
+    return true;
+}
+
+/*
+ * With one more rank c would be smaller, unless it is small against the number of ranks:
+ * so a last piece s < c in a file of the highest rank speaks for that being the highest.
+ * It proves nothing: a mesh of which half is lost can look like this.
+ */
+static bool tells_ranks(const struct hf_scan *s, const struct hf_tensor *t)
+{
+    uint64_t c = 0, last = 0, size;
+
+    for (size_t i = 0; i < t->count; i++) {
+        const struct hf_piece *p = &s->piece[t->first + i];
+
+        piece_at(t, p, &size);
+        c = MAX(c, size);
+        if (size > 0 && rank_of(s, p) == s->max_rank)
+            last = size;
+    }
+    return last > 0 && last < c && 2 * c >= s->max_rank + 1 + last;
+}
+
+/* In one piece, and not of rank 1? What is cut has its first piece there. */
+static bool is_elsewhere(const struct hf_scan *s, const struct hf_tensor *t)
+{
+    return t->axis == -1 && rank_of(s, &s->piece[t->first]) > 1;
+}
+
+/* Is there a rank that could have had a share of it in a file that is not there? */
+static bool may_lack(const struct hf_scan *s, const struct hf_tensor *t)
+{
+    return s->proof.flat && t->count > 0 && t->units.nd > 0 && !t->told && !t->ended &&
+           !t->last && !is_elsewhere(s, t) && hf_without(s, t);
 }
 
 /* A size that config.json gives: 0 where it does not. */
@@ -348,12 +401,10 @@ static void PRINTF(3, 4) lose(struct hf_proof *p, uint32_t k, const char *fmt, .
 
 static void weigh_hole(struct hf_scan *s, const struct hf_tensor *t, const char *key)
 {
-    uint32_t rank = t->k ? hf_rank_without(s, t->k) : 0;
+    uint32_t rank = hf_without(s, t);
 
     if (t->count == 0)
-        lose(&s->proof, 0, "%s is in the full files, but in no shard", key);
-    else if (t->copy && !hf_same_as_copy(t))
-        lose(&s->proof, 0, "pieces of %s are missing", key);
+        lose(&s->proof, 0, "%s is among the full files, but in no shard", key);
     else if (rank > 0)
         lose(&s->proof, t->k,
              "pieces of %s are missing, and rank %u has no file of model file %u", key,
@@ -373,7 +424,12 @@ static void weigh_tensor(struct hf_scan *s, const struct hf_tensor *t)
     key_text(key, sizeof key, name->name, name->name_len);
     if (!t->full)
         weigh_hole(s, t, key);
-    if (s->proof.row && t->axis >= 0 && tells_ranks(s, t))
+    else if (may_lack(s, t))
+        lose(
+            &s->proof, t->k,
+            "rank %u has no file of model file %u, where it may have had a share of %s",
+            hf_without(s, t), t->k, key);
+    if (s->proof.flat && t->axis >= 0 && tells_ranks(s, t))
         s->proof.ranks = true;
     if (!t->full || rows == 0)
         return;
@@ -383,7 +439,7 @@ static void weigh_tensor(struct hf_scan *s, const struct hf_tensor *t)
              key, t->units.dim[0], rows);
     else if (t->units.dim[0] == rows && s->proof.row &&
              (t->axis == 0 || s->max_rank == 1))
-        s->proof.ranks = true;
+        s->proof.config = true;
 }
 
 /* ---- sizes that do not fit each other ---- */
@@ -481,49 +537,64 @@ static int weigh_sizes(struct hf_scan *s, struct err *e)
     return r < 0 ? err_nomem(e) : 0;
 }
 
-static bool any_copy(const struct hf_scan *s)
+/* One that is told by others speaks for the rest, as far as files are concerned. */
+static bool any_told(const struct hf_scan *s)
 {
     for (size_t i = 0; i < s->ntensors; i++)
-        if (s->tensor[i].copy)
+        if (s->tensor[i].copy || s->tensor[i].told)
             return true;
     return false;
 }
 
+static void find_order(struct hf_scan *s)
+{
+    bool shared = false;
+
+    s->proof.row = s->proof.flat = true;
+    for (size_t i = 0; i < s->ntensors; i++) {
+        const struct hf_tensor *t = &s->tensor[i];
+
+        if (t->fault || t->count == 0)
+            continue;
+        s->proof.row &= is_row(s, t);
+        s->proof.flat &= t->axis < 0 || is_flat(s, t);
+        shared |= t->axis >= 0 && t->last;
+    }
+    s->proof.flat &= s->proof.row && shared;
+}
+
 int hf_weigh(struct hf_scan *s, struct err *e)
 {
-    s->proof.row = true;
-    for (size_t i = 0; i < s->ntensors; i++)
-        if (!s->tensor[i].fault && s->tensor[i].count > 0 && !is_row(s, &s->tensor[i]))
-            s->proof.row = false;
+    find_order(s);
     for (size_t i = 0; i < s->ntensors; i++)
         weigh_tensor(s, &s->tensor[i]);
-    if (!s->proof.row || s->proof.ranks || s->proof.lost || any_copy(s))
+    if (!s->proof.row || s->proof.ranks || s->proof.config || s->proof.lost ||
+        any_told(s))
         return 0;
     return weigh_sizes(s, e);
 }
 
-/* Is the size told by the pieces themselves, or by a full file? */
-static bool is_proven(const struct hf_scan *s, const struct hf_tensor *t)
+/* Is its size sure, even if some file has been lost? */
+static bool is_sure(const struct hf_scan *s, const struct hf_tensor *t)
 {
-    if (t->units.nd == 0 || hf_same_as_copy(t) || s->proof.ranks)
+    if (t->units.nd == 0 || t->told)
         return true;
-    if (!s->proof.row)
-        return false;
-    /* Of what is cut the lowest rank has the first piece: what starts elsewhere is whole. */
-    return t->ended || (t->axis == -1 && rank_of(s, &s->piece[t->first]) > 1);
+    if (s->proof.config && !may_lack(s, t))
+        return true;
+    return s->proof.row && (t->ended || is_elsewhere(s, t));
 }
 
 bool hf_trusted(const struct hf_scan *s, const struct hf_tensor *t)
 {
     if (!s->proof.lost || (s->proof.k && t->k && t->k != s->proof.k))
         return true;
-    return is_proven(s, t);
+    return is_sure(s, t) || (s->proof.ranks && !may_lack(s, t));
 }
 
-bool hf_all_proven(const struct hf_scan *s)
+bool hf_all_sure(const struct hf_scan *s)
 {
     for (size_t i = 0; i < s->ntensors; i++)
-        if (!s->tensor[i].fault && !is_proven(s, &s->tensor[i]))
+        if (!s->tensor[i].fault && !is_sure(s, &s->tensor[i]))
             return false;
     return true;
 }

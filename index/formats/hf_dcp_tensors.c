@@ -46,7 +46,7 @@ static int report_piece(struct hf_scan *s, const struct hf_piece *p, struct err 
 /* What is wrong with the tensor as far as this driver knows; the sink finds overlaps. */
 static int report_fault(struct hf_scan *s, const struct hf_tensor *t, struct err *e)
 {
-    uint32_t rank = t->k ? hf_rank_without(s, t->k) : 0;
+    uint32_t rank = hf_without(s, t);
     struct sink *sink = s->sink;
 
     if (t->fault && t->count > 0)
@@ -54,10 +54,10 @@ static int report_fault(struct hf_scan *s, const struct hf_tensor *t, struct err
                                  s->file.file[s->piece[t->first].file].name, t->fault),
                       e);
     if (t->count == 0)
-        return faulty(
-            sink_fault(sink, "no shard has it; %s has the full tensor",
-                       s->full_dir[0] ? s->full_dir : "a full file beside the shards"),
-            e);
+        return faulty(sink_fault(sink,
+                                 "no shard has it, but it is among the full files%s%s",
+                                 s->full_dir[0] ? " in " : "", s->full_dir),
+                      e);
     if (!t->full && rank > 0)
         return faulty(sink_fault(sink,
                                  "pieces are missing; rank %u has no file of model "
