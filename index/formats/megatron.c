@@ -324,9 +324,11 @@ static int learn_config(struct scan *s, struct err *e)
 
     if (!has_file(s->c->listing, CONFIG))
         return 0;
+    if (sink_watch(s->sink, CONFIG, e) < 0)
+        return -e->code;
     if (listing_read(s->c->listing, CONFIG, MAX_CONFIG, &text, &len, &ignored) == 0)
         megatron_learn_config(&s->facts, text, len);
-    return sink_watch(s->sink, CONFIG, e);
+    return 0;
 }
 
 static int hide_machinery(struct scan *s, struct err *e)

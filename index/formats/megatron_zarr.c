@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/safetensors_files.h"
 #include "index/formats/torch_file.h"
 #include "index/sink.h"
 
@@ -32,8 +33,10 @@ static int read_array(struct listing *dir, struct megatron_array *out, struct er
 
     if (listing_read(dir, ZARRAY, MAX_ZARRAY, &text, &len, &why) == 0)
         return megatron_array_parse(text, len, out, e);
-    if (why.code == ENOMEM)
-        return err_nomem(e);
+    if (safetensors_stops_scan(why.code)) {
+        *e = why;
+        return -e->code;
+    }
     *out = (struct megatron_array){.shape.nd = 1};
     snprintf(out->why, sizeof out->why, "its .zarray: %.180s", why.text);
     return 0;
@@ -166,14 +169,15 @@ static int report_array(struct zarr *z, struct listing *dir, struct err *e)
     char path[PATH_MAX];
     int r;
 
-    if (read_array(dir, &a, e) < 0)
+    if (store_join(key, ZARRAY, path, sizeof path) < 0)
+        return err_set(e, ENAMETOOLONG, "%s: the path is too long", key);
+    /* First watched, then read: one that is replaced in between is read anew. */
+    if (sink_watch(z->sink, path, e) < 0 || read_array(dir, &a, e) < 0)
         return -e->code;
     t.dtype = a.dtype == DTYPE_NONE ? DTYPE_U8 : a.dtype;
     t.shape = &a.shape;
     t.role = megatron_role(t.key, t.key_len);
-    if (store_join(key, ZARRAY, path, sizeof path) < 0)
-        return err_set(e, ENAMETOOLONG, "%s: the path is too long", key);
-    if (sink_watch(z->sink, path, e) < 0 || sink_tensor_begin(z->sink, &t, e) < 0)
+    if (sink_tensor_begin(z->sink, &t, e) < 0)
         return -e->code;
     r = a.why[0] ? faulted(sink_fault(z->sink, "%s", a.why), e)
                  : report_chunks(z, dir, &a, e);
