@@ -368,6 +368,7 @@ static bool has_prefix(const char *text, const char *prefix)
  */
 static size_t anchor_len(const char *path)
 {
+    static const char snapshots[] = "/snapshots"; /* itself, or below */
     size_t found = strlen(path), len;
 
     for (const char *p = path; *p; p += len) {
@@ -375,7 +376,7 @@ static size_t anchor_len(const char *path)
         len = strcspn(p, "/");
         if ((has_prefix(p, "models--") || has_prefix(p, "datasets--") ||
              has_prefix(p, "spaces--")) &&
-            has_prefix(p + len, "/snapshots/") && p[len + strlen("/snapshots/")])
+            has_prefix(p + len, snapshots) && strchr("/", p[len + strlen(snapshots)]))
             found = (size_t)(p + len - path);
     }
     return found;

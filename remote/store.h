@@ -45,8 +45,8 @@ struct store_options {
 };
 
 /*
- * A local directory or a single file. For a snapshot directory of a Hugging Face cache
- * (models--ORG--NAME/snapshots/REV, also below) links may lead anywhere below the
+ * A local directory or a single file. For the snapshots of a Hugging Face cache
+ * (models--ORG--NAME/snapshots, also below) links may lead anywhere below the
  * models--… (datasets--…) directory, for all others below the directory that was opened.
  */
 int store_open_local(const char *path, const struct store_options *options,
