@@ -26,7 +26,8 @@ struct finding {
     char *key; /* malloc */
     size_t key_len;
     uint64_t bytes;
-    char damage[1200]; /* empty: none */
+    char damage[1200];       /* empty: none */
+    char bad_checksum[1200]; /* the first of its checksums that does not hold */
     struct nonfinite nonfinite;
     uint64_t checksums, bad_checksums;
 };
@@ -73,8 +74,8 @@ static void check_places(struct verify *v, struct reader *r, struct finding *f)
         default:
             f->checksums++;
             f->bad_checksums++;
-            if (!v->first_bad[0])
-                err_line(&e, v->first_bad, sizeof v->first_bad);
+            if (!f->bad_checksum[0])
+                err_line(&e, f->bad_checksum, sizeof f->bad_checksum);
         }
     }
 }
@@ -142,11 +143,14 @@ static void print_finding(struct verify *v, const char *place, const struct find
     progress_end(&v->progress);
     fputs(f->damage[0] ? "damaged  " : "note     ", stdout);
     out_text(stdout, f->key, f->key_len, 0);
-    if (f->damage[0])
-        printf(": %s\n", f->damage);
-    else
+    if (f->damage[0]) {
+        fputs(": ", stdout);
+        out_text(stdout, f->damage, strlen(f->damage), 0);
+        putchar('\n');
+    } else {
         printf(": %" PRIu64 " NaN, %" PRIu64 " Inf\n", f->nonfinite.nan,
                f->nonfinite.inf);
+    }
 }
 
 static int run_batch(struct verify *v, const char *place)
@@ -163,6 +167,8 @@ static int run_batch(struct verify *v, const char *place)
         v->nonfinite += f->nonfinite.nan + f->nonfinite.inf != 0;
         v->checksums += f->checksums;
         v->bad_checksums += f->bad_checksums;
+        if (!v->first_bad[0])
+            memcpy(v->first_bad, f->bad_checksum, sizeof v->first_bad);
         progress_add(&v->progress, f->bytes);
         free(f->key);
     }
@@ -230,8 +236,10 @@ static void judge_checksums(struct verify *v)
         out_json(stdout, v->first_bad, strlen(v->first_bad));
         printf(", \"checksums\": %" PRIu64 "}", bad);
     } else {
-        printf("damaged  %" PRIu64 " of %" PRIu64 " CRCs do not hold, first: %s\n", bad,
-               v->checksums, v->first_bad);
+        printf("damaged  %" PRIu64 " of %" PRIu64 " CRCs do not hold, first: ", bad,
+               v->checksums);
+        out_text(stdout, v->first_bad, strlen(v->first_bad), 0);
+        putchar('\n');
     }
 }
 
