@@ -393,7 +393,7 @@ static void log_scan(struct scanner *s, int64_t id, int64_t start)
 static bool is_damage(int code)
 {
     return code == EBADMSG || code == ENOTSUP || code == EOVERFLOW || code == EFBIG ||
-           code == E2BIG;
+           code == E2BIG || code == EEXIST || code == ENAMETOOLONG;
 }
 
 /* One try; -ESTALE before anything was kept when `again` is still possible. */
