@@ -60,7 +60,8 @@ struct torch_report {
      * of the file; "": nothing, for files that are a part of role model or optimizer.
      */
     const char *prefix;
-    const char *part; /* sink_tensor.part, or NULL */
+    bool prefix_is_wrapper; /* model.safetensors leaves it out (sink_tensor.wrapper) */
+    const char *part;       /* sink_tensor.part, or NULL */
     int role; /* of all tensors: enum role; -1: by part and path in the object */
     /*
      * false: everything that is no tensor is one object, called `object` (NULL: the path

@@ -264,6 +264,13 @@ static int add_damaged(struct report *r, const struct torch_item *item,
     return sink_tensor_end(r->sink, e);
 }
 
+static size_t whole_wrapper(const struct report *r, const struct torch_item *item)
+{
+    if (r->wrapper && r->wrapper < item->key_len)
+        return r->prefix.len + r->wrapper;
+    return r->how->prefix_is_wrapper ? r->prefix.len : 0;
+}
+
 static int add_once(struct report *r, const struct torch_item *item, struct err *e)
 {
     struct sink_tensor t = {
@@ -271,8 +278,7 @@ static int add_once(struct report *r, const struct torch_item *item, struct err 
         .key_len = r->text.len,
         .part = r->how->part,
         .role = role_of_item(r, item),
-        .wrapper =
-            r->wrapper && r->wrapper < item->key_len ? r->prefix.len + r->wrapper : 0,
+        .wrapper = whole_wrapper(r, item),
     };
 
     return item->tensor ? torch_file_tensor(r->sink, r->f, item->tensor, &t, e)
