@@ -172,7 +172,7 @@ static int scan_all(const struct scan_context *c, struct sink *sink, struct abou
                     struct err *e)
 {
     static const struct dcp_how how = {
-        .dir = STATE, .part = STATE, .role = -1, .role_of = role_of_key};
+        .dir = STATE, .role = -1, .role_of = role_of_key};
 
     if (take_mark(c, sink, &a->mark, e) < 0 || olmo_part_add(sink, STATE, e) < 0 ||
         dcp_report(c, sink, &how, &a->state, e) < 0)

@@ -114,8 +114,7 @@ static int scan_optim(const struct scan_context *c, struct sink *sink, struct ab
 static int scan_parts(const struct scan_context *c, struct sink *sink, struct about *a,
                       struct err *e)
 {
-    static const struct olmo_part_how how = {
-        .dir = MODEL, .part = MODEL, .role = ROLE_MODEL};
+    static const struct olmo_part_how how = {.dir = MODEL, .role = ROLE_MODEL};
 
     if (olmo_part_add(sink, MODEL, e) < 0 ||
         olmo_part_report(c, sink, &how, &a->part, e) < 0 ||
