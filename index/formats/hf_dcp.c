@@ -251,68 +251,48 @@ static int warn(int r, struct err *e)
     return r < 0 ? err_nomem(e) : 0;
 }
 
-static int compare_numbers(const void *a, const void *b)
-{
-    const uint32_t *x = a, *y = b;
+/* The first model file of which a rank has no shard, or of which there is none at all. */
+struct gap {
+    uint32_t k, rank; /* rank 0: no rank has one */
+};
 
-    return *x < *y ? -1 : *x > *y;
-}
-
-/* The lowest number from 1 to `max` that is not in the list, or 0; sorts it. */
-static uint32_t absent(uint32_t *number, size_t count, uint32_t max)
+/* Shards are in order of their model files. */
+static struct gap find_gap(const struct hf_scan *s)
 {
     uint32_t next = 1;
 
-    qsort(number, count, sizeof *number, compare_numbers);
-    for (size_t i = 0; i < count && number[i] <= next; i++)
-        next = MAX(next, number[i] + 1);
-    return next <= max ? next : 0;
-}
-
-/* Ranks and model files of which there is no shard at all. */
-static int find_gaps(const struct hf_scan *s, uint32_t *rank, uint32_t *k,
-                     struct err *e)
-{
-    CLEANUP_FREE uint32_t *number =
-        reallocarray(NULL, s->file.count + 1, sizeof *number);
-
-    if (!number)
-        return err_nomem(e);
-    for (size_t i = 0; i < s->file.count; i++)
-        number[i] = s->shard[i].rank;
-    *rank = absent(number, s->file.count, s->max_rank);
-    for (size_t i = 0; i < s->file.count; i++)
-        number[i] = s->shard[i].k;
-    *k = absent(number, s->file.count, s->max_n);
-    return 0;
+    for (size_t i = 0; i < s->file.count && s->shard[i].k <= next; i++) {
+        if (s->shard[i].without)
+            return (struct gap){s->shard[i].k, s->shard[i].without};
+        next = MAX(next, s->shard[i].k + 1);
+    }
+    return next <= s->max_n ? (struct gap){next, 0} : (struct gap){0};
 }
 
 static int warn_of_gaps(struct hf_scan *s, struct err *e)
 {
+    struct gap gap = find_gap(s);
     bool mixed = false;
-    uint32_t rank = 0, k = 0;
 
     for (size_t i = 0; i < s->file.count; i++)
         mixed |= s->shard[i].n != s->max_n;
-    if (find_gaps(s, &rank, &k, e) < 0)
-        return -e->code;
     if (mixed && warn(sink_warning(s->sink, "mixed-sets",
                                    "shards of several saves lie together: their names "
                                    "count different numbers of model files"),
                       e) < 0)
         return -e->code;
-    if (rank > 0 &&
-        warn(sink_warning(s->sink, "rank-gap",
-                          "ranks go up to %u, and rank %u has no file: it is lost, or "
-                          "that rank had nothing to save",
-                          s->max_rank, rank),
-             e) < 0)
-        return -e->code;
-    if (k == 0)
-        return 0;
-    return warn(sink_warning(s->sink, "missing-file",
-                             "no shard of model file %u of %u is there", k, s->max_n),
-                e);
+    if (gap.k > 0 && gap.rank == 0)
+        return warn(sink_warning(s->sink, "missing-file",
+                                 "no shard of model file %u of %u is there", gap.k,
+                                 s->max_n),
+                    e);
+    if (gap.k > 0)
+        return warn(sink_warning(s->sink, "rank-gap",
+                                 "ranks go up to %u, and rank %u has no shard of model "
+                                 "file %u: it is lost, or that rank had none of it",
+                                 s->max_rank, gap.rank, gap.k),
+                    e);
+    return 0;
 }
 
 static int warn_of_proof(struct hf_scan *s, struct err *e)

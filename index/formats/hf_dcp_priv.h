@@ -90,12 +90,28 @@ static inline uint32_t hf_without(const struct hf_scan *s, const struct hf_tenso
 const struct safetensors_tensor *hf_name_of(const struct hf_scan *s,
                                             const struct hf_tensor *t);
 
+/* The shape of one piece in units, as many dimensions; false: it is not to be cut. */
+bool hf_piece_units(const struct safetensors_tensor *t, struct shape *out);
+
+static inline uint32_t hf_rank_of(const struct hf_scan *s, const struct hf_piece *p)
+{
+    return s->shard[p->file].rank;
+}
+
+/* Where a piece starts along the only axis that its tensor is cut along. */
+static inline uint64_t hf_piece_at(const struct hf_tensor *t, const struct hf_piece *p,
+                                   uint64_t *size)
+{
+    struct shape units;
+
+    hf_piece_units(p->t, &units);
+    *size = units.dim[t->axis];
+    return p->start[t->axis];
+}
+
 /* By the bytes of the name. */
 int hf_compare_names(const struct safetensors_tensor *a,
                      const struct safetensors_tensor *b);
-
-/* The shape of one piece in units, as many dimensions; false: it is not to be cut. */
-bool hf_piece_units(const struct safetensors_tensor *t, struct shape *out);
 
 /* Finds and reads the files and fills in pieces, in order of name and rank. */
 int hf_read_shards(struct hf_scan *s, struct err *e);

@@ -11,6 +11,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "index/formats/hf_dcp.h"
+#include "index/formats/optim_sizes.h"
 #include "index/formats/safetensors_dir.h"
 #include "index/formats/safetensors_files.h"
 #include "index/formats/safetensors_layout.h"
@@ -152,13 +153,30 @@ static size_t seed_wrapper(const char *key, size_t len)
                                                                       : 0;
 }
 
+/* What the optimizer tells of a parameter, whose name it has without the wrapper. */
+static bool size_of(void *user, const char *key, size_t len, struct shape *out)
+{
+    const struct optim_sizes *sizes = user;
+    size_t wrapper = seed_wrapper(key, len);
+
+    return optim_sizes_find(sizes, key, len, out) ||
+           (wrapper && optim_sizes_find(sizes, key + wrapper, len - wrapper, out));
+}
+
 static int report_shards(struct scan *s, struct err *e)
 {
+    CLEANUP(optim_sizes_freep) struct optim_sizes *sizes = NULL;
     struct listing *metadata = listing_below(s->c->listing, "model/.hf_metadata");
     struct hf_dcp_how how = {.dir = model_dir, .role = ROLE_MODEL};
     struct hf_dcp_told told;
     int r;
 
+    if (optim_sizes_load(s->c, optim_dir, &sizes, e) < 0)
+        return -e->code;
+    if (sizes) {
+        how.size = size_of;
+        how.user = sizes;
+    }
     if (!metadata && !listing_below(s->c->listing, full_dir))
         how.wrapper = seed_wrapper;
     r = hf_dcp_report(s->c, s->sink, &how, &told, e);
