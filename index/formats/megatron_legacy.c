@@ -165,7 +165,7 @@ static int learn_models(struct legacy *l, const struct pv *root, struct err *e)
     l->version = 0;
     if (pv_dict_get(root, "checkpoint_version", &v))
         l->version = v.kind == PV_FLOAT ? v.f : v.kind == PV_INT ? (double)v.i : 0;
-    if (l->version < 0 || l->version > 3) {
+    if (!(l->version >= 0 && l->version <= 3)) { /* not a number either */
         err_set(e, ENOTSUP, "checkpoint_version %g is not known", l->version);
         return err_hint(e, "versions up to 3.0 are supported");
     }
