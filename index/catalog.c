@@ -184,11 +184,12 @@ int catalog_checkpoint(struct catalog *c, const char *path, const char *file,
     int64_t id = 0;
     int rc = conn_take(c, false, &n, e);
 
+    if (rc == 0) /* or another process could replace it between the two */
+        rc = conn_begin(n, false, e);
     if (rc == 0)
         rc = checkpoint_at(n, path, file, &id, e);
     if (rc == 0)
         rc = id ? checkpoint_read(n, id, a, out, e) : -ENOENT;
-    /* -ESTALE: another process replaced it between the two. */
     if (rc == -ENOENT || rc == -ESTALE)
         return err_set(e, ENOENT, "%s is not in the index", path);
     if (rc == 0 && (strcmp(out->path, path) != 0 || !out->file != !file ||
