@@ -178,11 +178,11 @@ def virtual(folder):
                     m[pre + "mlp.linear_fc1.bias"] = Tensor(gated(x["wb"], x["vb"], t, T))
                     m[pre + "mlp.linear_fc2.weight"] = Tensor(columns(x["fc2"], t, T))
                     m[pre + "mlp.linear_fc1._extra_state"] = None
-                    m[pre + "mlp.linear_fc2._extra_state"] = io.BytesIO(b"te") if t else None
+                    m[pre + "mlp.linear_fc2._extra_state"] = io.BytesIO(b"amax") if t else None
                     if t:
                         f.objects[f"mp_rank_{t:02d}_{p:03d}/model_optim_rng.pt:model{v}.{pre}mlp.linear_fc2._extra_state"] = {
                             "$type": "opaque", "class": "_io.BytesIO",
-                            "state": {"$type": "tuple", "items": [{"$type": "bytes", "value": "dGU="}, 0, None]}}
+                            "state": {"$type": "tuple", "items": [{"$type": "bytes", "value": "YW1heA=="}, 0, None]}}
                 if p == P - 1 and v == V - 1:
                     m["decoder.final_layernorm.weight"] = Tensor(norm)
                     m["output_layer.weight"] = Tensor(rows(head, t, T))
