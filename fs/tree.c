@@ -8,8 +8,10 @@
 
 #include "base/arena.h"
 #include "base/log.h"
+#include "index/view.h"
 
 enum {
+    VIEW_MEMORY = 1 << 20,
     MAX_LOOK_NS =
         2000000000, /* a directory that takes long to list is listed less often */
     COST_SHARE = 10,
@@ -101,6 +103,19 @@ static int add_inside(struct builder *b, const char *name, enum inside inside)
         b, &(struct shown_entry){.kind = SHOWN_INSIDE, .inside = inside, .name = name});
 }
 
+/* A role may have tensors only that safetensors cannot hold: then it has no such file. */
+static bool has_view(const struct builder *b, enum view_kind kind, enum role role)
+{
+    const struct checkpoint_info *info = &b->shown->slot->info;
+    CLEANUP(arena_freep) struct arena *a = arena_new(VIEW_MEMORY);
+    struct view_info view;
+    struct err ignored = {0};
+
+    return info->by_role[role] &&
+           (!a || view_get(b->fs->catalog, info->id, kind, b->fs->options.prefix, a,
+                           &view, &ignored) != -ENOENT);
+}
+
 /* What a checkpoint has of ours. */
 static int add_own(struct builder *b)
 {
@@ -110,11 +125,12 @@ static int add_own(struct builder *b)
 
     if (info->error)
         return rc;
-    if (rc == 0 && (views & SHOW_MODEL) && info->by_role[ROLE_MODEL])
+    if (rc == 0 && (views & SHOW_MODEL) && has_view(b, VIEW_MODEL, ROLE_MODEL))
         rc = add_inside(
             b, info->adapter ? "adapter_model.safetensors" : "model.safetensors",
             INSIDE_MODEL);
-    if (rc == 0 && (views & SHOW_OPTIMIZER) && info->by_role[ROLE_OPTIMIZER])
+    if (rc == 0 && (views & SHOW_OPTIMIZER) &&
+        has_view(b, VIEW_OPTIMIZER, ROLE_OPTIMIZER))
         rc = add_inside(b, "optimizer", INSIDE_OPTIMIZER);
     if (rc == 0 && (views & SHOW_TENSORS))
         rc = add_inside(b, "tensors", INSIDE_TENSORS);

@@ -20,6 +20,11 @@ enum {
     SPAN_MAX = 1 << 20,
     /* From this length on a cold run is read straight into the window. */
     DIRECT_MIN = 64 << 10,
+    /*
+     * A window of a tensor that is stored transposed may need all of a shard: more than
+     * this is not read into memory of ours, the kernel reads it as the mapping is touched.
+     */
+    COLD_MAX = 64 << 20,
 };
 
 /* The bytes of one span, mapped or read. */
@@ -50,13 +55,14 @@ static void fetch_release(struct fetch *f)
     span_list_release(&f->spans);
 }
 
+/* `cold`: also when the bytes are not in memory now. */
 static bool span_mapped(const struct fetch_sources *sources, const struct span *s,
-                        unsigned char **at)
+                        bool cold, unsigned char **at)
 {
     struct source *src = sources->src[s->tag];
     const unsigned char *map = source_map(src);
 
-    if (!map || !source_resident(src, s->off, (size_t)s->len))
+    if (!map || (!cold && !source_resident(src, s->off, (size_t)s->len)))
         return false;
     /* Assemblers take pieces that scatter may write; gather only reads them. */
     *at = (unsigned char *)(uintptr_t)(map + s->off);
@@ -65,12 +71,17 @@ static bool span_mapped(const struct fetch_sources *sources, const struct span *
 
 static int place_spans(struct fetch *f, struct err *e)
 {
+    uint64_t total = 0;
+
     f->bytes = calloc(f->spans.count + 1, sizeof *f->bytes);
     f->cold = calloc(f->spans.count + 1, sizeof *f->cold);
     if (!f->bytes || !f->cold)
         return err_nomem(e);
     for (size_t i = 0; i < f->spans.count; i++)
-        if (!span_mapped(f->sources, &f->spans.span[i], &f->bytes[i].at))
+        total += f->spans.span[i].len; /* no two overlap: within the sources' sizes */
+    for (size_t i = 0; i < f->spans.count; i++)
+        if (!span_mapped(f->sources, &f->spans.span[i], total > COLD_MAX,
+                         &f->bytes[i].at))
             f->cold[f->ncold++] = i;
     return 0;
 }
@@ -253,7 +264,7 @@ bool fetch_all_mapped(const struct run_list *runs, const struct fetch_sources *s
     if (spans_cover(runs->run, runs->count, SPAN_GAP, 0, &spans, &ignored) < 0)
         return false;
     for (size_t i = 0; i < spans.count; i++)
-        if (!span_mapped(sources, &spans.span[i], &at))
+        if (!span_mapped(sources, &spans.span[i], false, &at))
             return false;
     return true;
 }
