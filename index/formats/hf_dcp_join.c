@@ -79,7 +79,7 @@ static void find_axis(const struct hf_scan *s, struct hf_tensor *t)
     }
 }
 
-/* Do the volumes add up? Overlaps, which could feign it, are the sink's to find. */
+/* Is it all there by volume? Overlaps, which could feign it, are the sink's to find. */
 static void find_full(const struct hf_scan *s, struct hf_tensor *t)
 {
     unsigned __int128 sum = 0;
@@ -95,7 +95,7 @@ static void find_full(const struct hf_scan *s, struct hf_tensor *t)
     if (shape_elements(&t->units, &volume, &why) < 0)
         t->fault = "its pieces lie too far apart for any tensor";
     else
-        t->full = sum == volume;
+        t->full = sum >= volume;
 }
 
 /* The size that others tell counts where it is larger: pieces are missing then. */

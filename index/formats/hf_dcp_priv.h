@@ -41,7 +41,7 @@ struct hf_tensor {
     const struct safetensors_tensor *copy; /* in the full files, or NULL */
     uint32_t k; /* of the model file it belongs to; 0: of several */
     int axis;   /* the only one that it is cut along; -1: one piece; -2: several */
-    bool full;  /* the volume of its pieces is the tensor's */
+    bool full;  /* the volume of its pieces is enough */
     bool ended; /* an empty piece at its end tells its size */
     bool last;  /* the piece at its end is of the highest rank */
     bool told;  /* full files or the optimizer tell this very size */

@@ -103,7 +103,7 @@ static int warn_of_copy(struct hf_scan *s, struct err *e)
     for (size_t i = 0; i < s->ntensors; i++) {
         const struct hf_tensor *t = &s->tensor[i];
 
-        if (!t->copy || t->fault || hf_same_as_copy(t))
+        if (!t->copy || t->count == 0 || t->fault || hf_same_as_copy(t))
             continue;
         first = first ? first : t->copy;
         count++;

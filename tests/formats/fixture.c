@@ -132,6 +132,21 @@ static void check_tensors(struct opened *o, const struct json *want)
     assert_int_equal(o->info.faults, 0);
 }
 
+void check_readable(struct opened *o, const char *expected)
+{
+    CLEANUP(json_freep) struct json *want = read_json(expected);
+
+    for (size_t i = 0; i < o->count; i++) {
+        const struct json *one = json_get(json_get(want, "tensors"), o->t[i].key);
+
+        if (o->t[i].fault)
+            continue;
+        if (!one)
+            fail_msg("%s: it should not be there", o->t[i].key);
+        check_tensor(o, &o->t[i], one);
+    }
+}
+
 /* The text of a JSON number is not kept: equal as doubles, and exact as integers. */
 static bool same_number(const struct json *a, const struct json *b)
 {

@@ -32,6 +32,12 @@ struct json *read_json(const char *path);
  */
 void test_fixture(void **state);
 
+/*
+ * Every tensor without a fault has dtype, shape and bytes as `tensors` of this expected file
+ * says for its key.
+ */
+void check_readable(struct opened *o, const char *expected);
+
 /* Such tests for all fixtures of the folder, up to `max`; states are to be freed. */
 struct CMUnitTest;
 size_t fixture_tests(const char *folder, struct CMUnitTest *tests, size_t max);
