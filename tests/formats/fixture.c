@@ -91,9 +91,8 @@ static void check_hash(const struct tensor_info *t, const struct buf *bytes,
         fail_msg("%s, %s: sha256 %s, not %s", t->key, how, got, want);
 }
 
-/* dtype, shape and bytes, the latter by the mount's way and by the naive one. */
-static void check_tensor(struct opened *o, const struct tensor_info *t,
-                         const struct json *want)
+void check_tensor(struct opened *o, const struct tensor_info *t,
+                  const struct json *want)
 {
     CLEANUP(buf_release) struct buf bytes = {0}, naive = {0};
     const char *dtype, *hash;

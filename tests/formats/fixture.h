@@ -32,6 +32,10 @@ struct json *read_json(const char *path);
  */
 void test_fixture(void **state);
 
+/* dtype, shape and bytes as `want` says, the latter by the mount's way and the naive one. */
+void check_tensor(struct opened *o, const struct tensor_info *t,
+                  const struct json *want);
+
 /*
  * Every tensor without a fault has dtype, shape and bytes as `tensors` of this expected file
  * says for its key.
