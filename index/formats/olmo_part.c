@@ -19,6 +19,8 @@ enum {
     MAX_METADATA = 1 << 29, /* as olmo_metadata_parse() */
     HEAD = 4096,
     FIRST_BOXES = 64,
+    MAX_NUMBERS =
+        1 << 25,       /* of a tensor's boxes: 8 million of them in two dimensions */
     EMPTY_HEADER = 64, /* "{}" and blanks */
 };
 
@@ -221,6 +223,10 @@ static int add_box(struct part *p, struct box *box, const uint64_t *start,
     uint32_t nd = p->shape.nd;
     uint64_t *at;
 
+    if (p->nnumber > MAX_NUMBERS)
+        return sink_fault(p->sink, "it is in more than %zu pieces", p->nbox) < 0
+                   ? err_nomem(e)
+                   : 0;
     box->length = volume_of(size, nd) * unit;
     at = new_box(p, box, e);
     if (!at)
