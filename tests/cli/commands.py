@@ -209,6 +209,43 @@ def test_verify_deep_finds_one_changed_byte(t):
     assert cli.json("verify", path, "--deep", status=NO)["damaged"] == 1
 
 
+def test_verify_compares_full_copies(t):
+    """Shards are shown; full files beside them are held against them."""
+    cli = Cli(t)
+    # torch's consolidation wrote the 0-d tensor as zeros
+    path = os.path.join(DATA, "hf_dcp", "hfdcp_scalar_2r")
+    out = cli.run("verify", path, status=NO).stdout
+    assert "damaged  scale: the shards and the full copy in" in out and "2 compared, 1 differ" in out, out
+    found = cli.json("verify", path, status=NO)
+    same("findings", [f["key"] for f in found["findings"]], ["scale"])
+    path = os.path.join(DATA, "nemo_automodel", "nemo_tied_consolidated", "epoch_0_step_2")
+    assert "full copies of 20 tensors: 20 compared, 0 differ" in cli.run("verify", path, "--deep").stdout
+    # one byte of a large tensor: only --deep reads it
+    shutil.copytree(path, t + "/epoch_0_step_2")
+    copy = t + "/epoch_0_step_2/model/consolidated/model-00001-of-00001.safetensors"
+    os.chmod(os.path.dirname(copy), 0o755)
+    os.chmod(copy, 0o644)
+    with open(copy, "r+b") as f:
+        header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        at = f.tell() + header["model.embed_tokens.weight"]["data_offsets"][0] + 5
+        f.seek(at)
+        byte = f.read(1)
+        f.seek(at)
+        f.write(bytes([byte[0] ^ 1]))
+    cli.run("verify", t + "/epoch_0_step_2")
+    assert "differ from byte 5 on" in cli.run("verify", t + "/epoch_0_step_2", "--deep", status=NO).stdout
+
+
+def test_verify_tells_what_a_scan_lost(t):
+    cli = Cli(t)
+    shutil.copytree(os.path.join(DATA, "nemo_automodel", "nemo_full_dcp", "epoch_0_step_2"), t + "/epoch_0_step_2")
+    os.chmod(t + "/epoch_0_step_2/optim", 0o755)
+    os.chmod(t + "/epoch_0_step_2/optim/.metadata", 0o644)
+    write_file(t + "/epoch_0_step_2/optim/.metadata", b"no pickle")
+    out = cli.run("verify", t + "/epoch_0_step_2", status=NO).stdout
+    assert "damaged  damaged-part: optim: " in out, out
+
+
 def test_verify_counts_nan_and_inf(t):
     cli = Cli(t)
     tensors = {"w": ("F32", (4,), bytes.fromhex("0000c07f 0000807f 000080ff 0000803f"))}
