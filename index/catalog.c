@@ -281,8 +281,11 @@ int catalog_touch(struct catalog *c, int64_t id, const struct file_id *dir_id,
                               dir_id->ctime_ns};
     int rc = conn_take(c, false, &n, e);
 
-    if (rc == 0)
-        rc = conn_write_ints(n, sql, values, ARRAY_SIZE(values), e);
+    if (rc < 0)
+        return rc;
+    conn_set_patience(n, false); /* not worth waiting for another scan's commit */
+    rc = conn_write_ints(n, sql, values, ARRAY_SIZE(values), e);
+    conn_set_patience(n, true);
     if (rc == 0 && conn_changes(n) == 0)
         return err_set(e, ESTALE, "the checkpoint was scanned anew");
     return rc;

@@ -48,6 +48,11 @@ static void set_limits(struct sqlite3 *db, bool hostile)
     sqlite3_busy_timeout(db, BUSY_MS);
 }
 
+void conn_set_patience(struct conn *n, bool patient)
+{
+    sqlite3_busy_timeout(n->db, patient ? BUSY_MS : 0);
+}
+
 int conn_open(struct catalog *c, const char *path, struct conn **out, struct err *e)
 {
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, keep = 1;

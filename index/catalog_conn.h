@@ -37,6 +37,9 @@ void conn_putp(struct conn **n); /* for CLEANUP() */
 int conn_open_private(bool memory, struct conn **out, struct err *e);
 void conn_close(struct conn *n);
 
+/* Does a write wait for another writer to end (as it does at first), or fail at once? */
+void conn_set_patience(struct conn *n, bool patient);
+
 /* Statements without parameters and results. */
 int conn_exec(struct conn *n, const char *sql, struct err *e);
 int conn_begin(struct conn *n, bool write, struct err *e);

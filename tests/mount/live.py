@@ -46,8 +46,9 @@ def test_others_are_served_during_a_scan(t):
             time.sleep(0.05)
         for p in readers:
             same("ls", p.wait(), 0)
-        print(f"# scan {time.monotonic() - start:.1f} s, slowest other request {slowest:.3f} s")
-        assert slowest < 1.0, slowest
+        scan = time.monotonic() - start
+        print(f"# scan {scan:.1f} s, slowest other request {slowest:.3f} s")
+        assert slowest < scan / 2, "other requests wait for the scan"
 
 
 def test_listing_the_root_scans_nothing(t):

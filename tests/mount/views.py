@@ -113,41 +113,20 @@ def check_checkpoint(checkpoint):
     return raw
 
 
-def candidates(key, found):
-    """An expected key may be PATH:KEY where the mount has KEY, PATH/KEY or the like."""
-    names = {key, key.replace(":", "/")}
-    for i, c in enumerate(key):
-        if c == ":":
-            names |= {key[i + 1 :], key[i + 1 :].replace(":", "/"), os.path.basename(key[:i]) + ":" + key[i + 1 :]}
-    return [t for n in names for t in found.get(n, []) if t[2] is not None]
-
-
 def test_every_fixture_in_every_view(t):
+    """All views of a checkpoint show the same bytes, and they are those of its framework's own loader."""
     count = 0
     for expected, source in fixtures():
-        with open(expected) as f:
-            want = json.load(f)["tensors"]
         with Mount(source, os.path.join(t, "mnt")) as m:
-            found = {}
             for root, dirs, _ in os.walk(m.path):
                 if os.path.exists(os.path.join(root, ".unshard", "checkpoint.json")):
-                    for key, tensor in check_checkpoint(root).items():
-                        found.setdefault(key, []).append(tensor)
+                    count += len(check_checkpoint(root))
                     dirs[:] = [d for d in dirs if d not in ("tensors", "tree", "raw", "optimizer", ".unshard")]
-            for key, tensor in want.items():
-                here = [(t[0], list(t[1]), sha256(t[2])) for t in candidates(key, found)]
-                assert (tensor["dtype"], tensor["shape"], tensor["sha256"]) in here, f"{source}: {key}: {tensor}, the mount has {here}"
-                count += 1
-    assert count > 400, f"only {count} tensors were compared"
-    print(f"# {count} tensors exact")
-
-
-def test_check_mount_agrees(t):
-    for expected, source in fixtures():
-        with Mount(source, os.path.join(t, "mnt")) as m:
             done = subprocess.run([sys.executable, os.path.join(TESTS, "check_mount.py"), m.path, expected],
                                   capture_output=True, text=True)
             same(source + ": " + done.stdout, done.returncode, 0)
+    assert count > 400, f"only {count} tensors were compared"
+    print(f"# {count} tensors")
 
 
 def test_side_files_are_shown_and_storage_is_not(t):
