@@ -125,14 +125,15 @@ def shards(folder, size):
     return out
 
 
-def same_bytes(a, b):
-    with open(a, "rb") as f, open(b, "rb") as g:
+def mount_agrees(command, path):
+    """Does the command print what the file holds? Streamed, as both are large."""
+    with open(path, "rb") as f, subprocess.Popen(command, stdout=subprocess.PIPE) as p:
         while True:
-            x, y = f.read(MIB), g.read(MIB)
-            if x != y:
+            ours, theirs = f.read(MIB), p.stdout.read(MIB)
+            if ours != theirs:
                 return False
-            if not x:
-                return True
+            if not ours:
+                return p.wait() == 0
 
 
 def bench_reads(binary, work, size, rounds):
@@ -143,12 +144,12 @@ def bench_reads(binary, work, size, rounds):
     for title, kind, row in cases:
         folder, cache = work / f"{kind}{row}", work / "cache"
         generate(kind, folder, "--tensors", 1, "--bytes", size, *(["--row-bytes", row] if row else []))
+        os.sync()  # no writing back while we measure
         with Mount(binary, folder, cache) as m:
             file = pathlib.Path(m.path) / "raw" / "model.layers.0.weight"
             if file.stat().st_size != size:
                 raise SystemExit(f"{file}: {file.stat().st_size} bytes, not {size}")
-            told = subprocess.run([binary, "cat", str(folder), "model.layers.0.weight", "-o", f"cache_dir={cache}"], stdout=subprocess.PIPE, check=True).stdout
-            if file.read_bytes() != told:
+            if not mount_agrees([binary, "cat", str(folder), "model.layers.0.weight", "-o", f"cache_dir={cache}"], file):
                 raise SystemExit(f"{title}: the mount and `unshard cat` differ")
             for way, read in (("read 1 MiB", read_all), ("mapped", read_mapped)) if not row else (("read 1 MiB", read_all),):
                 r = measure(read, [(file, 0, size)], shards(folder, size), m.server, rounds)
@@ -161,6 +162,7 @@ def bench_reads(binary, work, size, rounds):
 
 def child(command):
     """(seconds, peak RSS in MiB, output) of one process."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # our own peak counts in a child's
     begin = time.monotonic()
     p = subprocess.Popen(command, stdout=subprocess.PIPE)
     out = p.stdout.read().decode()
