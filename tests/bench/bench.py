@@ -217,7 +217,7 @@ def bench_first(binary, work, tensors):
 def machine(work):
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
     memory = int(next(line.split()[1] for line in open("/proc/meminfo") if line.startswith("MemTotal"))) >> 20
-    kind = subprocess.run(["stat", "-f", "-c", "%T", str(work)], stdout=subprocess.PIPE, check=False).stdout.decode().strip()
+    kind = subprocess.run(["df", "--output=fstype", str(work)], stdout=subprocess.PIPE, check=False).stdout.decode().split()[-1]
     return f"{os.cpu_count()} cores ({cpu}), {memory} GiB, Linux {platform.release()}, files on {kind}, Python {platform.python_version()}"
 
 
