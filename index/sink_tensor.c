@@ -349,8 +349,9 @@ int sink_chunk(struct sink *s, const struct chunk *c, struct err *e)
 
 static void point_chunks(struct open_tensor *t)
 {
+    static const uint64_t none[1]; /* a tensor without dimensions has no numbers */
     uint32_t nd = t->units.nd;
-    const uint64_t *box = t->box;
+    const uint64_t *box = t->box ? t->box : none;
 
     for (size_t i = 0; i < t->nchunk; i++) {
         struct chunk *c = &t->chunk[i];

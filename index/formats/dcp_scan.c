@@ -359,9 +359,9 @@ static void tell(const struct dcp_scan *s, struct dcp_told *told)
     told->olmo = last && last->m->olmo;
     told->format = told->olmo      ? "olmo-core-dcp"
                    : s->rank_local ? "torch-dcp-ranklocal"
-                   : s->images   ? "torch-dcp-safetensors"
-                   : s->zstd     ? "torch-dcp-zstd"
-                                 : "torch-dcp";
+                   : s->images     ? "torch-dcp-safetensors"
+                   : s->zstd       ? "torch-dcp-zstd"
+                                   : "torch-dcp";
     if (!last)
         return;
     count_files(s, &told->ranks, &told->files);
