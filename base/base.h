@@ -17,7 +17,7 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-#define container_of(ptr, type, member)                                                  \
+#define container_of(ptr, type, member)                                                \
     ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 
 /* Runs fn(&variable) when the variable goes out of scope. */
@@ -38,11 +38,11 @@ static inline void cleanup_fd(const int *fd)
 }
 
 /* Takes a pointer out of a variable that would free it. */
-#define steal(p)                                                                         \
-    ({                                                                                   \
-        typeof(*(p)) steal_value_ = *(p);                                                \
-        *(p) = NULL;                                                                     \
-        steal_value_;                                                                    \
+#define steal(p)                                                                       \
+    ({                                                                                 \
+        typeof(*(p)) steal_value_ = *(p);                                              \
+        *(p) = NULL;                                                                   \
+        steal_value_;                                                                  \
     })
 
 static inline int steal_fd(int *fd)

@@ -70,7 +70,8 @@ int sink_part(struct sink *s, const char *dir, struct err *e);
 struct sink_tensor {
     const char *key; /* as the part stores it; any bytes */
     size_t key_len;
-    const char *part; /* NULL: the main (model) part; else "optim": used when keys meet */
+    const char
+        *part; /* NULL: the main (model) part; else "optim": used when keys meet */
     /*
      * Leading bytes of the key that are a wrapper put on by the saver ("model." of a DCP
      * with planner_data): dropped in model.safetensors by the prefix rule. 0: none.
@@ -78,9 +79,10 @@ struct sink_tensor {
     size_t wrapper;
     enum dtype dtype;
     const struct shape *shape;
-    int role;          /* enum role, or -1: by the rule of CONTRACT.md on part and key */
+    int role; /* enum role, or -1: by the rule of CONTRACT.md on part and key */
     const char *codec_key; /* key inside the shard when it differs; NULL: key */
-    const char *attributes; /* NULL or a JSON object: more xattrs {"gguf_type": "Q4_K"} */
+    const char
+        *attributes; /* NULL or a JSON object: more xattrs {"gguf_type": "Q4_K"} */
 };
 
 /*

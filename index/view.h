@@ -21,9 +21,9 @@ enum view_prefix { PREFIX_AUTO, PREFIX_KEEP, PREFIX_DROP };
 struct view_info {
     int64_t id;
     enum view_kind kind;
-    const char *name; /* "model.safetensors", "adapter_model.safetensors", ... */
-    uint64_t size;    /* of the whole file */
-    uint64_t header;  /* literal bytes at its start; tensors follow back to back */
+    const char *name;   /* "model.safetensors", "adapter_model.safetensors", ... */
+    uint64_t size;      /* of the whole file */
+    uint64_t header;    /* literal bytes at its start; tensors follow back to back */
     int64_t whole_file; /* number of the source file that it is, byte for byte, or -1 */
     const char *fault;  /* why open gives EIO (a broken tensor in it), or NULL */
     uint64_t ino;

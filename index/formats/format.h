@@ -25,10 +25,10 @@ struct bid {
 /* What a scan may use. Everything is borrowed. */
 struct scan_context {
     struct store *store;
-    struct pool *pool;      /* may be NULL */
+    struct pool *pool;       /* may be NULL */
     struct listing *listing; /* of the checkpoint's directory, or of the file's */
-    const char *dir;        /* the directory, relative to the store */
-    const char *file;       /* NULL, or the one file of it that is the checkpoint */
+    const char *dir;         /* the directory, relative to the store */
+    const char *file;        /* NULL, or the one file of it that is the checkpoint */
 };
 
 /*

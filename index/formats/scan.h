@@ -26,7 +26,7 @@ struct place_file {
 struct place {
     enum place_kind kind;
     const struct format_driver *driver; /* PLACE_CHECKPOINT */
-    const char *file; /* PLACE_CHECKPOINT by its only model file, else NULL */
+    const char *file;         /* PLACE_CHECKPOINT by its only model file, else NULL */
     struct place_file *files; /* PLACE_FILES; malloc */
     size_t nfiles;
 };
