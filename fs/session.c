@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,9 +55,11 @@ struct session {
     struct fs *fs;
     const struct mount_options *options;
     const char *mountpoint;
-    uint64_t device; /* the mount's, so that no other one is ever unmounted */
-    int ready_fd;    /* to the process that waits for the mount; -1: foreground */
-    int log_fd;      /* where the log goes once nobody waits; -1: nowhere */
+    uint64_t
+        device;     /* the mount's; the kernel gives the number to the next one again */
+    int connection; /* /dev/fuse, as libfuse has it */
+    int ready_fd;   /* to the process that waits for the mount; -1: foreground */
+    int log_fd;     /* where the log goes once nobody waits; -1: nowhere */
 
     /* the kernel's INIT request, until it is answered */
     atomic_uint_fast64_t init_unique;
@@ -188,6 +191,18 @@ static int prepare_signals(struct err *e)
 }
 
 /*
+ * Unmounts what we mounted, if it still is: once it is not, the connection is dead, and
+ * the mount that stands there now, maybe with the same device number, is another's.
+ */
+static void detach(const struct session *s)
+{
+    struct pollfd p = {.fd = s->connection};
+
+    if (s->device && (poll(&p, 1, 0) == 0 || !(p.revents & (POLLERR | POLLNVAL))))
+        mounts_detach(s->mountpoint, s->device);
+}
+
+/*
  * Ends the process whatever its threads do. Nothing is lost: a scan that is cut off
  * leaves the index as it was before.
  */
@@ -197,7 +212,7 @@ static void *end_late(void *user)
     const struct timespec wait = {.tv_sec = END_SECONDS};
 
     nanosleep(&wait, NULL);
-    mounts_detach(s->mountpoint, s->device);
+    detach(s);
     _exit(0);
 }
 
@@ -296,7 +311,8 @@ static int session_mount(struct session *s, struct err *e)
     if (fuse_session_mount(fs->session, s->mountpoint) != 0)
         return err_set(e, EPERM, "mount at %s failed", s->mountpoint);
     s->device = mounts_ours(s->mountpoint);
-    rc = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+    s->connection = fuse_session_fd(fs->session);
+    rc = fuse_session_custom_io(fs->session, &io, s->connection);
     return rc ? err_set(e, EIO, "libfuse: custom input and output: %d", rc) : 0;
 }
 
@@ -343,11 +359,11 @@ static void cut_connection(const struct session *s)
 {
     int ends[2];
 
-    mounts_detach(s->mountpoint, s->device);
+    detach(s);
     if (pipe2(ends, O_CLOEXEC) < 0)
         return;
     close(ends[0]);
-    dup3(ends[1], fuse_session_fd(s->fs->session), O_CLOEXEC);
+    dup3(ends[1], s->connection, O_CLOEXEC);
     close(ends[1]);
 }
 

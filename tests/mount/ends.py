@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """How mounts begin and end: the background, errors that are told, signals, unmounting, users."""
+import ctypes
 import errno
 import os
 import shutil
@@ -304,6 +305,30 @@ def test_other_users_see_what_modes_allow(t):
             same("what is told of both", run(*NOBODY, "cat", m / f".unshard/{report}").returncode, 1)
     with Mount(t + "/src", t + "/mnt") as m:
         same("without allow_other", run(*NOBODY, "ls", m.path).returncode, 2)
+
+
+def test_a_late_server_leaves_the_next_mount_alone(t):
+    """The kernel gives the device number of a mount that is gone to the next one: it must not be unmounted for it."""
+    if os.geteuid() != 0:
+        raise Skip("unmounting past a stopped server takes root")
+    tensors = setup(t)
+    key = next(iter(tensors))
+    options = ["-o", f"cache_dir={t}/cache"]
+    same("first", run(UNSHARD, "mount", t + "/src", t + "/mnt", *options).returncode, 0)
+    (late,) = servers(t + "/mnt")
+    device = os.stat(t + "/mnt").st_dev
+    os.kill(late, signal.SIGSTOP)
+    try:
+        # umount(8) would ask the stopped server about its path.
+        same("unmounted", ctypes.CDLL(None).umount2((t + "/mnt").encode(), 2), 0)
+        same("second", run(UNSHARD, "mount", t + "/src", t + "/mnt", *options).returncode, 0)
+        same("the number again, or the test proves nothing", os.stat(t + "/mnt").st_dev, device)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    wait_for("the end of the first server", 10, lambda: late not in servers(t + "/mnt"))
+    assert is_mounted(os.path.realpath(t + "/mnt"))
+    same("bytes", read_all(f"{t}/mnt/raw/{key}"), tensors[key][2])
+    same("umount", run(UNSHARD, "umount", t + "/mnt").returncode, 0)
 
 
 if __name__ == "__main__":
