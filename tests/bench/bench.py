@@ -7,6 +7,8 @@ read   warm 1 MiB reads of one tensor through the mount, beside reads of the sam
        and of the server together: on a busy machine it is the figure to trust.
 scan   `unshard info` of a torch .metadata of a million chunks with an empty index, beside
        Python's own unpickling of the same file.
+cat    the same tensors read by `dd bs=1M` from the mount, beside `cat` of all their shards:
+       two programs as people run them, with all that they cost.
 first  from `unshard mount` to the first byte of a tensor, with a warm index.
 
 --write FILE replaces what stands below the line `<!-- measured -->` there. Needs Python 3.9
@@ -18,6 +20,7 @@ import mmap
 import os
 import pathlib
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -160,6 +163,39 @@ def bench_reads(binary, work, size, rounds):
     return lines
 
 
+def program(command, server):
+    """(seconds, CPU seconds of the program and of the server)"""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before, begin = threads_cpu(server) if server else 0, time.monotonic()
+    subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL, check=True)
+    seconds, now = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    return seconds, cpu + (threads_cpu(server) - before if server else 0)
+
+
+def bench_cat(binary, work, size, rounds):
+    cases = [("one contiguous run", "hf", 0), ("cut by rows, 4 ranks", "dcp", 0), ("cut by columns, rows of 64 KiB", "dcp", 65536),
+             ("cut by columns, rows of 4 KiB", "dcp", 4096)]
+    lines = ["| tensor | cat GB/s | mount GB/s | wall ratio | cat CPU µs/MiB | reader + server CPU µs/MiB | CPU ratio |", "|---|---|---|---|---|---|---|"]
+    for title, kind, row in cases:
+        folder, rows = work / f"cat-{kind}{row}", []
+        generate(kind, folder, "--tensors", 1, "--bytes", size, *(["--row-bytes", row] if row else []))
+        os.sync()
+        with Mount(binary, folder, work / "cache") as m:
+            cat = ["cat", *(f for f, _, _ in shards(folder, size))]
+            dd = ["dd", f"if={m.path}/raw/model.layers.0.weight", "of=/dev/null", "bs=1M", "status=none"]
+            for _ in range(rounds + 1):
+                rows.append((program(cat, None), program(dd, m.server)))
+        shutil.rmtree(folder)
+        mib, rows = size / MIB, rows[1:]
+        times = [statistics.median(r[i][0] for r in rows) for i in (0, 1)]
+        cpu = [statistics.median(r[i][1] for r in rows) for i in (0, 1)]
+        lines.append(f"| {title} | {size / times[0] / 1e9:.2f} | {size / times[1] / 1e9:.2f} | {statistics.median(c[0] / d[0] for c, d in rows):.2f} | "
+                     f"{1e6 * cpu[0] / mib:.0f} | {1e6 * cpu[1] / mib:.0f} | {cpu[1] / cpu[0]:.2f} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
 def child(command):
     """(seconds, peak RSS in MiB, output) of one process."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # our own peak counts in a child's
@@ -226,7 +262,7 @@ def main():
     p.add_argument("--unshard", default=str(HERE.parent.parent / "build-release/cli/unshard"))
     p.add_argument("--quick", action="store_true", help="small files, few rounds: only that it runs")
     p.add_argument("--write", metavar="FILE")
-    p.add_argument("--only", choices=["read", "scan", "first"])
+    p.add_argument("--only", choices=["read", "cat", "scan", "first"])
     a = p.parse_args()
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("/dev/fuse is not to be had: skipped")
@@ -238,6 +274,8 @@ def main():
         head = f"{datetime.date.today()}, {machine(work)}; load average {load:.1f} at the start."
         if a.only in (None, "read"):
             parts += ["## Warm reads", *bench_reads(binary, work, (8 if a.quick else 192) * MIB, 2 if a.quick else 9)]
+        if a.only in (None, "cat"):
+            parts += ["## Against cat", *bench_cat(binary, work, (8 if a.quick else 512) * MIB, 2 if a.quick else 7)]
         if a.only in (None, "scan"):
             parts += ["## A million chunks", *bench_scan(binary, work, 20000 if a.quick else 1000000, 100 if a.quick else 1000)]
         if a.only in (None, "first"):
