@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 
 #include "fs/handle.h"
@@ -11,8 +12,9 @@
 
 enum {
     MAX_PIECES = 1000, /* libfuse adds its header, the kernel takes 1024 */
-    BUFFER_FIRST = 1 << 20,
-    BUFFER_ALIGN = 4096,
+    /* One large page, which is quicker to fill and to reply from. */
+    BUFFER_FIRST = 2 << 20,
+    BUFFER_ALIGN = 2 << 20,
     AHEAD = 4 << 20, /* bytes fetched in front of a sequential reader */
 };
 
@@ -48,6 +50,8 @@ static void *thread_buffer(struct fs *fs, size_t size)
         if (posix_memalign(&b->data, BUFFER_ALIGN, b->size) != 0) {
             b->data = NULL;
             b->size = 0;
+        } else {
+            madvise(b->data, b->size, MADV_HUGEPAGE);
         }
     }
     return b->data;

@@ -279,7 +279,8 @@ void fetch_will_need(const struct run_list *runs, const struct fetch_sources *so
     for (size_t i = 0; i < spans.count; i++) {
         struct source *src = sources->src[spans.span[i].tag];
 
-        if (!source_resident(src, spans.span[i].off, (size_t)spans.span[i].len))
+        /* Asked for often and mostly there: its end tells. */
+        if (!source_resident(src, spans.span[i].off + spans.span[i].len - 1, 1))
             source_will_need(src, spans.span[i].off, spans.span[i].len);
     }
 }
