@@ -3,6 +3,7 @@
 #include "cli/mount_options.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -180,9 +181,8 @@ static int take_views(const char *value, struct mount_options *o, struct err *e)
 {
     char list[256];
 
-    if (strlen(value) >= sizeof list)
+    if (snprintf(list, sizeof list, "%s", value) >= (int)sizeof list)
         return wrong_value("views", value, e, "tensors+tree+raw+optimizer+model");
-    strcpy(list, value);
     for (char *p = list; *p; p++)
         if (*p == '+' || *p == ':')
             *p = ',';

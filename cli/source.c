@@ -21,8 +21,8 @@ enum {
     INFO_MEMORY = 64 << 20, /* strings of one checkpoint's row */
 };
 
-/* Decoded copies of compressed pieces, unless cache_size= says otherwise. */
-static const uint64_t decoded_budget = (uint64_t)10 << 30;
+/* Decoded copies of compressed pieces, unless cache_size= says otherwise; as a mount's. */
+static const uint64_t decoded_budget = (uint64_t)8 << 30;
 
 bool is_url(const char *name)
 {

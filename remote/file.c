@@ -104,7 +104,7 @@ static int byte_resident(int fd, uint64_t off)
 
 /*
  * Samples: where they are wrong, a read from the mapping waits for the disk, no more. For
- * 1 MiB this is 5 short calls; mincore(2) looks up each page of what is not mapped yet,
+ * 1 MiB this is 4 short calls; mincore(2) looks up each page of what is not mapped yet,
  * an eighth of all that a first read costs the server.
  */
 static int resident_by_probe(int fd, uint64_t off, size_t len)
