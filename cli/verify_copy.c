@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/arena.h"
-#include "index/formats/safetensors_header.h"
+#include "index/formats/hf/safetensors_header.h"
 #include "remote/source.h"
 #include "remote/store.h"
 

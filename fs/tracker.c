@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "index/formats/megatron_tracker.h"
+#include "index/formats/megatron/megatron_tracker.h"
 
 /* Longer than any step's name; what is longer is no tracker. */
 enum { TRACKER_MAX = 300 };

@@ -10,7 +10,7 @@
 #include "base/err.h"
 #include "base/utf8.h"
 #include "index/formats/object_json_priv.h"
-#include "index/formats/torch_zip.h"
+#include "index/formats/torch/torch_zip.h"
 
 enum {
     /*

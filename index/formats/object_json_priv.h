@@ -4,7 +4,7 @@
 #define UFS_INDEX_FORMATS_OBJECT_JSON_PRIV_H
 
 #include "base/base.h"
-#include "index/formats/pickle.h"
+#include "index/formats/pickle/pickle.h"
 
 /* Bytes of a graph; `own` is set (and to be freed) where they had to be decoded. */
 struct object_bytes {

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "index/formats/dcp_metadata.h"
+#include "index/formats/dcp/dcp_metadata.h"
 #include "index/formats/format.h"
-#include "index/formats/safetensors_files.h"
+#include "index/formats/hf/safetensors_files.h"
 #include "remote/source.h"
 
 /* A parameter: its name is a piece of a key of the metadata. */

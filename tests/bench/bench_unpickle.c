@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/bench/bench_unpickle.c - times the unpickler on a .metadata (make_metadata.py). */
-#include "index/formats/pickle.h"
+#include "index/formats/pickle/pickle.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,8 +10,8 @@
 #include "base/guard.h"
 #include "fixture.h"
 #include "index/formats/format.h"
-#include "index/formats/megatron.h"
-#include "index/formats/megatron_tracker.h"
+#include "index/formats/megatron/megatron.h"
+#include "index/formats/megatron/megatron_tracker.h"
 #include "temp_tree.h"
 
 extern const struct format_driver format_megatron;

@@ -9,7 +9,7 @@
 #include "base/err.h"
 #include "base/guard.h"
 #include "fixture.h"
-#include "index/formats/megatron_rules.h"
+#include "index/formats/megatron/megatron_rules.h"
 #include "temp_tree.h"
 
 /* ---- names ---- */

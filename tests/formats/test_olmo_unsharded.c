@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "index/formats/format.h"
-#include "index/formats/olmo_key.h"
+#include "index/formats/olmo/olmo_key.h"
 #include "made.h"
 
 extern const struct format_driver format_olmo_unsharded;

@@ -13,7 +13,7 @@
 #include "base/guard.h"
 #include "fixture.h"
 #include "index/formats/format.h"
-#include "index/formats/torch_file.h"
+#include "index/formats/torch/torch_file.h"
 
 extern const struct format_driver format_torch_file;
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "base/err.h"
-#include "index/formats/dcp_metadata.h"
+#include "index/formats/dcp/dcp_metadata.h"
 #include "index/shape.h"
 #include "remote/source.h"
 

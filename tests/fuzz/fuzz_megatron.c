@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "index/formats/megatron.h"
-#include "index/formats/megatron_rules.h"
+#include "index/formats/megatron/megatron.h"
+#include "index/formats/megatron/megatron_rules.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -5,7 +5,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "index/formats/olmo_key.h"
+#include "index/formats/olmo/olmo_key.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

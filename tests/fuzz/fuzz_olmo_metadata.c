@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "index/formats/olmo_metadata.h"
+#include "index/formats/olmo/olmo_metadata.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,8 +6,8 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "index/formats/pickle.h"
-#include "index/formats/torch_zip.h"
+#include "index/formats/pickle/pickle.h"
+#include "index/formats/torch/torch_zip.h"
 #include "remote/source.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "index/formats/hf_index.h"
-#include "index/formats/safetensors_header.h"
+#include "index/formats/hf/hf_index.h"
+#include "index/formats/hf/safetensors_header.h"
 #include "remote/source.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -7,8 +7,8 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "index/formats/torch_file.h"
-#include "index/formats/torch_walk.h"
+#include "index/formats/torch/torch_file.h"
+#include "index/formats/torch/torch_walk.h"
 #include "remote/decoded.h"
 #include "remote/source.h"
 

@@ -7,7 +7,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
-#include "index/formats/torch_zip.h"
+#include "index/formats/torch/torch_zip.h"
 #include "remote/decoded.h"
 #include "remote/source.h"
 

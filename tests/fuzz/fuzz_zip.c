@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "index/formats/zip.h"
+#include "index/formats/torch/zip.h"
 #include "remote/source.h"
 
 enum { MAX_MEMBER = 1 << 20, MAX_RANGES = 64 };

@@ -7,8 +7,8 @@
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "index/formats/pickle.h"
-#include "index/formats/torch_zip.h"
+#include "index/formats/pickle/pickle.h"
+#include "index/formats/torch/torch_zip.h"
 #include "remote/source.h"
 
 /* A literal that may hold NUL, and its length. */

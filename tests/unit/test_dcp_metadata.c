@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "base/err.h"
-#include "index/formats/dcp_metadata.h"
+#include "index/formats/dcp/dcp_metadata.h"
 #include "remote/source.h"
 
 #define METADATA "torch.distributed.checkpoint.metadata"

@@ -9,9 +9,9 @@
 #include "base/endian.h"
 #include "base/err.h"
 #include "index/formats/format.h"
-#include "index/formats/hf_index.h"
-#include "index/formats/safetensors_header.h"
-#include "index/formats/safetensors_layout.h"
+#include "index/formats/hf/hf_index.h"
+#include "index/formats/hf/safetensors_header.h"
+#include "index/formats/hf/safetensors_layout.h"
 #include "remote/source.h"
 
 extern const struct format_driver format_safetensors;

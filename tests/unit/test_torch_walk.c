@@ -8,8 +8,8 @@
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "index/formats/torch_file.h"
-#include "index/formats/torch_walk.h"
+#include "index/formats/torch/torch_file.h"
+#include "index/formats/torch/torch_walk.h"
 #include "remote/source.h"
 #include "tests/unit/fail_alloc.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/endian.h"
 #include "base/err.h"
-#include "index/formats/zip.h"
+#include "index/formats/torch/zip.h"
 #include "remote/source.h"
 
 #include "fail_alloc.h"

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/hf/hf_dcp.c - DCP through torch's HuggingFaceStorageWriter: sharded safetensors. */
+#include "index/formats/hf/hf_dcp.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/json.h"
+#include "index/formats/hf/hf_dcp_priv.h"
+#include "index/formats/hf/safetensors_layout.h"
+#include "index/formats/step.h"
+#include "index/key_text.h"
+
+enum {
+    HEAD_BYTES = 16,
+    MAX_MEMORY = 1 << 30, /* names of files and offsets of pieces */
+    MAX_MAPPING = 1 << 26,
+};
+
+static const char metadata_dir[] = ".hf_metadata"; /* NeMo's */
+static const char mapping_name[] = "fqn_to_file_index_mapping.json";
+
+/* ---- bids ---- */
+
+static bool has_magic(struct listing *l, const char *name)
+{
+    const struct listing_entry *entry = listing_find(l, name);
+    unsigned char head[HEAD_BYTES];
+    size_t got;
+
+    return listing_peek(l, name, head, sizeof head, &got) == 0 &&
+           safetensors_magic(head, got, entry->st.id.size);
+}
+
+static bool find_in(struct listing *l, const char *dir, struct hf_dcp_found *out)
+{
+    *out = (struct hf_dcp_found){.dir = dir, .list = l};
+    for (size_t i = 0; l && i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        if (entry->st.kind != ENTRY_FILE || !safetensors_is_piece(entry->name))
+            continue;
+        out->first = out->first ? out->first : entry->name;
+        out->shards++;
+    }
+    if (out->first)
+        out->magic = has_magic(l, out->first);
+    return out->first;
+}
+
+bool hf_dcp_find(struct listing *l, struct hf_dcp_found *out)
+{
+    return find_in(l, "", out) || (listing_find(l, "sharded") &&
+                                   find_in(listing_sub(l, "sharded"), "sharded", out));
+}
+
+static void hf_dcp_bid(struct listing *l, struct bid *out)
+{
+    struct hf_dcp_found found;
+
+    *out = (struct bid){0};
+    if (!hf_dcp_find(l, &found))
+        return;
+    out->score = found.magic ? 85 : 30;
+    snprintf(out->reason, sizeof out->reason, "%s%s%.60s and %u more shards%s",
+             found.dir, found.dir[0] ? "/" : "", found.first, found.shards - 1,
+             found.magic ? "" : ", but it has no safetensors header");
+}
+
+/* ---- what belongs to the directory ---- */
+
+/* "DIR/NAME" in the arena. */
+static const char *join(struct hf_scan *s, const char *dir, const char *name,
+                        struct err *e)
+{
+    char path[PATH_MAX];
+    char *kept;
+
+    if (store_join(dir, name, path, sizeof path) < 0) {
+        err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", dir, name);
+        return NULL;
+    }
+    kept = arena_memdup(s->arena, path, strlen(path));
+    if (!kept)
+        err_nomem(e);
+    return kept;
+}
+
+static bool is_full_file(const struct listing *l, const char *name)
+{
+    static const char index[] = ".safetensors.index.json";
+    size_t len = strlen(name), end = strlen(index);
+
+    if (len > end && strcmp(name + len - end, index) == 0)
+        return true;
+    return safetensors_is_named(l, name) && !safetensors_is_piece(name) &&
+           strcmp(name, "adapter_model.safetensors") != 0;
+}
+
+static bool has_full_files(const struct listing *l)
+{
+    for (size_t i = 0; l && i < listing_count(l); i++)
+        if (is_full_file(l, listing_at(l, i)->name))
+            return true;
+    return false;
+}
+
+/*
+ * A directory of ours: its side files come to the top. Nothing in the checkpoint's own
+ * directory changes when a file comes into it, so it is watched.
+ */
+static int add_part(struct hf_scan *s, const char *name, const char **out,
+                    struct err *e)
+{
+    *out = join(s, s->how->dir ? s->how->dir : "", name, e);
+    if (!*out || sink_part(s->sink, *out, e) < 0)
+        return -e->code;
+    return sink_watch(s->sink, *out, e);
+}
+
+static int find_dirs(struct hf_scan *s, struct err *e)
+{
+    const char *dir = s->how->dir ? s->how->dir : "", *path;
+    struct listing *below = listing_sub(s->top, "consolidated");
+    struct hf_dcp_found found;
+
+    if (!hf_dcp_find(s->top, &found))
+        return err_set(e, ESTALE, "no shards of HuggingFaceStorageWriter any more");
+    s->pieces = found.list;
+    s->pieces_dir = dir;
+    if (found.dir[0] && add_part(s, found.dir, &s->pieces_dir, e) < 0)
+        return -e->code;
+    if (has_full_files(s->top)) {
+        s->full = s->top;
+        s->full_dir = dir;
+    }
+    if (below && add_part(s, "consolidated", &path, e) < 0)
+        return -e->code;
+    if (has_full_files(below)) {
+        s->full = below;
+        s->full_dir = path;
+    }
+    if (listing_sub(s->top, metadata_dir) && add_part(s, metadata_dir, &path, e) < 0)
+        return -e->code;
+    return dir[0] ? sink_watch(s->sink, dir, e) : 0;
+}
+
+/* The first of these that has one: NeMo's folder, beside full files, beside the shards. */
+static int read_config(struct hf_scan *s, struct err *e)
+{
+    const char *dir = s->how->dir ? s->how->dir : "";
+    struct listing *metadata = listing_sub(s->top, metadata_dir);
+
+    if (metadata && listing_find(metadata, "config.json")) {
+        dir = join(s, dir, metadata_dir, e);
+        return dir ? hf_config_read(metadata, dir, s->sink, &s->config, e) : -e->code;
+    }
+    if (s->full && listing_find(s->full, "config.json"))
+        return hf_config_read(s->full, s->full_dir, s->sink, &s->config, e);
+    return hf_config_read(s->top, dir, s->sink, &s->config, e);
+}
+
+/* ---- what NeMo's list of names tells ---- */
+
+struct mapping {
+    const struct hf_scan *s;
+    size_t count; /* names without a tensor */
+    char first[200];
+};
+
+static bool has_tensor(const struct hf_scan *s, const struct safetensors_tensor *name)
+{
+    size_t low = 0, high = s->ntensors;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        int order = hf_compare_names(name, hf_name_of(s, &s->tensor[mid]));
+
+        if (order == 0)
+            return true;
+        if (order < 0)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    return false;
+}
+
+static int check_name(void *user, const char *key, size_t key_len,
+                      const struct json *value UNUSED, struct err *e UNUSED)
+{
+    struct mapping *m = user;
+    const struct safetensors_tensor name = {.name = key, .name_len = key_len};
+
+    if (has_tensor(m->s, &name) || (hf_is_head(key, key_len) && m->s->config.tied))
+        return 0;
+    if (m->count++ == 0)
+        key_text(m->first, sizeof m->first, key, key_len);
+    return 0;
+}
+
+/* It also names what was never saved, so that a name without a tensor proves nothing. */
+static int check_mapping(struct hf_scan *s, struct err *e)
+{
+    struct listing *l = listing_sub(s->top, metadata_dir);
+    struct mapping m = {.s = s};
+    struct err why = {0};
+    CLEANUP_FREE char *text = NULL;
+    size_t len;
+
+    if (!l || !listing_find(l, mapping_name))
+        return 0;
+    if (listing_read(l, mapping_name, MAX_MAPPING, &text, &len, &why) < 0 ||
+        json_each_member(text, len, NULL, check_name, &m, &why) < 0) {
+        if (safetensors_stops_scan(why.code)) {
+            *e = why;
+            return -e->code;
+        }
+        return sink_warning(s->sink, "damaged-file", "%s: %s", mapping_name, why.text);
+    }
+    if (m.count > 0 && sink_warning(s->sink, "unsaved-name",
+                                    "%s names %zu tensors that no shard has, as %s",
+                                    mapping_name, m.count, m.first) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
+static int hide_mappings(struct hf_scan *s, struct err *e)
+{
+    static const char *const names[] = {mapping_name, "fqn_to_dtype_mapping.json"};
+    struct listing *l = listing_sub(s->top, metadata_dir);
+    const char *dir = join(s, s->how->dir ? s->how->dir : "", metadata_dir, e);
+
+    if (!dir)
+        return -e->code;
+    for (size_t i = 0; l && i < ARRAY_SIZE(names); i++) {
+        const char *path = listing_find(l, names[i]) ? join(s, dir, names[i], e) : NULL;
+
+        if (e->code || (path && sink_hide(s->sink, path, true, e) < 0))
+            return -e->code;
+    }
+    return 0;
+}
+
+/* ---- oddities of the set of files ---- */
+
+static int warn(int r, struct err *e)
+{
+    return r < 0 ? err_nomem(e) : 0;
+}
+
+/* The first model file of which a rank has no shard, or of which there is none at all. */
+struct gap {
+    uint32_t k, rank; /* rank 0: no rank has one */
+};
+
+/* Shards are in order of their model files. */
+static struct gap find_gap(const struct hf_scan *s)
+{
+    uint32_t next = 1;
+
+    for (size_t i = 0; i < s->file.count && s->shard[i].k <= next; i++) {
+        if (s->shard[i].without)
+            return (struct gap){s->shard[i].k, s->shard[i].without};
+        next = MAX(next, s->shard[i].k + 1);
+    }
+    return next <= s->max_n ? (struct gap){next, 0} : (struct gap){0};
+}
+
+static int warn_of_gaps(struct hf_scan *s, struct err *e)
+{
+    struct gap gap = find_gap(s);
+    bool mixed = false;
+
+    for (size_t i = 0; i < s->file.count; i++)
+        mixed |= s->shard[i].n != s->max_n;
+    if (mixed && warn(sink_warning(s->sink, "mixed-sets",
+                                   "shards of several saves lie together: their names "
+                                   "count different numbers of model files"),
+                      e) < 0)
+        return -e->code;
+    if (gap.k > 0 && gap.rank == 0)
+        return warn(sink_warning(s->sink, "missing-file",
+                                 "no shard of model file %u of %u is there", gap.k,
+                                 s->max_n),
+                    e);
+    if (gap.k > 0)
+        return warn(sink_warning(s->sink, "rank-gap",
+                                 "ranks go up to %u, and rank %u has no shard of model "
+                                 "file %u: it is lost, or that rank had none of it",
+                                 s->max_rank, gap.rank, gap.k),
+                    e);
+    return 0;
+}
+
+static int warn_of_proof(struct hf_scan *s, struct err *e)
+{
+    if (s->proof.lost)
+        return warn(sink_warning(s->sink, "lost-files", "%s", s->proof.why), e);
+    if (hf_all_sure(s))
+        return 0;
+    return warn(sink_warning(s->sink, "unproven-size",
+                             "shards do not tell the full shapes, and nothing here "
+                             "proves that there were no ranks above %u: if their files "
+                             "are lost, tensors look smaller than they were",
+                             s->max_rank),
+                e);
+}
+
+/* ---- the scan ---- */
+
+static void tell(const struct hf_scan *s, struct hf_dcp_told *told)
+{
+    told->format = s->full ? "hf-dcp-sharded+consolidated" : "hf-dcp-sharded";
+    told->ranks = s->max_rank;
+    told->files = s->max_n;
+    told->shards = s->file.count;
+}
+
+static int tell_metadata(const struct hf_scan *s, struct hf_dcp_told *told,
+                         struct err *e)
+{
+    struct hf_dcp_found found;
+    char below[PATH_MAX];
+
+    if (!hf_dcp_find(s->top, &found))
+        return err_set(e, ESTALE, "no shards of HuggingFaceStorageWriter any more");
+    if (store_join(s->pieces_dir, found.first, below, sizeof below) < 0 ||
+        store_join(s->c->dir, below, told->metadata, sizeof told->metadata) < 0)
+        return err_set(e, ENAMETOOLONG, "%s: the path is too long", found.first);
+    return 0;
+}
+
+static int scan(struct hf_scan *s, struct hf_dcp_told *told, struct err *e)
+{
+    s->top = listing_below(s->c->listing, s->how->dir ? s->how->dir : "");
+    s->arena = arena_new(MAX_MEMORY);
+    if (!s->arena)
+        return err_nomem(e);
+    if (!s->top)
+        return err_set(e, ENOENT, "there is no directory %s", s->how->dir);
+    if (find_dirs(s, e) < 0 || tell_metadata(s, told, e) < 0)
+        return -e->code;
+    tell(s, told);
+    if (hide_mappings(s, e) < 0 || read_config(s, e) < 0 || hf_read_shards(s, e) < 0)
+        return -e->code;
+    tell(s, told);
+    if (hf_read_copies(s, e) < 0 || hf_join_pieces(s, e) < 0 || hf_weigh(s, e) < 0 ||
+        hf_report_tensors(s, e) < 0 || warn_of_gaps(s, e) < 0 ||
+        warn_of_proof(s, e) < 0)
+        return -e->code;
+    return check_mapping(s, e);
+}
+
+static void scan_release(struct hf_scan *s)
+{
+    safetensors_files_release(&s->file);
+    safetensors_files_release(&s->copy);
+    hf_index_release(&s->index);
+    free(s->shard);
+    free(s->piece);
+    free(s->tensor);
+    free(s->full_tensor);
+    arena_free(s->arena);
+}
+
+int hf_dcp_report(const struct scan_context *c, struct sink *sink,
+                  const struct hf_dcp_how *how, struct hf_dcp_told *told, struct err *e)
+{
+    struct hf_scan s = {.c = c, .sink = sink, .how = how, .full_dir = ""};
+    int r;
+
+    *told = (struct hf_dcp_told){.format = "hf-dcp-sharded"};
+    r = scan(&s, told, e);
+    scan_release(&s);
+    return r;
+}
+
+/* ---- the driver ---- */
+
+static int hf_dcp_scan(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    static const struct hf_dcp_how how = {.role = -1};
+    struct hf_dcp_told told;
+    struct err failed = {0};
+    char topology[128];
+    struct sink_checkpoint about = {.framework = "PyTorch", .topology = topology};
+    int r = hf_dcp_report(c, sink, &how, &told, &failed);
+
+    about.format = told.format;
+    about.metadata_file = told.metadata[0] ? told.metadata : NULL;
+    about.has_step = step_of_name(listing_name(c->listing), &about.step);
+    snprintf(topology, sizeof topology,
+             "{\"ranks\": %" PRIu64 ", \"model_files\": %" PRIu64
+             ", \"files\": %" PRIu64 "}",
+             told.ranks, told.files, told.shards);
+    if (sink_checkpoint(sink, &about, e) < 0)
+        return -e->code;
+    if (r < 0)
+        *e = failed;
+    return r;
+}
+
+const struct format_driver format_hf_dcp = {
+    .name = "hf_dcp",
+    .title = "PyTorch DCP with the Hugging Face writer: sharded safetensors",
+    .bid = hf_dcp_bid,
+    .scan = hf_dcp_scan,
+};

@@ -1,0 +1,650 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/megatron/megatron_legacy.c - Megatron-LM's checkpoints of a file a rank. */
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/json.h"
+#include "base/keyset.h"
+#include "index/formats/format.h"
+#include "index/formats/megatron/megatron_ranks.h"
+#include "index/formats/megatron/megatron_rules.h"
+#include "index/formats/step.h"
+#include "index/formats/torch/torch_walk.h"
+#include "index/formats/torch/torch_zip.h"
+#include "index/sink.h"
+
+enum {
+    MAX_MEMORY = 64 << 20,
+    MAX_ARGS = 16 << 20,  /* args as JSON; real ones have 50 KiB */
+    MAX_LAYERS = 1 << 20, /* numbers of layers that are believed */
+};
+
+static const char MODEL[] = "model_optim_rng.pt";
+static const char OPTIMIZER[] = "distrib_optim.pt";
+
+/* ---- names of ranks ---- */
+
+/* "mp_rank_01", "mp_rank_01_003" or "mp_rank_01_003_000": how many numbers, 0: no such. */
+static unsigned rank_numbers(const char *name, uint32_t number[3])
+{
+    static const char prefix[] = "mp_rank";
+    unsigned n = 0;
+
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0)
+        return 0;
+    for (name += sizeof prefix - 1; *name == '_' && n < 3; n++) {
+        const char *start = ++name;
+
+        number[n] = 0;
+        while (isdigit((unsigned char)*name) && name - start < 6)
+            number[n] = number[n] * 10 + (uint32_t)(*name++ - '0');
+        if (name == start)
+            return 0;
+    }
+    return *name ? 0 : n;
+}
+
+static bool is_rank(const struct listing_entry *entry, uint32_t number[3],
+                    unsigned *count)
+{
+    if (entry->st.kind != ENTRY_DIR)
+        return false;
+    *count = rank_numbers(entry->name, number);
+    return *count > 0;
+}
+
+static bool has_file(const struct listing *l, const char *name)
+{
+    const struct listing_entry *entry = l ? listing_find(l, name) : NULL;
+
+    return entry && entry->st.kind == ENTRY_FILE;
+}
+
+/* ---- bids ---- */
+
+static void legacy_bid(struct listing *l, struct bid *out)
+{
+    uint32_t number[3];
+    unsigned n;
+
+    *out = (struct bid){0};
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+        const struct listing *below;
+
+        if (!is_rank(entry, number, &n))
+            continue;
+        below = listing_sub(l, entry->name);
+        if (!has_file(below, MODEL) && !has_file(below, "model_rng.pt"))
+            continue;
+        out->score = 88;
+        snprintf(out->reason, sizeof out->reason,
+                 "%.40s/ is a rank's directory of Megatron-LM", entry->name);
+        return;
+    }
+}
+
+/* ---- args ---- */
+
+static void take_u64(const struct json *state, const char *name, uint64_t *out)
+{
+    if (!json_u64(json_get(state, name), out))
+        *out = 0;
+}
+
+static bool take_bool(const struct json *state, const char *name)
+{
+    bool v;
+
+    return json_bool(json_get(state, name), &v) && v;
+}
+
+static void take_args(struct legacy *l, const char *text, size_t len)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+    const struct json *state;
+    struct err ignored = {0};
+
+    megatron_learn_common(&l->facts, text, len);
+    if (json_parse(text, len, &(struct json_limits){.depth = 512}, &doc, &ignored) < 0)
+        return;
+    state = json_get(json_get(doc, "args"), "state");
+    l->args.known = state;
+    l->args.gated = take_bool(state, "swiglu");
+    l->args.untied = take_bool(state, "untie_embeddings_and_output_weights");
+    take_u64(state, "num_layers", &l->args.layers);
+    take_u64(state, "num_attention_heads", &l->args.heads);
+    take_u64(state, "num_experts", &l->args.experts);
+    take_u64(state, "expert_tensor_parallel_size", &l->args.expert_tensor);
+    l->args.groups = 0;
+    if (take_bool(state, "group_query_attention"))
+        take_u64(state, "num_query_groups", &l->args.groups);
+}
+
+static const char *no_key(void *user, const char *path, size_t path_len,
+                          const struct torch_tensor *tensor)
+{
+    (void)user;
+    (void)path;
+    (void)path_len;
+    (void)tensor;
+    return NULL;
+}
+
+/* {"args": ..., "iteration": ...} of the common state, as the other backends have it. */
+static int learn_args(struct legacy *l, struct torch_zip *zip, const struct pv *root,
+                      struct err *e)
+{
+    CLEANUP(buf_release) struct buf json = {.max = MAX_ARGS};
+    struct pv v;
+
+    buf_adds(&json, "{\"args\": ");
+    if (!pv_dict_get(root, "args", &v))
+        buf_adds(&json, "null");
+    else if (object_to_json(zip, &v, 0, no_key, NULL, &json, e) < 0)
+        return err_wrap(e, "args");
+    if (pv_dict_get(root, "iteration", &v) && v.kind == PV_INT)
+        buf_addf(&json, ", \"iteration\": %" PRId64, v.i);
+    buf_addc(&json, '}');
+    if (buf_failed(&json))
+        return err_nomem(e);
+    take_args(l, json.data, json.len);
+    return 0;
+}
+
+/* How many models, and the version; from the first rank's file. */
+static int learn_models(struct legacy *l, const struct pv *root, struct err *e)
+{
+    char name[16];
+    struct pv v;
+
+    l->version = 0;
+    if (pv_dict_get(root, "checkpoint_version", &v))
+        l->version = v.kind == PV_FLOAT ? v.f : v.kind == PV_INT ? (double)v.i : 0;
+    if (!(l->version >= 0 && l->version <= 3)) { /* not a number either */
+        err_set(e, ENOTSUP, "checkpoint_version %g is not known", l->version);
+        return err_hint(e, "versions up to 3.0 are supported");
+    }
+    l->models = 1;
+    l->several = !pv_dict_get(root, "model", &v);
+    if (!l->several)
+        return 0;
+    for (l->models = 0; l->models < MEGATRON_MAX_VIRTUAL; l->models++) {
+        snprintf(name, sizeof name, "model%" PRIu32, l->models);
+        if (!pv_dict_get(root, name, &v))
+            break;
+    }
+    return l->models > 0 ? 0 : err_set(e, EBADMSG, "it holds no model");
+}
+
+static int learn_first(struct legacy *l, struct rank *r, struct err *e)
+{
+    struct pv root, items;
+    int rc;
+
+    if (legacy_load(l, r, e) < 0)
+        return -e->code;
+    if (r->err.code) {
+        *e = r->err;
+        rc = -e->code;
+    } else {
+        root = torch_zip_root(r->file.zip);
+        rc = torch_mapping(&root, &items) && items.kind == PV_DICT
+                 ? learn_args(l, r->file.zip, &items, e)
+                 : err_set(e, EBADMSG, "it holds no dict");
+        if (rc == 0)
+            rc = learn_models(l, &items, e);
+    }
+    legacy_unload(r);
+    return rc < 0 ? err_wrap(e, "%s", r->path) : 0;
+}
+
+/* ---- ranks ---- */
+
+static int find_ranks(struct legacy *l, struct err *e)
+{
+    struct listing *here = l->c->listing;
+    uint32_t number[3];
+    unsigned n;
+
+    for (size_t i = 0; i < listing_count(here); i++) {
+        const struct listing_entry *entry = listing_at(here, i);
+        struct rank *r;
+
+        if (!is_rank(entry, number, &n))
+            continue;
+        if (sink_part(l->sink, entry->name, e) < 0)
+            return -e->code;
+        r = reallocarray(l->rank, l->nranks + 1, sizeof *r);
+        if (!r)
+            return err_nomem(e);
+        l->rank = r;
+        r += l->nranks++;
+        /* What the second number is only args tell: see name_ranks(). */
+        *r = (struct rank){.t = number[0],
+                           .p = n > 1 ? number[1] : 0,
+                           .e = n > 2 ? number[2] : 0,
+                           .numbers = n};
+        snprintf(r->dir, sizeof r->dir, "%s", entry->name);
+        snprintf(r->path, sizeof r->path, "%s/%s", r->dir, MODEL);
+        if (!has_file(listing_sub(here, r->dir), MODEL) &&
+            has_file(listing_sub(here, r->dir), "model_rng.pt"))
+            return err_set(e, ENOTSUP,
+                           "%s has model_rng.pt: files of Megatron-LM of before 2022 "
+                           "with the distributed optimizer are not supported",
+                           r->dir);
+    }
+    return l->nranks > 0 ? 0 : err_set(e, ESTALE, "no mp_rank directories any more");
+}
+
+/* A name with two numbers has the pipeline rank, or the expert rank where there is none. */
+static void name_ranks(struct legacy *l)
+{
+    bool three = false;
+
+    for (size_t i = 0; i < l->nranks; i++)
+        three |= l->rank[i].numbers == 3;
+    if (three || l->facts.pipeline > 1 || l->facts.expert <= 1)
+        return;
+    for (size_t i = 0; i < l->nranks; i++) {
+        l->rank[i].e = l->rank[i].p;
+        l->rank[i].p = 0;
+    }
+}
+
+/* The larger of what is there and what args tell. */
+static int size_of(uint32_t found, uint64_t told, const char *what, uint32_t *out,
+                   struct err *e)
+{
+    *out = found;
+    if (told == 0 || told == found)
+        return 0;
+    if (told < found)
+        return err_set(e, EBADMSG,
+                       "there are %" PRIu32 " %s ranks, and args tell of %" PRIu64,
+                       found, what, told);
+    if (told / 16 > found)
+        return err_set(e, EBADMSG, "there are only %" PRIu32 " of %" PRIu64 " %s ranks",
+                       found, told, what);
+    *out = (uint32_t)told;
+    return 0;
+}
+
+static int find_sizes(struct legacy *l, struct err *e)
+{
+    uint32_t t = 0, p = 0, x = 0;
+
+    for (size_t i = 0; i < l->nranks; i++) {
+        t = MAX(t, l->rank[i].t);
+        p = MAX(p, l->rank[i].p);
+        x = MAX(x, l->rank[i].e);
+    }
+    if (size_of(t + 1, l->facts.tensor, "tensor", &l->tensor, e) < 0 ||
+        size_of(p + 1, l->facts.pipeline, "pipeline", &l->pipeline, e) < 0 ||
+        size_of(x + 1, x > 0 ? l->facts.expert : 0, "expert", &l->expert, e) < 0)
+        return -e->code;
+    if ((uint64_t)l->tensor * l->pipeline / 16 * l->expert > l->nranks)
+        return err_set(e, EBADMSG,
+                       "there are only %zu ranks of %" PRIu32 " x %" PRIu32
+                       " x %" PRIu32,
+                       l->nranks, l->tensor, l->pipeline, l->expert);
+    return 0;
+}
+
+/* ---- layers ---- */
+
+static struct layer_kind *kind_for(struct legacy *l, const char *prefix, size_t len)
+{
+    size_t stages = (size_t)l->models * l->pipeline;
+    struct layer_kind *k = l->kinds;
+
+    while (k && (k->len != len || memcmp(k->prefix, prefix, len) != 0))
+        k = k->next;
+    if (k)
+        return k;
+    k = arena_alloc(l->arena, sizeof *k);
+    if (!k)
+        return NULL;
+    k->prefix = arena_memdup(l->arena, prefix, len);
+    k->len = len;
+    k->count = arena_array(l->arena, stages, sizeof *k->count);
+    k->first = arena_array(l->arena, stages, sizeof *k->first);
+    if (!k->prefix || !k->count || !k->first)
+        return NULL;
+    k->next = l->kinds;
+    l->kinds = k;
+    return k;
+}
+
+/* Counts the layers of one model of a stage; each must be there once from 0 on. */
+struct counting {
+    struct keyset seen;
+    size_t stage;
+};
+
+static int count_layer(struct legacy *l, struct counting *k,
+                       const struct rank_tensor *x, struct err *e)
+{
+    struct megatron_name name;
+    struct layer_kind *kind;
+
+    megatron_name(x->name, x->len, &name);
+    if (name.layer.len == 0)
+        return 0;
+    if (name.layer.value >= MAX_LAYERS)
+        return err_set(e, EBADMSG, "a layer of number %" PRIu64, name.layer.value);
+    kind = kind_for(l, x->name, name.layer.at);
+    if (!kind)
+        return err_nomem(e);
+    kind->count[k->stage] = MAX(kind->count[k->stage], name.layer.value + 1);
+    return keyset_add(&k->seen, x->name, name.layer.at + name.layer.len) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
+/* Layers without any tensor leave gaps: how many a stage has is then told by args only. */
+static int check_gaps(struct legacy *l, const struct counting *k, uint32_t p,
+                      struct err *e)
+{
+    size_t stages = (size_t)l->models * l->pipeline;
+    uint64_t sum = 0;
+
+    for (struct layer_kind *kind = l->kinds; kind; kind = kind->next)
+        sum += kind->count[k->stage];
+    if (sum == k->seen.count)
+        return 0;
+    if (stages == 1)
+        return 0; /* the numbers are those of the whole model */
+    return err_set(e, ENOTSUP,
+                   "pipeline rank %" PRIu32
+                   " has layers without tensors: which numbers "
+                   "the layers of the next ones have is not told",
+                   p);
+}
+
+static int count_model(struct legacy *l, const struct rank *r, uint32_t v,
+                       struct err *e)
+{
+    struct counting k = {.stage = (size_t)v * l->pipeline + r->p};
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < r->model[v].count; i++)
+        rc = count_layer(l, &k, &r->model[v].tensor[i], e);
+    if (rc == 0)
+        rc = check_gaps(l, &k, r->p, e);
+    keyset_release(&k.seen);
+    return rc;
+}
+
+static int count_stage(struct legacy *l, uint32_t p, struct err *e)
+{
+    struct rank *r = legacy_rank(l, 0, p, 0);
+    int rc = 0;
+
+    if (!r)
+        return err_set(e, EBADMSG, "pipeline rank %" PRIu32 " is missing", p);
+    if (legacy_load(l, r, e) < 0)
+        return -e->code;
+    if (r->err.code) {
+        *e = r->err;
+        rc = err_wrap(e, "%s", r->path);
+    }
+    for (uint32_t v = 0; rc == 0 && v < l->models; v++)
+        rc = count_model(l, r, v, e);
+    legacy_unload(r);
+    return rc;
+}
+
+/*
+ * Stages have the layers in order, and with virtual pipelines all first models have those
+ * before all second ones.
+ */
+static int count_layers(struct legacy *l, struct err *e)
+{
+    for (uint32_t p = 0; p < l->pipeline; p++)
+        if (count_stage(l, p, e) < 0)
+            return -e->code;
+    for (struct layer_kind *k = l->kinds; k; k = k->next) {
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < (size_t)l->models * l->pipeline; i++) {
+            k->first[i] = sum;
+            sum += k->count[i];
+        }
+    }
+    return 0;
+}
+
+/* ---- what is no model ---- */
+
+static bool is_model_entry(const char *name, size_t len)
+{
+    if (len < 5 || memcmp(name, "model", 5) != 0)
+        return false;
+    for (size_t i = 5; i < len; i++)
+        if (!isdigit((unsigned char)name[i]))
+            return false;
+    return true;
+}
+
+/* Names of the outermost dict's entries: those that are wanted, or all others. */
+static const char **entry_names(const struct rank *r, bool optimizer)
+{
+    struct pv root = torch_zip_root(r->file.zip), items;
+    const char **names, *text;
+    size_t n = 0, len;
+
+    if (!torch_mapping(&root, &items) || items.kind != PV_DICT)
+        return NULL;
+    names = arena_array(r->arena, pv_count(&items) + 1, sizeof *names);
+    for (size_t i = 0; names && i < pv_count(&items); i++) {
+        struct pv key = pv_key_at(&items, i);
+
+        if (key.kind != PV_STR)
+            continue;
+        text = pv_bytes(&key, &len);
+        if (!is_model_entry(text, len) && pv_str_is(&key, "optimizer") == optimizer)
+            continue;
+        names[n] = arena_memdup(r->arena, text, len);
+        if (!names[n++])
+            return NULL;
+    }
+    return names;
+}
+
+/* Everything but the models: the optimizer, and what is of role other. */
+static int report_entries(struct legacy *l, struct rank *r, bool optimizer,
+                          struct err *e)
+{
+    char object[80];
+    const struct torch_report how = {
+        .role = optimizer ? ROLE_OPTIMIZER : ROLE_OTHER,
+        .entries = true,
+        .object = object,
+        .skip = entry_names(r, optimizer),
+    };
+
+    if (!how.skip)
+        return err_nomem(e);
+    snprintf(object, sizeof object, "%s:", r->path);
+    return torch_file_report_loaded(l->sink, &r->file, &how, e);
+}
+
+/* State of Transformer Engine that is no tensor; None says nothing. */
+static int report_state(struct legacy *l, struct rank *r, const char *model,
+                        const struct pv *key, const struct pv *value, struct err *e)
+{
+    CLEANUP(buf_release) struct buf name = {0}, json = {.max = MAX_ARGS};
+    struct torch_tensor ignored;
+    struct err why = {0};
+    struct pv items;
+    const char *text;
+    size_t len;
+
+    if (key->kind != PV_STR || value->kind == PV_NONE || torch_mapping(value, &items) ||
+        torch_zip_tensor(r->file.zip, value, &ignored, &why) != 0)
+        return 0;
+    text = pv_bytes(key, &len);
+    buf_addf(&name, "%s:%s.", r->path, model);
+    buf_add(&name, text, len);
+    if (buf_failed(&name))
+        return err_nomem(e);
+    if (object_to_json(r->file.zip, value, 0, no_key, NULL, &json, &why) == 0)
+        return sink_object(l->sink, name.data, name.len, json.data, json.len, e);
+    return why.code == ENOMEM ||
+                   sink_warning(l->sink, "object", "%s: %s", name.data, why.text) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
+static int report_states(struct legacy *l, struct rank *r, struct err *e)
+{
+    struct pv root = torch_zip_root(r->file.zip), items, model, entries;
+    char name[16];
+
+    if (!torch_mapping(&root, &items))
+        return 0;
+    for (uint32_t v = 0; v < l->models; v++) {
+        snprintf(name, sizeof name, "model");
+        if (l->several)
+            snprintf(name, sizeof name, "model%" PRIu32, v);
+        if (!pv_dict_get(&items, name, &model) || !torch_mapping(&model, &entries))
+            continue;
+        for (size_t i = 0; i < pv_count(&entries); i++) {
+            struct pv key = pv_key_at(&entries, i), value = pv_value_at(&entries, i);
+
+            if (report_state(l, r, name, &key, &value, e) < 0)
+                return -e->code;
+        }
+    }
+    return 0;
+}
+
+static int report_rank(struct legacy *l, struct rank *r, struct err *e)
+{
+    static const struct torch_report how = {.role = ROLE_OPTIMIZER};
+    char path[64];
+
+    if (r->err.code)
+        return sink_warning(l->sink, "damaged-file", "%s: %s", r->path, r->err.text) < 0
+                   ? err_nomem(e)
+                   : 0;
+    if (report_states(l, r, e) < 0 || report_entries(l, r, false, e) < 0 ||
+        report_entries(l, r, true, e) < 0)
+        return -e->code;
+    snprintf(path, sizeof path, "%s/%s", r->dir, OPTIMIZER);
+    return has_file(listing_sub(l->c->listing, r->dir), OPTIMIZER)
+               ? torch_file_report(l->c, l->sink, path, &how, e)
+               : 0;
+}
+
+/* ---- the scan ---- */
+
+static int report_stage(struct legacy *l, uint32_t p, struct err *e)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < l->nranks; i++)
+        if (l->rank[i].p == p)
+            rc = legacy_load(l, &l->rank[i], e);
+    if (rc == 0)
+        rc = legacy_merge_stage(l, p, e);
+    for (size_t i = 0; rc == 0 && i < l->nranks; i++)
+        if (l->rank[i].p == p)
+            rc = report_rank(l, &l->rank[i], e);
+    for (size_t i = 0; i < l->nranks; i++)
+        legacy_unload(&l->rank[i]);
+    return rc;
+}
+
+static int report_oddities(struct legacy *l, struct err *e)
+{
+    const struct layer_kind *k = l->kinds;
+    size_t last = (size_t)l->models * l->pipeline - 1;
+    uint64_t total = k ? k->first[last] + k->count[last] : 0;
+    int r = 0;
+
+    if (l->unknown > 0)
+        r = sink_warning(l->sink, "unknown-cut",
+                         "%" PRIu64
+                         " tensors are cut by tensor or expert parallelism in "
+                         "ways that their names do not tell (%s): each rank's part is "
+                         "shown as it is",
+                         l->unknown, l->first_unknown);
+    if (r == 0 && k && !k->next && l->args.layers > 0 && l->args.layers != total)
+        r = sink_warning(l->sink, "layers",
+                         "args tell of %" PRIu64 " layers, the files have %" PRIu64,
+                         l->args.layers, total);
+    if (r == 0 && !l->args.known)
+        r = sink_warning(l->sink, "no-args",
+                         "no args: fc1 is taken to be not gated, the head to be the "
+                         "embedding");
+    return r < 0 ? err_nomem(e) : 0;
+}
+
+static int report(struct legacy *l, struct err *e)
+{
+    if (find_ranks(l, e) < 0 || learn_first(l, &l->rank[0], e) < 0)
+        return -e->code;
+    name_ranks(l);
+    if (legacy_sort(l, e) < 0 || find_sizes(l, e) < 0 || count_layers(l, e) < 0)
+        return -e->code;
+    for (uint32_t p = 0; p < l->pipeline; p++)
+        if (report_stage(l, p, e) < 0)
+            return -e->code;
+    return report_oddities(l, e);
+}
+
+static int tell_checkpoint(struct legacy *l, struct err *e)
+{
+    CLEANUP(buf_release) struct buf topology = {0};
+    char path[PATH_MAX];
+    struct sink_checkpoint about = {.format = "megatron-legacy",
+                                    .framework = "Megatron-LM"};
+
+    buf_addf(&topology, "{\"backend\": \"torch\", \"files\": %zu", l->nranks);
+    megatron_topology(&l->facts, &topology);
+    buf_addf(&topology, ", \"checkpoint_version\": %g}", l->version);
+    if (buf_failed(&topology))
+        return err_nomem(e);
+    about.topology = topology.data;
+    if (l->nranks > 0) {
+        if (store_join(l->c->dir, l->rank[0].path, path, sizeof path) < 0)
+            return err_set(e, ENAMETOOLONG, "%s: the path is too long",
+                           l->rank[0].path);
+        about.metadata_file = path;
+    }
+    about.has_step = step_of_name(listing_name(l->c->listing), &about.step);
+    if (!about.has_step && l->facts.has_iteration) {
+        about.has_step = true;
+        about.step = l->facts.iteration;
+    }
+    return sink_checkpoint(l->sink, &about, e);
+}
+
+static int legacy_scan(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    struct legacy l = {.c = c, .sink = sink, .arena = arena_new(MAX_MEMORY)};
+    struct err failed = {0};
+    int r = l.arena ? report(&l, &failed) : err_nomem(&failed);
+
+    if (tell_checkpoint(&l, e) == 0 && r < 0)
+        *e = failed;
+    free(l.rank);
+    arena_free(l.arena);
+    return -e->code;
+}
+
+static const struct chunk_codec *const legacy_codecs[] = {&codec_zip_deflate, NULL};
+
+const struct format_driver format_megatron_legacy = {
+    .name = "megatron_legacy",
+    .title = "Megatron-LM: a file a rank (mp_rank_*)",
+    .bid = legacy_bid,
+    .scan = legacy_scan,
+    .codecs = legacy_codecs,
+};

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/megatron/megatron_rules.c - what a parameter's name tells in Megatron-LM's rank files. */
+#include "index/formats/megatron/megatron_rules.h"
+
+#include <ctype.h>
+#include <string.h>
+
+enum { MAX_DIGITS = 9 };
+
+/*
+ * Ends of names: of Megatron Core, of Megatron-LM before it and of its BERT and T5. What is
+ * cut in ways that the name does not tell (Mamba's mixer with its own norm, MLA's down
+ * projections) is in no rule.
+ */
+static const struct {
+    const char *end;
+    enum megatron_rule rule;
+} rules[] = {
+    {"linear_qkv.weight", MEGATRON_QKV},
+    {"linear_qkv.bias", MEGATRON_QKV},
+    {"query_key_value.weight", MEGATRON_QKV},
+    {"query_key_value.bias", MEGATRON_QKV},
+    {"linear_q.weight", MEGATRON_ROWS},
+    {"linear_q.bias", MEGATRON_ROWS},
+    {"linear_kv.weight", MEGATRON_ROWS},
+    {"linear_kv.bias", MEGATRON_ROWS},
+    {"linear_q_proj.weight", MEGATRON_ROWS},
+    {"linear_q_up_proj.weight", MEGATRON_ROWS},
+    {"linear_kv_up_proj.weight", MEGATRON_ROWS},
+    {"word_embeddings.weight", MEGATRON_ROWS},
+    {"word_embeddings_for_head.weight", MEGATRON_ROWS},
+    {"output_layer.weight", MEGATRON_ROWS},
+    {"output_layer.bias", MEGATRON_ROWS},
+    {"linear_fc1.weight", MEGATRON_FC1},
+    {"linear_fc1.bias", MEGATRON_FC1},
+    {"dense_h_to_4h.weight", MEGATRON_FC1},
+    {"dense_h_to_4h.bias", MEGATRON_FC1},
+    {"linear_proj.weight", MEGATRON_COLUMNS},
+    {"linear_fc2.weight", MEGATRON_COLUMNS},
+    {"dense_4h_to_h.weight", MEGATRON_COLUMNS},
+    {"attention.dense.weight", MEGATRON_COLUMNS},
+    {"linear_proj.bias", MEGATRON_SAME},
+    {"linear_fc2.bias", MEGATRON_SAME},
+    {"dense_4h_to_h.bias", MEGATRON_SAME},
+    {"attention.dense.bias", MEGATRON_SAME},
+    {"position_embeddings.weight", MEGATRON_SAME},
+    {"tokentype_embeddings.weight", MEGATRON_SAME},
+    {"router.weight", MEGATRON_SAME},
+    {"router.bias", MEGATRON_SAME},
+    {"router.expert_bias", MEGATRON_SAME},
+    {"rotary_pos_emb.inv_freq", MEGATRON_SAME},
+    {"layer_norm_weight", MEGATRON_SAME},
+    {"layer_norm_bias", MEGATRON_SAME},
+    {"shared_experts.gate_weight", MEGATRON_SAME},
+    {"final_norm.weight", MEGATRON_SAME},
+    {"final_norm.bias", MEGATRON_SAME},
+    {"layernorm.weight", MEGATRON_SAME},
+    {"layernorm.bias", MEGATRON_SAME},
+};
+
+/*
+ * Does name[0..len) end in `end`, at the beginning of a part of it? Norms and attention have
+ * longer names: "input_layernorm", "self_attention".
+ */
+static bool has_end(const char *name, size_t len, const char *end)
+{
+    size_t n = strlen(end);
+    bool longer =
+        strncmp(end, "layernorm", 9) == 0 || strncmp(end, "attention", 9) == 0;
+
+    if (len < n || memcmp(name + len - n, end, n) != 0)
+        return false;
+    return len == n || name[len - n - 1] == '.' || (longer && name[len - n - 1] == '_');
+}
+
+static enum megatron_rule rule_of(const char *name, size_t len)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(rules); i++)
+        if (has_end(name, len, rules[i].end))
+            return rules[i].rule;
+    return MEGATRON_UNKNOWN;
+}
+
+static bool take_number(const char *name, size_t len, size_t at,
+                        struct megatron_number *out)
+{
+    size_t n = 0;
+
+    *out = (struct megatron_number){.at = at};
+    while (at + n < len && n < MAX_DIGITS && isdigit((unsigned char)name[at + n]))
+        out->value = out->value * 10 + (uint64_t)(name[at + n++] - '0');
+    out->len = n;
+    return n > 0 && (n == 1 || name[at] != '0');
+}
+
+/* The number between `mark` and the next dot; `mark` starts a part of the name. */
+static void number_after(const char *name, size_t len, const char *mark,
+                         struct megatron_number *out)
+{
+    size_t n = strlen(mark);
+
+    for (size_t at = 0; at + n < len; at++) {
+        if ((at > 0 && name[at - 1] != '.') || memcmp(name + at, mark, n) != 0)
+            continue;
+        if (take_number(name, len, at + n, out) && out->at + out->len < len &&
+            name[out->at + out->len] == '.')
+            return;
+    }
+    *out = (struct megatron_number){0};
+}
+
+/* Grouped experts of Transformer Engine: "experts.linear_fc1.weight3". */
+static bool grouped_expert(const char *name, size_t len, struct megatron_number *out)
+{
+    static const char *const marks[] = {
+        "experts.linear_fc1.weight", "experts.linear_fc1.bias",
+        "experts.linear_fc2.weight", "experts.linear_fc2.bias"};
+    size_t at = len;
+
+    while (at > 0 && isdigit((unsigned char)name[at - 1]))
+        at--;
+    for (size_t i = 0; i < ARRAY_SIZE(marks); i++)
+        if (at < len && has_end(name, at, marks[i]) &&
+            name[at - strlen(marks[i]) - 1] == '.')
+            return take_number(name, len, at, out) && out->at + out->len == len;
+    return false;
+}
+
+void megatron_name(const char *name, size_t len, struct megatron_name *out)
+{
+    *out = (struct megatron_name){0};
+    number_after(name, len, "layers.", &out->layer);
+    number_after(name, len, "local_experts.", &out->expert);
+    if (out->expert.len == 0 && grouped_expert(name, len, &out->expert)) {
+        out->rule = rule_of(name, out->expert.at);
+        return;
+    }
+    if (out->expert.len == 0)
+        out->expert = (struct megatron_number){0};
+    out->rule = rule_of(name, len);
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/torch/torch_deflate.c - storages that somebody's zip tool has deflated. */
+#include <errno.h>
+#include <string.h>
+#include <zlib.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "base/fsutil.h"
+#include "index/formats/torch/torch_file.h"
+#include "remote/decoded.h"
+#include "remote/source.h"
+
+enum { BLOCK = 256 << 10 };
+
+/* What the archive promises of the plain bytes; it stands in the tensor's codec_key. */
+struct promise {
+    uint64_t bytes;
+    uint32_t crc;
+};
+
+static bool take_number(const char **p, const char *end, unsigned base, uint64_t *out)
+{
+    const char *start = *p;
+
+    *out = 0;
+    for (; *p < end; (*p)++) {
+        unsigned digit = **p >= '0' && **p <= '9'   ? (unsigned)(**p - '0')
+                         : **p >= 'a' && **p <= 'f' ? (unsigned)(**p - 'a') + 10
+                                                    : 99;
+
+        if (digit >= base)
+            break;
+        if (mul_overflows(*out, base, out) || add_overflows(*out, digit, out))
+            return false;
+    }
+    return *p > start;
+}
+
+/* "BYTES CRC": decimal, and eight hexadecimal digits. */
+static bool read_promise(const struct chunk_tensor *t, struct promise *out)
+{
+    const char *p = t->key, *end = t->key + t->key_len;
+    uint64_t crc;
+
+    if (!take_number(&p, end, 10, &out->bytes) || p == end || *p++ != ' ' ||
+        end - p != 8 || !take_number(&p, end, 16, &crc) || p != end)
+        return false;
+    out->crc = (uint32_t)crc;
+    return true;
+}
+
+struct inflating {
+    struct source *in;
+    uint64_t at; /* next byte of `in` */
+    int fd;
+    uint64_t limit, written;
+    uint32_t crc;
+    z_stream z;
+    unsigned char *packed, *plain; /* BLOCK bytes each */
+};
+
+static int put(struct inflating *x, size_t n, struct err *e)
+{
+    if (n > x->limit - x->written)
+        return err_set(e, EFBIG, "more than %" PRIu64 " bytes come out of deflate",
+                       x->limit);
+    x->crc = (uint32_t)crc32_z(x->crc, x->plain, n);
+    x->written += n;
+    return write_all(x->fd, x->plain, n, e);
+}
+
+/* Inflates what is in `packed`. */
+static int step(struct inflating *x, bool *ended, struct err *e)
+{
+    int rc;
+
+    do {
+        x->z.next_out = x->plain;
+        x->z.avail_out = BLOCK;
+        rc = inflate(&x->z, Z_NO_FLUSH);
+        if (rc != Z_OK && rc != Z_STREAM_END && rc != Z_BUF_ERROR)
+            return err_set(e, EBADMSG, "damaged deflate data");
+        if (put(x, BLOCK - x->z.avail_out, e) < 0)
+            return -e->code;
+        *ended = rc == Z_STREAM_END;
+    } while (!*ended && x->z.avail_out == 0);
+    return 0;
+}
+
+static int inflate_all(struct inflating *x, struct err *e)
+{
+    bool ended = false;
+
+    while (!ended) {
+        size_t n = (size_t)MIN((uint64_t)BLOCK, x->in->size - x->at);
+
+        if (n == 0)
+            return err_set(e, EBADMSG, "the deflate data is cut");
+        if (source_read(x->in, x->at, n, x->packed, e) < 0)
+            return -e->code;
+        x->z.next_in = x->packed;
+        x->z.avail_in = (uInt)n;
+        if (step(x, &ended, e) < 0)
+            return -e->code;
+        x->at += n - x->z.avail_in;
+    }
+    if (x->at != x->in->size)
+        return err_set(e, EBADMSG, "%" PRIu64 " bytes behind the deflate data",
+                       x->in->size - x->at);
+    return 0;
+}
+
+static int check_promise(const struct promise *want, uint64_t bytes, struct err *e)
+{
+    if (bytes != want->bytes)
+        return err_set(e, EBADMSG,
+                       "%" PRIu64
+                       " bytes come out of deflate, the archive says %" PRIu64,
+                       bytes, want->bytes);
+    return 0;
+}
+
+/* decode_fn: exactly what the archive promises. */
+static int inflate_to_file(void *user, struct source *in, int fd, uint64_t limit,
+                           uint64_t *size, struct err *e)
+{
+    const struct promise *want = user;
+    struct inflating x = {
+        .in = in,
+        .fd = fd,
+        .limit = limit,
+        .packed = malloc(BLOCK),
+        .plain = malloc(BLOCK),
+    };
+    int rc;
+
+    if (!x.packed || !x.plain || inflateInit2(&x.z, -MAX_WBITS) != Z_OK) {
+        rc = err_nomem(e);
+    } else {
+        rc = inflate_all(&x, e);
+        inflateEnd(&x.z);
+    }
+    if (rc == 0)
+        rc = check_promise(want, x.written, e);
+    if (rc == 0 && x.crc != want->crc)
+        rc = err_set(e, EBADMSG, "a wrong checksum");
+    free(x.packed);
+    free(x.plain);
+    *size = x.written;
+    return rc;
+}
+
+/* Steps in bytes; every element must lie within the plain bytes. */
+static int place(const struct chunk *c, const struct chunk_tensor *t, uint64_t bytes,
+                 struct chunk_place *out, struct err *e)
+{
+    unsigned unit = dtype_unit(t->dtype);
+    uint64_t last = c->first, step = 1, reach;
+    bool empty = false;
+
+    for (uint32_t k = t->units->nd; k-- > 0;) {
+        uint64_t n = c->step ? (uint64_t)c->step[k] : step;
+
+        if (c->size[k] == 0) {
+            empty = true;
+            break;
+        }
+        if (n > INT64_MAX / unit || mul_overflows(c->size[k] - 1, n, &reach) ||
+            add_overflows(last, reach, &last) || mul_overflows(step, c->size[k], &step))
+            return err_set(e, EBADMSG, "a box that reaches past its storage");
+        out->step[k] = (int64_t)(n * unit);
+    }
+    if (!empty && last >= bytes / unit)
+        return err_set(e, EBADMSG, "a box that reaches past its storage");
+    out->base = empty ? 0 : c->first * unit;
+    return 0;
+}
+
+static int decode(struct source *shard, const struct chunk *c,
+                  const struct chunk_tensor *t, struct decoded_cache *decoded,
+                  struct chunk_place *out, struct err *e)
+{
+    CLEANUP(source_putp) struct source *window = NULL, *plain = NULL;
+    struct promise want;
+    struct decoded_key key = {
+        .dev = shard->id.dev,
+        .ino = shard->id.ino,
+        .mtime_ns = shard->id.mtime_ns,
+        .ctime_ns = shard->id.ctime_ns,
+        .off = c->offset,
+        .len = c->length,
+        .encoding = c->encoding,
+    };
+
+    if (!decoded)
+        return err_set(e, ENOTSUP, "compressed, and there is no place to decode it");
+    if (!read_promise(t, &want))
+        return err_set(e, EBADMSG, "the index does not say what comes out of deflate");
+    if (range_outside(c->offset, c->length, shard->size))
+        return err_set(e, EBADMSG, "the file has only %" PRIu64 " bytes", shard->size);
+    if (source_window(shard, c->offset, c->length, &window, e) < 0 ||
+        decoded_get(decoded, &key, window, inflate_to_file, &want, &plain, e) < 0 ||
+        check_promise(&want, plain->size, e) < 0 ||
+        place(c, t, plain->size, out, e) < 0)
+        return -e->code;
+    out->flags = c->flags;
+    out->src = source_get(plain);
+    return 0;
+}
+
+static int resolve(struct source *shard, const struct chunk *c,
+                   const struct chunk_tensor *t, struct decoded_cache *decoded,
+                   struct chunk_place *out, struct err *e)
+{
+    if (decode(shard, c, t, decoded, out, e) < 0)
+        return err_wrap(e, "%s, deflated bytes %" PRIu64 "+%" PRIu64, shard->name,
+                        c->offset, c->length);
+    return 0;
+}
+
+const struct chunk_codec codec_zip_deflate = {
+    .encoding = CHUNK_ZIP_DEFLATE,
+    .name = "zip-deflate",
+    .resolve = resolve,
+};

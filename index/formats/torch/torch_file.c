@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/torch/torch_file.c - torch.save files as checkpoints: alone, or as HF models. */
+#include "index/formats/torch/torch_file.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "index/formats/format.h"
+#include "index/formats/hf/safetensors_layout.h"
+#include "index/formats/torch/torch_layout.h"
+#include "index/formats/torch/torch_shards.h"
+#include "index/formats/torch/torch_walk.h"
+#include "index/names.h"
+
+enum { INDEX_HEAD = 4096 }; /* "metadata" is small and stands before weight_map */
+
+/* ---- bids ---- */
+
+static void PRINTF(3, 4) say(struct bid *out, int score, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    out->score = score;
+    vsnprintf(out->reason, sizeof out->reason, fmt, ap);
+    va_end(ap);
+}
+
+static enum torch_kind kind_of(struct listing *l, const char *name)
+{
+    unsigned char head[TORCH_HEAD];
+    size_t got = 0;
+
+    if (listing_peek(l, name, head, sizeof head, &got) < 0)
+        return TORCH_NOT;
+    return torch_sniff(head, got);
+}
+
+static const char *kind_name(enum torch_kind kind)
+{
+    switch (kind) {
+    case TORCH_ZIP:
+        return "a zip of torch.save";
+    case TORCH_MAYBE:
+        return "a zip";
+    case TORCH_LEGACY:
+        return "torch.save's legacy format";
+    case TORCH_TAR:
+        return "the tar format of PyTorch before 0.1.10, which is refused";
+    case TORCH_NOT:
+        break;
+    }
+    return "nothing that torch.save writes";
+}
+
+static void bid_index(struct listing *l, const char *name, struct bid *out)
+{
+    char head[INDEX_HEAD];
+    size_t got = 0;
+
+    if (listing_peek(l, name, head, sizeof head, &got) == 0 &&
+        memmem(head, got, "\"weight_map\"", 12))
+        say(out, 78, "%s with a weight_map", name);
+    else
+        say(out, 43, "%s by its name", name);
+}
+
+static void bid_model(struct listing *l, const struct torch_layout *x, struct bid *out)
+{
+    enum torch_kind kind = kind_of(l, x->main);
+    bool config = listing_find(l, "config.json");
+    int score = config || x->kind == TORCH_LAYOUT_ADAPTER ? 73 : 58;
+
+    if (x->kind == TORCH_LAYOUT_NUMBERED)
+        score = x->present == x->total ? 53 : 38;
+    if (kind == TORCH_MAYBE || kind == TORCH_TAR)
+        score = MIN(score, 45);
+    if (kind == TORCH_NOT)
+        score = 25;
+    say(out, score, "%s is %s%s", x->main, kind_name(kind),
+        config ? ", with config.json" : "");
+}
+
+/*
+ * Where both are there, transformers loads the safetensors files; the .bin files are a
+ * copy and stay side files. An adapter is no copy of the model.
+ */
+static void yield_to_safetensors(const struct listing *l, const struct torch_layout *x,
+                                 struct bid *out)
+{
+    struct safetensors_layout other;
+
+    safetensors_layout(l, &other);
+    if (other.kind == SAFETENSORS_NONE)
+        return;
+    if (other.kind == SAFETENSORS_ADAPTER && x->kind != TORCH_LAYOUT_ADAPTER)
+        out->score += out->score >= 50 ? 4 : 0;
+    else
+        say(out, 15, "%s, but there is %s as well", x->main, other.main);
+}
+
+static void tf_bid(struct listing *l, struct bid *out)
+{
+    struct torch_layout layout;
+
+    torch_layout(l, &layout);
+    if (layout.kind == TORCH_LAYOUT_NONE)
+        return;
+    if (layout.kind == TORCH_LAYOUT_INDEXED)
+        bid_index(l, layout.main, out);
+    else
+        bid_model(l, &layout, out);
+    yield_to_safetensors(l, &layout, out);
+}
+
+static bool has_suffix(const char *name, const char *const *suffix, size_t n)
+{
+    size_t len = strlen(name);
+
+    for (size_t i = 0; i < n; i++) {
+        size_t k = strlen(suffix[i]);
+
+        if (len > k && strcasecmp(name + len - k, suffix[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * Trackers and state that trainers put beside a model or a run's steps: no model by itself,
+ * or each run's root would be a checkpoint; nor is what lies beside the shards of an
+ * unfinished DCP save.
+ */
+static bool is_state_of_run(const struct listing *l, const char *name)
+{
+    static const char dataloader[] = "train_dataloader_dprank";
+    static const char *const words[] = {
+        "latest_train_state", "train_state", "training_args", "rng",
+        "random_states",      "scheduler",   "scaler",        "sampler"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(words); i++) {
+        size_t n = strlen(words[i]);
+
+        if (strncmp(name, words[i], n) == 0 && !isalpha((unsigned char)name[n]))
+            return true;
+    }
+    return strncmp(name, dataloader, sizeof dataloader - 1) == 0 ||
+           listing_find(l, "__0_0.distcp");
+}
+
+/* A file counts by what it holds, and only where its name says that it may be one. */
+static void tf_bid_file(struct listing *l, const char *name, struct bid *out)
+{
+    static const char *const usual[] = {".pt", ".pth",    ".ckpt",
+                                        ".th", ".pt.tar", ".pth.tar"};
+    static const char *const others[] = {
+        ".bin", ".model", ".pkl",   ".params", ".mdl", ".jit",     ".ts",
+        ".ptl", ".torch", ".chkpt", ".pyth",   ".ptc", ".weights", ".state"};
+    bool is_usual = has_suffix(name, usual, ARRAY_SIZE(usual));
+    enum torch_kind kind;
+
+    if ((!is_usual && !has_suffix(name, others, ARRAY_SIZE(others))) ||
+        is_state_of_run(l, name))
+        return;
+    kind = kind_of(l, name);
+    if (kind == TORCH_ZIP || kind == TORCH_LEGACY)
+        say(out, 50, "%s", kind_name(kind));
+    else if (is_usual && kind != TORCH_NOT)
+        say(out, 20, "%s by its first bytes", kind_name(kind));
+}
+
+/* ---- one file ---- */
+
+struct about {
+    const char *format;
+    size_t files;
+    bool adapter, has_step;
+    int64_t step;
+};
+
+/* Where training scripts write the step that they saved after. */
+static void find_step(const struct torch_zip *zip, struct about *about)
+{
+    static const char *const names[] = {"global_step", "step", "iteration", "iter",
+                                        "iter_num"};
+    struct pv root = torch_zip_root(zip), items, v;
+
+    if (!torch_mapping(&root, &items) || items.kind != PV_DICT)
+        return;
+    for (size_t i = 0; i < ARRAY_SIZE(names) && !about->has_step; i++) {
+        if (pv_dict_get(&items, names[i], &v) && v.kind == PV_INT && v.i >= 0) {
+            about->has_step = true;
+            about->step = v.i;
+        }
+    }
+}
+
+/* A file that is called optimizer.pt holds nothing else, whatever its keys are. */
+static int role_of_file(const char *name)
+{
+    return role_of(name, "", 0) == ROLE_OPTIMIZER ? ROLE_OPTIMIZER : -1;
+}
+
+static int scan_file(const struct scan_context *c, struct sink *sink, const char *name,
+                     bool model, struct about *about, struct err *e)
+{
+    CLEANUP(torch_file_close) struct torch_file f = {.path = name};
+    const struct torch_report how = {
+        .prefix = "",
+        .role = model ? ROLE_MODEL : role_of_file(name),
+        .entries = true,
+        .wrappers = !model,
+        .strict = true,
+    };
+
+    about->files = 1;
+    if (torch_file_register(sink, &f, e) < 0)
+        return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", name) : -e->code;
+    if (torch_file_load(c, &f, e) < 0)
+        return -e->code;
+    if (torch_zip_is_script(f.zip))
+        about->format = "torchscript";
+    find_step(f.zip, about);
+    return torch_file_report_loaded(sink, &f, &how, e);
+}
+
+/* ---- the checkpoint ---- */
+
+static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
+                           const char *main, const struct about *about, struct err *e)
+{
+    char topology[64], path[PATH_MAX];
+    const struct sink_checkpoint out = {.format = about->format,
+                                        .framework = "PyTorch",
+                                        .topology = topology,
+                                        .metadata_file = path,
+                                        .adapter = about->adapter,
+                                        .has_step = about->has_step,
+                                        .step = about->step};
+
+    snprintf(topology, sizeof topology, "{\"files\": %zu}", about->files);
+    if (store_join(c->dir, main, path, sizeof path) < 0)
+        return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", c->dir, main);
+    return sink_checkpoint(sink, &out, e);
+}
+
+/* transformers takes the single file and never looks at the index beside it. */
+static int hide_index(const struct scan_context *c, struct sink *sink, const char *main,
+                      struct err *e)
+{
+    char name[NAME_MAX + 1];
+
+    snprintf(name, sizeof name, "%s.index.json", main);
+    if (!listing_find(c->listing, name))
+        return 0;
+    if (sink_hide(sink, name, true, e) < 0)
+        return -e->code;
+    return sink_warning(sink, "two-models",
+                        "%s and %s are both there: the single file is the model", main,
+                        name) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
+static int scan_layout(const struct scan_context *c, struct sink *sink,
+                       const struct torch_layout *x, struct about *about, struct err *e)
+{
+    switch (x->kind) {
+    case TORCH_LAYOUT_INDEXED:
+    case TORCH_LAYOUT_NUMBERED:
+        return torch_shards_scan(c, sink, x, &about->files, e);
+    case TORCH_LAYOUT_SINGLE:
+        if (hide_index(c, sink, x->main, e) < 0)
+            return -e->code;
+        break;
+    case TORCH_LAYOUT_ADAPTER:
+    case TORCH_LAYOUT_NONE:
+        break;
+    }
+    return scan_file(c, sink, x->main, true, about, e);
+}
+
+/* Hugging Face's names without a config.json are any torch.save file's. */
+static const char *format_of(const struct torch_layout *x, const struct listing *l)
+{
+    if (x->kind == TORCH_LAYOUT_ADAPTER)
+        return "hf-peft";
+    if (x->kind == TORCH_LAYOUT_INDEXED || listing_find(l, "config.json"))
+        return "hf-bin";
+    return "torch-file";
+}
+
+static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    struct about about = {.format = "torch-file"};
+    struct torch_layout layout = {.main = c->file};
+    int rc;
+
+    if (!c->file) {
+        torch_layout(c->listing, &layout);
+        about.format = format_of(&layout, c->listing);
+        about.adapter = layout.kind == TORCH_LAYOUT_ADAPTER;
+    }
+    if (!layout.main)
+        return err_set(e, ESTALE, "no torch.save files any more");
+    /* First without what the file tells: also a scan that fails has a format. */
+    if (tell_checkpoint(c, sink, layout.main, &about, e) < 0)
+        return -e->code;
+    if (c->file)
+        rc = scan_file(c, sink, c->file, false, &about, e);
+    else
+        rc = scan_layout(c, sink, &layout, &about, e);
+    return rc < 0 ? rc : tell_checkpoint(c, sink, layout.main, &about, e);
+}
+
+static const struct chunk_codec *const tf_codecs[] = {&codec_zip_deflate, NULL};
+
+const struct format_driver format_torch_file = {
+    .name = "torch_file",
+    .title = "PyTorch torch.save: .pt/.pth/.ckpt files, TorchScript, pytorch_model.bin",
+    .bid = tf_bid,
+    .bid_file = tf_bid_file,
+    .scan = tf_scan,
+    .codecs = tf_codecs,
+};
