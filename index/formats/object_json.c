@@ -2,14 +2,13 @@
 /* index/formats/object_json.c - an unpickled graph as the JSON of objects.json. */
 #include <errno.h>
 #include <locale.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "base/utf8.h"
 #include "index/formats/object_json_priv.h"
+#include "index/formats/object_value.h"
 #include "index/formats/torch/torch_zip.h"
 
 enum {
@@ -23,7 +22,6 @@ enum {
 };
 
 static const uint64_t DEFAULT_BUDGET = 1000000;
-static const int64_t EXACT = INT64_C(1) << 53; /* of doubles, which JSON readers use */
 
 /* A step on the way to a value: the key of a dict, or a position (key is PV_NONE). */
 struct part {
@@ -65,104 +63,31 @@ static void begin(struct writer *w, const char *type)
     buf_addf(w->out, "{\"$type\":\"%s\"", type);
 }
 
-static void write_int(struct writer *w, int64_t i)
+/* Text and bytes cost by their length. */
+static void spend_bytes(struct writer *w, size_t len)
 {
-    if (i >= -EXACT && i <= EXACT)
-        buf_addf(w->out, "%" PRId64, i);
-    else
-        buf_addf(w->out, "{\"$type\":\"int\",\"value\":\"%" PRId64 "\"}", i);
-}
-
-static void write_uint(struct writer *w, uint64_t u)
-{
-    if (u <= (uint64_t)EXACT)
-        buf_addf(w->out, "%" PRIu64, u);
-    else
-        buf_addf(w->out, "{\"$type\":\"int\",\"value\":\"%" PRIu64 "\"}", u);
-}
-
-/* As few digits from 15 on as give the same double, with a point or an exponent. */
-static void format_double(double f, char *dst, size_t size)
-{
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(dst, size, "%.*g", digits, f);
-        if (strtod(dst, NULL) == f)
-            break;
-    }
-    if (!strpbrk(dst, ".e"))
-        strncat(dst, ".0", size - strlen(dst) - 1);
-}
-
-static void write_float(struct writer *w, double f)
-{
-    char text[40];
-
-    if (isfinite(f)) {
-        format_double(f, text, sizeof text);
-        add_text(w, text);
-        return;
-    }
-    begin(w, "float");
-    buf_addf(w->out, ",\"value\":\"%s\"}", isnan(f) ? "nan" : f > 0 ? "inf" : "-inf");
+    w->budget -= MIN(w->budget, len / BYTES_A_VISIT);
 }
 
 static void write_base64(struct writer *w, const char *data, size_t len)
 {
-    static const char digits[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const unsigned char *p = (const unsigned char *)data;
-    char *dst = buf_grow(w->out, (len + 2) / 3 * 4 + 2);
-
-    w->budget -= MIN(w->budget, len / BYTES_A_VISIT);
-    if (!dst)
-        return;
-    *dst++ = '"';
-    for (size_t i = 0; i < len; i += 3) {
-        uint32_t b = (uint32_t)p[i] << 16 |
-                     (i + 1 < len ? (uint32_t)p[i + 1] << 8 : 0) |
-                     (i + 2 < len ? p[i + 2] : 0);
-
-        *dst++ = digits[b >> 18];
-        *dst++ = digits[b >> 12 & 63];
-        *dst++ = i + 1 < len ? digits[b >> 6 & 63] : '=';
-        *dst++ = i + 2 < len ? digits[b & 63] : '=';
-    }
-    *dst = '"';
+    spend_bytes(w, len);
+    object_value_base64(w->out, data, len);
 }
 
-static bool is_utf8(const char *s, size_t len)
-{
-    for (size_t i = 0, n; i < len; i += n) {
-        n = utf8_char(s + i, len - i);
-        if (n == 0)
-            return false;
-    }
-    return true;
-}
-
-/* Text with lone surrogates cannot be said in JSON that every reader takes. */
 static void write_str(struct writer *w, const struct pv *v)
 {
     size_t len;
     const char *s = pv_bytes(v, &len);
 
-    if (is_utf8(s, len)) {
-        w->budget -= MIN(w->budget, len / BYTES_A_VISIT);
-        buf_add_json(w->out, s, len);
-        return;
-    }
-    begin(w, "opaque");
-    add_text(w, ",\"class\":\"builtins.str\",\"surrogatepass\":");
-    write_base64(w, s, len);
-    add_text(w, "}");
+    spend_bytes(w, len);
+    object_value_text(w->out, s, len);
 }
 
 static void write_bytes(struct writer *w, const struct object_bytes *b)
 {
-    begin(w, "bytes");
-    add_text(w, ",\"value\":");
-    write_base64(w, b->data, b->len);
-    add_text(w, "}");
+    spend_bytes(w, b->len);
+    object_value_bytes(w->out, b->data, b->len);
 }
 
 /* Names. Python 2's module of built-in classes is today's. */
@@ -326,28 +251,19 @@ static bool keys_are_text(const struct pv *dict)
         if (key.kind != PV_STR)
             return false;
         s = pv_bytes(&key, &len);
-        if (!is_utf8(s, len) || memchr(s, '\0', len))
+        if (!object_text_is_utf8(s, len) || memchr(s, '\0', len))
             return false;
     }
     return true;
 }
 
-/* "$type" is ours: keys made of dollars and "type" get one dollar more. */
 static void write_member(struct writer *w, const struct pv *key)
 {
-    size_t len, dollars = 0;
+    size_t len;
     const char *s = pv_bytes(key, &len);
 
-    w->budget -= MIN(w->budget, len / BYTES_A_VISIT);
-    while (dollars < len && s[dollars] == '$')
-        dollars++;
-    if (dollars == 0 || len - dollars != 4 || memcmp(s + dollars, "type", 4) != 0) {
-        buf_add_json(w->out, s, len);
-        return;
-    }
-    add_text(w, "\"$");
-    buf_add(w->out, s, len);
-    add_text(w, "\"");
+    spend_bytes(w, len);
+    object_value_name(w->out, s, len);
 }
 
 static void write_pairs(struct writer *w, const struct pv *dict, bool plain)
@@ -470,7 +386,8 @@ static bool write_device(struct writer *w, const struct pv *v)
     if (type.kind != PV_STR || index.kind != PV_INT)
         return false;
     s = pv_bytes(&type, &len);
-    if (len > 64 || !is_utf8(s, len) || memchr(s, '"', len) || memchr(s, '\\', len))
+    if (len > 64 || !object_text_is_utf8(s, len) || memchr(s, '"', len) ||
+        memchr(s, '\\', len))
         return false;
     begin(w, "opaque");
     buf_addf(w->out, ",\"class\":\"torch.device\",\"value\":\"%.*s:%" PRId64 "\"}",
@@ -489,13 +406,13 @@ static bool write_number(struct writer *w, const struct pv *v)
         add_text(w, n.b ? "true" : "false");
         break;
     case OBJECT_INT:
-        write_int(w, n.i);
+        object_value_int(w->out, n.i);
         break;
     case OBJECT_UINT:
-        write_uint(w, n.u);
+        object_value_uint(w->out, n.u);
         break;
     case OBJECT_FLOAT:
-        write_float(w, n.f);
+        object_value_double(w->out, n.f);
         break;
     }
     return true;
@@ -786,13 +703,13 @@ static void write_value(struct writer *w, struct pv v)
         add_text(w, v.b ? "true" : "false");
         break;
     case PV_INT:
-        write_int(w, v.i);
+        object_value_int(w->out, v.i);
         break;
     case PV_BIGINT:
         write_bigint(w, &v);
         break;
     case PV_FLOAT:
-        write_float(w, v.f);
+        object_value_double(w->out, v.f);
         break;
     case PV_STR:
         write_str(w, &v);
