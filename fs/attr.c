@@ -10,6 +10,7 @@
 
 #include "base/arena.h"
 #include "fs/report.h"
+#include "index/npy.h"
 
 enum {
     BLOCK_SIZE = 256 << 10, /* cat, cp and Python's buffers follow it */

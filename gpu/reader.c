@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "gpu/tensor.h"
+#include "index/npy.h"
 #include "remote/open_files.h"
 #include "remote/source.h"
 

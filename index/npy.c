@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* index/npy.c - the header of an .npy file. */
-#include "index/view.h"
+/* index/npy.c - writes the header of an .npy file. */
+#include "index/npy.h"
 
 #include "base/endian.h"
 #include "base/err.h"

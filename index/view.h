@@ -50,9 +50,6 @@ struct view_member {
 int view_members(struct catalog *c, const struct view_info *v, struct view_member **out,
                  size_t *n, struct err *e);
 
-/* The .npy header of a tensor (version 1.0, or 2.0 where needed), 64-byte aligned. */
-int npy_header(enum dtype d, const struct shape *s, struct buf *out, struct err *e);
-
 /*
  * .unshard/checkpoint.json and .unshard/objects.json, written to a descriptor as a stream
  * (memory does not grow with the checkpoint). The first is also `unshard info --json`.

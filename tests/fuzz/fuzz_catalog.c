@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "index/catalog.h"
 #include "index/catalog_conn.h"
+#include "index/npy.h"
 #include "index/view.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

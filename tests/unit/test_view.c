@@ -7,6 +7,7 @@
 
 #include "base/endian.h"
 #include "base/json.h"
+#include "index/npy.h"
 
 struct scan {
     struct tmp *tmp;
