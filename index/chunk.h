@@ -21,7 +21,7 @@ enum chunk_encoding {
     CHUNK_TORCH_ZIP = 1,      /* a whole torch.save zip that holds one tensor */
     CHUNK_TORCH_ZIP_ZSTD = 2, /* the same in one zstd frame (stream.zstd/1) */
     CHUNK_SAFETENSORS = 3,    /* a safetensors image that starts at offset; by name */
-    CHUNK_ZIP_DEFLATE = 4, /* a deflated storage of a torch.save file; key: size, crc */
+    CHUNK_ZIP_DEFLATE = 4, /* a deflated member of a zip; key: size, crc, skip */
     CHUNK_FILL = 5,        /* no bytes anywhere: one value, all over the box (below) */
     CHUNK_ZARR = 6,        /* a zarr chunk behind codecs; they stand in the codec_key */
     CHUNK_ZARR_LITERAL = 7, /* the same, whose stored bytes stand there too */

@@ -16,6 +16,7 @@ enum { BLOCK = 256 << 10 };
 /* What the archive promises of the plain bytes; it stands in the tensor's codec_key. */
 struct promise {
     uint64_t bytes;
+    uint64_t skip; /* plain bytes before the first element: a header of their own */
     uint32_t crc;
 };
 
@@ -37,17 +38,23 @@ static bool take_number(const char **p, const char *end, unsigned base, uint64_t
     return *p > start;
 }
 
-/* "BYTES CRC": decimal, and eight hexadecimal digits. */
+/* "BYTES CRC" or "BYTES CRC SKIP": decimal, eight hexadecimal digits, decimal. */
 static bool read_promise(const struct chunk_tensor *t, struct promise *out)
 {
-    const char *p = t->key, *end = t->key + t->key_len;
+    const char *p = t->key, *end = t->key + t->key_len, *digits;
     uint64_t crc;
 
+    out->skip = 0;
     if (!take_number(&p, end, 10, &out->bytes) || p == end || *p++ != ' ' ||
-        end - p != 8 || !take_number(&p, end, 16, &crc) || p != end)
+        end - p < 8)
+        return false;
+    digits = p;
+    if (!take_number(&p, digits + 8, 16, &crc) || p != digits + 8)
         return false;
     out->crc = (uint32_t)crc;
-    return true;
+    if (p < end && (*p++ != ' ' || !take_number(&p, end, 10, &out->skip)))
+        return false;
+    return p == end && out->skip <= out->bytes;
 }
 
 struct inflating {
@@ -152,8 +159,8 @@ static int inflate_to_file(void *user, struct source *in, int fd, uint64_t limit
 }
 
 /* Steps in bytes; every element must lie within the plain bytes. */
-static int place(const struct chunk *c, const struct chunk_tensor *t, uint64_t bytes,
-                 struct chunk_place *out, struct err *e)
+static int place(const struct chunk *c, const struct chunk_tensor *t,
+                 const struct promise *plain, struct chunk_place *out, struct err *e)
 {
     unsigned unit = dtype_unit(t->dtype);
     uint64_t last = c->first, step = 1, reach;
@@ -171,9 +178,9 @@ static int place(const struct chunk *c, const struct chunk_tensor *t, uint64_t b
             return err_set(e, EBADMSG, "a box that reaches past its storage");
         out->step[k] = (int64_t)(n * unit);
     }
-    if (!empty && last >= bytes / unit)
+    if (!empty && last >= (plain->bytes - plain->skip) / unit)
         return err_set(e, EBADMSG, "a box that reaches past its storage");
-    out->base = empty ? 0 : c->first * unit;
+    out->base = empty ? 0 : plain->skip + c->first * unit;
     return 0;
 }
 
@@ -201,8 +208,7 @@ static int decode(struct source *shard, const struct chunk *c,
         return err_set(e, EBADMSG, "the file has only %" PRIu64 " bytes", shard->size);
     if (source_window(shard, c->offset, c->length, &window, e) < 0 ||
         decoded_get(decoded, &key, window, inflate_to_file, &want, &plain, e) < 0 ||
-        check_promise(&want, plain->size, e) < 0 ||
-        place(c, t, plain->size, out, e) < 0)
+        check_promise(&want, plain->size, e) < 0 || place(c, t, &want, out, e) < 0)
         return -e->code;
     out->flags = c->flags;
     out->src = source_get(plain);

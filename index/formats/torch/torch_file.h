@@ -97,7 +97,10 @@ int torch_file_report(const struct scan_context *c, struct sink *sink, const cha
 int torch_file_report_loaded(struct sink *sink, const struct torch_file *f,
                              const struct torch_report *how, struct err *e);
 
-/* CHUNK_ZIP_DEFLATE: the tensor's codec_key is "BYTES CRC" of the storage. */
+/*
+ * CHUNK_ZIP_DEFLATE: the tensor's codec_key is "BYTES CRC" of the plain bytes, or "BYTES
+ * CRC SKIP" where SKIP of them stand before the first element (an .npy header).
+ */
 extern const struct chunk_codec codec_zip_deflate;
 
 /* What a file is by its first bytes. */
