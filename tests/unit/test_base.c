@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/checked.h"
+#include "base/crc32c.h"
 #include "base/endian.h"
 #include "base/err.h"
 #include "base/keyset.h"
@@ -171,6 +172,24 @@ static void test_checked(void **state)
     assert_true(range_outside(4, 7, 10));
     assert_true(range_outside(11, 0, 10));
     assert_true(range_outside(4, UINT64_MAX, 10));
+}
+
+/* The check value of the CRC catalogue, the vectors of RFC 3720, and any cut of them. */
+static void test_crc32c(void **state)
+{
+    unsigned char zeros[32] = {0}, ones[32], up[32];
+
+    (void)state;
+    for (unsigned i = 0; i < 32; i++) {
+        ones[i] = 0xff;
+        up[i] = (unsigned char)i;
+    }
+    assert_int_equal(crc32c(0, "", 0), 0);
+    assert_int_equal(crc32c(0, "123456789", 9), 0xe3069283);
+    assert_int_equal(crc32c(0, zeros, 32), 0x8a9136aa);
+    assert_int_equal(crc32c(0, ones, 32), 0x62a8ab43);
+    for (size_t cut = 0; cut <= 32; cut++)
+        assert_int_equal(crc32c(crc32c(0, up, cut), up + cut, 32 - cut), 0x46dd794e);
 }
 
 static void test_endian(void **state)
@@ -485,6 +504,7 @@ int main(void)
         cmocka_unit_test(test_text_escape),
         cmocka_unit_test(test_utf8_char_by_definition),
         cmocka_unit_test(test_checked),
+        cmocka_unit_test(test_crc32c),
         cmocka_unit_test(test_endian),
         cmocka_unit_test(test_arena_zeroed_aligned_apart),
         cmocka_unit_test(test_arena_ceiling),
