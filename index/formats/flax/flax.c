@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/flax/flax.c - flax.serialization's files: *.msgpack, checkpoint_N, HF shards. */
+#include "index/formats/flax/flax_tree.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/endian.h"
+#include "base/err.h"
+#include "base/keyset.h"
+#include "index/formats/flat_boxes.h"
+#include "index/formats/format.h"
+#include "index/formats/hf/hf_index.h"
+
+enum {
+    HEAD_BYTES = 512,
+    MAX_INDEX = 100000000, /* what the JSON reader takes */
+    MAX_BOXES = 1 << 20,   /* of one tensor */
+};
+
+static const char suffix[] = ".msgpack";
+static const char index_name[] = "flax_model.msgpack.index.json";
+
+/* ---- bids ---- */
+
+static bool is_flax(struct listing *l, const char *name)
+{
+    char head[HEAD_BYTES];
+    size_t got = 0;
+
+    return listing_peek(l, name, head, sizeof head, &got) == 0 && flax_sniff(head, got);
+}
+
+/* "checkpoint_1000", of flax.training.checkpoints; the number is the step. */
+static bool step_of(const char *name, int64_t *step)
+{
+    static const char prefix[] = "checkpoint_";
+    const char *p = name + sizeof prefix - 1;
+
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0 || !*p)
+        return false;
+    for (*step = 0; isdigit((unsigned char)*p) && *step < INT64_MAX / 10 - 9; p++)
+        *step = *step * 10 + (*p - '0');
+    return *p == '\0';
+}
+
+static void flax_bid(struct listing *l, struct bid *out)
+{
+    const struct listing_entry *entry = listing_find(l, index_name);
+
+    *out = (struct bid){0};
+    if (!entry || entry->st.kind != ENTRY_FILE)
+        return;
+    out->score = 70; /* what PyTorch and safetensors have is preferred */
+    snprintf(out->reason, sizeof out->reason, "%s", index_name);
+}
+
+static void flax_bid_file(struct listing *l, const char *name, struct bid *out)
+{
+    size_t len = strlen(name), end = sizeof suffix - 1;
+    bool named = len > end && strcmp(name + len - end, suffix) == 0;
+    int64_t step;
+
+    *out = (struct bid){0};
+    if (!named && !step_of(name, &step))
+        return;
+    if (is_flax(l, name)) {
+        out->score = named ? 50 : 40;
+        snprintf(out->reason, sizeof out->reason,
+                 "MessagePack: a map whose keys are text");
+    } else if (named) {
+        out->score = 20;
+        snprintf(out->reason, sizeof out->reason, "*%s by its name, no map inside",
+                 suffix);
+    }
+}
+
+/* ---- tensors ---- */
+
+struct scan {
+    const struct scan_context *c;
+    struct sink *sink;
+    struct source *src; /* of the file that is read now */
+    uint32_t file;
+    size_t files;
+    struct keyset keys; /* of a model in several files */
+    bool indexed;
+    bool has_step;
+    int64_t step;
+};
+
+/* A piece that is elements [begin, end) of the tensor. */
+static int add_piece(struct scan *s, const struct shape *shape, uint64_t begin,
+                     uint64_t end, const struct flax_piece *p, struct err *e)
+{
+    struct flat_boxes boxes;
+    struct flat_box box;
+
+    if (!flat_boxes_begin(&boxes, shape, begin, end))
+        return err_set(e, EBADMSG, "a chunk lies outside its tensor");
+    while (flat_boxes_next(&boxes, &box)) {
+        uint64_t unit = p->len / (end - begin), count = 1;
+        struct chunk c = {.file = s->file, .start = box.start, .size = box.size};
+
+        for (uint32_t k = 0; k < shape->nd; k++)
+            count *= box.size[k];
+        c.offset = p->off + box.first * unit;
+        c.length = count * unit;
+        if (sink_chunk(s->sink, &c, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int add_pieces(struct scan *s, const struct flax_array *a, struct err *e)
+{
+    unsigned unit = dtype_unit(a->dtype);
+    uint64_t at = 0;
+
+    for (size_t i = 0; i < a->count; i++) {
+        uint64_t n = a->piece[i].len / unit;
+
+        if (a->piece[i].len % unit)
+            return sink_fault(s->sink, "a chunk ends within an element") < 0
+                       ? err_nomem(e)
+                       : 0;
+        if (n > 0 && add_piece(s, &a->shape, at, at + n, &a->piece[i], e) < 0)
+            return -e->code;
+        at += n;
+    }
+    return 0;
+}
+
+static int add_tensor(struct scan *s, const struct sink_tensor *t,
+                      const struct flax_array *a, struct err *e)
+{
+    if (!a->fault && a->count == 1)
+        return sink_tensor_plain(s->sink, t, s->file, a->piece[0].off, e);
+    if (sink_tensor_begin(s->sink, t, e) < 0)
+        return -e->code;
+    if (a->fault && sink_fault(s->sink, "%s", a->fault) < 0)
+        return err_nomem(e);
+    if (!a->fault && add_pieces(s, a, e) < 0)
+        return -e->code;
+    return sink_tensor_end(s->sink, e);
+}
+
+/* An integer of a few bytes: the step that a train state has. */
+static int take_step(struct scan *s, const struct flax_array *a, struct err *e)
+{
+    unsigned char bytes[8] = {0};
+    unsigned size = dtype_unit(a->dtype);
+
+    if (a->shape.nd != 0 || a->fault || a->count != 1 || a->piece[0].len != size ||
+        (a->dtype != DTYPE_I32 && a->dtype != DTYPE_I64 && a->dtype != DTYPE_U32))
+        return 0;
+    if (source_read(s->src, a->piece[0].off, size, bytes, e) < 0)
+        return -e->code;
+    s->step =
+        a->dtype == DTYPE_I32 ? (int32_t)get_le32(bytes) : (int64_t)get_le64(bytes);
+    s->has_step = s->step >= 0;
+    return 0;
+}
+
+/* Two keys of the tree may be one path: {"a.b": 1} and {"a": {"b": 1}}. */
+static int double_key(struct scan *s, const char *key, size_t len, struct err *e)
+{
+    *e = (struct err){0};
+    return sink_warning(s->sink, "duplicate-key",
+                        "%.*s: another tensor has that key, this one is not shown",
+                        (int)MIN(len, 200), key) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
+static int on_array(void *user, const char *key, size_t len, const struct flax_array *a,
+                    struct err *e)
+{
+    struct scan *s = user;
+    char attributes[FLAX_DTYPE_NAME + 32];
+    struct sink_tensor t = {
+        .key = key, .key_len = len, .dtype = a->dtype, .shape = &a->shape, .role = -1};
+    int rc;
+
+    snprintf(attributes, sizeof attributes, "{\"numpy_dtype\": \"%s\"}", a->name);
+    if (a->is_raw)
+        t.attributes = attributes;
+    if (len == 4 && memcmp(key, "step", 4) == 0 && take_step(s, a, e) < 0)
+        return -e->code;
+    if (s->indexed && keyset_add(&s->keys, key, len) < 0)
+        return err_nomem(e);
+    rc = add_tensor(s, &t, a, e);
+    return rc == -EEXIST ? double_key(s, key, len, e) : rc;
+}
+
+static int on_object(void *user, const char *key, size_t len, const char *json,
+                     size_t json_len, struct err *e)
+{
+    struct scan *s = user;
+
+    if (len == 4 && memcmp(key, "step", 4) == 0 && json_len < 17 && isdigit((unsigned char)json[0])) {
+        char *end;
+        char text[24];
+
+        snprintf(text, sizeof text, "%.*s", (int)json_len, json);
+        s->step = strtoll(text, &end, 10);
+        s->has_step = *end == '\0';
+    }
+    return sink_object(s->sink, key, len, json, json_len, e);
+}
+
+/* ---- files ---- */
+
+static int open_file(struct scan *s, const char *name, struct err *e)
+{
+    char path[PATH_MAX];
+    struct file_id id;
+
+    if (store_join(s->c->dir, name, path, sizeof path) < 0)
+        return err_set(e, ENAMETOOLONG, "%s: the path is too long", name);
+    if (sink_file(s->sink, name, strlen(name), &s->file, e) < 0)
+        return -e->code;
+    if (!sink_file_id(s->sink, s->file, &id))
+        return err_set(e, ENOENT, "%s is missing", name);
+    if (s->c->store->ops->open(s->c->store, path, &s->src, e) < 0)
+        return -e->code;
+    if (!file_id_equal(&s->src->id, &id))
+        return source_stale(path, &id, &s->src->id, e);
+    return 0;
+}
+
+static int scan_file(struct scan *s, const char *name, struct err *e)
+{
+    const struct flax_visitor v = {.array = on_array, .object = on_object, .user = s};
+    int rc = open_file(s, name, e);
+
+    if (rc == 0)
+        rc = flax_walk(s->src, 0, s->src->size, &v, e);
+    source_putp(&s->src);
+    s->files++;
+    return rc;
+}
+
+/* Of a tensor that no file has only the name is known. */
+static int add_missing(struct scan *s, const char *key, size_t len, const char *file,
+                       struct err *e)
+{
+    static const struct shape none = {.nd = 1};
+    const struct sink_tensor t = {
+        .key = key, .key_len = len, .dtype = DTYPE_U8, .shape = &none, .role = -1};
+
+    if (sink_tensor_begin(s->sink, &t, e) < 0)
+        return -e->code;
+    if (sink_fault(s->sink,
+                   "the index says that it is in %.200s, which does not hold it",
+                   file) < 0)
+        return err_nomem(e);
+    return sink_tensor_end(s->sink, e);
+}
+
+/* The index joins the keys of a path by slashes. */
+static int check_entries(struct scan *s, const struct hf_index *x, struct err *e)
+{
+    for (size_t i = 0; i < x->count; i++) {
+        CLEANUP_FREE char *key = strdup(x->entry[i].key);
+        size_t len = key ? strlen(key) : 0;
+        int rc;
+
+        if (!key)
+            return err_nomem(e);
+        for (char *c = key; *c; c++)
+            if (*c == '/')
+                *c = '.';
+        rc = keyset_add(&s->keys, key, len);
+        if (rc > 0)
+            rc = add_missing(s, key, len, x->file[x->entry[i].file].name, e);
+        if (rc < 0)
+            return e->code ? -e->code : err_nomem(e);
+    }
+    return 0;
+}
+
+/* A shard that cannot be read leaves its tensors unreadable, and the others as they are. */
+static int scan_shard(struct scan *s, const struct hf_index_file *f, struct err *e)
+{
+    struct err why = {0};
+    int rc = f->fault ? -EBADMSG : scan_file(s, f->name, &why);
+
+    if (rc == 0 || (why.code != EBADMSG && why.code != ENOENT && why.code != 0)) {
+        *e = why;
+        return rc;
+    }
+    return sink_warning(s->sink, "damaged-file", "%.200s: %s", f->name,
+                        f->fault ? f->fault : why.text) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
+static int scan_indexed(struct scan *s, struct err *e)
+{
+    CLEANUP(hf_index_release) struct hf_index x = {0};
+    CLEANUP_FREE char *text = NULL;
+    size_t len;
+
+    s->indexed = true;
+    /* First watched, then read: also a damaged index is read anew when it changes. */
+    if (sink_hide(s->sink, index_name, true, e) < 0)
+        return -e->code;
+    if (listing_read(s->c->listing, index_name, MAX_INDEX, &text, &len, e) < 0 ||
+        hf_index_parse(text, len, suffix, &x, e) < 0)
+        return err_wrap(e, "%s", index_name);
+    for (size_t i = 0; i < x.nfiles; i++)
+        if (scan_shard(s, &x.file[i], e) < 0)
+            return -e->code;
+    return check_entries(s, &x, e);
+}
+
+/* ---- the checkpoint ---- */
+
+static int tell_checkpoint(const struct scan *s, struct err *e)
+{
+    char topology[64], path[PATH_MAX];
+    struct sink_checkpoint out = {.format = "flax-msgpack",
+                                  .framework = "Flax",
+                                  .topology = topology,
+                                  .metadata_file = path,
+                                  .has_step = s->has_step,
+                                  .step = s->step};
+    const char *main = s->c->file ? s->c->file : index_name;
+
+    if (s->c->file && step_of(main, &out.step))
+        out.has_step = true;
+    snprintf(topology, sizeof topology, "{\"files\": %zu}", MAX(s->files, (size_t)1));
+    if (store_join(s->c->dir, main, path, sizeof path) < 0)
+        return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", s->c->dir, main);
+    return sink_checkpoint(s->sink, &out, e);
+}
+
+static int flax_scan(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    struct scan s = {.c = c, .sink = sink};
+    int rc;
+
+    /* First without what the file tells: also a scan that fails has a format. */
+    if (tell_checkpoint(&s, e) < 0)
+        return -e->code;
+    rc = c->file ? scan_file(&s, c->file, e) : scan_indexed(&s, e);
+    keyset_release(&s.keys);
+    return rc < 0 ? rc : tell_checkpoint(&s, e);
+}
+
+const struct format_driver format_flax = {
+    .name = "flax",
+    .title = "Flax: msgpack files, flax_model.msgpack, checkpoint_N",
+    .bid = flax_bid,
+    .bid_file = flax_bid_file,
+    .scan = flax_scan,
+};

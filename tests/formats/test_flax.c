@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/formats/test_flax.c - flax's msgpack files: fixtures, damage, shards that are lost. */
+#include "made.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "tests/unit/unit.h"
+
+#define FILE_OF(bytes) bytes, sizeof bytes - 1
+
+/* {"w": float32 [2] of 1, 2} as one byte string per part. */
+#define KEY_W "\xa1w"
+#define TWO_FLOATS                                                                     \
+    "\xc7\x15\x01\x93\x91\x02\xa7"                                                     \
+    "float32\xc4\x08\x00\x00\x80\x3f\x00\x00\x00\x40"
+
+static void test_steps(void **state)
+{
+    struct opened o;
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof path, "%s/flax_kinds", (const char *)*state);
+    open_checkpoint(path, &o);
+    assert_true(o.info.has_step);
+    assert_int_equal(o.info.step, 12);
+    assert_string_equal(tensor(&o, "params.nibbles")->attributes,
+                        "{\"numpy_dtype\": \"int4\"}");
+    close_checkpoint(&o);
+    snprintf(path, sizeof path, "%s/flax_msgpack", (const char *)*state);
+    open_checkpoint(path, &o);
+    assert_int_equal(o.info.step, 3);
+    close_checkpoint(&o);
+    snprintf(path, sizeof path, "%s/flax_chunked", (const char *)*state);
+    open_checkpoint(path, &o);
+    assert_int_equal(tensor(&o, "params.b")->chunks, 1);
+    assert_int_equal(tensor(&o, "params.v")->chunks, 2);
+    assert_false(o.info.has_step);
+    close_checkpoint(&o);
+}
+
+/* What the whole file fails with. */
+static void check_refused(const void *data, size_t len, const char *why)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "x");
+    made_file(&m, "a.msgpack", data, len);
+    made_open(&m, &o);
+    if (!o.info.error)
+        fail_msg("read, it should say %s", why);
+    assert_has(o.info.error, why);
+    assert_int_equal(o.count, 0);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void test_refused(void **state)
+{
+    char deep[3 * 101 + 1];
+
+    (void)state;
+    check_refused(FILE_OF("\x81" KEY_W), "cut off");
+    check_refused(FILE_OF("\x82" KEY_W TWO_FLOATS), "cut off");
+    check_refused(FILE_OF("\x8f" KEY_W), "entries");
+    check_refused(FILE_OF("\x81" KEY_W TWO_FLOATS "\xc0"), "behind the end");
+    check_refused(FILE_OF("\x82" KEY_W TWO_FLOATS KEY_W TWO_FLOATS), "twice");
+    check_refused(FILE_OF("\x82\xa1"
+                          "a\x01\x05\x06"),
+                  "no text");
+    check_refused(FILE_OF("\x81\xa1\xff\x01"), "UTF-8");
+    check_refused(FILE_OF("\x81\xa1w\xc1"), "no MessagePack");
+    check_refused(FILE_OF("\x81\xa1w\xd4\x01\x05"), "[shape, type, bytes]");
+    check_refused(FILE_OF("\x81\xa1w\xc7\x03\x01\x93\xc0\xc0"), "shape");
+    check_refused(FILE_OF("\x81\xa1w\xc7\x05\x01\x93\x91\xff\xa1u"), "dimension");
+    check_refused(FILE_OF("\x93\x01\x02\x03"), "no map");
+    for (int i = 0; i < 101; i++)
+        memcpy(deep + 3 * i, "\x81\xa1k", 3);
+    deep[sizeof deep - 1] = 1;
+    check_refused(deep, sizeof deep, "100 deep");
+}
+
+/* Bytes that are not as many as shape and type need: that tensor's fault. */
+static void test_sizes(void **state)
+{
+    static const char file[] = "\x83\xa1"
+                               "a" TWO_FLOATS "\xa1"
+                               "b\xc7\x15\x01\x93\x91\x03\xa7"
+                               "float32\xc4\x08"
+                               "01234567\xa1"
+                               "c\xc7\x12\x01\x93\x91\x02\xa4"
+                               "str8\xc4\x08"
+                               "01234567";
+    static const float want[] = {1, 2};
+    CLEANUP(buf_release) struct buf objects = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "x");
+    made_file(&m, "a.msgpack", file, sizeof file - 1);
+    made_open(&m, &o);
+    if (o.info.error)
+        fail_msg("%s", o.info.error);
+    assert_int_equal(o.count, 2);
+    check_floats(&o, "a", want, 2);
+    check_fault(&o, "b", "as many bytes");
+    all_objects(&o, &objects);
+    assert_string_equal(objects.data,
+                        "c={\"$type\":\"opaque\",\"class\":\"numpy.ndarray\","
+                        "\"dtype\":\"str8\",\"shape\":[2]}\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* {"w": {mark: true, "shape": {"0": 3}, "chunks": {...}}} with these chunks. */
+static void check_chunks(const char *chunks, size_t len, const char *why)
+{
+    static const char head[] = "\x81\xa1w\x83\xb9__msgpack_chunked_array__\xc3\xa5"
+                               "shape\x81\xa1"
+                               "0\x03\xa6"
+                               "chunks";
+    static const float want[] = {1, 2, 1};
+    CLEANUP(buf_release) struct buf file = {0};
+    struct made m;
+    struct opened o;
+
+    buf_add(&file, head, sizeof head - 1);
+    buf_add(&file, chunks, len);
+    made_begin(&m, "x");
+    made_file(&m, "a.msgpack", file.data, file.len);
+    made_open(&m, &o);
+    if (!why)
+        check_floats(&o, "w", want, 3);
+    else if (o.info.error)
+        assert_has(o.info.error, why);
+    else
+        check_fault(&o, "w", why);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+#define ONE_FLOAT                                                                      \
+    "\xc7\x11\x01\x93\x91\x01\xa7"                                                     \
+    "float32\xc4\x04\x00\x00\x80\x3f"
+#define ONE_INT                                                                        \
+    "\xc7\x0f\x01\x93\x91\x01\xa5"                                                     \
+    "int32\xc4\x04\x00\x00\x80\x3f"
+
+static void test_chunks(void **state)
+{
+    (void)state;
+    check_chunks(FILE_OF("\x82\xa1"
+                         "0" TWO_FLOATS "\xa1"
+                         "1" ONE_FLOAT),
+                 NULL);
+    check_chunks(FILE_OF("\x82\xa1" /* as JAX sorts them from the tenth on */
+                         "1" ONE_FLOAT "\xa1"
+                         "0" TWO_FLOATS),
+                 NULL);
+    check_chunks(FILE_OF("\x81\xa1"
+                         "0" TWO_FLOATS),
+                 "as many bytes");
+    check_chunks(FILE_OF("\x82\xa1"
+                         "0" TWO_FLOATS "\xa1"
+                         "1" ONE_INT),
+                 "different types");
+    check_chunks(FILE_OF("\x82\xa1"
+                         "0" TWO_FLOATS "\xa1"
+                         "0" ONE_FLOAT),
+                 "twice");
+    check_chunks(FILE_OF("\x82\xa1"
+                         "0" TWO_FLOATS "\xa1"
+                         "2" ONE_FLOAT),
+                 "out of place");
+    check_chunks(FILE_OF("\x80"), "without chunks");
+}
+
+static void test_lost_shard(void **state)
+{
+    static const char *const files[] = {"flax_model-00001-of-00002.msgpack",
+                                        "flax_model.msgpack.index.json"};
+    char path[PATH_MAX];
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "x");
+    for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
+        snprintf(path, sizeof path, "%s/flax_sharded/%s", (const char *)*state,
+                 files[i]);
+        made_copy(&m, files[i], path);
+    }
+    made_open(&m, &o);
+    assert_int_equal(o.count, 3);
+    assert_null(tensor(&o, "model.embed.embedding")->fault);
+    check_fault(&o, "model.norm.scale", "flax_model-00002-of-00002.msgpack");
+    check_fault(&o, "lm_head.kernel", "flax_model-00002-of-00002.msgpack");
+    check_warnings(&o, "damaged-file: flax_model-00002-of-00002.msgpack: "
+                       "flax_model-00002-of-00002.msgpack is missing\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest others[] = {
+        cmocka_unit_test(test_steps),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_sizes),      cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_lost_shard),
+    };
+
+    return run_with_fixtures("flax", argc, argv, others, ARRAY_SIZE(others));
+}
