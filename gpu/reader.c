@@ -204,7 +204,7 @@ int reader_open_tensor(const struct reader_env *env, int64_t checkpoint, uint32_
     info = tensor_info_of(r->tensor);
     if (npy && (ret = npy_header(info->dtype, &info->shape, &r->header, e)) < 0)
         return ret;
-    r->size = r->header.len + plan_size(tensor_plan(r->tensor));
+    r->size = r->header.len + tensor_size(r->tensor);
     *out = steal(&r);
     return 0;
 }
@@ -255,7 +255,7 @@ static int member_tensor(struct reader *r, const struct view_member *m,
     ret = tensor_open(&r->env, r->checkpoint, m->ord, out, e);
     if (ret < 0)
         return ret;
-    if (plan_size(tensor_plan(*out)) != m->bytes) {
+    if (tensor_size(*out) != m->bytes) {
         tensor_put(*out);
         return err_set(e, EBADMSG, "the index disagrees with itself about tensor %u",
                        m->ord);

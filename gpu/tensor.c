@@ -1,56 +1,20 @@
 /* SPDX-License-Identifier: MIT */
-/* gpu/tensor.c - from a tensor's row in the index to its bytes. */
-#include "gpu/tensor.h"
+/* gpu/tensor.c - a tensor opened: its plan, its shards, where its chunks lie. */
+#include "gpu/tensor_priv.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
-#include "base/pool.h"
-#include "gpu/fetch.h"
+#include "gpu/cast.h"
 #include "remote/open_files.h"
 #include "remote/source.h"
 
 enum {
     /* Chunks of one tensor: 10 M of them at about 100 bytes (SECURITY-parsers rule 4). */
     TENSOR_MEMORY = 1 << 30,
-    /* Longer windows are filled piece by piece, so that memory stays bounded. */
-    WINDOW_MAX = 4 << 20,
-    /*
-     * Rows below this are copied: the kernel looks up each page of each piece. Measured,
-     * server CPU per MiB: rows of 4 KiB 190 us copied, 310 us by pieces; of 16 KiB and
-     * more no difference.
-     */
-    PIECE_MIN = 16 << 10,
-};
-
-/* A chunk once it is known where it lies. */
-struct resolved {
-    struct source *src; /* owned */
-    struct plan_op op;
-};
-
-struct shard {
-    uint32_t number;
-    struct source *src;
-};
-
-struct tensor {
-    struct reader_env env;
-    atomic_uint refs;
-    struct arena *arena; /* guarded by lock once the tensor is open */
-    pthread_mutex_t lock;
-    struct tensor_info info;
-    struct shape units;
-    unsigned unit;
-    const struct plan *plan;
-    struct shard *shards; /* sorted by number */
-    size_t nshards;
-    _Atomic(struct resolved *) *resolved; /* one a chunk of the plan */
 };
 
 struct tensor *tensor_get(struct tensor *t)
@@ -88,6 +52,11 @@ const struct tensor_info *tensor_info_of(const struct tensor *t)
 const struct plan *tensor_plan(const struct tensor *t)
 {
     return t->plan;
+}
+
+uint64_t tensor_size(const struct tensor *t)
+{
+    return t->info.bytes;
 }
 
 /* ---- opening ---- */
@@ -143,10 +112,13 @@ static int build_plan(struct tensor *t, int64_t checkpoint, struct err *e)
     size_t n;
     int ret;
 
-    ret = shape_units(&t->info.shape, t->info.dtype, &t->units, e);
+    ret = shape_units(&t->info.shape, t->info.stored, &t->units, e);
     if (ret < 0)
         return ret;
-    t->unit = dtype_unit(t->info.dtype);
+    if (!cast_possible(t->info.stored, t->info.dtype) && tensor_is_cast(t))
+        return err_set(e, EBADMSG, "a cast of %s to %s", dtype_name(t->info.stored),
+                       dtype_name(t->info.dtype));
+    t->unit = dtype_unit(t->info.stored);
     ret = catalog_chunks(t->env.catalog, checkpoint, &t->info, t->arena, &chunk, &n, e);
     if (ret < 0 || (ret = plan_begin(t->arena, &t->units, t->unit, &b, e)) < 0)
         return ret;
@@ -243,7 +215,7 @@ static int find_place(struct tensor *t, const struct chunk *c, struct chunk_plac
     const struct chunk_codec *codec;
     struct chunk_tensor about = {.key = t->info.key,
                                  .key_len = t->info.key_len,
-                                 .dtype = t->info.dtype,
+                                 .dtype = t->info.stored,
                                  .units = &t->units};
     int ret;
 
@@ -254,7 +226,10 @@ static int find_place(struct tensor *t, const struct chunk *c, struct chunk_plac
                        shard->name, c->offset, c->length, shard->size);
     if (c->encoding == CHUNK_PLAIN)
         return plain_place(t, c, shard, out, e);
-    if (t->info.codec_key) {
+    if (c->param) {
+        about.key = c->param;
+        about.key_len = c->param_len;
+    } else if (t->info.codec_key) {
         about.key = t->info.codec_key;
         about.key_len = t->info.codec_key_len;
     }
@@ -278,7 +253,7 @@ static void publish(struct tensor *t, size_t i, struct resolved *r)
         source_put(r->src); /* its memory stays in the arena */
 }
 
-static int resolve(struct tensor *t, size_t i, struct err *e)
+int tensor_resolve(struct tensor *t, size_t i, struct err *e)
 {
     struct chunk_place place = {0};
     struct resolved *r = NULL;
@@ -288,7 +263,7 @@ static int resolve(struct tensor *t, size_t i, struct err *e)
         return ret;
     pthread_mutex_lock(&t->lock);
     r = arena_alloc(t->arena, sizeof *r);
-    ret = r ? plan_lower(t->plan, i, &place, dtype_component(t->info.dtype), t->arena,
+    ret = r ? plan_lower(t->plan, i, &place, dtype_component(t->info.stored), t->arena,
                          &r->op, e)
             : err_nomem(e);
     pthread_mutex_unlock(&t->lock);
@@ -319,303 +294,4 @@ int tensor_verify(struct tensor *t, size_t i, struct err *e)
     if (!codec || !codec->verify)
         return 0;
     return codec->verify(shard_of(t, c->file), c, t->env.decoded, e);
-}
-
-/* ---- windows ---- */
-
-/* The chunks of one window, resolved, and the runs that copy them. */
-struct cut {
-    struct tensor *t;
-    size_t *chunk; /* indices in the plan */
-    size_t n, cap;
-    struct source **src; /* by tag: place in `chunk` */
-    struct run_list runs;
-    bool flags; /* any work on elements */
-};
-
-static void cut_release(struct cut *c)
-{
-    free(c->chunk);
-    free(c->src);
-    run_list_release(&c->runs);
-}
-
-static int note_chunk(void *user, size_t i)
-{
-    struct cut *c = user;
-
-    if (c->n == c->cap) {
-        size_t cap = c->cap ? c->cap * 2 : 16;
-        size_t *grown = reallocarray(c->chunk, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        c->chunk = grown;
-        c->cap = cap;
-    }
-    c->chunk[c->n++] = i;
-    return 0;
-}
-
-static int resolve_nth(void *user, size_t n, struct err *e)
-{
-    struct cut *c = user;
-    size_t i = c->chunk[n];
-
-    if (atomic_load_explicit(&c->t->resolved[i], memory_order_acquire))
-        return 0;
-    return resolve(c->t, i, e);
-}
-
-/* Headers of items that nobody has looked at yet are read side by side. */
-static int resolve_all(struct cut *c, struct err *e)
-{
-    bool missing = false;
-
-    for (size_t n = 0; n < c->n && !missing; n++)
-        missing =
-            !atomic_load_explicit(&c->t->resolved[c->chunk[n]], memory_order_acquire);
-    if (!missing)
-        return 0;
-    return pool_each(c->n > 1 ? c->t->env.pool : NULL, c->n, resolve_nth, c, e);
-}
-
-static int cut_begin(struct cut *c, uint64_t off, uint64_t len, struct err *e)
-{
-    int ret = plan_touched(c->t->plan, off, len, note_chunk, c);
-
-    if (ret < 0)
-        return err_nomem(e);
-    ret = resolve_all(c, e);
-    if (ret < 0)
-        return ret;
-    c->src = calloc(c->n + 1, sizeof *c->src);
-    if (!c->src)
-        return err_nomem(e);
-    for (size_t n = 0; n < c->n; n++) {
-        const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[n]]);
-
-        c->src[n] = r->src;
-        c->flags |= r->op.flags != 0;
-    }
-    return 0;
-}
-
-static int cut_runs(struct cut *c, uint64_t off, uint64_t len, struct err *e)
-{
-    int ret = 0;
-
-    for (size_t n = 0; ret == 0 && n < c->n; n++) {
-        const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[n]]);
-
-        ret = plan_op_cut(&r->op, off, len, (uint32_t)n, &c->runs, e);
-    }
-    return ret;
-}
-
-static int check_sources(const struct cut *c, struct err *e)
-{
-    int ret = 0;
-
-    for (size_t n = 0; ret == 0 && n < c->n; n++)
-        if (n == 0 || c->src[n] != c->src[n - 1])
-            ret = source_check(c->src[n], e);
-    return ret;
-}
-
-/* Fills a window whose edges cut no element that needs work. */
-static int fill(struct cut *c, uint64_t off, size_t len, void *dst, struct err *e)
-{
-    struct fetch_sources sources = {.src = c->src, .count = c->n};
-    int ret = cut_runs(c, off, len, e);
-
-    if (ret == 0)
-        ret = check_sources(c, e);
-    if (ret == 0)
-        ret = fetch_window(&c->runs, &sources, c->t->env.pool, dst, len, e);
-    if (ret == 0) /* what was copied is what was scanned only if nothing moved since */
-        ret = check_sources(c, e);
-    return ret;
-}
-
-/* Elements at the edges are needed whole: fills a wider window and copies its middle. */
-static int fill_widened(struct cut *c, uint64_t off, size_t len, void *dst,
-                        struct err *e)
-{
-    uint64_t wide_off = off, wide_len = len;
-    CLEANUP_FREE unsigned char *wide = NULL;
-    int ret;
-
-    plan_widen(c->t->plan, &wide_off, &wide_len);
-    if (wide_off == off && wide_len == len)
-        return fill(c, off, len, dst, e);
-    wide = malloc((size_t)wide_len);
-    if (!wide)
-        return err_nomem(e);
-    ret = fill(c, wide_off, (size_t)wide_len, wide, e);
-    if (ret == 0)
-        memcpy(dst, wide + (off - wide_off), len);
-    return ret;
-}
-
-static int read_window(struct tensor *t, uint64_t off, size_t len, void *dst,
-                       struct err *e)
-{
-    CLEANUP(cut_release) struct cut c = {.t = t};
-    int ret = cut_begin(&c, off, len, e);
-
-    if (ret < 0)
-        return ret;
-    return c.flags ? fill_widened(&c, off, len, dst, e) : fill(&c, off, len, dst, e);
-}
-
-int tensor_read(struct tensor *t, uint64_t off, size_t len, void *dst, struct err *e)
-{
-    size_t done = 0;
-
-    while (done < len) {
-        size_t part = MIN(len - done, (size_t)WINDOW_MAX);
-        int ret = read_window(t, off + done, part, (char *)dst + done, e);
-
-        if (ret < 0)
-            return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key,
-                            off + done, part);
-        done += part;
-    }
-    return 0;
-}
-
-/* ---- replies by pieces ---- */
-
-static bool hold(struct reader_iov *v, struct source *src)
-{
-    for (unsigned i = 0; i < v->nheld; i++)
-        if (v->held[i] == src)
-            return true;
-    if (v->nheld == ARRAY_SIZE(v->held))
-        return false;
-    v->held[v->nheld++] = source_get(src);
-    return true;
-}
-
-bool iov_add(struct reader_iov *v, const void *p, size_t len, struct source *src)
-{
-    struct iovec *last = v->count ? &v->iov[v->count - 1] : NULL;
-
-    if (!len)
-        return true;
-    if (src && !hold(v, src))
-        return false;
-    if (last && (const char *)last->iov_base + last->iov_len == p) {
-        last->iov_len += len;
-        return true;
-    }
-    if (v->count == v->max)
-        return false;
-    /* writev takes a pointer that is not const, and only reads. */
-    v->iov[v->count++] = (struct iovec){(void *)(uintptr_t)p, len};
-    return true;
-}
-
-/* One copy of a run, in order of where it goes. */
-struct piece {
-    uint64_t dst, src, len;
-    uint32_t tag;
-};
-
-static int compare_pieces(const void *a, const void *b)
-{
-    const struct piece *x = a, *y = b;
-
-    return (x->dst > y->dst) - (x->dst < y->dst);
-}
-
-/* How many pieces the window is in, or 0 when they are too many or too short. */
-static size_t count_pieces(const struct cut *c, int room)
-{
-    uint64_t copies = 0;
-
-    if (c->flags)
-        return 0;
-    for (size_t i = 0; i < c->runs.count; i++) {
-        const struct plan_run *r = &c->runs.run[i];
-
-        /* A short rest at a window's edge is fine, many short rows are not. */
-        if ((r->len < PIECE_MIN && r->count > 2) || r->count > (uint64_t)room)
-            return 0;
-        copies += r->count;
-        if (copies > (uint64_t)room)
-            return 0;
-    }
-    return (size_t)copies;
-}
-
-static void expand(const struct run_list *runs, struct piece *out)
-{
-    size_t n = 0;
-
-    for (size_t i = 0; i < runs->count; i++) {
-        const struct plan_run *r = &runs->run[i];
-
-        for (uint64_t k = 0; k < r->count; k++)
-            out[n++] = (struct piece){.dst = r->dst + k * r->dst_step,
-                                      .src = r->src + k * (uint64_t)r->src_step,
-                                      .len = r->len,
-                                      .tag = r->tag};
-    }
-    qsort(out, n, sizeof *out, compare_pieces);
-}
-
-static int add_pieces(const struct cut *c, size_t n, struct reader_iov *v,
-                      struct err *e)
-{
-    CLEANUP_FREE struct piece *piece = reallocarray(NULL, n, sizeof *piece);
-
-    if (!piece)
-        return err_nomem(e);
-    expand(&c->runs, piece);
-    for (size_t i = 0; i < n; i++) {
-        struct source *src = c->src[piece[i].tag];
-        const char *map = source_map(src);
-
-        if (!iov_add(v, map + piece[i].src, (size_t)piece[i].len, src))
-            return 0;
-    }
-    return 1;
-}
-
-int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
-               struct err *e)
-{
-    CLEANUP(cut_release) struct cut c = {.t = t};
-    struct fetch_sources sources;
-    size_t pieces;
-    int ret;
-
-    if (!len)
-        return 1;
-    ret = cut_begin(&c, off, len, e);
-    if (ret == 0)
-        ret = c.flags ? 0 : cut_runs(&c, off, len, e);
-    if (ret == 0)
-        ret = check_sources(&c, e);
-    if (ret < 0)
-        return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key, off, len);
-    sources = (struct fetch_sources){.src = c.src, .count = c.n};
-    pieces = count_pieces(&c, v->max - v->count);
-    if (!pieces || !fetch_all_mapped(&c.runs, &sources))
-        return 0;
-    return add_pieces(&c, pieces, v, e);
-}
-
-void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len)
-{
-    CLEANUP(cut_release) struct cut c = {.t = t};
-    struct fetch_sources sources;
-    struct err ignored = {0};
-
-    if (cut_begin(&c, off, len, &ignored) < 0 || cut_runs(&c, off, len, &ignored) < 0)
-        return;
-    sources = (struct fetch_sources){.src = c.src, .count = c.n};
-    fetch_will_need(&c.runs, &sources);
 }

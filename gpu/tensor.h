@@ -20,7 +20,9 @@ void tensor_put(struct tensor *t); /* NULL is fine */
 void tensor_putp(struct tensor **t);
 
 const struct tensor_info *tensor_info_of(const struct tensor *t);
+/* Of the stored elements; of a cast tensor their type is not the one that is shown. */
 const struct plan *tensor_plan(const struct tensor *t);
+uint64_t tensor_size(const struct tensor *t); /* bytes, as shown */
 
 /* Bytes [off, off + len) of the bare tensor; see reader_read and reader_map. */
 int tensor_read(struct tensor *t, uint64_t off, size_t len, void *dst, struct err *e);

@@ -101,6 +101,7 @@ struct tensor_info {
     const char *part;     /* or NULL */
     size_t wrapper;       /* see struct sink_tensor */
     enum dtype dtype;
+    enum dtype stored; /* of the pieces; another than dtype: what is read is cast */
     struct shape shape;
     enum role role;
     uint64_t bytes, chunks;

@@ -191,9 +191,10 @@ static void add_shape(struct buf *b, const struct shape *s)
 
 int stage_tensor(struct stage *st, const struct stage_tensor *t, struct err *e)
 {
-    static const char sql[] = "INSERT INTO tensor (" STAGED_LIST
-                              ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9,"
-                              " ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)";
+    static const char sql[] =
+        "INSERT INTO tensor (" STAGED_LIST
+        ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9,"
+        " ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)";
     const struct stage_rights *r = &t->rights;
     struct cell row[STAGED_COLUMNS];
     size_t name_len;
@@ -210,6 +211,7 @@ int stage_tensor(struct stage *st, const struct stage_tensor *t, struct err *e)
     row[STAGED_PART] = cell_text(t->part);
     row[STAGED_WRAPPER] = cell_int(t->wrapper);
     row[STAGED_DTYPE] = cell_int(t->dtype);
+    row[STAGED_STORED] = cell_int(t->stored);
     row[STAGED_SHAPE] = cell_blob(st->text.data + name_len, st->text.len - name_len);
     row[STAGED_ROLE] = cell_int(t->role);
     row[STAGED_BYTES] = cell_int(t->bytes);

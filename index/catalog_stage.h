@@ -24,6 +24,7 @@ enum staged {
     STAGED_PART,
     STAGED_WRAPPER,
     STAGED_DTYPE,
+    STAGED_STORED,
     STAGED_SHAPE,
     STAGED_ROLE,
     STAGED_BYTES,
@@ -42,8 +43,9 @@ enum staged {
 };
 
 #define STAGED_LIST                                                                    \
-    "key, name, raw_key, part, wrapper, dtype, shape, role, bytes, chunks, fault, "    \
-    "codec_key, attributes, identity, mode, uid, gid, mtime, single_file, pieces"
+    "key, name, raw_key, part, wrapper, dtype, stored, shape, role, bytes, chunks, "   \
+    "fault, codec_key, attributes, identity, mode, uid, gid, mtime, single_file, "     \
+    "pieces"
 
 /* Tensors with equal keys in several parts: the model's keeps it, others get PART/KEY. */
 int stage_settle_keys(struct stage *st, struct err *e);

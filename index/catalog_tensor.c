@@ -126,7 +126,8 @@ static int check_numbers(const struct cell *row, const struct tensor_info *t,
     uint64_t bytes;
 
     if (row[TENSOR_DTYPE].num >= DTYPE_COUNT ||
-        row[TENSOR_BITS].num != dtype_bits(t->dtype))
+        row[TENSOR_BITS].num != dtype_bits(t->dtype) ||
+        row[TENSOR_STORED].num >= DTYPE_COUNT)
         return err_set(e, EBADMSG, "its element type is unknown");
     if (row[TENSOR_ROLE].num > ROLE_OTHER)
         return err_set(e, EBADMSG, "its role is unknown");
@@ -154,6 +155,7 @@ static int read_numbers(const struct cell *row, struct tensor_row *out, struct e
     t->ord = (uint32_t)row[TENSOR_ID].num;
     t->wrapper = row[TENSOR_WRAPPER].num;
     t->dtype = (enum dtype)row[TENSOR_DTYPE].num;
+    t->stored = (enum dtype)row[TENSOR_STORED].num;
     t->role = (enum role)row[TENSOR_ROLE].num;
     t->bytes = row[TENSOR_BYTES].num;
     t->chunks = row[TENSOR_CHUNKS].num;
@@ -402,7 +404,7 @@ static int read_chunks(struct query *q, const struct tensor_info *t, struct aren
         return err_set(e, EBADMSG, "their sum is wrong");
     if (cell[1].len == 0)
         return t->fault ? 0 : err_set(e, EBADMSG, "there are none");
-    rc = shape_units(&t->shape, t->dtype, &units, e);
+    rc = shape_units(&t->shape, t->stored, &units, e);
     if (rc == 0)
         rc = chunks_unpack(a, cell[1].data, cell[1].len, units.nd, out, n, e);
     return rc == 0 ? check_chunks(*out, *n, &units, cell[2].num, e) : rc;

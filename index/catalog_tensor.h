@@ -15,6 +15,7 @@ enum tensor_column {
     TENSOR_PART,
     TENSOR_WRAPPER,
     TENSOR_DTYPE,
+    TENSOR_STORED,
     TENSOR_BITS,
     TENSOR_SHAPE,
     TENSOR_ROLE,
@@ -35,9 +36,9 @@ enum tensor_column {
 
 #define TENSOR_LIST(t)                                                                 \
     t "id, " t "key, " t "name, " t "name_npy, " t "part, " t "wrapper, " t            \
-      "dtype, " t "bits, " t "shape, " t "role, " t "bytes, " t "chunks, " t           \
-      "fault, " t "codec_key, " t "attributes, " t "ino, " t "mode, " t "uid, " t      \
-      "gid, " t "mtime_ns, " t "single_file, " t "pieces_sum, " t "sum"
+      "dtype, " t "stored, " t "bits, " t "shape, " t "role, " t "bytes, " t           \
+      "chunks, " t "fault, " t "codec_key, " t "attributes, " t "ino, " t "mode, " t   \
+      "uid, " t "gid, " t "mtime_ns, " t "single_file, " t "pieces_sum, " t "sum"
 
 struct tensor_row {
     struct tensor_info info;

@@ -182,6 +182,7 @@ static void fill_row(const struct commit *c, const struct cell *staged, uint32_t
     row[TENSOR_PART] = staged[STAGED_PART];
     row[TENSOR_WRAPPER] = staged[STAGED_WRAPPER];
     row[TENSOR_DTYPE] = staged[STAGED_DTYPE];
+    row[TENSOR_STORED] = staged[STAGED_STORED];
     row[TENSOR_BITS] = cell_int(dtype_bits(dtype));
     row[TENSOR_SHAPE] = staged[STAGED_SHAPE];
     row[TENSOR_ROLE] = staged[STAGED_ROLE];
@@ -209,7 +210,7 @@ static int put_tensor(struct commit *c, const struct cell *staged, struct err *e
     static const char sql[] = "INSERT INTO tensor (" TENSOR_LIST(
         "") ", pieces) VALUES (?1, ?2, ?3, ?4, ?5, ?6,"
             " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,"
-            " ?23, ?24)";
+            " ?23, ?24, ?25)";
     CLEANUP(query_end) struct query q = {0};
     const struct cell *key = &staged[STAGED_KEY];
     struct cell row[TENSOR_COLUMNS + 2];

@@ -54,7 +54,7 @@ struct stage_tensor {
     size_t key_len;
     const char *part; /* or NULL */
     size_t wrapper;
-    enum dtype dtype;
+    enum dtype dtype, stored;
     const struct shape *shape;
     enum role role;
     uint64_t bytes, chunks;

@@ -3,6 +3,7 @@
 #include "index/chunk.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "base/arena.h"
 #include "base/checked.h"
@@ -11,7 +12,7 @@
 /*
  * The blob: the count, then for each chunk
  *
- *   tag       flags (3 bits), HAS_STEP, HAS_FIRST, encoding (the bits above)
+ *   tag       flags (3 bits), HAS_STEP, HAS_FIRST, HAS_PARAM, encoding (the bits above)
  *   file      as a difference to the chunk before
  *   offset    as a difference to the end of the piece before
  *   length    as a difference to the length before
@@ -19,6 +20,7 @@
  *   size      nd differences to the size before
  *   first     with HAS_FIRST
  *   step      with HAS_STEP: nd signed numbers
+ *   param     with HAS_PARAM: its length and bytes; length 0: as the chunk's before
  *
  * all as LEB128. Differences wrap at 2^64 and are signed (zigzag), so that neighbours in
  * a grid or in a file take a byte each: a million tiles of a matrix are 12 bytes apiece.
@@ -28,7 +30,9 @@ enum {
     FLAG_BITS = CHUNK_SWAP | CHUNK_CONJ | CHUNK_NEG,
     HAS_STEP = 8,
     HAS_FIRST = 16,
-    ENCODING_SHIFT = 5,
+    HAS_PARAM = 32,
+    ENCODING_SHIFT = 6,
+    PARAM_MAX = 64 << 10, /* keys are shorter, see index/names.h */
 };
 
 static uint64_t zigzag(uint64_t v)
@@ -46,6 +50,20 @@ static void add_delta(struct buf *b, uint64_t now, uint64_t before)
     buf_add_varint(b, zigzag(now - before));
 }
 
+static bool same_param(const struct chunk *a, const struct chunk *b)
+{
+    return a->param && b->param && a->param_len == b->param_len &&
+           memcmp(a->param, b->param, a->param_len) == 0;
+}
+
+static void pack_param(struct buf *b, const struct chunk *c, const struct chunk *prev)
+{
+    uint32_t len = same_param(c, prev) ? 0 : c->param_len;
+
+    buf_add_varint(b, len);
+    buf_add(b, c->param, len);
+}
+
 static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *prev,
                      uint32_t nd)
 {
@@ -53,6 +71,7 @@ static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *p
 
     tag |= c->step ? HAS_STEP : 0;
     tag |= c->first ? HAS_FIRST : 0;
+    tag |= c->param ? HAS_PARAM : 0;
     buf_add_varint(b, tag);
     add_delta(b, c->file, prev->file);
     add_delta(b, c->offset, prev->offset + prev->length);
@@ -65,6 +84,8 @@ static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *p
         buf_add_varint(b, c->first);
     for (uint32_t k = 0; c->step && k < nd; k++)
         buf_add_varint(b, zigzag((uint64_t)c->step[k]));
+    if (c->param)
+        pack_param(b, c, prev);
 }
 
 int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
@@ -80,6 +101,9 @@ int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
     for (size_t i = 0; i < n; i++) {
         if (c[i].flags & ~FLAG_BITS)
             return err_set(e, EINVAL, "chunk %zu has unknown flags %#x", i, c[i].flags);
+        if (c[i].param && (!c[i].param_len || c[i].param_len > PARAM_MAX))
+            return err_set(e, EINVAL, "chunk %zu has a parameter of %u bytes", i,
+                           c[i].param_len);
         pack_one(out, &c[i], &prev, nd);
         prev = c[i];
     }
@@ -107,12 +131,43 @@ static uint64_t get_delta(struct unpacker *u, uint64_t before)
     return before + unzigzag(get(u));
 }
 
+static int unpack_step(struct unpacker *u, uint32_t nd, struct arena *a,
+                       struct chunk *c, struct err *e)
+{
+    int64_t *step = arena_array(a, nd ? nd : 1, sizeof *step);
+
+    if (!step)
+        return err_nomem(e);
+    for (uint32_t k = 0; k < nd; k++)
+        step[k] = (int64_t)unzigzag(get(u));
+    c->step = step;
+    return 0;
+}
+
+/* The parameter, in an arena that outlives the blob. */
+static int unpack_param(struct unpacker *u, const struct chunk *prev, struct arena *a,
+                        struct chunk *c, struct err *e)
+{
+    uint64_t len = get(u);
+
+    if (len == 0 && !u->bad && prev->param) {
+        c->param = prev->param;
+        c->param_len = prev->param_len;
+        return 0;
+    }
+    if (u->bad || len == 0 || len > PARAM_MAX || len > u->len - u->pos)
+        return err_set(e, EBADMSG, "a parameter of %" PRIu64 " bytes", len);
+    c->param = arena_memdup(a, u->data + u->pos, (size_t)len);
+    c->param_len = (uint32_t)len;
+    u->pos += (size_t)len;
+    return c->param ? 0 : err_nomem(e);
+}
+
 /* start and size of all chunks lie in one array, two rows of nd a chunk. */
 static int unpack_one(struct unpacker *u, const struct chunk *prev, uint64_t *box,
                       uint32_t nd, struct arena *a, struct chunk *c, struct err *e)
 {
     uint64_t tag = get(u), file = get_delta(u, prev->file);
-    int64_t *step;
 
     if (file > UINT32_MAX || tag >> ENCODING_SHIFT > UINT8_MAX)
         return err_set(e, EBADMSG, "impossible file %" PRIu64 " or encoding %" PRIu64,
@@ -129,15 +184,9 @@ static int unpack_one(struct unpacker *u, const struct chunk *prev, uint64_t *bo
     c->start = box;
     c->size = box + nd;
     c->first = tag & HAS_FIRST ? get(u) : 0;
-    if (!(tag & HAS_STEP))
-        return 0;
-    step = arena_array(a, nd ? nd : 1, sizeof *step);
-    if (!step)
-        return err_nomem(e);
-    for (uint32_t k = 0; k < nd; k++)
-        step[k] = (int64_t)unzigzag(get(u));
-    c->step = step;
-    return 0;
+    if (tag & HAS_STEP && unpack_step(u, nd, a, c, e) < 0)
+        return -e->code;
+    return tag & HAS_PARAM ? unpack_param(u, prev, a, c, e) : 0;
 }
 
 /* The bytes behind the count say how many chunks there can be at most. */
@@ -182,5 +231,29 @@ int chunks_unpack(struct arena *a, const void *data, size_t len, uint32_t nd,
         return err_set(e, EBADMSG, "%zu bytes behind the last chunk", len - u.pos);
     *out = c;
     *n = count;
+    return 0;
+}
+
+int chunk_steps(const struct chunk *c, uint32_t nd, uint64_t units, int64_t *step,
+                struct err *e)
+{
+    __int128 low = 0, high = 0, unit = 1;
+
+    memset(step, 0, nd * sizeof *step);
+    for (uint32_t k = 0; k < nd; k++)
+        if (c->size[k] == 0)
+            return 0; /* nothing is read */
+    for (uint32_t k = nd; k-- > 0;) {
+        __int128 reach;
+
+        step[k] = c->step ? c->step[k] : (int64_t)unit;
+        unit *= c->size[k];
+        reach = (__int128)(c->size[k] - 1) * step[k];
+        if (unit > INT64_MAX || reach > INT64_MAX || reach < INT64_MIN)
+            return err_set(e, EBADMSG, "a box that reaches past what is stored");
+        *(reach < 0 ? &low : &high) += reach;
+    }
+    if (low + c->first < 0 || high + c->first >= units)
+        return err_set(e, EBADMSG, "a box that reaches past what is stored");
     return 0;
 }

@@ -37,7 +37,12 @@ enum chunk_flags {
 /*
  * `start` and `size` are the box in the tensor, in units (shape_units), nd of each. The
  * element (i0, i1, ...) of the box lies at unit first + sum(i[k] * step[k]) of the piece;
- * step NULL: row-major in `size`. Zero-volume chunks are legal and cover nothing.
+ * step NULL: row-major in `size`. Zero-volume chunks are legal and cover nothing. The box
+ * may be a part of the piece (a map has cut it): then it has a step of its own.
+ *
+ * `param` is what its codec has to know: a key inside the shard, what comes out of a
+ * compressed piece. NULL: the tensor's codec key, or its key. It is only given by chunk
+ * where one tensor is made of pieces that need different ones.
  */
 struct chunk {
     uint32_t file; /* number given by sink_file(), of this checkpoint */
@@ -46,6 +51,8 @@ struct chunk {
     const uint64_t *start, *size;
     uint64_t first;
     const int64_t *step;
+    const char *param;
+    uint32_t param_len;
 };
 
 /*
@@ -87,6 +94,14 @@ struct chunk_codec {
     int (*verify)(struct source *shard, const struct chunk *c,
                   struct decoded_cache *decoded, struct err *e);
 };
+
+/*
+ * Unit strides (nd of them) of the box in its piece, which has `units` units: its own, or
+ * row-major. -EBADMSG when an element of it would lie outside. Of an empty box nothing is
+ * said: steps are 0.
+ */
+int chunk_steps(const struct chunk *c, uint32_t nd, uint64_t units, int64_t *step,
+                struct err *e);
 
 /* Packs n chunks of rank nd as the index stores them (varints, see index/chunk.c). */
 int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,

@@ -122,6 +122,8 @@ static const struct chunk *copy_chunk(struct arena *a, const struct chunk *c,
     if (!copy)
         return NULL;
     *copy = *c;
+    if (c->param && !(copy->param = arena_memdup(a, c->param, c->param_len)))
+        return NULL;
     numbers = (uint64_t *)(copy + 1);
     copy->start = numbers;
     copy->size = numbers + nd;

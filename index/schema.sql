@@ -8,7 +8,7 @@
 -- the id (checkpoint << 32) + number. A change here needs a new user_version.
 
 PRAGMA application_id = 0x55465349; -- "UFSI"
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 
 CREATE TABLE source (
     identity BLOB NOT NULL -- the store's; another one: the file is not for this source
@@ -82,6 +82,7 @@ CREATE TABLE tensor (
     part BLOB,
     wrapper INTEGER NOT NULL, -- leading bytes of key that a saver put on
     dtype INTEGER NOT NULL, -- enum dtype
+    stored INTEGER NOT NULL, -- enum dtype of the pieces: reading casts where it differs
     bits INTEGER NOT NULL,  -- of an element: the order of views
     shape BLOB NOT NULL,    -- varints: number of dimensions, dimensions
     role INTEGER NOT NULL,  -- enum role

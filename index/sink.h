@@ -78,6 +78,7 @@ struct sink_tensor {
      */
     size_t wrapper;
     enum dtype dtype;
+    enum dtype stored; /* of the pieces where it differs (a cast); DTYPE_NONE: dtype */
     const struct shape *shape;
     int role; /* enum role, or -1: by the rule of CONTRACT.md on part and key */
     const char *codec_key; /* key inside the shard when it differs; NULL: key */
@@ -93,6 +94,7 @@ struct sink_tensor {
  * (-EEXIST, nothing added).
  */
 int sink_tensor_begin(struct sink *s, const struct sink_tensor *t, struct err *e);
+/* A parameter of the chunk stays the caller's and must last until the tensor's end. */
 int sink_chunk(struct sink *s, const struct chunk *c, struct err *e);
 /* A fault that the driver found itself; the first one is kept. */
 int sink_fault(struct sink *s, const char *fmt, ...) PRINTF(2, 3);

@@ -19,7 +19,7 @@ struct open_tensor {
     struct buf codec_key, attributes, fault;
     bool has_codec_key, has_attributes;
     size_t wrapper;
-    enum dtype dtype;
+    enum dtype dtype, stored;
     int role;
     struct shape shape, units;
     bool has_units; /* false: the shape is impossible, chunks are only counted */

@@ -134,9 +134,12 @@ static void take_shape(struct open_tensor *t, const struct sink_tensor *in)
     struct err e = {0};
 
     t->dtype = (unsigned)in->dtype < DTYPE_COUNT ? in->dtype : DTYPE_NONE;
+    t->stored = (unsigned)in->stored < DTYPE_COUNT ? in->stored : DTYPE_NONE;
+    if (t->stored == DTYPE_NONE)
+        t->stored = t->dtype;
     t->shape = *in->shape;
     t->has_units = shape_bytes(&t->shape, t->dtype, &t->bytes, &e) == 0 &&
-                   shape_units(&t->shape, t->dtype, &t->units, &e) == 0;
+                   shape_units(&t->shape, t->stored, &t->units, &e) == 0;
     if (!t->has_units) {
         t->bytes = 0;
         set_fault(t, "%s", e.text);
@@ -186,6 +189,8 @@ static void note_identity(struct open_tensor *t, const struct sink_file *f,
         if (c->step)
             v[n++] = (uint64_t)c->step[k];
     }
+    if (c->param)
+        v[4] ^= XXH3_64bits(c->param, c->param_len);
     t->identity += XXH3_64bits(v, n * sizeof *v);
 }
 
@@ -244,7 +249,7 @@ static bool strided_extent(const struct chunk *c, uint32_t nd, uint64_t *end)
 /* Is a plain piece as long as its box says? */
 static void check_length(struct open_tensor *t, const struct chunk *c)
 {
-    unsigned unit = dtype_unit(t->dtype);
+    unsigned unit = dtype_unit(t->stored);
     uint64_t volume = 1, end, bytes;
     bool wide = false;
 
@@ -412,7 +417,7 @@ static int check_cover(struct open_tensor *t, bool *covered, struct err *e)
     a = arena_new(SIZE_MAX); /* the number of chunks has a ceiling */
     if (!a)
         return err_nomem(e);
-    rc = plan_begin(a, &t->units, dtype_unit(t->dtype), &b, &why);
+    rc = plan_begin(a, &t->units, dtype_unit(t->stored), &b, &why);
     if (rc == 0)
         rc = plan_take(b, t->chunk, t->nchunk, &why);
     if (rc == 0)
@@ -435,8 +440,9 @@ static int64_t single_file(const struct open_tensor *t)
 
     if (t->chunks != 1 || t->nchunk != 1 || t->fault.len > 0 || !own_key)
         return -1;
-    if (t->chunk[0].encoding != CHUNK_PLAIN || t->chunk[0].flags || t->chunk[0].step)
-        return -1;
+    if (t->stored != t->dtype || t->chunk[0].encoding != CHUNK_PLAIN ||
+        t->chunk[0].flags || t->chunk[0].step)
+        return -1; /* a parameter is for codecs: a plain piece has none */
     return t->chunk[0].file;
 }
 
@@ -456,6 +462,7 @@ static int put_tensor(struct sink *s, struct err *e)
         .part = t->has_part ? t->key.data : NULL,
         .wrapper = t->wrapper,
         .dtype = t->dtype,
+        .stored = t->stored,
         .shape = &t->shape,
         .role = tensor_role(t),
         .bytes = t->bytes,

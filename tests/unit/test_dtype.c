@@ -177,6 +177,10 @@ static void assert_same_chunk(const struct chunk *a, const struct chunk *b, uint
     assert_int_equal(a->length, b->length);
     assert_int_equal(a->first, b->first);
     assert_int_equal(!a->step, !b->step);
+    assert_int_equal(!a->param, !b->param);
+    assert_int_equal(a->param_len, b->param_len);
+    if (a->param)
+        assert_memory_equal(a->param, b->param, a->param_len);
     for (uint32_t k = 0; k < nd; k++) {
         assert_int_equal(a->start[k], b->start[k]);
         assert_int_equal(a->size[k], b->size[k]);
@@ -201,7 +205,16 @@ static const struct chunk odd_chunks[] = {
      .first = UINT64_MAX,
      .step = step_b},
     {.file = 3, .encoding = 255, .start = box_b, .size = box_a, .step = step_a},
-    {.file = 2, .encoding = 1, .offset = 1, .start = box_a, .size = box_c, .first = 5},
+    {.file = 2,
+     .encoding = 1,
+     .offset = 1,
+     .start = box_a,
+     .size = box_c,
+     .first = 5,
+     .param = "a\0b",
+     .param_len = 3},
+    {.file = 2, .start = box_a, .size = box_c, .param = "a\0b", .param_len = 3},
+    {.file = 2, .start = box_a, .size = box_c, .param = "c", .param_len = 1},
 };
 
 static void test_chunks_survive_packing(void **state)
@@ -279,8 +292,12 @@ static void test_blobs_that_lie_are_refused(void **state)
         {"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 10, "cannot hold"},
         {"\x02\0\0\0\0\0\0", 7, "cannot hold 2 chunks"},
         {"\x01\0\x01\0\0\0\0", 7, "impossible file"}, /* file 0 - 1 */
-        {"\x01\x80\x80\x01\0\0\0\0\0", 9, "encoding 512"},
+        {"\x01\x80\x80\x02\0\0\0\0\0", 9, "encoding 512"},
         {"\x01\0\0\0\0\0\0\0", 8, "1 bytes behind"},
+        {"\x01\x20\0\0\0\0\0\0", 8, "parameter of 0"}, /* like the one before: none */
+        {"\x01\x20\0\0\0\0\0\x05"
+         "ab",
+         10, "parameter of 5"},
         {"\x01\0\0\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f\0\0\0", 16, "malformed"},
     };
 

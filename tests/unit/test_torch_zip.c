@@ -672,13 +672,12 @@ static void test_resolve_ranges(void **state)
         {{.size = four, .first = 1, .step = wide}, 2, 0, 4, {12, 4}},
         {{.size = four, .first = 2, .step = wide}, 2, -EBADMSG, 0, {0}},
         {{.size = two, .first = 1, .step = far}, 1, -EBADMSG, 0, {0}},
-        {{.size = none, .first = 77}, 1, 0, 0, {4}},
+        {{.size = none, .first = 77}, 1, 0, 0, {0}},
     };
-    struct shard flat, strided;
+    struct shard flat;
 
     (void)state;
     shard_make(&flat, &(struct spec){0}, 3, 0, false);
-    shard_make(&strided, &transposed, 3, 0, false);
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         struct chunk_place at = {0};
         struct err e = {0};
@@ -693,12 +692,59 @@ static void test_resolve_ranges(void **state)
         for (uint32_t k = 0; k < cases[i].nd; k++)
             assert_int_equal(cases[i].step[k], at.step[k]);
         source_put(at.src);
-        rc = resolve(&strided, strided.src, DTYPE_F32, &cases[i].box, cases[i].nd, NULL,
-                     &at, &e);
-        assert_int_equal(-ENOTSUP, rc);
     }
-    shard_release(&strided);
     shard_release(&flat);
+}
+
+/*
+ * Boxes cut out of an item that is stored transposed: element (i, j) of its 2 x 2 is
+ * storage[1 + i + 2 j].
+ */
+static void test_resolve_cuts(void **state)
+{
+    static const uint64_t column[] = {2, 1}, row[] = {1, 2}, two[] = {2}, four[] = {4},
+                          none[] = {0};
+    static const int64_t own[] = {2, 1}, up[] = {-2, 1}, down[] = {2}, odd[] = {3};
+    static const struct {
+        struct chunk box;
+        uint32_t nd;
+        int rc;
+        uint64_t first;  /* byte of the storage */
+        int64_t step[2]; /* bytes; of dimensions of more than 1 */
+    } cases[] = {
+        {{.size = column, .first = 1, .step = own}, 2, 0, 12, {4, 0}},
+        {{.size = column, .first = 2, .step = up}, 2, 0, 8, {-4, 0}},
+        {{.size = row, .first = 2, .step = own}, 2, 0, 8, {0, 8}},
+        {{.size = two, .first = 2}, 1, 0, 8, {8}},
+        {{.size = two, .first = 1, .step = down}, 1, 0, 12, {4}},
+        {{.size = two, .first = 1}, 1, -ENOTSUP, 0, {0}}, /* over the end of a row */
+        {{.size = two, .first = 0, .step = odd}, 1, -ENOTSUP, 0, {0}},
+        {{.size = four}, 1, -EBADMSG, 0, {0}},
+        {{.size = four, .first = 1}, 1, -EBADMSG, 0, {0}},
+        {{.size = none, .first = 77}, 1, 0, 0, {0}},
+    };
+    struct shard s;
+
+    (void)state;
+    shard_make(&s, &transposed, 3, 0, false);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct chunk_place at = {0};
+        struct err e = {0};
+        int rc =
+            resolve(&s, s.src, DTYPE_F32, &cases[i].box, cases[i].nd, NULL, &at, &e);
+
+        if (rc != cases[i].rc)
+            fail_msg("case %zu: %d %s", i, rc, e.text);
+        if (rc < 0)
+            continue;
+        if (cases[i].box.size[0])
+            assert_memory_equal(storage + cases[i].first, s.file.data + at.base, 4);
+        for (uint32_t k = 0; k < cases[i].nd; k++)
+            if (cases[i].box.size[k] > 1)
+                assert_int_equal(cases[i].step[k], at.step[k]);
+        source_put(at.src);
+    }
+    shard_release(&s);
 }
 
 /* A small blob costs one read, a large one its two ends. */
@@ -821,6 +867,7 @@ int main(void)
         cmocka_unit_test(test_resolve),
         cmocka_unit_test(test_resolve_mismatches),
         cmocka_unit_test(test_resolve_ranges),
+        cmocka_unit_test(test_resolve_cuts),
         cmocka_unit_test(test_few_reads),
         cmocka_unit_test(test_resolve_zstd),
         cmocka_unit_test(test_zstd_damage),

@@ -336,24 +336,26 @@ bool safetensors_magic(const unsigned char *head, size_t len, uint64_t size)
            memchr("{ \t\r\n", head[SAFETENSORS_PREFIX], 5);
 }
 
-/* Does the chunk describe this tensor, whole? */
+/* Does the chunk describe this tensor, or a box of it? Unit strides of the box. */
 static int check_chunk(const struct chunk *c, const struct chunk_tensor *t,
-                       const struct safetensors_tensor *stored, struct err *e)
+                       const struct safetensors_tensor *stored, int64_t *step,
+                       struct err *e)
 {
     struct shape shape, units;
+    uint64_t n = 0;
 
     if (stored->dtype != t->dtype)
         return err_set(e, EBADMSG, "its dtype is %s, the metadata say %s",
                        dtype_name(stored->dtype), dtype_name(t->dtype));
     safetensors_shape(stored, &shape);
-    if (shape_units(&shape, stored->dtype, &units, e) < 0)
+    if (shape_units(&shape, stored->dtype, &units, e) < 0 ||
+        shape_elements(&units, &n, e) < 0)
         return -e->code;
-    if (units.nd != t->units->nd ||
-        (units.nd > 0 && memcmp(units.dim, c->size, units.nd * sizeof *c->size) != 0))
+    if (!c->step && !c->first &&
+        (units.nd != t->units->nd ||
+         (units.nd > 0 && memcmp(units.dim, c->size, units.nd * sizeof *c->size) != 0)))
         return err_set(e, EBADMSG, "its shape is not that of the chunk");
-    if (c->step || c->first)
-        return err_set(e, EBADMSG, "a part of a stored tensor as chunk");
-    return 0;
+    return chunk_steps(c, t->units->nd, n, step, e);
 }
 
 static int codec_resolve(struct source *shard, const struct chunk *c,
@@ -363,21 +365,18 @@ static int codec_resolve(struct source *shard, const struct chunk *c,
 {
     CLEANUP(safetensors_header_release) struct safetensors_header h = {0};
     const struct safetensors_tensor *stored;
-    int64_t step = dtype_unit(t->dtype);
+    int64_t unit = dtype_unit(t->dtype);
 
     if (safetensors_read(shard, c->offset, c->length, &h, e) < 0)
         return -e->code;
     stored = safetensors_find(&h, t->key, t->key_len);
     if (!stored)
         return err_set(e, EBADMSG, "no tensor \"%.200s\" in it", t->key);
-    if (check_chunk(c, t, stored, e) < 0)
+    if (check_chunk(c, t, stored, out->step, e) < 0)
         return err_wrap(e, "tensor \"%.200s\"", t->key);
-    out->base = c->offset + h.data + stored->begin;
-    for (uint32_t k = t->units->nd; k-- > 0;) {
-        out->step[k] = step;
-        if (__builtin_mul_overflow(step, c->size[k], &step))
-            step = 0; /* only beside a dimension of 0: no element is ever addressed */
-    }
+    out->base = c->offset + h.data + stored->begin + c->first * (uint64_t)unit;
+    for (uint32_t k = 0; k < t->units->nd; k++)
+        out->step[k] *= unit; /* within the stored bytes: no overflow */
     out->flags = c->flags;
     out->src = source_get(shard);
     return 0;

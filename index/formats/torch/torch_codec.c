@@ -144,32 +144,6 @@ static int shape_mismatch(const struct item *item, const struct shape *want,
     return -e->code;
 }
 
-/* A box with an address of its own: it must lie within the item's elements. */
-static int place_box(const struct chunk *c, uint32_t nd, const struct item *item,
-                     int64_t *step, struct err *e)
-{
-    __int128 low = 0, high = 0, unit = 1;
-    uint64_t elements = 0;
-
-    if (shape_elements(&item->units, &elements, e) < 0)
-        return -e->code;
-    for (uint32_t k = nd; k-- > 0;) {
-        __int128 reach;
-
-        step[k] = c->step ? c->step[k] : (int64_t)unit;
-        if (c->size[k] == 0)
-            return 0; /* nothing is read */
-        unit *= c->size[k];
-        reach = (__int128)(c->size[k] - 1) * step[k];
-        if (unit > INT64_MAX || reach > INT64_MAX || reach < INT64_MIN)
-            return err_set(e, EBADMSG, "a box that reaches past the stored tensor");
-        *(reach < 0 ? &low : &high) += reach;
-    }
-    if (low + c->first < 0 || high + c->first >= elements)
-        return err_set(e, EBADMSG, "a box that reaches past the stored tensor");
-    return 0;
-}
-
 static bool is_contiguous(const struct item *item)
 {
     uint64_t unit = 1;
@@ -184,28 +158,6 @@ static bool is_contiguous(const struct item *item)
     return true;
 }
 
-/*
- * Unit strides of the box in the item. A chunk without an address of its own is the item,
- * with the item's strides. One with an address counts row-major units of the item, which
- * is the same as units of the storage only where the item is contiguous.
- */
-static int place_steps(const struct chunk *c, const struct chunk_tensor *t,
-                       const struct item *item, int64_t *step, struct err *e)
-{
-    struct shape want = {.nd = t->units->nd};
-
-    memcpy(want.dim, c->size, want.nd * sizeof *want.dim);
-    if (!c->step && c->first == 0) {
-        if (!shape_equal(&want, &item->units))
-            return shape_mismatch(item, &want, e);
-        memcpy(step, item->tensor.stride, want.nd * sizeof *step);
-        return 0;
-    }
-    if (!is_contiguous(item))
-        return err_set(e, ENOTSUP, "a flat range of a tensor that is not contiguous");
-    return place_box(c, want.nd, item, step, e);
-}
-
 static bool is_empty(const struct chunk *c, uint32_t nd)
 {
     for (uint32_t k = 0; k < nd; k++) {
@@ -215,6 +167,93 @@ static bool is_empty(const struct chunk *c, uint32_t nd)
     return false;
 }
 
+/* One dimension of an item, and which of its indices a box reaches. */
+struct reach {
+    uint64_t row_major; /* units to the next index */
+    __int128 low, high;
+};
+
+/*
+ * Dimension k of a box goes along one dimension of the item: its step in row-major units
+ * becomes one in units of the storage. False: it goes along none.
+ */
+static bool storage_step(const struct chunk *c, uint32_t k, const struct item *item,
+                         struct reach *reach, int64_t *step)
+{
+    uint64_t n = *step < 0 ? -(uint64_t)*step : (uint64_t)*step;
+    int64_t indices;
+    uint32_t j = 0;
+
+    while (j < item->units.nd && (item->units.dim[j] == 1 || reach[j].row_major > n))
+        j++;
+    if (j == item->units.nd || n % reach[j].row_major != 0)
+        return false;
+    indices = (int64_t)(n / reach[j].row_major) * (*step < 0 ? -1 : 1);
+    *(indices < 0 ? &reach[j].low : &reach[j].high) +=
+        (__int128)(c->size[k] - 1) * indices;
+    return !__builtin_mul_overflow(indices, item->tensor.stride[j], step);
+}
+
+/*
+ * A box cut out of an item that is stored in another order (transposed): its address
+ * counts row-major units, which are turned into the item's own strides. A range that runs
+ * on from row to row has none.
+ */
+static int place_cut(const struct chunk *c, uint32_t nd, const struct item *item,
+                     int64_t *step, int64_t *first, struct err *e)
+{
+    struct reach reach[SHAPE_MAX_DIMS];
+    uint64_t unit = 1, left = c->first;
+    bool whole = true;
+
+    for (uint32_t j = item->units.nd; j-- > 0;) {
+        reach[j].row_major = unit;
+        unit *= item->units.dim[j]; /* the product was checked with the tensor */
+    }
+    *first = 0;
+    for (uint32_t j = 0; j < item->units.nd; j++) {
+        reach[j].low = reach[j].high = left / reach[j].row_major;
+        *first += (int64_t)reach[j].low * item->tensor.stride[j];
+        left %= reach[j].row_major;
+    }
+    for (uint32_t k = 0; k < nd; k++)
+        whole &= c->size[k] == 1 || storage_step(c, k, item, reach, &step[k]);
+    for (uint32_t j = 0; j < item->units.nd; j++)
+        whole &= reach[j].low >= 0 && reach[j].high < item->units.dim[j];
+    if (!whole)
+        return err_set(e, ENOTSUP, "a flat range of a tensor that is not contiguous");
+    return 0;
+}
+
+/*
+ * Unit strides of the box in the item, and its first element. A chunk without an address
+ * of its own is the item, with the item's strides. One with an address counts row-major
+ * units of the item, which is the same as units of the storage only where the item is
+ * contiguous.
+ */
+static int place_steps(const struct chunk *c, const struct chunk_tensor *t,
+                       const struct item *item, int64_t *step, int64_t *first,
+                       struct err *e)
+{
+    struct shape want = {.nd = t->units->nd};
+    uint64_t units = 0;
+
+    memcpy(want.dim, c->size, want.nd * sizeof *want.dim);
+    *first = (int64_t)c->first;
+    if (!c->step && c->first == 0) {
+        if (!shape_equal(&want, &item->units))
+            return shape_mismatch(item, &want, e);
+        memcpy(step, item->tensor.stride, want.nd * sizeof *step);
+        return 0;
+    }
+    if (shape_elements(&item->units, &units, e) < 0 ||
+        chunk_steps(c, want.nd, units, step, e) < 0)
+        return -e->code;
+    return is_contiguous(item) || is_empty(c, want.nd)
+               ? 0
+               : place_cut(c, want.nd, item, step, first, e);
+}
+
 /* Where the elements are in `src`, of which the blob is bytes [off, off + len). */
 static int resolve_in(struct source *src, uint64_t off, uint64_t len,
                       const struct chunk *c, const struct chunk_tensor *t,
@@ -222,9 +261,10 @@ static int resolve_in(struct source *src, uint64_t off, uint64_t len,
 {
     unsigned unit = dtype_unit(t->dtype);
     struct item item;
+    int64_t first;
 
     if (open_item(src, off, len, &item, e) < 0 || check_dtype(&item, t, e) < 0 ||
-        place_steps(c, t, &item, out->step, e) < 0)
+        place_steps(c, t, &item, out->step, &first, e) < 0)
         return -e->code;
     for (uint32_t k = 0; k < t->units->nd; k++) {
         if (__builtin_mul_overflow(out->step[k], (int64_t)unit, &out->step[k]))
@@ -232,7 +272,7 @@ static int resolve_in(struct source *src, uint64_t off, uint64_t len,
     }
     out->base = item.base + item.tensor.data;
     if (!is_empty(c, t->units->nd)) /* then both lie within the storage */
-        out->base += (item.tensor.storage_offset + c->first) * unit;
+        out->base += (item.tensor.storage_offset + (uint64_t)first) * unit;
     out->flags = (uint8_t)(item.tensor.flags | c->flags);
     out->src = source_get(src);
     return 0;

@@ -163,24 +163,14 @@ static int place(const struct chunk *c, const struct chunk_tensor *t,
                  const struct promise *plain, struct chunk_place *out, struct err *e)
 {
     unsigned unit = dtype_unit(t->dtype);
-    uint64_t last = c->first, step = 1, reach;
-    bool empty = false;
 
-    for (uint32_t k = t->units->nd; k-- > 0;) {
-        uint64_t n = c->step ? (uint64_t)c->step[k] : step;
-
-        if (c->size[k] == 0) {
-            empty = true;
-            break;
-        }
-        if (n > INT64_MAX / unit || mul_overflows(c->size[k] - 1, n, &reach) ||
-            add_overflows(last, reach, &last) || mul_overflows(step, c->size[k], &step))
-            return err_set(e, EBADMSG, "a box that reaches past its storage");
-        out->step[k] = (int64_t)(n * unit);
-    }
-    if (!empty && last >= (plain->bytes - plain->skip) / unit)
-        return err_set(e, EBADMSG, "a box that reaches past its storage");
-    out->base = empty ? 0 : plain->skip + c->first * unit;
+    if (chunk_steps(c, t->units->nd, (plain->bytes - plain->skip) / unit, out->step,
+                    e) < 0)
+        return -e->code;
+    for (uint32_t k = 0; k < t->units->nd; k++)
+        if (__builtin_mul_overflow(out->step[k], (int64_t)unit, &out->step[k]))
+            return err_set(e, EBADMSG, "a stride over 2^63 bytes");
+    out->base = plain->skip + c->first * unit;
     return 0;
 }
 

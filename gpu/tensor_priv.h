@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/* gpu/tensor_priv.h - an open tensor, and one window of it, as the files of it see them. */
+#ifndef UFS_GPU_TENSOR_PRIV_H
+#define UFS_GPU_TENSOR_PRIV_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "gpu/tensor.h"
+
+struct arena;
+struct source;
+
+/* A chunk once it is known where it lies. */
+struct resolved {
+    struct source *src; /* owned */
+    struct plan_op op;
+};
+
+struct shard {
+    uint32_t number;
+    struct source *src;
+};
+
+struct tensor {
+    struct reader_env env;
+    atomic_uint refs;
+    struct arena *arena; /* guarded by lock once the tensor is open */
+    pthread_mutex_t lock;
+    struct tensor_info info;
+    struct shape units;
+    unsigned unit;
+    const struct plan *plan;
+    struct shard *shards; /* sorted by number */
+    size_t nshards;
+    _Atomic(struct resolved *) *resolved; /* one a chunk of the plan */
+};
+
+/* Finds where chunk i of the plan lies, and keeps that. Any thread. */
+int tensor_resolve(struct tensor *t, size_t i, struct err *e);
+
+/* The chunks of one window of stored bytes, resolved, and the runs that copy them. */
+struct cut {
+    struct tensor *t;
+    size_t *chunk; /* indices in the plan */
+    size_t n, cap;
+    struct source **src; /* by tag: place in `chunk` */
+    struct run_list runs;
+    bool flags; /* any work on elements */
+};
+
+void cut_release(struct cut *c);
+
+/* Resolves the chunks of [off, off + len); the runs are made by the second. */
+int cut_begin(struct cut *c, uint64_t off, uint64_t len, struct err *e);
+int cut_runs(struct cut *c, uint64_t off, uint64_t len, struct err *e);
+
+/* Are all files of it still those that were scanned? */
+int cut_check(const struct cut *c, struct err *e);
+
+static inline bool tensor_is_cast(const struct tensor *t)
+{
+    return t->info.dtype != t->info.stored;
+}
+
+#endif

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/kernels/test_cast.c - casts are held against arithmetic on the values themselves. */
+#include "gpu/cast.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* A short type, as its standard describes it. */
+struct kind {
+    enum dtype dtype;
+    int exponent, mantissa;
+    bool infinity;
+    double largest;
+};
+
+static const struct kind kinds[] = {
+    {DTYPE_F16, 5, 10, true, 65504.0},
+    {DTYPE_BF16, 8, 7, true, 0x1.fep127},
+    {DTYPE_F8_E4M3, 4, 3, false, 448.0},
+    {DTYPE_F8_E5M2, 5, 2, true, 57344.0},
+};
+
+static uint32_t patterns(const struct kind *k)
+{
+    return 1u << (1 + k->exponent + k->mantissa);
+}
+
+/* What a pattern means, from the definition. */
+static double value_of(const struct kind *k, uint32_t v)
+{
+    int bias = (1 << (k->exponent - 1)) - 1, top = (1 << k->exponent) - 1;
+    int exponent = (int)(v >> k->mantissa) & top;
+    int mantissa = (int)(v & ((1u << k->mantissa) - 1));
+    double sign = v & (patterns(k) >> 1) ? -1 : 1;
+
+    if (k->infinity && exponent == top)
+        return mantissa ? NAN : sign * INFINITY;
+    if (!k->infinity && exponent == top && mantissa == (1 << k->mantissa) - 1)
+        return NAN;
+    if (exponent == 0)
+        return sign * ldexp(mantissa, 1 - bias - k->mantissa);
+    return sign * ldexp(mantissa + (1 << k->mantissa), exponent - bias - k->mantissa);
+}
+
+static uint32_t pattern_of(enum dtype from, const void *element, enum dtype to)
+{
+    unsigned char bytes[8] = {0};
+    uint32_t v = 0;
+
+    cast_elements(from, to, element, bytes, 1);
+    memcpy(&v, bytes, dtype_unit(to));
+    return v;
+}
+
+static double to_double(const struct kind *k, uint32_t v)
+{
+    double d;
+
+    cast_elements(k->dtype, DTYPE_F64, &v, &d, 1);
+    return d;
+}
+
+/* Every pattern widens to its value, and comes back. */
+static void test_all_patterns(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        const struct kind *k = &kinds[i];
+
+        for (uint32_t v = 0; v < patterns(k); v++) {
+            double want = value_of(k, v), got = to_double(k, v);
+            float f;
+
+            cast_elements(k->dtype, DTYPE_F32, &v, &f, 1);
+            if (isnan(want)) {
+                assert_true(isnan(got) && isnan(f));
+                assert_true(isnan(value_of(k, pattern_of(DTYPE_F64, &got, k->dtype))));
+                assert_int_equal(!signbit(got), !(v & patterns(k) >> 1));
+                continue;
+            }
+            if (got != want || (double)f != want || signbit(got) != signbit(want))
+                fail_msg("%s %#x: %g, want %g", dtype_name(k->dtype), v, got, want);
+            assert_int_equal(v, pattern_of(DTYPE_F64, &got, k->dtype));
+            assert_int_equal(v, pattern_of(DTYPE_F32, &f, k->dtype));
+        }
+    }
+}
+
+static void expect(const struct kind *k, double d, uint32_t want)
+{
+    uint32_t got = pattern_of(DTYPE_F64, &d, k->dtype);
+    float f = (float)d;
+
+    if (got != want)
+        fail_msg("%a to %s: %#x, want %#x", d, dtype_name(k->dtype), got, want);
+    if ((double)f == d)
+        assert_int_equal(want, pattern_of(DTYPE_F32, &f, k->dtype));
+}
+
+/* Between two neighbours: the nearer one, and half way the even one. F64 rounds once. */
+static void test_rounding(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        const struct kind *k = &kinds[i];
+
+        for (uint32_t v = 0; value_of(k, v) < k->largest; v++) {
+            double low = value_of(k, v), high = value_of(k, v + 1);
+            double half = low + (high - low) / 2;
+            uint32_t sign = patterns(k) >> 1;
+
+            expect(k, half, v % 2 ? v + 1 : v);
+            expect(k, nextafter(half, INFINITY), v + 1);
+            expect(k, nextafter(half, 0), v);
+            expect(k, -half, sign | (v % 2 ? v + 1 : v));
+            expect(k, -nextafter(half, 0), sign | v);
+            expect(k, (double)nextafterf((float)half, INFINITY), v + 1);
+        }
+    }
+}
+
+/* Above the largest: half a step on is what it takes to become infinity (or NaN). */
+static void test_overflow(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        const struct kind *k = &kinds[i];
+        uint32_t top = 0;
+        double step;
+
+        while (value_of(k, top) < k->largest)
+            top++;
+        step = k->largest - value_of(k, top - 1);
+        expect(k, nextafter(k->largest + step / 2, 0), top);
+        expect(k, k->largest + step, top + 1);
+        expect(k, 1e300, top + 1);
+        expect(k, INFINITY, top + 1);
+        expect(k, -INFINITY, (patterns(k) >> 1) | (top + 1));
+        assert_true(k->infinity ? isinf(value_of(k, top + 1))
+                                : isnan(value_of(k, top + 1)));
+    }
+}
+
+static void test_doubles(void **state)
+{
+    static const double d[] = {1.5, -0.0, 0x1p-149, 0x1.8p-149, 0x1.000001p0, 1e300};
+    float f[ARRAY_SIZE(d)];
+    double back[ARRAY_SIZE(d)];
+
+    (void)state;
+    cast_elements(DTYPE_F64, DTYPE_F32, d, f, ARRAY_SIZE(d));
+    cast_elements(DTYPE_F32, DTYPE_F64, f, back, ARRAY_SIZE(d));
+    assert_true(f[0] == 1.5f && signbit(f[1]) && f[2] == 0x1p-149f);
+    assert_true(f[3] == 0x1p-148f); /* a tie: to even */
+    assert_true(f[4] == 1.0f && isinf(f[5]));
+    for (size_t i = 0; i < ARRAY_SIZE(d); i++)
+        assert_true(back[i] == (double)f[i]);
+}
+
+/* Longer than a block, at odd addresses, element by element. */
+static void test_many(void **state)
+{
+    enum { N = 5000 };
+    static unsigned char in[2 * N + 1], out[4 * N + 3];
+
+    (void)state;
+    for (size_t i = 0; i < N; i++) {
+        uint16_t v = (uint16_t)(i * 7);
+
+        memcpy(in + 1 + 2 * i, &v, 2);
+    }
+    cast_elements(DTYPE_F16, DTYPE_F32, in + 1, out + 3, N);
+    for (size_t i = 0; i < N; i++) {
+        float f;
+
+        memcpy(&f, out + 3 + 4 * i, 4);
+        if (!isnan(f))
+            assert_true((double)f == value_of(&kinds[0], (uint16_t)(i * 7)));
+    }
+}
+
+static void test_possible(void **state)
+{
+    (void)state;
+    assert_true(cast_possible(DTYPE_F64, DTYPE_F8_E4M3));
+    assert_true(cast_possible(DTYPE_BF16, DTYPE_BF16));
+    assert_false(cast_possible(DTYPE_I32, DTYPE_F32));
+    assert_false(cast_possible(DTYPE_F32, DTYPE_C64));
+    assert_false(cast_possible(DTYPE_F8_E8M0, DTYPE_F32));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_patterns), cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_doubles),
+        cmocka_unit_test(test_many),         cmocka_unit_test(test_possible),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
