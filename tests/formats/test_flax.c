@@ -75,8 +75,8 @@ static void test_refused(void **state)
     check_refused(FILE_OF("\x81\xa1\xff\x01"), "UTF-8");
     check_refused(FILE_OF("\x81\xa1w\xc1"), "no MessagePack");
     check_refused(FILE_OF("\x81\xa1w\xd4\x01\x05"), "[shape, type, bytes]");
-    check_refused(FILE_OF("\x81\xa1w\xc7\x03\x01\x93\xc0\xc0"), "shape");
-    check_refused(FILE_OF("\x81\xa1w\xc7\x05\x01\x93\x91\xff\xa1u"), "dimension");
+    check_refused(FILE_OF("\x81\xa1w\xc7\x04\x01\x93\xc0\xc0\xc0"), "shape");
+    check_refused(FILE_OF("\x81\xa1w\xc7\x06\x01\x93\x91\xff\xa1u\xc0"), "dimension");
     check_refused(FILE_OF("\x93\x01\x02\x03"), "no map");
     for (int i = 0; i < 101; i++)
         memcpy(deep + 3 * i, "\x81\xa1k", 3);

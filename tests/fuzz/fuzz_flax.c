@@ -26,7 +26,7 @@ static int on_array(void *user, const char *key, size_t len, const struct flax_a
     const size_t *size = user;
     uint64_t sum = 0, want = 0;
 
-    require(key[len] == '\0', "key");
+    require(memchr(key, '\0', len) == NULL, "key");
     require(a->dtype != DTYPE_NONE && a->count > 0 && a->shape.nd <= SHAPE_MAX_DIMS,
             "array");
     for (size_t i = 0; i < a->count; i++) {
@@ -47,7 +47,7 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
     CLEANUP(json_freep) struct json *doc = NULL;
 
     (void)user;
-    require(key[len] == '\0', "key");
+    require(memchr(key, '\0', len) == NULL, "key");
     if (json_parse(json, json_len, &limits, &doc, e) < 0) {
         fprintf(stderr, "%.*s: %s\n", (int)json_len, json, e->text);
         require(false, "not JSON");

@@ -202,7 +202,8 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
 {
     struct scan *s = user;
 
-    if (len == 4 && memcmp(key, "step", 4) == 0 && json_len < 17 && isdigit((unsigned char)json[0])) {
+    if (len == 4 && memcmp(key, "step", 4) == 0 && json_len < 17 &&
+        isdigit((unsigned char)json[0])) {
         char *end;
         char text[24];
 

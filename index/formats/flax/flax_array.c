@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/checked.h"
 #include "base/err.h"
+#include "remote/source.h"
 
 enum {
     MAX_CHUNKS = 1 << 20, /* of 1 GiB each where flax wrote them */
@@ -66,7 +67,7 @@ void flax_array_release(struct flax_array *a)
 
 static int bad(const struct msgpack *m, const char *what, struct err *e)
 {
-    return err_set(e, EBADMSG, "byte %" PRIu64 ": %s", m->pos, what);
+    return err_set(e, EBADMSG, "%s: byte %" PRIu64 ": %s", m->src->name, m->pos, what);
 }
 
 static int add_piece(struct flax_array *a, const struct flax_piece *p, struct err *e)
@@ -237,7 +238,7 @@ static int read_positions(struct msgpack *m, uint64_t max, uint64_t *count,
 
 static int read_chunked_shape(struct msgpack *m, struct shape *out, struct err *e)
 {
-    uint64_t seen = 0, n, i;
+    uint64_t seen = 0, n = 0, i;
 
     if (read_positions(m, SHAPE_MAX_DIMS, &n, e) < 0)
         return -e->code;
@@ -280,7 +281,7 @@ static int take_chunk(struct msgpack *m, struct flax_array *a, uint64_t i,
 
 static int read_chunks(struct msgpack *m, struct flax_array *a, struct err *e)
 {
-    uint64_t n, i;
+    uint64_t n = 0, i;
 
     if (read_positions(m, MAX_CHUNKS, &n, e) < 0)
         return -e->code;

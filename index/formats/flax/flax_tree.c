@@ -131,7 +131,7 @@ static int write_array(struct walk *w, const struct msgpack_value *v, struct err
     CLEANUP(flax_array_release) struct flax_array a = {0};
 
     if (flax_array_read(&w->m, v, &a, e) < 0)
-        return err_wrap(e, "%s", w->m.src->name);
+        return -e->code;
     return report_array(w, &a, e);
 }
 
@@ -282,7 +282,7 @@ static int try_chunked(struct walk *w, const struct msgpack_value *map, struct e
         return 0;
     w->m = ahead;
     if (flax_chunked_read(&w->m, map->len, &a, e) < 0)
-        return err_wrap(e, "%s", w->m.src->name);
+        return -e->code;
     return report_array(w, &a, e) < 0 ? -e->code : 1;
 }
 

@@ -36,8 +36,8 @@ struct flax_array {
 };
 
 /*
- * Both get keys joined by dots (positions of lists as numbers), borrowed for the call,
- * and stop the walk by returning an error.
+ * Both get keys joined by dots (positions of lists as numbers), without a NUL behind and
+ * borrowed for the call, and stop the walk by returning an error.
  */
 struct flax_visitor {
     int (*array)(void *user, const char *key, size_t len, const struct flax_array *a,
