@@ -3,6 +3,7 @@
 #include "index/formats/hf/hf_config.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -18,9 +19,13 @@ static const char head_key[] = "lm_head.weight";
 
 static void take_values(const struct json *doc, struct hf_config *out)
 {
+    const char *version;
+
     json_bool(json_get(doc, "tie_word_embeddings"), &out->tied);
     json_u64(json_get(doc, "hidden_size"), &out->hidden_size);
     json_u64(json_get(doc, "vocab_size"), &out->vocab_size);
+    if (json_string(json_get(doc, "transformers_version"), &version))
+        snprintf(out->transformers, sizeof out->transformers, "%s", version);
 }
 
 int hf_config_read(struct listing *l, const char *dir, struct sink *sink,

@@ -9,10 +9,11 @@ struct err;
 struct listing;
 struct sink;
 
-/* 0 and false where it says nothing. */
+/* 0, false and "" where it says nothing. */
 struct hf_config {
     bool tied; /* tie_word_embeddings */
     uint64_t hidden_size, vocab_size;
+    char transformers[32]; /* the version that wrote it */
 };
 
 /*

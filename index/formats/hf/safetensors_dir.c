@@ -64,6 +64,7 @@ static int name_files(struct scan *s, struct err *e)
         if (!is_wanted(s, name))
             continue;
         s->files.file[count].name = join(s, name);
+        s->files.file[count].shown = s->how->shown;
         if (!s->files.file[count++].name)
             return err_set(e, ENAMETOOLONG, "%s: the path is too long", name);
     }
@@ -199,8 +200,9 @@ static int scan(struct scan *s, struct safetensors_told *told, struct err *e)
         if (ends_with(listing_at(s->list, i)->name, index_suffix) &&
             read_index(s, listing_at(s->list, i)->name, e) < 0)
             return -e->code;
-    return s->files.count == 1 ? sink_whole_file(s->sink, s->files.file[0].number, e)
-                               : 0;
+    if (s->files.count > 1 || s->how->shown)
+        return 0;
+    return sink_whole_file(s->sink, s->files.file[0].number, e);
 }
 
 int safetensors_dir_report(const struct scan_context *c, struct sink *sink,

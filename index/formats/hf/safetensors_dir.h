@@ -13,10 +13,11 @@ struct scan_context;
 
 /* How they are shown. */
 struct safetensors_how {
-    const char *dir;  /* relative to the checkpoint's directory */
+    const char *dir;  /* relative to the checkpoint's directory, "": itself */
     const char *name; /* the only file that counts; NULL: all *.safetensors */
     const char *part; /* sink_tensor.part of all tensors, or NULL */
     int role;         /* enum role of all tensors, or -1: by part and key */
+    bool shown;       /* the files stay visible as they are */
 };
 
 struct safetensors_told {

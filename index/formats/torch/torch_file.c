@@ -140,8 +140,9 @@ static bool is_state_of_run(const struct listing *l, const char *name)
 {
     static const char dataloader[] = "train_dataloader_dprank";
     static const char *const words[] = {
-        "latest_train_state", "train_state", "training_args", "rng",
-        "random_states",      "scheduler",   "scaler",        "sampler"};
+        "latest_train_state", "train_state",      "training_args", "rng",
+        "random_states",      "scheduler",        "scaler",        "sampler",
+        "dl_state_dict",      "custom_checkpoint"};
 
     for (size_t i = 0; i < ARRAY_SIZE(words); i++) {
         size_t n = strlen(words[i]);

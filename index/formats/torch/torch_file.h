@@ -14,6 +14,7 @@ struct source;
 /* One torch.save file, zip or legacy. `struct torch_file f = {.path = ...};` is closed. */
 struct torch_file {
     const char *path;  /* relative to the checkpoint's directory; borrowed */
+    bool shown;        /* it stays visible in the mount */
     uint32_t number;   /* of sink_file() */
     struct file_id id; /* when it was registered */
     struct source *src;
@@ -75,6 +76,7 @@ struct torch_report {
     const char *const *skip; /* NULL-terminated, or NULL */
     /* Entries model, module, state_dict, model_state_dict, state.model are wrappers. */
     bool wrappers;
+    bool shown; /* the file stays visible: torch_file.shown of torch_file_report() */
     /* Is the tensor of this key (without the prefix) reported? NULL: all are. */
     bool (*wants)(void *user, const char *key, size_t len);
     void *user;

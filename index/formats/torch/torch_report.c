@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/keyset.h"
 #include "index/formats/format.h"
+#include "index/formats/json_object.h"
 #include "index/formats/torch/torch_walk.h"
 #include "index/names.h"
 #include "remote/source.h"
@@ -31,8 +32,11 @@ static const uint64_t LARGE = UINT64_C(1) << 30;
 
 int torch_file_register(struct sink *sink, struct torch_file *f, struct err *e)
 {
-    if (sink_file(sink, f->path, strlen(f->path), &f->number, e) < 0)
-        return -e->code;
+    int rc = f->shown ? sink_file_shown(sink, f->path, strlen(f->path), &f->number, e)
+                      : sink_file(sink, f->path, strlen(f->path), &f->number, e);
+
+    if (rc < 0)
+        return rc;
     if (!sink_file_id(sink, f->number, &f->id))
         return err_set(e, ENOENT, "%s is missing", f->path);
     return 0;
@@ -342,21 +346,6 @@ static const char *key_of_path(void *user, const char *path, size_t path_len,
     return key;
 }
 
-static int add_unreadable(struct sink *sink, const char *key, size_t key_len,
-                          const struct err *why, struct err *e)
-{
-    CLEANUP(buf_release) struct buf json = {0};
-
-    buf_adds(&json, "{\"$type\":\"opaque\",\"class\":\"unreadable\",\"error\":");
-    buf_add_json(&json, why->text, strlen(why->text));
-    buf_addc(&json, '}');
-    if (buf_failed(&json) ||
-        sink_warning(sink, "object", "%.*s: %s", (int)MIN(key_len, (size_t)256), key,
-                     why->text) < 0)
-        return err_nomem(e);
-    return sink_object(sink, key, key_len, json.data, json.len, e);
-}
-
 /* `base`: the path of v in the object; `visits`: how many values it has. */
 static int add_object(struct report *r, const char *key, size_t key_len,
                       const struct pv *v, const struct buf *base, uint64_t visits,
@@ -372,7 +361,7 @@ static int add_object(struct report *r, const char *key, size_t key_len,
         0)
         return sink_object(r->sink, key, key_len, json.data, json.len, e);
     if (why.code != ENOMEM)
-        return add_unreadable(r->sink, key, key_len, &why, e);
+        return object_unreadable(r->sink, key, key_len, &why, e);
     *e = why;
     return -e->code;
 }
@@ -567,7 +556,7 @@ static bool is_damage(int code)
 int torch_file_report(const struct scan_context *c, struct sink *sink, const char *path,
                       const struct torch_report *how, struct err *e)
 {
-    CLEANUP(torch_file_close) struct torch_file f = {.path = path};
+    CLEANUP(torch_file_close) struct torch_file f = {.path = path, .shown = how->shown};
     const char *object = how->object ? how->object : path;
     struct err why = {0};
 
@@ -576,7 +565,7 @@ int torch_file_report(const struct scan_context *c, struct sink *sink, const cha
         torch_file_report_loaded(sink, &f, how, &why) == 0)
         return 0;
     if (!how->strict && is_damage(why.code))
-        return add_unreadable(sink, object, strlen(object), &why, e);
+        return object_unreadable(sink, object, strlen(object), &why, e);
     *e = why;
     return -e->code;
 }

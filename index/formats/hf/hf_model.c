@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/hf/hf_model.c - a Hugging Face model as the model of a larger checkpoint. */
+#include "index/formats/hf/hf_model.h"
+
+#include "index/formats/format.h"
+#include "index/formats/hf/safetensors_dir.h"
+#include "index/formats/hf/safetensors_layout.h"
+#include "index/formats/torch/torch_file.h"
+#include "index/formats/torch/torch_layout.h"
+
+extern const struct format_driver format_safetensors, format_torch_file;
+
+static void take_safetensors(const struct listing *l, struct hf_model *out)
+{
+    struct safetensors_layout x;
+
+    safetensors_layout(l, &x);
+    *out =
+        (struct hf_model){&format_safetensors, x.main, x.kind == SAFETENSORS_ADAPTER};
+}
+
+static void take_torch(const struct listing *l, struct hf_model *out)
+{
+    struct torch_layout x;
+
+    torch_layout(l, &x);
+    *out =
+        (struct hf_model){&format_torch_file, x.main, x.kind == TORCH_LAYOUT_ADAPTER};
+}
+
+/* The drivers know best which of two kinds of files transformers would load. */
+bool hf_model_find(struct listing *l, struct hf_model *out)
+{
+    struct bid safetensors = {0}, torch = {0};
+
+    *out = (struct hf_model){0};
+    format_safetensors.bid(l, &safetensors);
+    format_torch_file.bid(l, &torch);
+    if (safetensors.score == 0 && torch.score == 0)
+        return false;
+    if (safetensors.score >= torch.score)
+        take_safetensors(l, out);
+    else
+        take_torch(l, out);
+    return true;
+}
+
+int hf_model_report(const struct hf_model *m, const struct scan_context *c,
+                    struct sink *sink, struct err *e)
+{
+    return m->driver->scan(c, sink, e);
+}
+
+int hf_adapter_report(const struct hf_model *m, const struct scan_context *c,
+                      struct sink *sink, struct err *e)
+{
+    const struct safetensors_how how = {
+        .dir = "", .name = m->main, .part = m->main, .role = ROLE_OTHER, .shown = true};
+    const struct torch_report torch = {.role = ROLE_OTHER, .shown = true};
+    struct safetensors_told told;
+
+    if (m->driver == &format_safetensors)
+        return safetensors_dir_report(c, sink, &how, &told, e);
+    return torch_file_report(c, sink, m->main, &torch, e);
+}

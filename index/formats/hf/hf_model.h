@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/hf/hf_model.h - a Hugging Face model as the model of a larger checkpoint. */
+#ifndef UFS_INDEX_FORMATS_HF_MODEL_H
+#define UFS_INDEX_FORMATS_HF_MODEL_H
+
+#include "base/base.h"
+
+struct err;
+struct listing;
+struct scan_context;
+struct sink;
+
+struct hf_model {
+    const struct format_driver *driver; /* that reads it; NULL: there is no model */
+    const char *main; /* its file, or its index; borrowed from the listing */
+    bool adapter;     /* of PEFT, without its base model */
+};
+
+/*
+ * The model in the directory itself, in safetensors or in torch.save files, single,
+ * indexed, numbered or an adapter: what its own driver would take if nothing else stood
+ * there. For bids, too.
+ */
+bool hf_model_find(struct listing *l, struct hf_model *out);
+
+/*
+ * Reports it with all that belongs to it: `sink_checkpoint` comes from its driver, and is
+ * to be said again by the caller. Errors are those of the driver's scan().
+ */
+int hf_model_report(const struct hf_model *m, const struct scan_context *c,
+                    struct sink *sink, struct err *e);
+
+/*
+ * An adapter beside a model of other files: its tensors are of role other, the part is
+ * its name, and the file stays visible.
+ */
+int hf_adapter_report(const struct hf_model *m, const struct scan_context *c,
+                      struct sink *sink, struct err *e);
+
+#endif

@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/hf/hf_trainer.c - checkpoints of Hugging Face's Trainer and of Accelerate. */
+#include "index/formats/format.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "index/formats/dcp/torch_dcp.h"
+#include "index/formats/hf/hf_config.h"
+#include "index/formats/hf/hf_model.h"
+#include "index/formats/hf/safetensors_dir.h"
+#include "index/formats/hf/train_parts.h"
+#include "index/formats/json_object.h"
+#include "index/formats/object_value.h"
+#include "index/formats/step.h"
+#include "index/formats/torch/torch_file.h"
+
+enum { STATE_HEAD = 4096 }; /* of trainer_state.json, whose members are sorted */
+
+static const char state_name[] = "trainer_state.json";
+
+/* ---- what is there ---- */
+
+/* Which of several copies of the model is shown as the model. */
+enum main_model {
+    MAIN_NONE,
+    MAIN_HF,   /* what save_pretrained wrote */
+    MAIN_DCP,  /* pytorch_model_fsdp_0/ */
+    MAIN_FILE, /* pytorch_model_fsdp.bin */
+};
+
+struct survey {
+    struct hf_model hf;
+    enum main_model main;
+    uint64_t count[TRAIN_KINDS];
+    uint64_t ranks;
+    bool json;       /* trainer_state.json is one */
+    bool unfinished; /* .distcp files of the model, without metadata */
+};
+
+static bool is_torch(struct listing *l, const char *name)
+{
+    unsigned char head[TORCH_HEAD];
+    size_t got = 0;
+    enum torch_kind kind;
+
+    if (listing_peek(l, name, head, sizeof head, &got) < 0)
+        return false;
+    kind = torch_sniff(head, got);
+    return kind == TORCH_ZIP || kind == TORCH_MAYBE || kind == TORCH_LEGACY;
+}
+
+static bool is_dcp(struct listing *l, const char *name)
+{
+    struct listing *sub = listing_sub(l, name);
+    struct dcp_found found;
+
+    return sub && dcp_find(sub, &found);
+}
+
+static bool has_distcp(const struct listing *l)
+{
+    for (size_t i = 0; l && i < listing_count(l); i++) {
+        const char *dot = strrchr(listing_at(l, i)->name, '.');
+
+        if (dot && strcmp(dot, ".distcp") == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool is_trainer_state(struct listing *l)
+{
+    char head[STATE_HEAD];
+    size_t got = 0;
+
+    return listing_peek(l, state_name, head, sizeof head, &got) == 0 &&
+           memmem(head, got, "\"global_step\"", 13);
+}
+
+/* Is it what its name says? The many files of a name that others need not be asked. */
+static bool is_real(struct listing *l, const char *name, const struct train_part *part)
+{
+    switch (part->kind) {
+    case TRAIN_MODEL_DCP:
+    case TRAIN_OPTIM_DCP:
+        return is_dcp(l, name);
+    case TRAIN_MODEL_FILE:
+    case TRAIN_OPTIM_FILE:
+        return is_torch(l, name);
+    case TRAIN_RNG:
+        return part->rank > 0 || is_torch(l, name);
+    case TRAIN_MODEL_RANK:
+    case TRAIN_OPTIM_RANK:
+    case TRAIN_MORE_MODEL:
+    case TRAIN_MORE_MODEL_BIN:
+    case TRAIN_STATE:
+    case TRAIN_ARGS:
+    case TRAIN_JSON:
+    case TRAIN_DEEPSPEED:
+    case TRAIN_KINDS:
+        break;
+    }
+    return true;
+}
+
+/* Shards win over full copies, names of the model's own library over FSDP's. */
+static enum main_model main_of(const struct survey *s)
+{
+    if (s->hf.driver && !s->hf.adapter)
+        return MAIN_HF;
+    if (s->count[TRAIN_MODEL_DCP])
+        return MAIN_DCP;
+    if (s->count[TRAIN_MODEL_FILE])
+        return MAIN_FILE;
+    return s->hf.driver ? MAIN_HF : MAIN_NONE;
+}
+
+static void look(struct listing *l, struct survey *s)
+{
+    struct train_part part;
+
+    *s = (struct survey){0};
+    hf_model_find(l, &s->hf);
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        if (!train_part_of(entry, &part))
+            continue;
+        if (is_real(l, entry->name, &part)) {
+            s->count[part.kind]++;
+            s->ranks = MAX(s->ranks, part.kind == TRAIN_RNG ? part.rank + 1 : 0);
+        } else if (part.kind == TRAIN_MODEL_DCP) {
+            s->unfinished |= has_distcp(listing_sub(l, entry->name));
+        }
+    }
+    s->json = s->count[TRAIN_JSON] && is_trainer_state(l);
+    s->main = main_of(s);
+}
+
+static bool has_optimizer(const struct survey *s)
+{
+    return s->count[TRAIN_OPTIM_DCP] || s->count[TRAIN_OPTIM_FILE];
+}
+
+static void say(struct bid *out, int score, const char *why)
+{
+    out->score = score;
+    snprintf(out->reason, sizeof out->reason, "%s", why);
+}
+
+static void trainer_bid(struct listing *l, struct bid *out)
+{
+    struct survey s;
+
+    *out = (struct bid){0};
+    look(l, &s);
+    if (s.unfinished && s.main != MAIN_HF)
+        return;
+    if (s.json && (s.main || has_optimizer(&s)))
+        say(out, 92, "trainer_state.json beside a model or an optimizer");
+    else if (s.count[TRAIN_RNG] && (s.main || has_optimizer(&s)))
+        say(out, 90, "random states beside a model or an optimizer");
+    else if (s.count[TRAIN_MODEL_DCP])
+        say(out, 88, "pytorch_model_fsdp_N/ is a DCP checkpoint");
+    else if (s.count[TRAIN_MODEL_FILE])
+        say(out, 86, "pytorch_model_fsdp.bin is a torch.save file");
+    else if (s.main == MAIN_HF && has_optimizer(&s))
+        say(out, 86, "an optimizer beside a Hugging Face model");
+    else if (s.main == MAIN_HF && s.count[TRAIN_ARGS])
+        say(out, 84, "training_args.bin beside a Hugging Face model");
+}
+
+/* ---- the model ---- */
+
+struct scan {
+    const struct scan_context *c;
+    struct sink *sink;
+    struct survey has;
+    uint64_t dcp_ranks;
+    char metadata[PATH_MAX]; /* the file that decides about the model */
+    struct hf_config config;
+    bool has_step, has_epoch;
+    int64_t step;
+    double epoch;
+};
+
+static int set_metadata(struct scan *s, const char *name, struct err *e)
+{
+    if (store_join(s->c->dir, name, s->metadata, sizeof s->metadata) < 0)
+        return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", s->c->dir, name);
+    return 0;
+}
+
+/* Hidden, and watched: names that come into it change what is found. */
+static int add_part(struct scan *s, const char *dir, struct err *e)
+{
+    if (sink_part(s->sink, dir, e) < 0)
+        return -e->code;
+    return sink_watch(s->sink, dir, e);
+}
+
+static int warned(int r, struct err *e)
+{
+    return r < 0 ? err_nomem(e) : 0;
+}
+
+static int report_hf(struct scan *s, struct err *e)
+{
+    const struct hf_model *hf = &s->has.hf;
+
+    if (!hf->driver)
+        return 0;
+    if (s->has.main != MAIN_HF)
+        return hf_adapter_report(hf, s->c, s->sink, e);
+    if (set_metadata(s, hf->main, e) < 0)
+        return -e->code;
+    return hf_model_report(hf, s->c, s->sink, e);
+}
+
+/* Where save_pretrained wrote the same model a second time. */
+static int warn_copy(struct scan *s, const char *name, struct err *e)
+{
+    return warned(sink_warning(s->sink, "two-models",
+                               "%s holds the model a second time: its tensors are of "
+                               "role other",
+                               name),
+                  e);
+}
+
+/* How a further copy, or a further model, is told from the first one. */
+static int role_of_model(const struct scan *s, const struct train_part *part,
+                         enum main_model kind, const char *name, const char **shown_as)
+{
+    bool first = part->index == 0;
+
+    *shown_as = first && s->has.main == kind ? NULL : name;
+    return first && s->has.main != kind ? ROLE_OTHER : ROLE_MODEL;
+}
+
+static int report_model_dcp(struct scan *s, const char *name,
+                            const struct train_part *part, struct err *e)
+{
+    struct dcp_how how = {.dir = name};
+    struct dcp_told told;
+    int r;
+
+    if (add_part(s, name, e) < 0)
+        return -e->code;
+    how.role = role_of_model(s, part, MAIN_DCP, name, &how.part);
+    if (how.role == ROLE_OTHER && warn_copy(s, name, e) < 0)
+        return -e->code;
+    how.object = part->index > 0 ? name : NULL;
+    r = dcp_report(s->c, s->sink, &how, &told, e);
+    s->dcp_ranks = MAX(s->dcp_ranks, told.ranks);
+    if (!how.part)
+        memcpy(s->metadata, told.metadata, sizeof s->metadata);
+    return r;
+}
+
+static int report_model_file(struct scan *s, const char *name,
+                             const struct train_part *part, struct err *e)
+{
+    struct torch_report how = {.prefix = "", .entries = true, .strict = true};
+
+    how.role = role_of_model(s, part, MAIN_FILE, name, &how.part);
+    if ((how.role == ROLE_OTHER && warn_copy(s, name, e) < 0) ||
+        (!how.part && set_metadata(s, name, e) < 0))
+        return -e->code;
+    return torch_file_report(s->c, s->sink, name, &how, e);
+}
+
+/* A second model of one Accelerator. */
+static int report_more_model(struct scan *s, const char *name, struct err *e)
+{
+    const struct safetensors_how how = {
+        .dir = "", .name = name, .part = name, .role = ROLE_MODEL};
+    struct safetensors_told told;
+
+    return safetensors_dir_report(s->c, s->sink, &how, &told, e);
+}
+
+/* ---- optimizers and other state ---- */
+
+/* A state that cannot be read is no reason to hide the model. */
+static int report_optim_dcp(struct scan *s, const char *name,
+                            const struct train_part *part, struct err *e)
+{
+    const struct dcp_how how = {.dir = name,
+                                .part = name,
+                                .role = ROLE_OPTIMIZER,
+                                .object = part->index > 0 ? name : NULL};
+    struct dcp_told told;
+    struct err why = {0};
+
+    if (add_part(s, name, e) < 0)
+        return -e->code;
+    if (dcp_report(s->c, s->sink, &how, &told, &why) == 0) {
+        s->dcp_ranks = MAX(s->dcp_ranks, told.ranks);
+        return 0;
+    }
+    if (why.code == EBADMSG || why.code == ENOTSUP || why.code == ENOENT ||
+        why.code == EIO)
+        return warned(sink_warning(s->sink, "damaged-part", "%s: %s", name, why.text),
+                      e);
+    *e = why;
+    return -e->code;
+}
+
+/* Objects are FILE:ENTRY, as states and param_groups of several optimizers meet. */
+static int report_optim_file(struct scan *s, const char *name, struct err *e)
+{
+    char object[NAME_MAX + 2];
+    const struct torch_report how = {.prefix = "",
+                                     .part = name,
+                                     .role = ROLE_OPTIMIZER,
+                                     .entries = true,
+                                     .object = object};
+
+    snprintf(object, sizeof object, "%s:", name);
+    return torch_file_report(s->c, s->sink, name, &how, e);
+}
+
+static int report_state(struct scan *s, const char *name, bool shown, struct err *e)
+{
+    const struct torch_report how = {.role = ROLE_OTHER, .shown = shown};
+
+    return torch_file_report(s->c, s->sink, name, &how, e);
+}
+
+static int report_json(struct scan *s, struct err *e)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+
+    if (json_file_object(s->c->listing, state_name, s->sink, &doc, e) < 0)
+        return -e->code;
+    s->has_step = json_i64(json_get(doc, "global_step"), &s->step);
+    s->has_epoch = json_double(json_get(doc, "epoch"), &s->epoch);
+    return 0;
+}
+
+static int report_part(struct scan *s, const char *name, const struct train_part *part,
+                       struct err *e)
+{
+    switch (part->kind) {
+    case TRAIN_MODEL_DCP:
+        return report_model_dcp(s, name, part, e);
+    case TRAIN_MODEL_FILE:
+    case TRAIN_MORE_MODEL_BIN:
+        return report_model_file(s, name, part, e);
+    case TRAIN_MORE_MODEL:
+        return report_more_model(s, name, e);
+    case TRAIN_OPTIM_DCP:
+        return report_optim_dcp(s, name, part, e);
+    case TRAIN_OPTIM_FILE:
+        return report_optim_file(s, name, e);
+    case TRAIN_RNG:
+    case TRAIN_STATE:
+        return report_state(s, name, false, e);
+    case TRAIN_ARGS:
+        return report_state(s, name, true, e);
+    case TRAIN_JSON:
+        return report_json(s, e);
+    case TRAIN_MODEL_RANK:
+    case TRAIN_OPTIM_RANK:
+    case TRAIN_DEEPSPEED:
+    case TRAIN_KINDS:
+        break;
+    }
+    return 0;
+}
+
+static int report_parts(struct scan *s, struct err *e)
+{
+    const struct listing *l = s->c->listing;
+    struct train_part part;
+
+    for (size_t i = 0; i < listing_count(l); i++)
+        if (train_part_of(listing_at(l, i), &part) &&
+            report_part(s, listing_at(l, i)->name, &part, e) < 0)
+            return -e->code;
+    return 0;
+}
+
+/* ---- the checkpoint as a whole ---- */
+
+static bool is_trainer(const struct survey *s)
+{
+    return s->json || s->count[TRAIN_ARGS];
+}
+
+static const char *format_of(const struct survey *s)
+{
+    if (is_trainer(s))
+        return "hf-trainer";
+    return s->count[TRAIN_MODEL_DCP] || s->count[TRAIN_MODEL_FILE] ||
+                   s->count[TRAIN_OPTIM_DCP]
+               ? "accelerate-fsdp"
+               : "accelerate";
+}
+
+static const char *model_text(const struct survey *s)
+{
+    static const char *const texts[] = {"none", "Hugging Face", "FSDP, sharded",
+                                        "FSDP, in one file"};
+
+    return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];
+}
+
+static const char *optimizer_text(const struct survey *s)
+{
+    if (s->count[TRAIN_OPTIM_DCP])
+        return "FSDP, sharded";
+    return s->count[TRAIN_OPTIM_FILE] ? "in one file" : "none";
+}
+
+static void add_topology(const struct scan *s, struct buf *out)
+{
+    uint64_t ranks = MAX(s->has.ranks, s->dcp_ranks);
+
+    buf_addc(out, '{');
+    if (ranks > 0)
+        buf_addf(out, "\"ranks\": %" PRIu64 ", ", ranks);
+    if (s->has_epoch) {
+        buf_adds(out, "\"epoch\": ");
+        object_value_double(out, s->epoch);
+        buf_adds(out, ", ");
+    }
+    buf_addf(out, "\"model\": \"%s\", \"optimizer\": \"%s\"}", model_text(&s->has),
+             optimizer_text(&s->has));
+}
+
+/* Accelerate's automatic names count saves, not steps. */
+static bool step_of_dir(const struct scan *s, int64_t *step)
+{
+    const char *name = listing_name(s->c->listing);
+
+    return strncmp(name, "checkpoint_", strlen("checkpoint_")) != 0 &&
+           step_of_name(name, step);
+}
+
+static int tell_checkpoint(const struct scan *s, struct err *e)
+{
+    CLEANUP(buf_release) struct buf topology = {0};
+    bool trainer = is_trainer(&s->has);
+    struct sink_checkpoint about = {
+        .format = format_of(&s->has),
+        .framework = trainer ? "Hugging Face Trainer" : "Hugging Face Accelerate",
+        .version = trainer && s->config.transformers[0] ? s->config.transformers : NULL,
+        .metadata_file = s->metadata[0] ? s->metadata : NULL,
+        .adapter = s->has.main == MAIN_HF && s->has.hf.adapter,
+        .has_step = s->has_step,
+        .step = s->step,
+    };
+
+    if (!about.has_step)
+        about.has_step = step_of_dir(s, &about.step);
+    add_topology(s, &topology);
+    if (buf_failed(&topology))
+        return err_nomem(e);
+    about.topology = topology.data;
+    return sink_checkpoint(s->sink, &about, e);
+}
+
+static int trainer_scan(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    struct scan s = {.c = c, .sink = sink};
+    struct err failed = {0};
+
+    look(c->listing, &s.has);
+    if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
+        return -e->code;
+    if (report_hf(&s, &failed) == 0)
+        report_parts(&s, &failed);
+    /* The driver of the model has told what it took the checkpoint for. */
+    if (tell_checkpoint(&s, e) < 0)
+        return -e->code;
+    if (failed.code)
+        *e = failed;
+    return -e->code;
+}
+
+const struct format_driver format_hf_trainer = {
+    .name = "hf_trainer",
+    .title = "Hugging Face Trainer's checkpoint-N, Accelerate's save_state with FSDP",
+    .bid = trainer_bid,
+    .scan = trainer_scan,
+};
