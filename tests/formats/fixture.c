@@ -157,7 +157,7 @@ static bool same_number(const struct json *a, const struct json *b)
     return json_double(a, &x) && json_double(b, &y) && fabs(x - y) <= 0;
 }
 
-static bool same_json(const struct json *a, const struct json *b)
+bool same_json(const struct json *a, const struct json *b)
 {
     const char *x, *y;
     bool p, q;

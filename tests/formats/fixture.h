@@ -24,6 +24,9 @@ const struct tensor_info *tensor(const struct opened *o, const char *key);
 void read_file(const char *path, struct buf *out);
 struct json *read_json(const char *path);
 
+/* Equal but for the order of members; integers exactly. */
+bool same_json(const struct json *a, const struct json *b);
+
 /*
  * A test of cmocka whose state is FOLDER/NAME: everything that NAME.expected.json says:
  * format and framework ("PyTorch" when it says nothing); each tensor's dtype, shape and

@@ -140,8 +140,8 @@ void check_warnings(struct opened *o, const char *want)
     assert_string_equal(text.data, want);
 }
 
-int run_with_fixtures(const char *name, int argc, char **argv,
-                      const struct CMUnitTest *others, size_t n)
+int run_with(const char *name, int argc, char **argv, CMUnitTestFunction fixture,
+             const struct CMUnitTest *others, size_t n)
 {
     static struct CMUnitTest tests[MAX_TESTS];
     size_t fixtures, count;
@@ -152,6 +152,8 @@ int run_with_fixtures(const char *name, int argc, char **argv,
     count = fixtures = fixture_tests(argv[1], tests, MAX_TESTS - n);
     if (fixtures == 0)
         return 2; /* a test that looked at nothing has not passed */
+    for (size_t i = 0; i < fixtures; i++)
+        tests[i].test_func = fixture;
     for (size_t i = 0; i < n; i++) {
         tests[count] = others[i];
         tests[count++].initial_state = argv[1];
@@ -160,4 +162,10 @@ int run_with_fixtures(const char *name, int argc, char **argv,
     for (size_t i = 0; i < fixtures; i++)
         free(tests[i].initial_state);
     return rc;
+}
+
+int run_with_fixtures(const char *name, int argc, char **argv,
+                      const struct CMUnitTest *others, size_t n)
+{
+    return run_with(name, argc, argv, test_fixture, others, n);
 }
