@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "index/formats/object_json_priv.h"
 #include "index/formats/object_value.h"
+#include "index/formats/rankfiles/dist_tensor.h"
 #include "index/formats/torch/torch_zip.h"
 
 enum {
@@ -31,8 +32,7 @@ struct part {
 
 struct writer {
     struct torch_zip *t;
-    object_tensor_fn *on_tensor;
-    void *user;
+    const struct object_keys *keys;
     struct buf *out;
     uint64_t budget;
     bool no_memory;
@@ -572,26 +572,45 @@ static void write_shape(struct writer *w, const struct shape *s)
     buf_release(&text);
 }
 
-static void write_tensor(struct writer *w, const struct torch_tensor *x)
+/* The key of what is here: a tensor, or a shard of one (NULL). */
+static const char *key_of(const struct writer *w, const struct buf *path,
+                          const struct torch_tensor *x)
+{
+    const struct object_keys *k = w->keys;
+
+    return x ? k->on_tensor(k->user, path->data, path->len, x)
+             : k->on_shard(k->user, path->data, path->len);
+}
+
+/* True when there is a key for what is here, and it was written. */
+static bool write_key(struct writer *w, const struct torch_tensor *x)
 {
     CLEANUP(buf_release) struct buf path = {.max = MAX_PATH};
     const char *key = NULL;
 
-    if (w->on_tensor) {
-        build_path(w, &path);
-        w->no_memory = w->no_memory || buf_failed(&path) == -ENOMEM;
-        if (!buf_failed(&path)) /* one over 64 KiB is no name for a tensor */
-            key = w->on_tensor(w->user, path.data, path.len, x);
-    }
-    begin(w, key ? "tensor" : "opaque");
-    if (key) {
-        add_text(w, ",\"key\":");
-        buf_add_json(w->out, key, strlen(key));
-    } else {
-        buf_addf(w->out, ",\"class\":\"torch.Tensor\",\"dtype\":\"%s\",\"shape\":",
-                 dtype_name(x->dtype));
-        write_shape(w, &x->shape);
-    }
+    if (x ? !w->keys->on_tensor : !w->keys->on_shard)
+        return false;
+    build_path(w, &path);
+    w->no_memory = w->no_memory || buf_failed(&path) == -ENOMEM;
+    if (!buf_failed(&path)) /* one over 64 KiB is no name for a tensor */
+        key = key_of(w, &path, x);
+    if (!key)
+        return false;
+    begin(w, "tensor");
+    add_text(w, ",\"key\":");
+    buf_add_json(w->out, key, strlen(key));
+    add_text(w, "}");
+    return true;
+}
+
+static void write_tensor(struct writer *w, const struct torch_tensor *x)
+{
+    if (write_key(w, x))
+        return;
+    begin(w, "opaque");
+    buf_addf(w->out, ",\"class\":\"torch.Tensor\",\"dtype\":\"%s\",\"shape\":",
+             dtype_name(x->dtype));
+    write_shape(w, &x->shape);
     add_text(w, "}");
 }
 
@@ -602,6 +621,8 @@ static bool try_tensor(struct writer *w, const struct pv *v)
     struct err e = {0};
     int rc = torch_zip_tensor(w->t, v, &x, &e);
 
+    if (rc == 0 && dist_tensor_is(v))
+        return write_key(w, NULL);
     if (rc == 0 || rc == -ENOTSUP)
         return false;
     if (rc > 0) {
@@ -738,14 +759,12 @@ static void write_value(struct writer *w, struct pv v)
     }
 }
 
-int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
-                   object_tensor_fn *on_tensor, void *user, struct buf *out,
-                   struct err *e)
+int object_to_json_keys(struct torch_zip *t, const struct pv *v, uint64_t budget,
+                        const struct object_keys *keys, struct buf *out, struct err *e)
 {
     struct writer w = {
         .t = t,
-        .on_tensor = on_tensor,
-        .user = user,
+        .keys = keys,
         .out = out,
         .budget = budget ? budget : DEFAULT_BUDGET,
     };
@@ -760,4 +779,13 @@ int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
     if (buf_failed(out) == -EFBIG)
         return err_set(e, EFBIG, "the object is too large for objects.json");
     return buf_failed(out) < 0 || w.no_memory ? err_nomem(e) : 0;
+}
+
+int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
+                   object_tensor_fn *on_tensor, void *user, struct buf *out,
+                   struct err *e)
+{
+    const struct object_keys keys = {.on_tensor = on_tensor, .user = user};
+
+    return object_to_json_keys(t, v, budget, &keys, out, e);
 }

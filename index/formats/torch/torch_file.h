@@ -7,6 +7,7 @@
 #include "index/formats/torch/torch_zip.h"
 #include "index/sink.h"
 
+struct buf;
 struct err;
 struct scan_context;
 struct source;
@@ -79,6 +80,12 @@ struct torch_report {
     bool shown; /* the file stays visible: torch_file.shown of torch_file_report() */
     /* Is the tensor of this key (without the prefix) reported? NULL: all are. */
     bool (*wants)(void *user, const char *key, size_t len);
+    /*
+     * Instead: the caller reports all tensors himself, also those that are merged out of
+     * shards (dist_tensor.h), and only objects are reported. Appends the key that the
+     * tensor of this path has; 0, or -ENOMEM.
+     */
+    int (*elsewhere)(void *user, const char *path, size_t len, struct buf *key);
     void *user;
     /*
      * What is wrong with the file as a whole is returned. Otherwise it is shown as an

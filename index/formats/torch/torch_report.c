@@ -12,6 +12,7 @@
 #include "base/keyset.h"
 #include "index/formats/format.h"
 #include "index/formats/json_object.h"
+#include "index/formats/rankfiles/dist_tensor.h"
 #include "index/formats/torch/torch_walk.h"
 #include "index/names.h"
 #include "remote/source.h"
@@ -221,6 +222,17 @@ static int note_key(struct report *r, const struct torch_item *item, struct err 
     return keyset_add(&r->as_path, item->path, item->path_len) < 0 ? err_nomem(e) : 0;
 }
 
+/* Others report it: only its key is noted. */
+static int note_elsewhere(struct report *r, const struct torch_item *item,
+                          struct err *e)
+{
+    buf_clear(&r->text);
+    if (r->how->elsewhere(r->how->user, item->path, item->path_len, &r->text) < 0 ||
+        buf_failed(&r->text))
+        return err_nomem(e);
+    return note_renamed(r, item, e);
+}
+
 /* "optimizer_state_dict" and the like are what most scripts write beside the model. */
 static int role_of_item(const struct report *r, const struct torch_item *item)
 {
@@ -295,6 +307,8 @@ static int add_item(void *user, const struct torch_item *item, struct err *e)
     struct report *r = user;
     int rc = -EEXIST;
 
+    if (r->how->elsewhere)
+        return note_elsewhere(r, item, e);
     if (r->how->wants && !r->how->wants(r->how->user, item->key, item->key_len))
         return 0;
     for (int n = 1; rc == -EEXIST && n <= MAX_SAME; n++) {
@@ -317,16 +331,14 @@ static int add_item(void *user, const struct torch_item *item, struct err *e)
 
 /* ---- objects ---- */
 
-/* object_tensor_fn: under which key the tensor of this path was reported. */
-static const char *key_of_path(void *user, const char *path, size_t path_len,
-                               const struct torch_tensor *tensor)
+/* Under which key the tensor of this path was reported, or NULL. */
+static const char *key_of_path(void *user, const char *path, size_t path_len)
 {
     struct report *r = user;
     size_t base = r->base.len;
     struct renamed want, *const *found;
     const char *key = NULL;
 
-    (void)tensor;
     if (base > 0 && path_len > 0)
         buf_addc(&r->base, '.');
     buf_add(&r->base, path, path_len);
@@ -346,19 +358,31 @@ static const char *key_of_path(void *user, const char *path, size_t path_len,
     return key;
 }
 
+/* object_tensor_fn: under which key the tensor of this path was reported. */
+static const char *key_of_tensor(void *user, const char *path, size_t path_len,
+                                 const struct torch_tensor *tensor)
+{
+    (void)tensor;
+    return key_of_path(user, path, path_len);
+}
+
 /* `base`: the path of v in the object; `visits`: how many values it has. */
 static int add_object(struct report *r, const char *key, size_t key_len,
                       const struct pv *v, const struct buf *base, uint64_t visits,
                       struct err *e)
 {
     CLEANUP(buf_release) struct buf json = {.max = MAX_JSON};
+    const struct object_keys keys = {
+        .on_tensor = key_of_tensor,
+        .on_shard = r->how->elsewhere ? key_of_path : NULL,
+        .user = r,
+    };
     struct err why = {0};
 
     buf_clear(&r->base);
     if (base && buf_add(&r->base, base->data, base->len) < 0)
         return err_nomem(e);
-    if (object_to_json(r->f->zip, v, visits * 2 + 1000, key_of_path, r, &json, &why) ==
-        0)
+    if (object_to_json_keys(r->f->zip, v, visits * 2 + 1000, &keys, &json, &why) == 0)
         return sink_object(r->sink, key, key_len, json.data, json.len, e);
     if (why.code != ENOMEM)
         return object_unreadable(r->sink, key, key_len, &why, e);
@@ -534,6 +558,7 @@ int torch_file_report_loaded(struct sink *sink, const struct torch_file *f,
         .zip = f->zip,
         .fn = add_item,
         .user = &r,
+        .claims = how->elsewhere ? dist_tensor_is : NULL,
         .key = {.max = TORCH_MAX_PATH},
         .path = {.max = TORCH_MAX_PATH},
     };

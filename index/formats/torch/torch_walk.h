@@ -22,7 +22,8 @@ struct torch_item {
     const char *path;
     size_t path_len;
     const struct torch_tensor *tensor; /* NULL: damaged, or without bytes */
-    const char *why;                   /* then */
+    const char *why;                   /* then; "" for what `claims` took */
+    const struct pv *value;
     bool opaque; /* within an instance of a class that is only data to us */
     bool shard;  /* within one of torch.distributed: a piece of some larger tensor */
 };
@@ -37,6 +38,11 @@ struct torch_walk {
     struct torch_zip *zip;
     torch_item_fn *fn;
     void *user;
+    /*
+     * Optional: is this instance of a class of torch.distributed a tensor for fn, which
+     * gets it as `value`? It is not entered then. fn's user is not its.
+     */
+    bool (*claims)(const struct pv *v);
     struct buf key, path; /* with .max = TORCH_MAX_PATH */
 
     uint64_t visits;  /* of values, in all walks with this struct */

@@ -438,10 +438,10 @@ static int place_storage(struct torch_zip *t, const struct storage *s,
     out->data = s->data;
     if (t->legacy)
         return 0;
+    out->crc = s->entry->crc;
     if (!t->packed_ok || s->entry->method == 0)
         return zip_data_offset(t->zip, s->entry, &out->data, e);
     out->packed = s->entry->stored_size;
-    out->crc = s->entry->crc;
     return zip_packed_offset(t->zip, s->entry, &out->data, e);
 }
 

@@ -67,7 +67,7 @@ struct torch_tensor {
     uint64_t data_len;              /* bytes of the storage */
     /* Bytes that it is deflated to, 0: it is not. Only of files that torch_open() opened. */
     uint64_t packed;
-    uint32_t crc;  /* of a deflated storage */
+    uint32_t crc; /* of the storage, as the zip tells it; 0 in legacy files */
     uint8_t flags; /* enum chunk_flags */
 };
 
@@ -115,5 +115,15 @@ typedef const char *object_tensor_fn(void *user, const char *path, size_t path_l
 int object_to_json(struct torch_zip *t, const struct pv *v, uint64_t budget,
                    object_tensor_fn *on_tensor, void *user, struct buf *out,
                    struct err *e);
+
+/* The same, where distributed tensors (dist_tensor.h) have keys too. */
+struct object_keys {
+    object_tensor_fn *on_tensor;
+    /* Optional: the key of the whole, or NULL: it is an object like others. */
+    const char *(*on_shard)(void *user, const char *path, size_t path_len);
+    void *user;
+};
+int object_to_json_keys(struct torch_zip *t, const struct pv *v, uint64_t budget,
+                        const struct object_keys *keys, struct buf *out, struct err *e);
 
 #endif
