@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/rankfiles/rank_set.h - a torch.save file a rank, merged to full tensors. */
+#ifndef UFS_INDEX_FORMATS_RANKFILES_RANK_SET_H
+#define UFS_INDEX_FORMATS_RANKFILES_RANK_SET_H
+
+#include "base/base.h"
+#include "index/formats/rankfiles/dist_tensor.h"
+#include "index/formats/torch/torch_file.h"
+#include "index/sink.h"
+
+struct buf;
+struct err;
+struct rank_set;
+struct scan_context;
+
+/*
+ * Every rank saved its state dict with torch.save: FSDP's DTensors and ShardedTensors,
+ * merged by their placements, and plain tensors, which are
+ * - where there is one file: the tensors;
+ * - of no dimension, or in a file of the model that has distributed tensors: the same on
+ *   all ranks, and the first rank's is shown (a buffer that differs is told);
+ * - else this rank's own slices, of which no file tells how they were cut (FSDP 1's
+ *   optimizer): shown for each rank as FILE:PATH, as they are, with a warning. Unless the
+ *   checksums of all ranks' files prove them equal.
+ * Keys are paths in the state dict. What is no tensor is shown once, of the first rank.
+ */
+struct rank_set_how {
+    const char *part;   /* sink_tensor.part, or NULL */
+    enum role role;     /* of all tensors */
+    bool optimizer;     /* plain tensors with dimensions are slices by default */
+    const char *object; /* before the keys of objects, or NULL */
+    /*
+     * Optional. Sees the first file that can be read, while it is loaded and its tensors
+     * are in the set, before any object is reported.
+     */
+    int (*on_first)(void *user, const struct torch_file *f, struct err *e);
+    /* Optional: appends the key to show for the tensor of this path; 0, or -ENOMEM. */
+    int (*rename)(void *user, const char *path, size_t len, struct buf *key);
+    void *user;
+};
+
+/* Everything that is given is borrowed until the set is freed. */
+int rank_set_new(const struct scan_context *c, struct sink *sink,
+                 const struct rank_set_how *how, struct rank_set **out, struct err *e);
+void rank_set_free(struct rank_set *s); /* NULL is fine */
+void rank_set_freep(struct rank_set **s);
+
+/* A rank's file, relative to the checkpoint's directory; in the order of ranks. */
+int rank_set_add(struct rank_set *s, const char *path, struct err *e);
+
+/* `missing` more files should be there: their names are not, or are no use. */
+void rank_set_expect(struct rank_set *s, uint64_t missing);
+
+/*
+ * Registers and reads all files, some at a time, and reports objects. A file that cannot be
+ * read is a warning, and what only it holds a fault of those tensors; when there is none
+ * that can be, its error is returned.
+ */
+int rank_set_load(struct rank_set *s, struct err *e);
+
+/* Reports all tensors. */
+int rank_set_report(struct rank_set *s, struct err *e);
+
+/* What was found, in the order of the first file; in on_first(), and once it is loaded. */
+struct rank_set_tensor {
+    const char *path; /* NUL-terminated */
+    size_t len;
+    bool distributed;
+    enum dtype dtype;
+    uint32_t nd;
+    const uint64_t *dim; /* of the full tensor; elements */
+    bool alias;          /* the same elements of the files as an earlier tensor: tied */
+};
+size_t rank_set_count(const struct rank_set *s);
+void rank_set_at(const struct rank_set *s, size_t i, struct rank_set_tensor *out);
+
+/* For people: are the tensors distributed, and on which mesh; naxes 0 where on none. */
+bool rank_set_is_distributed(const struct rank_set *s);
+const struct dist_mesh *rank_set_mesh(const struct rank_set *s);
+
+#endif
