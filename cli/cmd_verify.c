@@ -65,6 +65,10 @@ static void check_places(struct verify *v, struct reader *r, struct finding *f)
         source_put(place.src);
         if (!v->c->opt.deep)
             continue;
+        if (reader_compare(r, i, &e) < 0) {
+            describe(f, &e);
+            return;
+        }
         switch (reader_verify(r, i, &e)) {
         case 1:
             f->checksums++;

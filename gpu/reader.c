@@ -149,6 +149,11 @@ int reader_verify(struct reader *r, size_t i, struct err *e)
     return tensor_verify(r->tensor, i, e);
 }
 
+int reader_compare(struct reader *r, size_t i, struct err *e)
+{
+    return tensor_compare(r->tensor, i, e);
+}
+
 /* ---- a tensor, with or without its .npy header ---- */
 
 static int npy_read(struct reader *r, uint64_t off, size_t len, void *dst,

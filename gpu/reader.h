@@ -88,4 +88,7 @@ int reader_place(struct reader *r, size_t i, struct chunk_place *out, const char
 /* Chunk i's own checksums, as chunk_codec.verify tells. */
 int reader_verify(struct reader *r, size_t i, struct err *e);
 
+/* Chunk i against copies of it in other files, as chunk_codec.compare tells; 0: none. */
+int reader_compare(struct reader *r, size_t i, struct err *e);
+
 #endif

@@ -15,6 +15,7 @@
 enum {
     /* Chunks of one tensor: 10 M of them at about 100 bytes (SECURITY-parsers rule 4). */
     TENSOR_MEMORY = 1 << 30,
+    FILE_MEMORY = 64 << 10, /* the row of one file */
 };
 
 struct tensor *tensor_get(struct tensor *t)
@@ -154,6 +155,7 @@ int tensor_open(const struct reader_env *env, int64_t checkpoint, uint32_t ord,
     if (!t)
         return err_nomem(e);
     t->env = *env;
+    t->checkpoint = checkpoint;
     atomic_init(&t->refs, 1);
     pthread_mutex_init(&t->lock, NULL);
     t->arena = arena_new(TENSOR_MEMORY);
@@ -208,15 +210,46 @@ static int plain_place(const struct tensor *t, const struct chunk *c,
     return 0;
 }
 
+/* chunk_tensor.open */
+static int open_other(void *user, uint32_t number, struct source **out, struct err *e)
+{
+    const struct tensor *t = user;
+    CLEANUP(arena_freep) struct arena *a = arena_new(FILE_MEMORY);
+    struct catalog_file file;
+    int ret;
+
+    if (!a)
+        return err_nomem(e);
+    ret = catalog_file(t->env.catalog, t->checkpoint, number, a, &file, e);
+    return ret < 0 ? ret : open_files_get(t->env.files, file.path, &file.id, out, e);
+}
+
+/* What the chunk's codec may know of the tensor. */
+static struct chunk_tensor about_chunk(struct tensor *t, const struct chunk *c)
+{
+    struct chunk_tensor about = {.key = t->info.key,
+                                 .key_len = t->info.key_len,
+                                 .dtype = t->info.stored,
+                                 .units = &t->units,
+                                 .open = open_other,
+                                 .user = t};
+
+    if (c->param) {
+        about.key = c->param;
+        about.key_len = c->param_len;
+    } else if (t->info.codec_key) {
+        about.key = t->info.codec_key;
+        about.key_len = t->info.codec_key_len;
+    }
+    return about;
+}
+
 static int find_place(struct tensor *t, const struct chunk *c, struct chunk_place *out,
                       struct err *e)
 {
     struct source *shard = shard_of(t, c->file);
     const struct chunk_codec *codec;
-    struct chunk_tensor about = {.key = t->info.key,
-                                 .key_len = t->info.key_len,
-                                 .dtype = t->info.stored,
-                                 .units = &t->units};
+    struct chunk_tensor about = about_chunk(t, c);
     int ret;
 
     if (range_outside(c->offset, c->length, shard->size))
@@ -226,13 +259,6 @@ static int find_place(struct tensor *t, const struct chunk *c, struct chunk_plac
                        shard->name, c->offset, c->length, shard->size);
     if (c->encoding == CHUNK_PLAIN)
         return plain_place(t, c, shard, out, e);
-    if (c->param) {
-        about.key = c->param;
-        about.key_len = c->param_len;
-    } else if (t->info.codec_key) {
-        about.key = t->info.codec_key;
-        about.key_len = t->info.codec_key_len;
-    }
     codec = t->env.codec(c->encoding);
     if (!codec)
         return err_set(e, ENOTSUP, "%s: encoding %u of a chunk is not known",
@@ -294,4 +320,16 @@ int tensor_verify(struct tensor *t, size_t i, struct err *e)
     if (!codec || !codec->verify)
         return 0;
     return codec->verify(shard_of(t, c->file), c, t->env.decoded, e);
+}
+
+int tensor_compare(struct tensor *t, size_t i, struct err *e)
+{
+    const struct chunk *c = plan_chunk(t->plan, i);
+    const struct chunk_codec *codec =
+        c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
+    struct chunk_tensor about = about_chunk(t, c);
+
+    if (!codec || !codec->compare)
+        return 0;
+    return codec->compare(shard_of(t, c->file), c, &about, e);
 }

@@ -37,6 +37,9 @@ int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char
 /* Chunk i's own checksums, as chunk_codec.verify tells. */
 int tensor_verify(struct tensor *t, size_t i, struct err *e);
 
+/* Chunk i against copies of it in other files, as chunk_codec.compare tells; 0: none. */
+int tensor_compare(struct tensor *t, size_t i, struct err *e);
+
 /* Adds `len` bytes at `p` to the pieces, joining them to the last one when they touch.
  * False when there is no room. `src` (or NULL) is kept by the pieces. */
 bool iov_add(struct reader_iov *v, const void *p, size_t len, struct source *src);

@@ -24,6 +24,7 @@ struct shard {
 
 struct tensor {
     struct reader_env env;
+    int64_t checkpoint;
     atomic_uint refs;
     struct arena *arena; /* guarded by lock once the tensor is open */
     pthread_mutex_t lock;

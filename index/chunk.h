@@ -21,10 +21,13 @@ enum chunk_encoding {
     CHUNK_TORCH_ZIP = 1,      /* a whole torch.save zip that holds one tensor */
     CHUNK_TORCH_ZIP_ZSTD = 2, /* the same in one zstd frame (stream.zstd/1) */
     CHUNK_SAFETENSORS = 3,    /* a safetensors image that starts at offset; by name */
-    CHUNK_ZIP_DEFLATE = 4, /* a deflated member of a zip; key: size, crc, skip */
-    CHUNK_FILL = 5,        /* no bytes anywhere: one value, all over the box (below) */
-    CHUNK_ZARR = 6,        /* a zarr chunk behind codecs; they stand in the codec_key */
+    CHUNK_ZIP_DEFLATE = 4,    /* a deflated member of a zip; key: size, crc, skip */
+    CHUNK_FILL = 5, /* no bytes anywhere: one value, all over the box (below) */
+    CHUNK_ZARR = 6, /* a zarr chunk behind codecs; they stand in the codec_key */
     CHUNK_ZARR_LITERAL = 7, /* the same, whose stored bytes stand there too */
+    CHUNK_COPIES =
+        16, /* plain, and other ranks have the same; key: where (rank_copies.h) */
+    CHUNK_SUM = 17, /* to be added to what other ranks have; key: the same */
 };
 
 /* Work on each element on its way. Bits, in plan order: swap first. */
@@ -72,6 +75,12 @@ struct chunk_tensor {
     size_t key_len;
     enum dtype dtype;
     const struct shape *units;
+    /*
+     * Opens another file of the checkpoint by its number, the same that was scanned; the
+     * reference is the caller's. NULL: that cannot be had.
+     */
+    int (*open)(void *user, uint32_t file, struct source **out, struct err *e);
+    void *user;
 };
 
 struct decoded_cache;
@@ -93,6 +102,12 @@ struct chunk_codec {
      */
     int (*verify)(struct source *shard, const struct chunk *c,
                   struct decoded_cache *decoded, struct err *e);
+    /*
+     * Optional: are other files, which should hold the same bytes, equal? 1: yes, -EBADMSG
+     * names the first that is not, and from which byte on. Reads all of them.
+     */
+    int (*compare)(struct source *shard, const struct chunk *c,
+                   const struct chunk_tensor *t, struct err *e);
 };
 
 /*

@@ -55,14 +55,33 @@ struct copy {
     unsigned char *dst, *seen; /* `seen`: how often each unit was written */
 };
 
-static int place_chunk(struct world *w, struct source *src, struct copy *k,
-                       struct err *e)
+/* chunk_tensor.open */
+struct others {
+    struct world *w;
+    int64_t checkpoint;
+};
+
+static int open_other(void *user, uint32_t number, struct source **out, struct err *e)
+{
+    struct others *o = user;
+    struct catalog_file file;
+
+    if (catalog_file(o->w->catalog, o->checkpoint, number, o->w->arena, &file, e) < 0 ||
+        o->w->store->ops->open(o->w->store, file.path, out, e) < 0)
+        return -e->code;
+    return 0;
+}
+
+static int place_chunk(struct world *w, int64_t checkpoint, struct source *src,
+                       struct copy *k, struct err *e)
 {
     struct chunk_tensor about = {.key = k->t->codec_key ? k->t->codec_key : k->t->key,
                                  .key_len = k->t->codec_key ? k->t->codec_key_len
                                                             : k->t->key_len,
                                  .dtype = k->t->dtype,
-                                 .units = &k->units};
+                                 .units = &k->units,
+                                 .open = open_other,
+                                 .user = &(struct others){w, checkpoint}};
     int64_t step = dtype_unit(k->t->dtype);
     const struct chunk_codec *codec;
 
@@ -165,7 +184,7 @@ static int copy_chunk(struct world *w, int64_t checkpoint, struct copy *k,
     if (rc == 0 && !file_id_equal(&src->id, &file.id))
         rc = err_set(e, ESTALE, "%s: not the file of the index", file.path);
     if (rc == 0)
-        rc = place_chunk(w, src, k, e);
+        rc = place_chunk(w, checkpoint, src, k, e);
     if (rc == 0)
         rc = copy_box(k, e);
     source_put(k->place.src);

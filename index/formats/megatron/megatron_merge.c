@@ -261,7 +261,7 @@ static void find_parts(struct merge *m, char *why, size_t size)
 
         m->rank[t] = r;
         m->part[t] = r && !r->err.code
-                         ? rank_find(&r->model[m->v], m->x->name, m->x->len)
+                         ? rank_tensors_find(&r->model[m->v], m->x->name, m->x->len)
                          : NULL;
         if (why[0])
             continue;
@@ -407,7 +407,8 @@ static int add_raw(struct merge *m, const struct rank *r, struct err *e)
 {
     CLEANUP(buf_release) struct buf key = {0};
     struct sink_tensor t = {.role = ROLE_OTHER};
-    const struct rank_tensor *x = rank_find(&r->model[m->v], m->x->name, m->x->len);
+    const struct rank_tensor *x =
+        rank_tensors_find(&r->model[m->v], m->x->name, m->x->len);
     struct torch_tensor open;
 
     if (!x)
@@ -472,7 +473,7 @@ static int merge_tensor(struct merge *m, const struct rank_tensor *x, struct err
 static int merge_model(struct merge *m, struct err *e)
 {
     const struct rank *first = legacy_rank(m->l, 0, m->p, m->e);
-    const struct rank_model *model;
+    const struct rank_tensors *model;
 
     if (!first || first->err.code)
         return err_set(e, EBADMSG,

@@ -42,134 +42,7 @@ struct rank *legacy_rank(const struct legacy *l, uint32_t t, uint32_t p, uint32_
                      : NULL;
 }
 
-/* ---- collecting ---- */
-
-struct collect {
-    struct rank *r;
-    struct rank_model *m;
-    size_t cap;
-};
-
-static struct rank_tensor *add_tensor(struct collect *k, struct err *e)
-{
-    struct rank_model *m = k->m;
-
-    if (m->count == k->cap) {
-        size_t cap = k->cap ? k->cap * 2 : 256;
-        struct rank_tensor *grown = reallocarray(m->tensor, cap, sizeof *grown);
-
-        if (!grown) {
-            err_nomem(e);
-            return NULL;
-        }
-        m->tensor = grown;
-        k->cap = cap;
-    }
-    m->tensor[m->count] = (struct rank_tensor){0};
-    return &m->tensor[m->count++];
-}
-
-static int keep(struct arena *a, const struct torch_tensor *x, struct rank_tensor *out,
-                struct err *e)
-{
-    out->dtype = x->dtype;
-    out->flags = x->flags;
-    out->nd = x->shape.nd;
-    out->crc = x->crc;
-    out->data = x->data;
-    out->data_len = x->data_len;
-    out->first = x->storage_offset;
-    out->packed = x->packed;
-    out->dim = arena_array(a, (size_t)out->nd + 1, sizeof *out->dim);
-    out->stride = arena_array(a, (size_t)out->nd + 1, sizeof *out->stride);
-    if (!out->dim || !out->stride)
-        return err_nomem(e);
-    memcpy(out->dim, x->shape.dim, out->nd * sizeof *out->dim);
-    memcpy(out->stride, x->stride, out->nd * sizeof *out->stride);
-    return 0;
-}
-
-/* torch_item_fn */
-static int collect_item(void *user, const struct torch_item *item, struct err *e)
-{
-    struct collect *k = user;
-    struct rank_tensor *t = add_tensor(k, e);
-
-    if (!t)
-        return -e->code;
-    t->name = arena_memdup(k->r->arena, item->key, item->key_len);
-    t->len = item->key_len;
-    if (!item->tensor)
-        t->why = arena_memdup(k->r->arena, item->why, strlen(item->why));
-    if (!t->name || (!item->tensor && !t->why))
-        return err_nomem(e);
-    return item->tensor ? keep(k->r->arena, item->tensor, t, e) : 0;
-}
-
-static int compare_names(const void *a, const void *b)
-{
-    const struct rank_tensor *x = a, *y = b;
-    int r = memcmp(x->name, y->name, MIN(x->len, y->len));
-
-    return r ? r : (x->len > y->len) - (x->len < y->len);
-}
-
-const struct rank_tensor *rank_find(const struct rank_model *m, const char *name,
-                                    size_t len)
-{
-    const struct rank_tensor key = {.name = name, .len = len};
-
-    return m->count ? bsearch(&key, m->tensor, m->count, sizeof key, compare_names)
-                    : NULL;
-}
-
-void rank_tensor_open(const struct rank_tensor *x, struct torch_tensor *out)
-{
-    *out = (struct torch_tensor){
-        .dtype = x->dtype,
-        .shape = {.nd = x->nd},
-        .storage_offset = x->first,
-        .data = x->data,
-        .data_len = x->data_len,
-        .packed = x->packed,
-        .crc = x->crc,
-        .flags = x->flags,
-    };
-    memcpy(out->shape.dim, x->dim, x->nd * sizeof *x->dim);
-    memcpy(out->stride, x->stride, x->nd * sizeof *x->stride);
-}
-
 /* ---- loading ---- */
-
-/* Two tensors of one name: a reader could not tell which. */
-static int check_names(const struct rank_model *m, struct err *e)
-{
-    for (size_t i = 1; i < m->count; i++)
-        if (compare_names(&m->tensor[i - 1], &m->tensor[i]) == 0)
-            return err_set(e, EBADMSG, "its model has two tensors %.*s",
-                           (int)MIN(m->tensor[i].len, (size_t)256), m->tensor[i].name);
-    return 0;
-}
-
-static int collect_model(struct rank *r, struct rank_model *m, const struct pv *v,
-                         struct err *e)
-{
-    struct collect k = {.r = r, .m = m};
-    CLEANUP(torch_walk_release)
-    struct torch_walk w = {.zip = r->file.zip,
-                           .fn = collect_item,
-                           .user = &k,
-                           .key = {.max = TORCH_MAX_PATH},
-                           .path = {.max = TORCH_MAX_PATH}};
-
-    if (torch_walk_value(&w, *v, e) < 0)
-        return -e->code;
-    if (w.too_deep > 0 || w.unnamed > 0)
-        return err_set(e, EBADMSG, "its model is nested too deep");
-    if (m->count > 0)
-        qsort(m->tensor, m->count, sizeof *m->tensor, compare_names);
-    return check_names(m, e);
-}
 
 static int collect_models(const struct legacy *l, struct rank *r, struct err *e)
 {
@@ -182,8 +55,8 @@ static int collect_models(const struct legacy *l, struct rank *r, struct err *e)
         snprintf(name, sizeof name, "model%" PRIu32, v);
         if (!pv_dict_get(&items, l->several ? name : "model", &model))
             return err_set(e, EBADMSG, "it holds no %s", l->several ? name : "model");
-        if (collect_model(r, &r->model[v], &model, e) < 0)
-            return -e->code;
+        if (rank_tensors_collect(r->file.zip, &model, r->arena, &r->model[v], e) < 0)
+            return err_wrap(e, "its model");
     }
     return 0;
 }
@@ -207,10 +80,8 @@ int legacy_load(struct legacy *l, struct rank *r, struct err *e)
 
 void legacy_unload(struct rank *r)
 {
-    for (size_t v = 0; v < MEGATRON_MAX_VIRTUAL; v++) {
-        free(r->model[v].tensor);
-        r->model[v] = (struct rank_model){0};
-    }
+    for (size_t v = 0; v < MEGATRON_MAX_VIRTUAL; v++)
+        rank_tensors_release(&r->model[v]);
     arena_free(r->arena);
     r->arena = NULL;
     torch_file_close(&r->file);

@@ -6,29 +6,11 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "index/formats/megatron/megatron.h"
+#include "index/formats/ranks/rank_tensors.h"
 #include "index/formats/torch/torch_file.h"
 
 struct scan_context;
 struct sink;
-
-/* A tensor of a rank's model, in as few bytes as it takes: a rank may have 100,000. */
-struct rank_tensor {
-    const char *name; /* path within the model */
-    size_t len;
-    enum dtype dtype;
-    uint8_t flags;
-    uint32_t nd, crc;
-    uint64_t data, data_len, first, packed;
-    uint64_t *dim;
-    int64_t *stride;
-    const char *why; /* NULL, or why it cannot be read */
-};
-
-/* One of a rank's models: there are several with virtual pipeline parallelism. */
-struct rank_model {
-    struct rank_tensor *tensor; /* by name */
-    size_t count;
-};
 
 enum { MEGATRON_MAX_VIRTUAL = 64 };
 
@@ -39,9 +21,10 @@ struct rank {
     char dir[40];
     char path[64]; /* of its model_optim_rng.pt */
     struct torch_file file;
-    struct arena *arena;                           /* while it is loaded */
-    struct rank_model model[MEGATRON_MAX_VIRTUAL]; /* nmodels of the scan */
-    struct err err;                                /* code 0: it was loaded */
+    struct arena *arena; /* while it is loaded */
+    struct rank_tensors
+        model[MEGATRON_MAX_VIRTUAL]; /* several with virtual pipelines */
+    struct err err;                  /* code 0: it was loaded */
 };
 
 /* What args tell, beside the topology. */
@@ -83,12 +66,6 @@ struct rank *legacy_rank(const struct legacy *l, uint32_t t, uint32_t p, uint32_
 /* Loads the file and finds its tensors; what is wrong is r->err. */
 int legacy_load(struct legacy *l, struct rank *r, struct err *e);
 void legacy_unload(struct rank *r);
-
-const struct rank_tensor *rank_find(const struct rank_model *m, const char *name,
-                                    size_t len);
-
-/* As the rest of the code wants it. */
-void rank_tensor_open(const struct rank_tensor *x, struct torch_tensor *out);
 
 /* Reports the model of all ranks of a stage, which are loaded. */
 int legacy_merge_stage(struct legacy *l, uint32_t p, struct err *e);

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/ranks/rank_copies.c - a tensor that several ranks hold whole, or a summand of. */
+#include "index/formats/ranks/rank_copies.h"
+
+#include <errno.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/checked.h"
+#include "base/endian.h"
+#include "base/err.h"
+#include "base/fsutil.h"
+#include "remote/decoded.h"
+#include "remote/source.h"
+
+enum {
+    BLOCK = 256 << 10,   /* of each place at a time */
+    MAX_PLACES = 1 << 16 /* ranks that have one tensor */
+};
+
+void rank_copies_add(struct buf *list, uint32_t file, uint64_t offset)
+{
+    buf_addf(list, "%s%" PRIu32 " %" PRIu64, list->len ? " " : "", file, offset);
+}
+
+/* ---- the list ---- */
+
+struct place {
+    struct source *src;
+    uint64_t offset;
+};
+
+struct places {
+    struct place *place; /* malloc */
+    size_t count, cap;
+};
+
+static void places_release(struct places *p)
+{
+    for (size_t i = 0; i < p->count; i++)
+        source_put(p->place[i].src);
+    free(p->place);
+}
+
+/* Takes the reference over. */
+static int add_place(struct places *p, struct source *src, uint64_t offset,
+                     uint64_t len, struct err *e)
+{
+    size_t cap = p->cap ? p->cap * 2 : 8;
+
+    if (p->count == p->cap && p->count < MAX_PLACES) {
+        struct place *grown = reallocarray(p->place, cap, sizeof *grown);
+
+        if (grown) {
+            p->place = grown;
+            p->cap = cap;
+        }
+    }
+    if (p->count == p->cap) {
+        source_put(src);
+        return err_nomem(e);
+    }
+    p->place[p->count++] = (struct place){src, offset};
+    if (range_outside(offset, len, src->size))
+        return err_set(e, EBADMSG,
+                       "%s: it should be bytes %" PRIu64 "+%" PRIu64
+                       ", the file has %" PRIu64,
+                       src->name, offset, len, src->size);
+    return 0;
+}
+
+static bool take_number(const char **p, const char *end, uint64_t *out)
+{
+    const char *start = *p;
+
+    *out = 0;
+    while (*p < end && **p >= '0' && **p <= '9') {
+        if (mul_overflows(*out, 10, out) ||
+            add_overflows(*out, (uint64_t)(**p - '0'), out))
+            return false;
+        (*p)++;
+    }
+    return *p > start && (*p == end || **p == ' ');
+}
+
+/* Opens all of the list; the chunk's own place is the first one. */
+static int open_places(struct source *shard, const struct chunk *c,
+                       const struct chunk_tensor *t, struct places *out, struct err *e)
+{
+    const char *p = t->key, *end = t->key + t->key_len;
+
+    if (add_place(out, source_get(shard), c->offset, c->length, e) < 0)
+        return -e->code;
+    if (!t->open)
+        return err_set(e, ENOTSUP, "other files cannot be opened here");
+    while (p < end) {
+        struct source *src = NULL;
+        uint64_t file, offset;
+        bool good = take_number(&p, end, &file) && p < end && *p++ == ' ' &&
+                    take_number(&p, end, &offset) && file <= UINT32_MAX;
+
+        if (!good || out->count == MAX_PLACES)
+            return err_set(e, EBADMSG, "the index does not say where it is");
+        p += p < end;
+        if (t->open(t->user, (uint32_t)file, &src, e) < 0 ||
+            add_place(out, src, offset, c->length, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int check_places(const struct places *p, struct err *e)
+{
+    for (size_t i = 0; i < p->count; i++)
+        if (source_check(p->place[i].src, e) < 0)
+            return -e->code;
+    return 0;
+}
+
+/* ---- where it lies ---- */
+
+/* The bytes of the piece are in `src` from byte `base` on. */
+static int lay_out(const struct chunk *c, const struct chunk_tensor *t,
+                   struct source *src, uint64_t base, struct chunk_place *out,
+                   struct err *e)
+{
+    unsigned unit = dtype_unit(t->dtype);
+
+    if (chunk_steps(c, t->units->nd, c->length / unit, out->step, e) < 0)
+        return -e->code;
+    for (uint32_t k = 0; k < t->units->nd; k++)
+        if (__builtin_mul_overflow(out->step[k], (int64_t)unit, &out->step[k]))
+            return err_set(e, EBADMSG, "a box that reaches past what is stored");
+    out->flags = c->flags;
+    out->src = source_get(src);
+    out->base = base + c->first * unit;
+    return 0;
+}
+
+static int copies_resolve(struct source *shard, const struct chunk *c,
+                          const struct chunk_tensor *t,
+                          struct decoded_cache *decoded UNUSED, struct chunk_place *out,
+                          struct err *e)
+{
+    return lay_out(c, t, shard, c->offset, out, e);
+}
+
+static int compare_place(const struct place *x, const struct place *y, uint64_t len,
+                         char *a, char *b, struct err *e)
+{
+    for (uint64_t at = 0; at < len; at += BLOCK) {
+        size_t n = (size_t)MIN(len - at, (uint64_t)BLOCK);
+
+        if (source_read(x->src, x->offset + at, n, a, e) < 0 ||
+            source_read(y->src, y->offset + at, n, b, e) < 0)
+            return -e->code;
+        for (size_t i = 0; i < n; i++)
+            if (a[i] != b[i])
+                return err_set(e, EBADMSG,
+                               "the copies in %s and %s differ from byte %" PRIu64
+                               " on",
+                               x->src->name, y->src->name, at + i);
+    }
+    return 0;
+}
+
+static int copies_compare(struct source *shard, const struct chunk *c,
+                          const struct chunk_tensor *t, struct err *e)
+{
+    CLEANUP(places_release) struct places p = {0};
+    CLEANUP_FREE char *a = malloc(BLOCK), *b = malloc(BLOCK);
+
+    if (!a || !b)
+        return err_nomem(e);
+    if (open_places(shard, c, t, &p, e) < 0)
+        return -e->code;
+    for (size_t i = 1; i < p.count; i++)
+        if (compare_place(&p.place[0], &p.place[i], c->length, a, b, e) < 0)
+            return -e->code;
+    return check_places(&p, e) < 0 ? -e->code : 1;
+}
+
+const struct chunk_codec codec_copies = {
+    .encoding = CHUNK_COPIES,
+    .name = "copies",
+    .resolve = copies_resolve,
+    .compare = copies_compare,
+};
+
+/* ---- sums ---- */
+
+/* A floating point type: its elements as numbers that hold all of them, and back. */
+struct kind {
+    enum dtype dtype;
+    double (*load)(const void *p);
+    void (*store)(void *p, double v); /* to nearest, ties to even */
+};
+
+static float bits_to_float(uint32_t bits)
+{
+    float f;
+
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static uint32_t float_to_bits(float f)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+static double load_f16(const void *p)
+{
+    uint32_t h = get_le16(p), sign = (h & 0x8000) << 16, rest = h & 0x7fff;
+
+    if (rest >= 0x7c00) /* infinities and NaN */
+        return (double)bits_to_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+    /* The exponent's bias is 15, that of a float 127: subnormal numbers come out too. */
+    return (double)(bits_to_float(sign | rest << 13) * 0x1p112f);
+}
+
+static void store_f16(void *p, double v)
+{
+    uint32_t bits = float_to_bits((float)v), sign = bits >> 16 & 0x8000;
+    float a = bits_to_float(bits & 0x7fffffff);
+
+    if (a != a)
+        put_le16(p, (uint16_t)(sign | 0x7e00));
+    else if (a >= 65520.0f) /* rounds past the largest one */
+        put_le16(p, (uint16_t)(sign | 0x7c00));
+    else if (a <
+             0x1p-14f) /* subnormal: steps of 2^-24, which 0.5 has as its last bit */
+        put_le16(p, (uint16_t)(sign | (float_to_bits(a + 0.5f) - 0x3f000000)));
+    else
+        put_le16(p, (uint16_t)(sign | ((float_to_bits(a) - 0x38000000 + 0xfff +
+                                        (float_to_bits(a) >> 13 & 1)) >>
+                                       13)));
+}
+
+static double load_bf16(const void *p)
+{
+    return (double)bits_to_float((uint32_t)get_le16(p) << 16);
+}
+
+static void store_bf16(void *p, double v)
+{
+    uint32_t bits = float_to_bits((float)v);
+
+    if (v != v)
+        put_le16(p, 0x7fc0);
+    else
+        put_le16(p, (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
+}
+
+static double load_f32(const void *p)
+{
+    return (double)bits_to_float(get_le32(p));
+}
+
+static void store_f32(void *p, double v)
+{
+    put_le32(p, float_to_bits((float)v));
+}
+
+static double load_f64(const void *p)
+{
+    uint64_t bits = get_le64(p);
+    double v;
+
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+static void store_f64(void *p, double v)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &v, sizeof bits);
+    put_le64(p, bits);
+}
+
+/*
+ * Additions are made in a type of more than twice the bits, then rounded: the same as one
+ * exact addition that is rounded once (so for 16 bits in float, for float in double).
+ */
+static const struct kind kinds[] = {
+    {DTYPE_F16, load_f16, store_f16},
+    {DTYPE_BF16, load_bf16, store_bf16},
+    {DTYPE_F32, load_f32, store_f32},
+    {DTYPE_F64, load_f64, store_f64},
+};
+
+static const struct kind *kind_of(enum dtype d)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+        if (kinds[i].dtype == d)
+            return &kinds[i];
+    return NULL;
+}
+
+bool rank_sum_adds(enum dtype d)
+{
+    return kind_of(d);
+}
+
+/* sum[] += x[]; 16-bit sums are rounded to float on their way, which changes nothing. */
+static void add_block(const struct kind *k, unsigned unit, char *sum, const char *x,
+                      size_t n)
+{
+    for (size_t i = 0; i < n; i += unit)
+        k->store(sum + i, k->load(sum + i) + k->load(x + i));
+}
+
+struct summing {
+    const struct places *places;
+    const struct kind *kind;
+    unsigned unit;
+};
+
+static int sum_block(const struct summing *s, uint64_t at, size_t n, char *sum, char *x,
+                     struct err *e)
+{
+    memset(sum, 0, n); /* torch's sum() begins with 0 as well: -0 + -0 becomes 0 */
+    for (size_t i = 0; i < s->places->count; i++) {
+        const struct place *p = &s->places->place[i];
+
+        if (source_read(p->src, p->offset + at, n, x, e) < 0)
+            return -e->code;
+        add_block(s->kind, s->unit, sum, x, n);
+    }
+    return 0;
+}
+
+/* decode_fn */
+static int sum_to_file(void *user, struct source *in, int fd, uint64_t limit,
+                       uint64_t *size, struct err *e)
+{
+    const struct summing *s = user;
+    CLEANUP_FREE char *sum = malloc(BLOCK), *x = malloc(BLOCK);
+
+    if (!sum || !x)
+        return err_nomem(e);
+    if (in->size > limit)
+        return err_set(e, EFBIG, "a sum of %" PRIu64 " bytes", in->size);
+    for (uint64_t at = 0; at < in->size; at += BLOCK) {
+        size_t n = (size_t)MIN(in->size - at, (uint64_t)BLOCK);
+
+        if (sum_block(s, at, n, sum, x, e) < 0 || write_all(fd, sum, n, e) < 0)
+            return -e->code;
+    }
+    *size = in->size;
+    return check_places(s->places, e);
+}
+
+/* The cache knows one file: what all of them are goes into its numbers. */
+static struct decoded_key key_of(const struct places *p, const struct chunk *c)
+{
+    struct decoded_key key = {
+        .off = c->offset, .len = c->length, .encoding = CHUNK_SUM};
+
+    for (size_t i = 0; i < p->count; i++) {
+        const struct file_id *id = &p->place[i].src->id;
+        uint64_t v[] = {key.dev,
+                        key.ino,
+                        id->dev,
+                        id->ino,
+                        id->size,
+                        (uint64_t)id->mtime_ns,
+                        (uint64_t)id->ctime_ns,
+                        p->place[i].offset};
+        XXH128_hash_t hash = XXH3_128bits(v, sizeof v);
+
+        key.dev = hash.low64;
+        key.ino = hash.high64;
+    }
+    return key;
+}
+
+static int sum_resolve(struct source *shard, const struct chunk *c,
+                       const struct chunk_tensor *t, struct decoded_cache *decoded,
+                       struct chunk_place *out, struct err *e)
+{
+    CLEANUP(places_release) struct places p = {0};
+    CLEANUP(source_putp) struct source *window = NULL, *sum = NULL;
+    struct summing s = {
+        .places = &p, .kind = kind_of(t->dtype), .unit = dtype_unit(t->dtype)};
+    struct decoded_key key;
+
+    if (!decoded)
+        return err_set(e, ENOTSUP, "a sum, and there is no place to keep it");
+    if (!s.kind || c->length % s.unit != 0)
+        return err_set(e, EBADMSG, "a sum of elements that cannot be added");
+    if (open_places(shard, c, t, &p, e) < 0 ||
+        source_window(shard, c->offset, c->length, &window, e) < 0)
+        return -e->code;
+    key = key_of(&p, c);
+    if (decoded_get(decoded, &key, window, sum_to_file, &s, &sum, e) < 0)
+        return -e->code;
+    if (sum->size != c->length)
+        return err_set(e, EBADMSG, "a sum of %" PRIu64 " bytes, not %" PRIu64,
+                       sum->size, c->length);
+    return lay_out(c, t, sum, 0, out, e);
+}
+
+const struct chunk_codec codec_sum = {
+    .encoding = CHUNK_SUM,
+    .name = "sum",
+    .resolve = sum_resolve,
+};
