@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "index/formats/dcp/dcp_origin.h"
 #include "index/formats/dcp/dcp_scan.h"
 #include "index/formats/format.h"
 #include "index/formats/step.h"
@@ -76,10 +77,13 @@ static void dcp_bid(struct listing *l, struct bid *out)
 
 /* ---- the checkpoint as a whole ---- */
 
-static int topology_of(const struct dcp_told *told, struct buf *out, struct err *e)
+static int topology_of(const struct dcp_told *told, const struct dcp_origin *from,
+                       struct buf *out, struct err *e)
 {
     buf_addf(out, "{\"ranks\": %" PRIu64 ", \"files\": %" PRIu64, told->ranks,
              told->files);
+    if (from->has_epoch)
+        buf_addf(out, ", \"epoch\": %" PRId64, from->epoch);
     if (told->version[0]) {
         buf_adds(out, ", \"metadata_version\": ");
         buf_add_json(out, told->version, strlen(told->version));
@@ -90,30 +94,39 @@ static int topology_of(const struct dcp_told *told, struct buf *out, struct err 
 
 /* Also a scan that fails has a format. */
 static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
-                           const struct dcp_told *told, bool failed, struct err *e)
+                           const struct dcp_told *told, const struct dcp_origin *from,
+                           bool failed, struct err *e)
 {
     CLEANUP(buf_release) struct buf topology = {0};
     struct sink_checkpoint about = {
         .format = told->format,
-        .framework = told->olmo ? "OLMo-core" : "PyTorch",
+        .framework = told->olmo        ? "OLMo-core"
+                     : from->framework ? from->framework
+                                       : "PyTorch",
+        .version = from->version[0] ? from->version : NULL,
+        .has_step = from->has_step,
+        .step = from->step,
         .metadata_file = told->metadata[0] ? told->metadata : NULL,
     };
 
-    if (!failed && topology_of(told, &topology, e) < 0)
+    if (!failed && topology_of(told, from, &topology, e) < 0)
         return -e->code;
     about.topology = topology.data;
-    about.has_step = step_of_name(listing_name(c->listing), &about.step);
+    if (!about.has_step)
+        about.has_step = step_of_name(listing_name(c->listing), &about.step);
     return sink_checkpoint(sink, &about, e);
 }
 
 static int dcp_scan(const struct scan_context *c, struct sink *sink, struct err *e)
 {
-    static const struct dcp_how how = {.role = -1};
+    struct dcp_origin from = {0};
+    const struct dcp_how how = {
+        .role = -1, .on_object = dcp_origin_note, .user = &from};
     struct dcp_told told = {0};
     struct err failed = {0};
     int r = dcp_report(c, sink, &how, &told, &failed);
 
-    if (tell_checkpoint(c, sink, &told, r < 0, e) < 0)
+    if (tell_checkpoint(c, sink, &told, &from, r < 0, e) < 0)
         return -e->code;
     if (r < 0)
         *e = failed;

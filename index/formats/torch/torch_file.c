@@ -9,12 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/torch/torch_layout.h"
+#include "index/formats/torch/torch_origin.h"
 #include "index/formats/torch/torch_shards.h"
-#include "index/formats/torch/torch_walk.h"
 #include "index/names.h"
 
 enum { INDEX_HEAD = 4096 }; /* "metadata" is small and stands before weight_map */
@@ -180,26 +181,9 @@ static void tf_bid_file(struct listing *l, const char *name, struct bid *out)
 struct about {
     const char *format;
     size_t files;
-    bool adapter, has_step;
-    int64_t step;
+    bool adapter;
+    struct torch_origin origin;
 };
-
-/* Where training scripts write the step that they saved after. */
-static void find_step(const struct torch_zip *zip, struct about *about)
-{
-    static const char *const names[] = {"global_step", "step", "iteration", "iter",
-                                        "iter_num"};
-    struct pv root = torch_zip_root(zip), items, v;
-
-    if (!torch_mapping(&root, &items) || items.kind != PV_DICT)
-        return;
-    for (size_t i = 0; i < ARRAY_SIZE(names) && !about->has_step; i++) {
-        if (pv_dict_get(&items, names[i], &v) && v.kind == PV_INT && v.i >= 0) {
-            about->has_step = true;
-            about->step = v.i;
-        }
-    }
-}
 
 /* A file that is called optimizer.pt holds nothing else, whatever its keys are. */
 static int role_of_file(const char *name)
@@ -226,27 +210,45 @@ static int scan_file(const struct scan_context *c, struct sink *sink, const char
         return -e->code;
     if (torch_zip_is_script(f.zip))
         about->format = "torchscript";
-    find_step(f.zip, about);
+    torch_origin(f.zip, &about->origin);
+    if (about->origin.format)
+        about->format = about->origin.format;
     return torch_file_report_loaded(sink, &f, &how, e);
 }
 
 /* ---- the checkpoint ---- */
 
+static int topology_of(const struct about *about, struct buf *out, struct err *e)
+{
+    buf_addf(out, "{\"files\": %zu", about->files);
+    if (about->origin.ranks > 0)
+        buf_addf(out, ", \"ranks\": %" PRId64, about->origin.ranks);
+    if (about->origin.has_epoch)
+        buf_addf(out, ", \"epoch\": %" PRId64, about->origin.epoch);
+    buf_addc(out, '}');
+    return buf_failed(out) ? err_nomem(e) : 0;
+}
+
 static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
                            const char *main, const struct about *about, struct err *e)
 {
-    char topology[64], path[PATH_MAX];
-    const struct sink_checkpoint out = {.format = about->format,
-                                        .framework = "PyTorch",
-                                        .topology = topology,
-                                        .metadata_file = path,
-                                        .adapter = about->adapter,
-                                        .has_step = about->has_step,
-                                        .step = about->step};
+    CLEANUP(buf_release) struct buf topology = {0};
+    const struct torch_origin *from = &about->origin;
+    struct sink_checkpoint out = {.format = about->format,
+                                  .framework =
+                                      from->framework ? from->framework : "PyTorch",
+                                  .version = from->version[0] ? from->version : NULL,
+                                  .adapter = about->adapter,
+                                  .has_step = from->has_step,
+                                  .step = from->step};
+    char path[PATH_MAX];
 
-    snprintf(topology, sizeof topology, "{\"files\": %zu}", about->files);
+    if (topology_of(about, &topology, e) < 0)
+        return -e->code;
     if (store_join(c->dir, main, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", c->dir, main);
+    out.topology = topology.data;
+    out.metadata_file = path;
     return sink_checkpoint(sink, &out, e);
 }
 

@@ -75,6 +75,7 @@ struct torch_report {
     const char *object;
     /* Entries of the outermost dict that the caller reports himself; needs `entries`. */
     const char *const *skip; /* NULL-terminated, or NULL */
+    const char *only;        /* NULL, or the one entry that is reported; the same */
     /* Entries model, module, state_dict, model_state_dict, state.model are wrappers. */
     bool wrappers;
     bool shown; /* the file stays visible: torch_file.shown of torch_file_report() */
@@ -86,6 +87,8 @@ struct torch_report {
      * tensor of this path has; 0, or -ENOMEM.
      */
     int (*elsewhere)(void *user, const char *path, size_t len, struct buf *key);
+    /* Optional: sees what torch_file_report() has loaded, before it is reported. */
+    void (*loaded)(void *user, const struct torch_zip *zip);
     void *user;
     /*
      * What is wrong with the file as a whole is returned. Otherwise it is shown as an

@@ -421,6 +421,8 @@ static size_t wrapper_of(const struct report *r, const struct pv *key,
 
 static bool is_skipped(const struct report *r, const struct pv *key)
 {
+    if (r->how->only && !is_text(key, r->how->only))
+        return true;
     for (const char *const *s = r->how->skip; s && *s; s++)
         if (is_text(key, *s))
             return true;
@@ -586,9 +588,12 @@ int torch_file_report(const struct scan_context *c, struct sink *sink, const cha
     struct err why = {0};
 
     /* What was reported until references multiplied the values is right all the same. */
-    if (torch_file_register(sink, &f, &why) == 0 && torch_file_load(c, &f, &why) == 0 &&
-        torch_file_report_loaded(sink, &f, how, &why) == 0)
-        return 0;
+    if (torch_file_register(sink, &f, &why) == 0 && torch_file_load(c, &f, &why) == 0) {
+        if (how->loaded)
+            how->loaded(how->user, f.zip);
+        if (torch_file_report_loaded(sink, &f, how, &why) == 0)
+            return 0;
+    }
     if (!how->strict && is_damage(why.code))
         return object_unreadable(sink, object, strlen(object), &why, e);
     *e = why;

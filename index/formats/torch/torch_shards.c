@@ -310,13 +310,13 @@ static int add_twice(struct scan *s, struct err *e)
     return 0;
 }
 
-static int scan_numbered(struct scan *s, const struct torch_layout *x, struct err *e)
+static int scan_set(struct scan *s, struct err *e)
 {
     struct torch_report how = plain;
 
     how.wants = is_single;
     how.user = s;
-    if (find_set(s, x, e) < 0 || load_shards(s, e) < 0 || warn_damaged(s, e) < 0)
+    if (load_shards(s, e) < 0 || warn_damaged(s, e) < 0)
         return -e->code;
     for (size_t i = 0; i < s->nshards; i++)
         if (s->shard[i].f.zip && note_keys(s, &s->shard[i].f, e) < 0)
@@ -333,8 +333,20 @@ int torch_shards_scan(const struct scan_context *c, struct sink *sink,
 {
     CLEANUP(scan_release) struct scan s = {.c = c, .sink = sink};
     bool indexed = layout->kind == TORCH_LAYOUT_INDEXED;
-    int rc = indexed ? scan_indexed(&s, layout->main, e) : scan_numbered(&s, layout, e);
+    int rc = indexed ? scan_indexed(&s, layout->main, e) : find_set(&s, layout, e);
 
     *files = indexed ? s.nshards : layout->total;
-    return rc;
+    return rc == 0 && !indexed ? scan_set(&s, e) : rc;
+}
+
+int torch_shards_scan_set(const struct scan_context *c, struct sink *sink,
+                          const char *const *names, size_t n, struct err *e)
+{
+    CLEANUP(scan_release) struct scan s = {.c = c, .sink = sink};
+
+    if (new_shards(&s, n, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < n; i++)
+        s.shard[i].f.path = names[i];
+    return scan_set(&s, e);
 }

@@ -18,4 +18,11 @@ struct torch_layout;
 int torch_shards_scan(const struct scan_context *c, struct sink *sink,
                       const struct torch_layout *layout, size_t *files, struct err *e);
 
+/*
+ * The same for a set of files, relative to the checkpoint's directory, that hold one model
+ * together and have no index: a key that two of them have is listed with a fault.
+ */
+int torch_shards_scan_set(const struct scan_context *c, struct sink *sink,
+                          const char *const *names, size_t n, struct err *e);
+
 #endif

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/dcp/dcp_origin.c - which trainer saved a DCP checkpoint, and when. */
+#include "index/formats/dcp/dcp_origin.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/json.h"
+
+enum { SHORT = 64 }; /* numbers and versions */
+
+static void take_step(struct dcp_origin *o, const struct json *v)
+{
+    o->has_step = json_i64(v, &o->step);
+}
+
+static void take_epoch(struct dcp_origin *o, const struct json *v)
+{
+    o->has_epoch = json_i64(v, &o->epoch);
+}
+
+static void take_version(struct dcp_origin *o, const struct json *v)
+{
+    const char *text;
+
+    if (json_string(v, &text))
+        snprintf(o->version, sizeof o->version, "%s", text);
+}
+
+static const struct mark {
+    const char *key;
+    bool prefix;
+    const char *framework;
+    void (*take)(struct dcp_origin *o, const struct json *v);
+} marks[] = {
+    {"train_state.step", false, "torchtitan", take_step},
+    {"train_state.ntokens_seen", false, "torchtitan", NULL},
+    {"dataloader.dp_rank_", true, "torchtitan", NULL},
+    {"state.timestamp.Timestamp.batch", false, "Composer", take_step},
+    {"state.timestamp.Timestamp.epoch", false, "Composer", take_epoch},
+    {"state.metadata.composer_env_info.composer_version", false, "Composer",
+     take_version},
+};
+
+static bool is_mark(const struct mark *m, const char *key, size_t len)
+{
+    size_t n = strlen(m->key);
+
+    return (m->prefix ? len > n : len == n) && memcmp(key, m->key, n) == 0;
+}
+
+static void take(struct dcp_origin *o, const struct mark *m, const char *json,
+                 size_t len)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+    struct err ignored = {0};
+
+    if (m->take && len <= SHORT && json_parse(json, len, NULL, &doc, &ignored) == 0)
+        m->take(o, doc);
+}
+
+void dcp_origin_note(void *user, const char *key, size_t len, const char *json,
+                     size_t json_len)
+{
+    struct dcp_origin *o = user;
+
+    for (size_t i = 0; i < ARRAY_SIZE(marks); i++) {
+        if (!is_mark(&marks[i], key, len))
+            continue;
+        o->framework = marks[i].framework;
+        take(o, &marks[i], json, json_len);
+        return;
+    }
+}
