@@ -60,7 +60,7 @@ def mounted(source, *options):
 
 def fixtures(*formats):
     """(name, checkpoint, [expected files]) of each fixture of these formats (all that are read), by name."""
-    formats = formats or [f["name"] for f in json.loads(run("formats", "--json").stdout)["formats"]]
+    formats = formats or [f["name"] for f in json.loads(run("formats", "--json").stdout)["formats"]] + ["dcp_trainers"]
     found = {}
     for expected in sorted(e for f in formats for e in (DATA / f).glob("*" + EXPECTED)):
         name = expected.name[:-len(EXPECTED)]

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/formats/test_dcp_trainers.c - torchtitan and Composer, who use torch's own formats. */
+#include "made.h"
+
+#include "fixture_tree.h"
+#include "index/formats/dcp/dcp_origin.h"
+#include "tests/unit/unit.h"
+
+static void note(struct dcp_origin *o, const char *key, const char *json)
+{
+    dcp_origin_note(o, key, strlen(key), json, strlen(json));
+}
+
+/* What a hostile object says must not become more than a number or a short text. */
+static void test_origin(void **state UNUSED)
+{
+    struct dcp_origin o = {0};
+
+    note(&o, "optimizer.param_groups.0.lr", "0.1");
+    note(&o, "train_state", "{}");
+    note(&o, "dataloader.dp_rank_", "1");
+    assert_null(o.framework);
+    note(&o, "dataloader.dp_rank_0", "{}");
+    assert_string_equal(o.framework, "torchtitan");
+    note(&o, "train_state.step", "\"12\"");
+    assert_false(o.has_step);
+    note(&o, "train_state.step", "1e3");
+    assert_false(o.has_step);
+    note(&o, "train_state.step", "12");
+    assert_true(o.has_step);
+    assert_int_equal(o.step, 12);
+
+    o = (struct dcp_origin){0};
+    note(&o, "state.metadata.composer_env_info.composer_version", "\"0.32.1\"");
+    note(&o, "state.timestamp.Timestamp.batch", "7");
+    note(&o, "state.timestamp.Timestamp.epoch", "1");
+    assert_string_equal(o.framework, "Composer");
+    assert_string_equal(o.version, "0.32.1");
+    assert_int_equal(o.step, 7);
+    assert_int_equal(o.epoch, 1);
+    note(&o, "state.metadata.composer_env_info.composer_version",
+         "\"0123456789012345678901234567890123456789\"");
+    assert_string_equal(o.version, "0123456789012345678901234567890");
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest others[] = {
+        {.name = "origin", .test_func = test_origin},
+    };
+
+    return run_with("dcp_trainers", argc, argv, test_fixture_tree, others,
+                    ARRAY_SIZE(others));
+}
