@@ -97,3 +97,13 @@ int keyset_add(struct keyset *s, const void *key, size_t len)
     s->count++;
     return 1;
 }
+
+bool keyset_has(const struct keyset *s, const void *key, size_t len)
+{
+    struct keyset_slot want = slot_of(key, len), *slot;
+
+    if (s->count == 0)
+        return false;
+    slot = find(s->slots, s->cap, &want);
+    return slot->low || slot->high;
+}

@@ -23,4 +23,7 @@ void keyset_clear(struct keyset *s);
 /* 1: new and now in it; 0: it was there; -ENOMEM. */
 int keyset_add(struct keyset *s, const void *key, size_t len);
 
+/* Is it in the set? */
+bool keyset_has(const struct keyset *s, const void *key, size_t len);
+
 #endif
