@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/deepspeed/deepspeed_optim.c - where each rank's flat groups and states lie. */
+#include "index/formats/deepspeed/deepspeed_scan.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/err.h"
+#include "index/formats/torch/torch_walk.h"
+
+enum {
+    MAX_RANKS = 100000, /* more than any cluster has */
+    MAX_GROUPS = 1 << 20,
+    MAX_STAGE = 3
+};
+
+static const char outer[] = "optimizer_state_dict";
+
+/* One optimizer file while its graph is open. */
+struct optim {
+    struct ds_scan *s;
+    struct ds_part *p;
+    uint32_t r;
+    const struct torch_file *f;
+    struct pv dict; /* optimizer_state_dict */
+    const char *masters, *base;
+    struct keyset taken; /* paths of the tensors that are some parameter's */
+};
+
+/* ---- tensors ---- */
+
+static bool is_row(const struct torch_tensor *x)
+{
+    return x->shape.nd == 1 && (x->stride[0] == 1 || x->shape.dim[0] <= 1);
+}
+
+/* A tensor of one dimension, or of none; anything else is DS_FLAT_NONE. */
+static int flat_of(const struct optim *o, const struct pv *v, struct ds_flat *out,
+                   struct err *why)
+{
+    struct torch_tensor x;
+    int rc = torch_zip_tensor(o->f->zip, v, &x, why);
+
+    *out = (struct ds_flat){.kind = DS_FLAT_NONE};
+    if (rc <= 0)
+        return rc;
+    if ((!is_row(&x) && x.shape.nd > 0) || dtype_bits(x.dtype) % 8 != 0)
+        return 0;
+    *out = (struct ds_flat){
+        .at = x.data + x.storage_offset * dtype_unit(x.dtype),
+        .count = x.shape.nd > 0 ? x.shape.dim[0] : 1,
+        .kind = x.packed         ? DS_FLAT_PACKED
+                : x.shape.nd > 0 ? DS_FLAT_VECTOR
+                                 : DS_FLAT_SCALAR,
+        .dtype = (uint8_t)x.dtype,
+        .flags = x.flags,
+    };
+    return 1;
+}
+
+static int take_path(struct optim *o, const char *path, struct err *e)
+{
+    return keyset_add(&o->taken, path, strlen(path)) < 0 ? err_nomem(e) : 0;
+}
+
+static struct ds_flat *flat_at(const struct optim *o, uint32_t g, uint32_t slot)
+{
+    return &o->p->rank[o->r].flat[(size_t)g * o->p->nslots + slot];
+}
+
+/* ---- the weights ---- */
+
+static int find_masters(const struct optim *o, struct pv *out, struct err *e)
+{
+    struct pv old;
+
+    if (ds_get(&o->dict, o->masters, out) &&
+        (out->kind == PV_LIST || out->kind == PV_TUPLE))
+        return 0;
+    if (ds_get(&o->dict, "local_sub_partitions_of_fp32_groups", &old)) {
+        err_set(
+            e, ENOTSUP,
+            "%s: ZeRO 1 in sub-partitions (DeepSpeed until 0.3.16) is not supported",
+            o->f->path);
+        return err_hint(e, "flat partitions of stages 1, 2 and 3 are");
+    }
+    return err_set(e, EBADMSG, "%s: %s has no %s", o->f->path, outer, o->masters);
+}
+
+static int take_masters(struct optim *o, struct err *e)
+{
+    struct pv groups;
+    char path[128];
+
+    if (find_masters(o, &groups, e) < 0)
+        return -e->code;
+    if (pv_count(&groups) != o->p->ngroups)
+        return err_set(e, EBADMSG, "%s has %zu groups, the first rank has %u",
+                       o->f->path, pv_count(&groups), o->p->ngroups);
+    for (uint32_t g = 0; g < o->p->ngroups; g++) {
+        struct pv v = pv_at(&groups, g);
+        struct ds_flat *flat = flat_at(o, g, DS_MASTER);
+        struct err why = {0};
+
+        if (flat_of(o, &v, flat, &why) < 0)
+            return err_set(e, EBADMSG, "%s: group %u: %s", o->f->path, g, why.text);
+        if (flat->kind != DS_FLAT_VECTOR)
+            return err_set(e, EBADMSG, "%s: group %u is no %stensor of one dimension",
+                           o->f->path, g,
+                           flat->kind == DS_FLAT_PACKED ? "uncompressed " : "");
+        snprintf(path, sizeof path, "%s.%s.%u", outer, o->masters, g);
+        if (take_path(o, path, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* ---- states ---- */
+
+static uint32_t slot_of(const struct ds_part *p, const char *name, size_t len)
+{
+    for (uint32_t i = DS_MASTER + 1; i < p->nslots; i++)
+        if (strlen(p->slot[i]) == len && memcmp(p->slot[i], name, len) == 0)
+            return i;
+    return DS_MASTER;
+}
+
+/* One state of a group: "exp_avg". `prefix` is the group's path. */
+static int take_state(struct optim *o, uint32_t g, const char *prefix,
+                      const struct pv *key, const struct pv *value, struct err *e)
+{
+    CLEANUP(buf_release) struct buf path = {.max = TORCH_MAX_PATH};
+    struct err why = {0};
+    struct ds_flat flat;
+    const char *name;
+    uint32_t slot;
+    size_t len;
+
+    if (key->kind != PV_STR)
+        return 0;
+    name = pv_bytes(key, &len);
+    slot = slot_of(o->p, name, len);
+    if (slot == DS_MASTER || flat_of(o, value, &flat, &why) <= 0)
+        return why.code == ENOMEM ? err_nomem(e) : 0;
+    *flat_at(o, g, slot) = flat;
+    if (flat.kind == DS_FLAT_PACKED)
+        return 0;
+    buf_addf(&path, "%s.%s", prefix, o->p->slot[slot]);
+    if (buf_failed(&path))
+        return err_nomem(e);
+    return take_path(o, path.data, e);
+}
+
+static int take_group(struct optim *o, uint32_t g, const char *prefix,
+                      const struct pv *state, struct err *e)
+{
+    struct pv items;
+
+    if (!torch_mapping(state, &items) || items.kind != PV_DICT)
+        return 0;
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+
+        if (take_state(o, g, prefix, &key, &value, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/*
+ * Calls fn for the state of each group: {"state": {g: {...}}}, or a list of them, which
+ * "elastic" saves have.
+ */
+static int each_state(struct optim *o,
+                      int (*fn)(struct optim *o, uint32_t g, const char *prefix,
+                                const struct pv *state, struct err *e),
+                      struct err *e)
+{
+    struct pv base, states, items, key, value;
+    char prefix[128];
+    bool list;
+    uint64_t g;
+
+    if (!ds_get(&o->dict, o->base, &base))
+        return 0;
+    list = base.kind == PV_LIST;
+    items = base;
+    if (!list && (!ds_get(&base, "state", &states) || !torch_mapping(&states, &items) ||
+                  items.kind != PV_DICT))
+        return 0;
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        key =
+            list ? (struct pv){.kind = PV_INT, .i = (int64_t)i} : pv_key_at(&items, i);
+        value = list ? pv_at(&items, i) : pv_value_at(&items, i);
+        if (!pv_u64(&key, &g) || g >= o->p->ngroups)
+            continue;
+        snprintf(prefix, sizeof prefix, "%s.%s%s.%" PRIu64, outer, o->base,
+                 list ? "" : ".state", g);
+        if (fn(o, (uint32_t)g, prefix, &value, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* The first rank tells which states there are. */
+static int name_states(struct optim *o, uint32_t g, const char *prefix,
+                       const struct pv *state, struct err *e)
+{
+    struct ds_part *p = o->p;
+    struct err why = {0};
+    struct ds_flat flat;
+    struct pv items;
+
+    (void)g;
+    (void)prefix;
+    if (!torch_mapping(state, &items) || items.kind != PV_DICT)
+        return 0;
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+        const char *name;
+        size_t len;
+
+        if (key.kind != PV_STR || flat_of(o, &value, &flat, &why) <= 0)
+            continue;
+        name = pv_bytes(&key, &len);
+        if (len == 0 || memchr(name, '\0', len) || slot_of(p, name, len) != DS_MASTER ||
+            p->nslots == DS_MAX_STATES)
+            continue;
+        p->slot[p->nslots] = arena_memdup(o->s->arena, name, len);
+        if (!p->slot[p->nslots++])
+            return err_nomem(e);
+    }
+    return 0;
+}
+
+/* ---- what the first rank tells of all ---- */
+
+static int take_stage(struct optim *o, uint64_t *stage, struct err *e)
+{
+    struct pv v;
+
+    *stage = 1; /* BF16_Optimizer writes none; its layout is that of stage 1 */
+    if (!ds_get(&o->dict, "zero_stage", &v))
+        return 0;
+    if (!ds_number(&v, stage))
+        return err_set(e, EBADMSG, "%s: zero_stage is no number", o->f->path);
+    if (*stage >= 1 && *stage <= MAX_STAGE)
+        return 0;
+    err_set(e, ENOTSUP, "%s: ZeRO stage %" PRIu64 " is not supported", o->f->path,
+            *stage);
+    return err_hint(e, "1, 2 and 3 are");
+}
+
+static int refuse_groups(const struct optim *o, struct err *e)
+{
+    struct pv v;
+
+    if (!ds_get_some(&o->dict, "ds_zero_partition_groups", &v))
+        return 0;
+    err_set(e, ENOTSUP,
+            "%s: groups that are partitioned over different ranks (AutoEP) "
+            "are not supported",
+            o->f->path);
+    return err_hint(e, "convert it with DeepSpeed's ds_to_universal.py");
+}
+
+/* partition_count: a number, or a list of one a group. */
+static int take_counts(struct optim *o, struct err *e)
+{
+    struct ds_part *p = o->p;
+    uint64_t most = 0;
+    struct pv v;
+    bool list;
+
+    p->count = arena_array(o->s->arena, MAX(p->ngroups, 1U), sizeof *p->count);
+    if (!p->count)
+        return err_nomem(e);
+    if (!ds_get(&o->dict, "partition_count", &v))
+        return err_set(e, EBADMSG, "%s: %s has no partition_count", o->f->path, outer);
+    list = v.kind == PV_LIST || v.kind == PV_TUPLE;
+    if (list && pv_count(&v) != p->ngroups)
+        return err_set(e, EBADMSG, "%s: partition_count is of %zu groups, not %u",
+                       o->f->path, pv_count(&v), p->ngroups);
+    for (uint32_t g = 0; g < p->ngroups || (g == 0 && !list); g++) {
+        struct pv one = list ? pv_at(&v, g) : v;
+        uint64_t n;
+
+        if (!pv_u64(&one, &n) || n == 0)
+            return err_set(e, EBADMSG, "%s: partition_count is no count", o->f->path);
+        most = MAX(most, n);
+        if (g < p->ngroups)
+            p->count[g] = n;
+    }
+    if (most == p->nranks || (list && p->ngroups == 0))
+        return 0;
+    err_set(e, EBADMSG,
+            "partition_count says %" PRIu64 " files of optimizer states, there are %u",
+            most, p->nranks);
+    return err_hint(e, "a rank did not save, or files of an older save are there");
+}
+
+static int first_rank(struct optim *o, struct err *e)
+{
+    struct ds_part *p = o->p;
+    struct pv groups;
+
+    if (find_masters(o, &groups, e) < 0)
+        return -e->code;
+    if (pv_count(&groups) > MAX_GROUPS)
+        return err_set(e, EBADMSG, "%s: %zu groups", o->f->path, pv_count(&groups));
+    p->ngroups = (uint32_t)pv_count(&groups);
+    p->nslots = DS_MASTER + 1;
+    if (refuse_groups(o, e) < 0 || take_counts(o, e) < 0 ||
+        each_state(o, name_states, e) < 0)
+        return -e->code;
+    return 0;
+}
+
+/* ---- what is no parameter's ---- */
+
+static int report_others(struct optim *o, struct err *e)
+{
+    CLEANUP(buf_release) struct buf prefix = {0};
+    struct ds_entry x = {.f = o->f, .path = "", .role = ROLE_OTHER, .taken = &o->taken};
+
+    buf_addf(&prefix, "%s:", o->f->path);
+    if (buf_failed(&prefix))
+        return err_nomem(e);
+    x.prefix = prefix.data;
+    if (ds_entry_tensors(o->s, &x, torch_zip_root(o->f->zip), e) < 0)
+        return -e->code;
+    if (x.tensors > 0 &&
+        sink_warning(o->s->sink, "flat-state",
+                     "%s: %" PRIu64 " tensors are of no parameter, their keys are "
+                     "FILE:PATH",
+                     o->f->path, x.tensors) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
+static int add_object(struct optim *o, const char *at, const char *name,
+                      const struct pv *v, struct err *e)
+{
+    CLEANUP(buf_release) struct buf key = {0}, path = {0}, prefix = {0};
+    struct ds_entry x = {.f = o->f, .role = ROLE_OTHER, .taken = &o->taken};
+
+    buf_addf(&key, "optimizer.%s", name);
+    buf_addf(&path, "%s.%s", at, name);
+    buf_addf(&prefix, "%s:", o->f->path);
+    if (buf_failed(&key) || buf_failed(&path) || buf_failed(&prefix))
+        return err_nomem(e);
+    x.path = path.data;
+    x.prefix = prefix.data;
+    return ds_entry_object(o->s, &x, key.data, v, e);
+}
+
+/* Does a group's state hold anything but tensors? DeepSpeed's own Adam counts steps so. */
+static bool has_values(const struct optim *o, const struct pv *states)
+{
+    struct torch_tensor x;
+    struct err ignored = {0};
+    struct pv groups, items;
+
+    if (!torch_mapping(states, &groups) || groups.kind != PV_DICT)
+        return states->kind != PV_NONE && groups.kind != PV_NONE;
+    for (size_t g = 0; g < pv_count(&groups); g++) {
+        struct pv group = pv_value_at(&groups, g);
+
+        if (!torch_mapping(&group, &items))
+            return true;
+        for (size_t i = 0; items.kind == PV_DICT && i < pv_count(&items); i++) {
+            struct pv value = pv_value_at(&items, i);
+
+            if (torch_zip_tensor(o->f->zip, &value, &x, &ignored) == 0)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* The base optimizer's "state" is what tensors are of, unless it holds other values too. */
+static int base_objects(struct optim *o, const struct pv *base, struct err *e)
+{
+    CLEANUP(buf_release) struct buf at = {0};
+    struct pv items;
+
+    buf_addf(&at, "%s.%s", outer, o->base);
+    if (buf_failed(&at))
+        return err_nomem(e);
+    if (!torch_mapping(base, &items) || items.kind != PV_DICT)
+        return add_object(o, outer, o->base, base, e);
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+        char name[200];
+        size_t len;
+
+        if (key.kind != PV_STR || (pv_str_is(&key, "state") && !has_values(o, &value)))
+            continue;
+        ds_text(pv_bytes(&key, &len), len, name, sizeof name);
+        if (add_object(o, at.data, name, &value, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* All but what only says where tensors lie; the first rank's stands for all. */
+static int report_objects(struct optim *o, struct err *e)
+{
+    static const char mappings[] = "param_slice_mappings";
+    struct pv items;
+
+    if (!torch_mapping(&o->dict, &items) || items.kind != PV_DICT)
+        return 0;
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+        char name[200];
+        size_t len;
+        int rc;
+
+        if (key.kind != PV_STR || pv_str_is(&key, o->masters) ||
+            pv_str_is(&key, mappings))
+            continue;
+        ds_text(pv_bytes(&key, &len), len, name, sizeof name);
+        rc = pv_str_is(&key, o->base) ? base_objects(o, &value, e)
+                                      : add_object(o, outer, name, &value, e);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* ---- one file ---- */
+
+static void set_stage(struct optim *o, uint64_t stage)
+{
+    o->masters = stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
+    o->base = stage == 3 ? outer : "base_optimizer_state";
+}
+
+static int same_stage(struct optim *o, uint64_t stage, struct err *e)
+{
+    if (o->r == 0 && o->p == o->s->part)
+        o->s->stage = (int)stage;
+    if ((int)stage == o->s->stage)
+        return 0;
+    return err_set(e, EBADMSG, "%s is of ZeRO stage %" PRIu64 ", others are of %d",
+                   o->f->path, stage, o->s->stage);
+}
+
+static int read_dict(struct optim *o, struct err *e)
+{
+    struct pv root = torch_zip_root(o->f->zip);
+    uint64_t stage;
+
+    if (!ds_get_some(&root, outer, &o->dict))
+        return err_set(e, EBADMSG, "%s has no %s", o->f->path, outer);
+    if (take_stage(o, &stage, e) < 0 || same_stage(o, stage, e) < 0)
+        return -e->code;
+    set_stage(o, stage);
+    if (o->r == 0 && first_rank(o, e) < 0)
+        return -e->code;
+    return 0;
+}
+
+static int read_rank(struct optim *o, struct err *e)
+{
+    struct ds_rank *rank = &o->p->rank[o->r];
+    uint64_t n;
+
+    if (read_dict(o, e) < 0)
+        return -e->code;
+    if (mul_overflows(o->p->ngroups, o->p->nslots, &n))
+        return err_set(e, EBADMSG, "%s: too many groups", o->f->path);
+    rank->path = o->f->path;
+    rank->file = o->f->number;
+    rank->flat = arena_array(o->s->arena, MAX(n, UINT64_C(1)), sizeof *rank->flat);
+    if (!rank->flat)
+        return err_nomem(e);
+    if (take_masters(o, e) < 0 || each_state(o, take_group, e) < 0)
+        return -e->code;
+    return report_others(o, e);
+}
+
+static int read_open(struct optim *o, struct err *e)
+{
+    struct ds_part *p = o->p;
+
+    if (read_rank(o, e) < 0)
+        return -e->code;
+    if (o->r == 0 && p == o->s->part && report_objects(o, e) < 0)
+        return -e->code;
+    if (o->r == 0 && ds_layout_begin(o->s, p, &o->dict, e) < 0)
+        return err_wrap(e, "%s", o->f->path);
+    if (p->has_shapes && ds_layout_compare(o->s, p, o->r, &o->dict, e) < 0)
+        return err_wrap(e, "%s", o->f->path);
+    return 0;
+}
+
+struct reading {
+    struct ds_scan *s;
+    struct ds_part *p;
+};
+
+/* ds_file_fn */
+static int read_file(void *user, size_t i, const struct torch_file *f, struct err *e)
+{
+    struct reading *x = user;
+    struct optim o = {.s = x->s, .p = x->p, .r = (uint32_t)i, .f = f};
+    int rc = read_open(&o, e);
+
+    keyset_release(&o.taken);
+    return rc;
+}
+
+int ds_optim_read(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    struct reading x = {s, p};
+
+    if (p->nranks > MAX_RANKS)
+        return err_set(e, EBADMSG, "%u ranks", p->nranks);
+    p->rank = arena_array(s->arena, MAX(p->nranks, 1U), sizeof *p->rank);
+    if (!p->rank)
+        return err_nomem(e);
+    for (uint32_t i = 0; i < p->nranks; i++)
+        if (p->optim[i].dp != i)
+            return err_set(e, EBADMSG, "rank %u of the optimizer's files is missing",
+                           i);
+    if (ds_each_file(s, p->optim, p->nranks, read_file, &x, e) < 0)
+        return -e->code;
+    return p->nranks > 0 && p->has_shapes ? ds_layout_end(s, p, e) : 0;
+}

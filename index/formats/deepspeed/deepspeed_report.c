@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/deepspeed/deepspeed_report.c - one save, from its files to the sink. */
+#include "index/formats/deepspeed/deepspeed_scan.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "index/formats/step.h"
+#include "index/formats/torch/torch_walk.h"
+
+static const size_t MAX_MEMORY = (size_t)1 << 30; /* of what is known of all files */
+
+/* ---- the parts ---- */
+
+/* The files of one kind that are of one model-parallel rank. */
+static const struct ds_file *files_of(const struct ds_scan *s, enum ds_kind kind,
+                                      uint32_t mp, size_t *n)
+{
+    const struct ds_file *first = NULL;
+
+    *n = 0;
+    for (size_t i = 0; i < ds_files_of(&s->files, kind); i++) {
+        const struct ds_file *f = ds_files_at(&s->files, kind, i);
+
+        if (f->mp != mp)
+            continue;
+        if (!first)
+            first = f;
+        ++*n;
+    }
+    return first;
+}
+
+static int make_part(struct ds_scan *s, uint32_t mp, struct err *e)
+{
+    struct ds_part *p = &s->part[mp];
+    size_t nranks;
+
+    p->mp = mp;
+    p->files = files_of(s, DS_MODEL, mp, &p->nmodels);
+    p->optim = files_of(s, DS_OPTIM, mp, &nranks);
+    p->nranks = (uint32_t)nranks;
+    if (!p->files)
+        return err_set(e, EBADMSG, "mp_rank_%02u has no model states", mp);
+    for (size_t i = 0; i < p->nmodels; i++)
+        if (p->files[i].dp != i)
+            return err_set(e, EBADMSG, "model states of rank %zu are missing", i);
+    return 0;
+}
+
+static uint32_t last_mp(const struct ds_scan *s)
+{
+    static const enum ds_kind kinds[] = {DS_MODEL, DS_OPTIM};
+    uint32_t last = 0;
+
+    for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
+        for (size_t i = 0; i < ds_files_of(&s->files, kinds[k]); i++)
+            last = MAX(last, ds_files_at(&s->files, kinds[k], i)->mp);
+    return last;
+}
+
+static int make_parts(struct ds_scan *s, struct err *e)
+{
+    size_t n = ds_files_of(&s->files, DS_MODEL), last = last_mp(s);
+
+    if (n == 0 && ds_files_of(&s->files, DS_OPTIM) == 0)
+        return ds_files_of(&s->files, DS_LAYER) > 0
+                   ? 0
+                   : err_set(e, ESTALE, "no files of DeepSpeed any more");
+    if (n == 0)
+        return err_set(e, EBADMSG, "there are no model states, only optimizer states");
+    if (last >= n)
+        return err_set(e, EBADMSG,
+                       "some of the model states up to mp_rank_%02zu are "
+                       "missing",
+                       last);
+    s->nparts = last + 1;
+    s->part = arena_array(s->arena, s->nparts, sizeof *s->part);
+    if (!s->part)
+        return err_nomem(e);
+    for (uint32_t mp = 0; mp < s->nparts; mp++)
+        if (make_part(s, mp, e) < 0 || ds_model_open(s, &s->part[mp], e) < 0)
+            return -e->code;
+    return 0;
+}
+
+/* ---- what cannot be put together ---- */
+
+/* Ranks that slice tensors; 0: not told. */
+static uint64_t tensor_ranks(const struct ds_scan *s)
+{
+    struct pv dims, v;
+    uint64_t n;
+
+    if (ds_get_some(&s->part[0].root, "checkpoint_parallel_dimensions", &dims) &&
+        ds_get(&dims, "tp_degree", &v) && pv_u64(&v, &n) && n > 0)
+        return n;
+    if (ds_files_of(&s->files, DS_LAYER) == 0)
+        return 0;
+    /* A pipeline's layers tell: layer_02-model_01 is a slice. */
+    n = 0;
+    for (size_t i = 0; i < ds_files_of(&s->files, DS_LAYER); i++)
+        n = MAX(n, ds_files_at(&s->files, DS_LAYER, i)->mp + 1ULL);
+    return n;
+}
+
+static int refuse_slices(const struct ds_scan *s, struct err *e)
+{
+    for (size_t i = 0; i < ds_files_of(&s->files, DS_LAYER); i++)
+        if (ds_files_at(&s->files, DS_LAYER, i)->mp > 0)
+            return err_set(e, ENOTSUP,
+                           "%s: layers in tensor-parallel slices are not "
+                           "supported",
+                           ds_files_at(&s->files, DS_LAYER, i)->name);
+    if (s->nparts <= 1)
+        return 0;
+    if (ds_files_of(&s->files, DS_EXPERT) > 0)
+        return err_set(e, ENOTSUP,
+                       "experts on %zu model-parallel ranks are not "
+                       "supported",
+                       s->nparts);
+    if (tensor_ranks(s) == 1)
+        return 0; /* stages of a pipeline: each has parameters of its own */
+    err_set(e, ENOTSUP,
+            "%zu model-parallel ranks: DeepSpeed does not say how their "
+            "slices go together",
+            s->nparts);
+    return err_hint(e,
+                    "stages of a pipeline are supported; convert tensor-parallel saves "
+                    "with DeepSpeed's ds_to_universal.py");
+}
+
+/* All ranks that took part have a file. */
+static int check_ranks(const struct ds_scan *s, struct err *e)
+{
+    struct pv v;
+    uint64_t n;
+
+    if (s->nparts > 0 && ds_get_some(&s->part[0].root, "mp_world_size", &v) &&
+        pv_u64(&v, &n) && n > s->nparts)
+        return err_set(e, EBADMSG,
+                       "%" PRIu64 " model-parallel ranks saved, there are "
+                       "files of %zu",
+                       n, s->nparts);
+    return 0;
+}
+
+/* ---- what is told ---- */
+
+static const char *format_of(const struct ds_scan *s)
+{
+    static const char *const formats[] = {"deepspeed-zero0", "deepspeed-zero1",
+                                          "deepspeed-zero2", "deepspeed-zero3"};
+
+    return formats[s->stage];
+}
+
+static void tell_text(const struct pv *v, char *dst, size_t size)
+{
+    const char *text;
+    size_t len;
+
+    if (v->kind != PV_STR)
+        return;
+    text = pv_bytes(v, &len);
+    ds_text(text, len, dst, size);
+}
+
+static void tell(struct ds_scan *s)
+{
+    struct deepspeed_told *told = s->told;
+    const struct ds_part *p = s->part;
+    struct pv v;
+    uint64_t step;
+
+    told->format = format_of(s);
+    told->files = s->files.count;
+    told->model_ranks = s->nparts;
+    told->has_step = step_of_name(listing_name(s->listing), &told->step);
+    if (!p)
+        return;
+    told->data_ranks = MAX(p->nranks, (uint64_t)p->nmodels);
+    if (ds_get(&p->root, "dp_world_size", &v) && pv_u64(&v, &step))
+        told->data_ranks = step;
+    if (ds_get(&p->root, "global_steps", &v) && pv_u64(&v, &step) &&
+        step <= INT64_MAX) {
+        told->has_step = true;
+        told->step = (int64_t)step;
+    }
+    if (ds_get(&p->root, "ds_version", &v))
+        tell_text(&v, told->version, sizeof told->version);
+    if (store_join(s->c->dir, p->model.path, told->metadata, sizeof told->metadata) < 0)
+        told->metadata[0] = '\0';
+}
+
+/* ---- tensors ---- */
+
+static int take_buffers(struct ds_scan *s, struct err *e)
+{
+    for (size_t i = 0; i < s->nparts; i++) {
+        struct pv names;
+
+        if (!ds_get_some(&s->part[i].root, "buffer_names", &names) ||
+            names.kind != PV_LIST)
+            continue;
+        for (size_t k = 0; k < pv_count(&names); k++) {
+            struct pv name = pv_at(&names, k);
+            const char *text;
+            size_t len;
+
+            if (name.kind != PV_STR)
+                continue;
+            text = pv_bytes(&name, &len);
+            if (keyset_add(&s->buffers, text, len) < 0)
+                return err_nomem(e);
+        }
+    }
+    return 0;
+}
+
+/* ds_file_fn */
+static int add_expert(void *user, size_t i, const struct torch_file *f, struct err *e)
+{
+    struct pv root = torch_zip_root(f->zip), items;
+
+    (void)i;
+    if (!torch_mapping(&root, &items))
+        return err_set(e, EBADMSG, "%s: the object is no dict", f->path);
+    return ds_report_module(user, f, &items, e);
+}
+
+static int add_layer(void *user, size_t i, const struct torch_file *f, struct err *e)
+{
+    struct ds_scan *s = user;
+
+    return ds_report_layer(s, f, ds_files_at(&s->files, DS_LAYER, i)->layer, e);
+}
+
+/* Optimizers of experts without ZeRO: by numbers, as that of stage 0. */
+static int add_expert_optim(void *user, size_t i, const struct torch_file *f,
+                            struct err *e)
+{
+    struct ds_scan *s = user;
+    const struct torch_report how = {.part = s->how->part, .role = ROLE_OPTIMIZER};
+
+    (void)i;
+    return torch_file_report_loaded(s->sink, f, &how, e);
+}
+
+static int each_of(struct ds_scan *s, enum ds_kind kind, ds_file_fn *fn, struct err *e)
+{
+    return ds_each_file(s, &s->files.file[s->files.begin[kind]],
+                        ds_files_of(&s->files, kind), fn, s, e);
+}
+
+static int report_part(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    bool masters = p->has_shapes && p->nranks > 0;
+
+    if ((masters && ds_report_masters(s, p, e) < 0) || ds_report_frozen(s, p, e) < 0 ||
+        ds_report_tied(s, p, e) < 0 ||
+        ds_report_module(s, &p->model, &p->module, e) < 0 ||
+        (masters && ds_report_states(s, p, e) < 0))
+        return -e->code;
+    return ds_model_objects(s, p, e);
+}
+
+static int report_all(struct ds_scan *s, struct err *e)
+{
+    for (size_t i = 0; i < s->nparts; i++)
+        if (report_part(s, &s->part[i], e) < 0)
+            return -e->code;
+    if (each_of(s, DS_EXPERT, add_expert, e) < 0 || take_buffers(s, e) < 0 ||
+        each_of(s, DS_LAYER, add_layer, e) < 0)
+        return -e->code;
+    return each_of(s, DS_EXPERT_OPTIM, add_expert_optim, e);
+}
+
+/* ---- the optimizer's files ---- */
+
+static int read_optim(struct ds_scan *s, struct err *e)
+{
+    s->stage = s->nparts > 0 && s->part[0].files->sharded ? 3 : 0;
+    for (size_t i = 0; i < s->nparts; i++) {
+        struct ds_part *p = &s->part[i];
+
+        if (p->nranks == 0 && s->part[0].nranks > 0)
+            return err_set(e, EBADMSG, "mp_rank_%02u has no optimizer states", p->mp);
+        if (ds_optim_read(s, p, e) < 0)
+            return -e->code;
+        if ((s->stage == 3) != p->files->sharded)
+            return err_set(e, EBADMSG, "%s: not the model states of stage %d",
+                           p->model.path, s->stage);
+        if (s->stage == 3 && p->nmodels != p->nranks)
+            return err_set(e, EBADMSG,
+                           "%zu files of model states, %u of optimizer states",
+                           p->nmodels, p->nranks);
+        if (s->stage == 3 && !p->has_shapes)
+            return err_set(e, EBADMSG, "%s has no param_shapes", p->model.path);
+    }
+    return 0;
+}
+
+/* ZeRO saved, and its files are gone: what is left is the copy of the model. */
+static int warn_lost(struct ds_scan *s, struct err *e)
+{
+    const char *why = NULL;
+
+    if (s->files.unknown > 0 &&
+        sink_warning(s->sink, "unknown-file",
+                     "%zu files of states are not DeepSpeed's (%.100s)",
+                     s->files.unknown, s->files.first_unknown) < 0)
+        return err_nomem(e);
+    if (s->nparts > 0 && s->part[0].nranks == 0 && s->part[0].has_shapes)
+        why = "there are no optimizer states: NAME is what the model computed with";
+    if (s->nparts > 0 && s->part[0].nranks > 0 && !s->part[0].has_shapes)
+        why = "param_shapes is missing: nothing tells where the masters lie";
+    if (why && sink_warning(s->sink, "no-masters", "%s", why) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
+static int run(struct ds_scan *s, struct err *e)
+{
+    if (ds_files_list(s->listing, &s->files, e) < 0 || make_parts(s, e) < 0)
+        return -e->code;
+    tell(s);
+    if (refuse_slices(s, e) < 0 || check_ranks(s, e) < 0 || read_optim(s, e) < 0)
+        return -e->code;
+    tell(s);
+    return warn_lost(s, e) < 0 ? -e->code : report_all(s, e);
+}
+
+static void release(struct ds_scan *s)
+{
+    for (size_t i = 0; i < s->nparts; i++)
+        torch_file_close(&s->part[i].model);
+    ds_files_release(&s->files);
+    keyset_release(&s->seen);
+    keyset_release(&s->buffers);
+    buf_release(&s->key);
+    arena_free(s->arena);
+}
+
+int deepspeed_report(const struct scan_context *c, struct sink *sink,
+                     const struct deepspeed_how *how, struct deepspeed_told *told,
+                     struct err *e)
+{
+    struct ds_scan s = {.c = c, .sink = sink, .how = how, .told = told};
+    int rc;
+
+    *told = (struct deepspeed_told){.format = "deepspeed"};
+    s.listing = listing_below(c->listing, how->dir ? how->dir : "");
+    if (!s.listing)
+        return err_set(e, ENOENT, "%s is gone", how->dir);
+    s.arena = arena_new(MAX_MEMORY);
+    rc = s.arena ? run(&s, e) : err_nomem(e);
+    release(&s);
+    return rc;
+}

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/deepspeed/deepspeed_scan.h - one save while it is scanned. */
+#ifndef UFS_INDEX_FORMATS_DEEPSPEED_DEEPSPEED_SCAN_H
+#define UFS_INDEX_FORMATS_DEEPSPEED_DEEPSPEED_SCAN_H
+
+#include "base/base.h"
+#include "base/buf.h"
+#include "base/keyset.h"
+#include "index/formats/deepspeed/deepspeed.h"
+#include "index/formats/deepspeed/deepspeed_files.h"
+#include "index/formats/format.h"
+#include "index/formats/pickle/pickle.h"
+#include "index/formats/torch/torch_file.h"
+#include "index/shape.h"
+
+struct arena;
+
+enum {
+    DS_MAX_STATES = 32, /* names of optimizer states; Adam has three */
+    DS_MASTER = 0,      /* the slot of the weights themselves, before the states */
+};
+
+/* A parameter as model states tell it. Name and sizes live as long as the scan. */
+struct ds_param {
+    const char *name;
+    size_t len;
+    const uint64_t *dim; /* nd of them */
+    uint32_t nd;
+    uint32_t group; /* its list in param_shapes */
+    uint64_t elements;
+    uint64_t at;    /* stages 1, 2: element of the group; 3: of a rank's sub-groups */
+    bool elsewhere; /* an earlier pipeline stage has it too */
+};
+
+/* Where a one-dimensional tensor of an optimizer file lies. */
+enum ds_flat_kind { DS_FLAT_NONE, DS_FLAT_VECTOR, DS_FLAT_SCALAR, DS_FLAT_PACKED };
+
+struct ds_flat {
+    uint64_t at;    /* byte of the file */
+    uint64_t count; /* elements */
+    uint8_t kind, dtype, flags;
+};
+
+/* A layer of experts: how many of them a rank has. */
+struct ds_experts {
+    const char *layer; /* the name before the experts */
+    size_t len;
+    uint64_t local;
+};
+
+/* One optimizer file. */
+struct ds_rank {
+    const char *path;
+    uint32_t file;
+    struct ds_flat *flat; /* [group * nslots + slot] */
+};
+
+/* One model-parallel rank: its parameters, and the ranks that share the optimizer. */
+struct ds_part {
+    uint32_t mp;
+    struct torch_file model;     /* model states of its first rank; stays open */
+    struct pv root, module;      /* module: PV_NONE, or a dict */
+    const struct ds_file *files; /* of model states */
+    size_t nmodels;              /* one, or one a rank */
+    const struct ds_file *optim; /* nranks of them */
+    struct ds_param *param;      /* in the order of param_shapes */
+    size_t nparams;
+    const struct ds_param **by_name;
+    struct ds_param *frozen;
+    const struct ds_param **frozen_by_name;
+    size_t nfrozen;
+    struct ds_flat *fragment; /* stage 3: [rank * nfrozen + i] */
+    uint32_t *fragment_file;  /* stage 3: by rank */
+    uint32_t nlists;          /* of param_shapes */
+    bool has_shapes;
+
+    /* Of the optimizer files; nranks is 0 where there are none. */
+    uint32_t nranks, ngroups, nslots;
+    size_t *first;    /* stages 1, 2: the first parameter of each group */
+    uint64_t *length; /* stages 1, 2: elements of each group, with gaps */
+    uint64_t *begin;  /* stage 3: where each sub-group begins on a rank */
+    uint64_t *count;  /* of each group: ranks that it is cut over */
+    const char *slot[DS_MAX_STATES];
+    struct ds_experts *experts; /* one a layer of experts; nexperts of them */
+    size_t nexperts;
+    struct ds_rank *rank;
+};
+
+struct ds_scan {
+    const struct scan_context *c;
+    struct sink *sink;
+    const struct deepspeed_how *how;
+    struct deepspeed_told *told;
+    struct listing *listing; /* of the directory */
+    struct arena *arena;
+    struct ds_files files;
+    struct ds_part *part; /* arena; nparts of them */
+    size_t nparts;
+    int stage;             /* of ZeRO */
+    struct keyset seen;    /* NAMEs that were reported */
+    struct keyset buffers; /* NAMEs of buffer_names, of a pipeline */
+    struct buf key;
+};
+
+/* ---- deepspeed_graph.c: values of a pickle ---- */
+
+/* The value of a key of a dict or OrderedDict. */
+bool ds_get(const struct pv *mapping, const char *key, struct pv *out);
+
+/* The same for one that is there and not None. */
+bool ds_get_some(const struct pv *mapping, const char *key, struct pv *out);
+
+/* A non-negative int, or the int of an Enum (REDUCE of its class on it). */
+bool ds_number(const struct pv *v, uint64_t *out);
+
+/*
+ * torch.Size, or a tuple or list, of non-negative ints into the parameter. -EBADMSG for
+ * what is no shape or has more elements than can be counted.
+ */
+int ds_shape(struct arena *a, const struct pv *v, struct ds_param *out, struct err *e);
+
+/* A text for messages, NUL-terminated and short. */
+const char *ds_text(const char *name, size_t len, char *dst, size_t size);
+
+/* ---- deepspeed_model.c: model states ---- */
+
+/* Opens the model states of one model-parallel rank and takes what they tell. */
+int ds_model_open(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* A parameter by its name, or NULL; the same for frozen ones. */
+const struct ds_param *ds_param_find(const struct ds_part *p, const char *name,
+                                     size_t len);
+const struct ds_param *ds_frozen_find(const struct ds_part *p, const char *name,
+                                      size_t len);
+
+/* ---- deepspeed_batch.c: many files ---- */
+
+/*
+ * Registers, loads (in parallel) and closes each file, and calls fn on the scan's thread
+ * while it is open, in order. Paths live as long as the scan.
+ */
+typedef int ds_file_fn(void *user, size_t i, const struct torch_file *f, struct err *e);
+int ds_each_file(struct ds_scan *s, const struct ds_file *files, size_t n,
+                 ds_file_fn *fn, void *user, struct err *e);
+
+/* ---- deepspeed_entry.c: a part of a file's object, as it is ---- */
+
+struct ds_entry {
+    const struct torch_file *f;
+    const char *path;     /* of the value in the object; "" for the whole */
+    const char *prefix;   /* before the paths of tensors */
+    int role;             /* of the tensors */
+    struct keyset *taken; /* paths of tensors to leave out, or NULL */
+    uint64_t tensors;     /* reported */
+};
+
+/* Reports the tensors. */
+int ds_entry_tensors(struct ds_scan *s, struct ds_entry *x, struct pv v, struct err *e);
+
+/* Reports the value as the object KEY (after deepspeed_how.object). */
+int ds_entry_object(struct ds_scan *s, struct ds_entry *x, const char *key,
+                    const struct pv *v, struct err *e);
+
+/* ---- deepspeed_optim.c: optimizer states ---- */
+
+/* Reads all optimizer files of the part, and reports what in them belongs to no parameter. */
+int ds_optim_read(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* ---- deepspeed_layout.c: which elements are which parameter's ---- */
+
+/* Sets ds_param.at once the first rank is read. `dict`: its optimizer_state_dict. */
+int ds_layout_begin(struct ds_scan *s, struct ds_part *p, const struct pv *dict,
+                    struct err *e);
+
+/*
+ * Compares with param_slice_mappings, in which newer versions note which elements of which
+ * parameter each rank has. Ranks come in order.
+ */
+int ds_layout_compare(const struct ds_scan *s, const struct ds_part *p, uint32_t r,
+                      const struct pv *dict, struct err *e);
+
+/* Refuses what does not fit exactly, once all ranks are read. */
+int ds_layout_end(const struct ds_scan *s, const struct ds_part *p, struct err *e);
+
+/* How many sets of ranks hold a group's parameters: 1, for experts as many as share them. */
+uint32_t ds_sets(const struct ds_part *p, uint32_t group);
+
+/* ---- deepspeed_tensors.c: flat groups as tensors ---- */
+
+/*
+ * A piece of a tensor: elements [begin, begin + count) of it, row by row, lie at byte `at` of a
+ * file.
+ */
+struct ds_piece {
+    uint32_t file;
+    uint64_t at, begin, count;
+    uint8_t flags;
+};
+
+/* Adds a piece to the tensor that was begun at the sink. */
+int ds_add_piece(struct ds_scan *s, const struct shape *shape, enum dtype dtype,
+                 const struct ds_piece *piece, struct err *e);
+
+/* Sizes of a parameter as the sink wants them. */
+void ds_shape_of(const struct ds_param *x, struct shape *out);
+
+/*
+ * Begins a tensor; where its key is taken already, as FILE:KEY. `file` is the path of the
+ * file that the key is of.
+ */
+int ds_begin(struct ds_scan *s, const char *file, const struct sink_tensor *t,
+             struct err *e);
+
+/* Masters, and optimizer states, of all parameters of a part. */
+int ds_report_masters(struct ds_scan *s, struct ds_part *p, struct err *e);
+int ds_report_states(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* The master of `x` under another name, unless that is reported already. */
+int ds_report_alias(struct ds_scan *s, const struct ds_part *p,
+                    const struct ds_param *x, const char *name, size_t len,
+                    struct err *e);
+
+/* ---- deepspeed_frozen.c: parameters that are not trained ---- */
+
+/* Also what else the model states of other ranks than the first hold (stage 3). */
+int ds_report_frozen(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* Stage 3: the frozen `x` under another name, unless that is reported already. */
+int ds_report_frozen_alias(struct ds_scan *s, const struct ds_part *p,
+                           const struct ds_param *x, const char *name, size_t len,
+                           struct err *e);
+
+/* ---- deepspeed_experts.c: names of experts ---- */
+
+/* Counts the experts of groups that only some ranks share. -ENOTSUP: not DeepSpeed's names. */
+int ds_experts_count(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/*
+ * The name that a parameter has on the ranks of one set: experts are numbered from 0 on
+ * each rank. `out` is emptied first.
+ */
+int ds_expert_name(const struct ds_part *p, const struct ds_param *x, uint32_t set,
+                   struct buf *out, struct err *e);
+
+/* ---- deepspeed_module.c: the copy that the model computed with ---- */
+
+/* Notes a NAME. 1: it is new, 0: it was reported already, -ENOMEM. */
+int ds_see(struct ds_scan *s, const char *name, size_t len, struct err *e);
+
+/* Names that share a tensor with another one. */
+int ds_report_tied(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* Tensors of a dict {NAME: tensor} of a file, and what else is in it. */
+int ds_report_module(struct ds_scan *s, const struct torch_file *f,
+                     const struct pv *dict, struct err *e);
+
+/*
+ * The same for a layer of a pipeline, whose keys are layer_NN/KEY. Of role model where there
+ * is no master called N.KEY.
+ */
+int ds_report_layer(struct ds_scan *s, const struct torch_file *f, uint32_t layer,
+                    struct err *e);
+
+/* ---- deepspeed_objects.c: what is no tensor of the model ---- */
+
+/* Of the first rank's model states: all of it. */
+int ds_model_objects(struct ds_scan *s, const struct ds_part *p, struct err *e);
+
+/* Of other ranks': what the user's script saved; their keys begin with "FILE:". */
+int ds_rank_objects(struct ds_scan *s, const struct torch_file *f, struct err *e);
+
+/* ---- deepspeed_universal.c: what ds_to_universal.py makes ---- */
+
+int ds_universal_report(struct ds_scan *s, struct err *e);
+
+#endif
