@@ -75,9 +75,98 @@ def llamas(folder):
           {"dim": 12, "n_heads": 4, "n_kv_heads": 1, "n_layers": 1}, step=7)
 
 
+# ---------------------------------------------------------------- GPT-NeoX and Megatron-DeepSpeed
+NEOX = {"format": "neox-pipeline", "framework": "GPT-NeoX (DeepSpeed)"}
+BLOOM = {"format": "neox-pipeline", "framework": "Megatron-DeepSpeed"}
+
+
+def piece(how, full, r, n):
+    """What rank r of n has; `full` of a sum is the list of what they have."""
+    return {"rows": lambda: rows(full, r, n), "columns": lambda: columns(full, r, n), "same": lambda: full, "sum": lambda: full[r],
+            "gated": lambda: np.concatenate([rows(h, r, n) for h in np.split(full, 2)]), "raw": lambda: full + r}[how]()
+
+
+def added(parts):
+    """As Python's sum() of torch tensors: from 0, one after the other, rounded to the type each time."""
+    out = np.zeros_like(parts[0])
+    for p in parts:
+        out = (out.astype("<f8") + p.astype("<f8")).astype(p.dtype)
+    return out
+
+
+def neox_layer(f, number, ranks, cut, dtype="<f4"):
+    state = [{} for _ in range(ranks)]
+    for key, (shape, how) in cut.items():
+        full = f.full(*shape, dtype=dtype)
+        if how == "sum":
+            full = [(f.full(*shape) / 7).astype(dtype) for _ in range(ranks)]
+        for r in range(ranks):
+            state[r][key] = piece(how, full, r, ranks)
+        if how == "raw":
+            f.warnings = 1
+            for r in range(ranks):
+                f.expect_raw(f"layer_{number:02d}-model_{r:02d}-model_states.pt:{key}", full + r)
+        else:
+            f.expect(f"layer_{number:02d}/{key}", added(full) if how == "sum" else full)
+    for r in range(ranks):
+        f.rank_file(f"layer_{number:02d}-model_{r:02d}-model_states.pt", state[r])
+
+
+def neox_rank(f, rank, state):
+    path = f"mp_rank_{rank:02d}_model_states.pt"
+    save(f"{f.root}/{path}", state)
+    f.objects[path] = state
+
+
+def neoxes(folder):
+    norm = {"input_layernorm.weight": ((12,), "same"), "input_layernorm.bias": ((12,), "same")}
+    # Three ranks, summands of F32 and F16 that do not add up exactly.
+    for name, dtype in (("hand_sum_f32_tp3", "<f4"), ("hand_sum_f16_tp3", "<f2")):
+        f = Fixture(folder, "neox", name, NEOX)
+        neox_layer(f, 2, 3, dict(norm, **{"attention.dense.weight": ((12, 12), "columns"), "attention.dense.bias": ((12,), "sum"),
+                                          "mlp.dense_h_to_4h.weight": ((24, 12), "rows"), "mlp.dense_4h_to_h.weight": ((12, 24), "columns"),
+                                          "mlp.dense_4h_to_h.bias": ((12,), "sum"), "attention.sinks": ((3,), "raw")}), dtype)
+        f.done()
+    # The Llama-like layers of 2024: a fused gate; 100 layers and more have three digits.
+    f = Fixture(folder, "neox", "hand_gated_tp2", NEOX)
+    neox_layer(f, 102, 2, {"attention.dense.weight": ((12, 12), "columns"), "attention.query_key_value.weight": ((36, 12), "rows"),
+                           "mlp.linear1.weight": ((40, 12), "gated"), "mlp.linear1.bias": ((40,), "gated"), "mlp.linear2.weight": ((12, 20), "columns"),
+                           "input_layernorm.scale": ((12,), "same")})
+    neox_rank(f, 0, {"global_steps": 7, "mp_world_size": 2, "module": None, "args": {"num_layers": 1}})
+    f.done()
+    # Megatron-DeepSpeed: the same names of files, and biases of which each rank has a copy.
+    f = Fixture(folder, "neox", "hand_bloom_tp2", BLOOM)
+    neox_layer(f, 1, 2, {"word_embeddings.weight": ((14, 12), "rows"), "word_embeddings.norm.weight": ((12,), "same")})
+    neox_layer(f, 3, 2, dict(norm, **{"self_attention.dense.weight": ((12, 12), "columns"), "self_attention.dense.bias": ((12,), "same"),
+                                      "self_attention.query_key_value.bias": ((36,), "rows"), "mlp.dense_h_to_4h.weight": ((24, 12), "rows"),
+                                      "mlp.dense_4h_to_h.weight": ((12, 24), "columns"), "mlp.dense_4h_to_h.bias": ((12,), "same")}))
+    neox_layer(f, 5, 2, {"weight": ((12,), "same"), "bias": ((12,), "same")})
+    f.done()
+    # One rank: nothing is cut, whatever it is called.
+    f = Fixture(folder, "neox", "hand_tp1", NEOX)
+    neox_layer(f, 2, 1, dict(norm, **{"attention.dense.weight": ((12, 12), "same"), "attention.dense.bias": ((12,), "same"), "x.y": ((3, 2, 2), "same")}))
+    f.done()
+    # Without a pipeline the ranks' files have the module.
+    f = Fixture(folder, "neox", "hand_module_tp2", NEOX)
+    cut = {"sequential.0.word_embeddings.weight": ((14, 12), "rows"), "sequential.2.attention.dense.weight": ((12, 12), "columns"),
+           "sequential.2.attention.dense.bias": ((12,), "sum"), "sequential.4.norm.weight": ((12,), "same")}
+    state = [{} for _ in range(2)]
+    for key, (shape, how) in cut.items():
+        full = [f.full(*shape), f.full(*shape)] if how == "sum" else f.full(*shape)
+        f.expect("module." + key, added(full) if how == "sum" else full)
+        for r in range(2):
+            state[r][key] = Tensor(np.ascontiguousarray(piece(how, full, r, 2)))
+    for r in range(2):
+        save(f"{f.root}/mp_rank_{r:02d}_model_states.pt", {"module": state[r], "global_steps": 9})
+        f.objects[f"mp_rank_{r:02d}_model_states.pt:global_steps"] = 9
+    f.text("configs/small.yml", "{}\n")
+    f.done()
+
+
 def main():
     folder = sys.argv[1]
     llamas(folder)
+    neoxes(folder)
 
 
 if __name__ == "__main__":
