@@ -59,16 +59,23 @@ static char *iteration(struct fs *fs, const char *dir, uint64_t number)
     return step_named(fs, dir, step);
 }
 
-/* Megatron: a number, or the word "release". */
-static char *megatron_step(struct fs *fs, const char *dir, const char *text)
+/* Megatron: a number, or the word "release"; verl: a number, and folders of its own. */
+static char *numbered_step(struct fs *fs, const char *dir, const char *text)
 {
     size_t digits = strspn(text, "0123456789");
+    char *step, name[40];
+    uint64_t number;
 
     if (strcmp(text, "release") == 0)
         return step_named(fs, dir, text);
     if (digits == 0 || digits > 18 || text[digits])
         return NULL;
-    return iteration(fs, dir, strtoull(text, NULL, 10));
+    number = strtoull(text, NULL, 10);
+    step = iteration(fs, dir, number);
+    if (step)
+        return step;
+    snprintf(name, sizeof name, "global_step_%" PRIu64, number);
+    return step_named(fs, dir, name);
 }
 
 char *tracker_target(struct fs *fs, const char *path)
@@ -83,7 +90,7 @@ char *tracker_target(struct fs *fs, const char *path)
     if (megatron_tracked_step(fs->store, path, &number))
         step = iteration(fs, path, number);
     if (!step && tracker_text(fs, path, "latest_checkpointed_iteration.txt", text))
-        step = megatron_step(fs, path, text);
+        step = numbered_step(fs, path, text);
     for (size_t i = 0; !step && i < ARRAY_SIZE(by_name); i++)
         if (tracker_text(fs, path, by_name[i], text))
             step = step_named(fs, path, text);

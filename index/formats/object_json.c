@@ -621,7 +621,7 @@ static bool try_tensor(struct writer *w, const struct pv *v)
     struct err e = {0};
     int rc = torch_zip_tensor(w->t, v, &x, &e);
 
-    if (rc == 0 && dist_tensor_is(v))
+    if ((rc == 0 || rc == -ENOTSUP) && dist_tensor_is(v))
         return write_key(w, NULL);
     if (rc == 0 || rc == -ENOTSUP)
         return false;

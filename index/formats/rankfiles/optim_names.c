@@ -107,15 +107,18 @@ static bool measure_group(struct groups *g, const struct pv *group)
         return false;
     for (size_t i = 0; i < pv_count(&params); i++) {
         struct pv number = pv_at(&params, i), name = {.kind = PV_NONE};
+        const char *text = NULL;
         uint64_t value;
-        size_t len;
+        size_t len = 0;
 
         if (!pv_u64(&number, &value) || g->parameters == MAX_PARAMETERS)
             return false;
         g->counted &= value == g->parameters++;
         if (names.kind == PV_LIST)
             name = pv_at(&names, i);
-        if (name.kind == PV_STR && !memchr(pv_bytes(&name, &len), '\0', len))
+        if (name.kind == PV_STR)
+            text = pv_bytes(&name, &len);
+        if (text && !memchr(text, '\0', len))
             g->text += len + 1;
         else
             g->named = false;
@@ -267,19 +270,44 @@ static int prove(struct optim_names *n, const struct rank_set *optim, struct err
     return 0;
 }
 
-int optim_names_find(struct optim_names *n, const struct rank_set *model,
-                     const struct rank_set *optim, const struct pv *root, struct err *e)
+/* Some trainers save names in place of numbers. */
+static bool is_numbered(const struct rank_set *optim)
+{
+    struct rank_set_tensor t;
+    size_t number, rest;
+
+    for (size_t i = 0; i < rank_set_count(optim); i++) {
+        rank_set_at(optim, i, &t);
+        if (parse_path(t.path, t.len, &number, &rest))
+            return true;
+    }
+    return false;
+}
+
+static int find(struct optim_names *n, const struct rank_set *optim,
+                const struct pv *root, struct err *e)
 {
     struct groups g;
     int rc = 0;
 
-    *n = (struct optim_names){.model = model};
     if (!measure_groups(root, &g))
         return 0;
     n->several = g.count > 1 && !g.named;
     if (g.named)
         rc = take_names(n, &g, e);
-    else if (g.count == 1 && g.counted && model)
+    else if (g.count == 1 && g.counted && n->model)
         rc = take_order(n, &g, e);
     return rc < 0 ? rc : prove(n, optim, e);
+}
+
+int optim_names_find(struct optim_names *n, const struct rank_set *model,
+                     const struct rank_set *optim, const struct pv *root, struct err *e)
+{
+    *n = (struct optim_names){.model = model};
+    if (!is_numbered(optim))
+        return 0;
+    if (find(n, optim, root, e) < 0)
+        return -e->code;
+    n->numbered = n->count == 0;
+    return 0;
 }

@@ -22,6 +22,7 @@ struct optim_names {
     const char **name; /* malloc; by number; borrowed from `own` or the model */
     size_t count;      /* 0: no answer */
     bool several;      /* there are several groups without names */
+    bool numbered;     /* state entries have numbers, and there is no answer */
     char *own;
 };
 

@@ -242,26 +242,30 @@ static int tell_missing(const struct report *r, const struct rank_entry *t, size
                    e);
 }
 
+/* A deflated storage needs a parameter, which lasts as long as the set. */
+static int add_one(const struct report *r, const struct rank_piece *p, struct err *e)
+{
+    struct rank_set *s = r->s;
+    struct torch_tensor x;
+    char *param = NULL;
+
+    rank_piece_open(p, &x);
+    if (x.packed) {
+        param = arena_alloc(s->arena, TORCH_MAX_PARAM);
+        if (!param)
+            return err_nomem(e);
+        torch_file_param(&x, param);
+    }
+    return torch_file_piece(s->sink, &s->file[p->file].file, &x, rank_piece_start(p),
+                            param, e);
+}
+
 static int add_pieces(const struct report *r, const struct rank_entry *t, size_t n,
                       struct err *e)
 {
-    const struct rank_set *s = r->s;
-
-    for (size_t i = 0; i < n; i++) {
-        const struct rank_piece *p = r->piece[i];
-        struct torch_tensor x;
-
-        if (p->packed)
-            return faulted(sink_fault(s->sink,
-                                      "%.200s is compressed, which is supported only "
-                                      "where a tensor is in one piece",
-                                      s->file[p->file].path),
-                           e);
-        rank_piece_open(p, &x);
-        if (torch_file_chunk(s->sink, &s->file[p->file].file, &x, rank_piece_start(p),
-                             e) < 0)
+    for (size_t i = 0; i < n; i++)
+        if (add_one(r, r->piece[i], e) < 0)
             return -e->code;
-    }
     return tell_missing(r, t, n, e);
 }
 

@@ -225,7 +225,7 @@ static int report_optim(struct scan *s, const struct rank_set_how *how, struct e
 
 static int tell_unnamed(struct scan *s, struct err *e)
 {
-    if (!s->optim || s->names.count > 0 || !rank_set_is_distributed(s->optim))
+    if (!s->names.numbered || !rank_set_is_distributed(s->optim))
         return 0;
     return sink_warning(s->sink, "unnamed-optimizer",
                         "the optimizer's entries have numbers: %s do not tell which "

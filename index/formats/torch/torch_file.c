@@ -132,6 +132,20 @@ static bool has_suffix(const char *name, const char *const *suffix, size_t n)
     return false;
 }
 
+/* verl's dataloader, beside the folders of the models of one step. */
+static bool is_verl_data(const struct listing *l, const char *name)
+{
+    static const char *const models[] = {"actor", "critic"};
+
+    for (size_t i = 0; strcmp(name, "data.pt") == 0 && i < ARRAY_SIZE(models); i++) {
+        const struct listing_entry *entry = listing_find(l, models[i]);
+
+        if (entry && entry->st.kind == ENTRY_DIR)
+            return true;
+    }
+    return false;
+}
+
 /*
  * Trackers and state that trainers put beside a model or a run's steps: no model by itself,
  * or each run's root would be a checkpoint; nor is what lies beside the shards of an
@@ -152,7 +166,7 @@ static bool is_state_of_run(const struct listing *l, const char *name)
             return true;
     }
     return strncmp(name, dataloader, sizeof dataloader - 1) == 0 ||
-           listing_find(l, "__0_0.distcp");
+           is_verl_data(l, name) || listing_find(l, "__0_0.distcp");
 }
 
 /* A file counts by what it holds, and only where its name says that it may be one. */

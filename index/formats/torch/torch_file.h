@@ -47,6 +47,18 @@ int torch_file_chunk(struct sink *sink, const struct torch_file *f,
                      struct err *e);
 
 /*
+ * The same where storages can be deflated: `param` is what torch_file_param() wrote, and
+ * lasts until the tensor's end. NULL: it is not.
+ */
+int torch_file_piece(struct sink *sink, const struct torch_file *f,
+                     const struct torch_tensor *x, const uint64_t *start,
+                     const char *param, struct err *e);
+
+/* What the codec has to know of a deflated storage (struct chunk). */
+enum { TORCH_MAX_PARAM = 64 };
+void torch_file_param(const struct torch_tensor *x, char param[TORCH_MAX_PARAM]);
+
+/*
  * Reports a tensor of a loaded file: `t` says key, part, role and wrapper; dtype, shape
  * and codec_key are filled in. -EEXIST when that key is there already.
  */

@@ -96,8 +96,14 @@ static bool is_whole_storage(const struct torch_tensor *x, const struct shape *u
     return step * dtype_unit(x->dtype) == x->data_len;
 }
 
-int torch_file_chunk(struct sink *sink, const struct torch_file *f,
-                     const struct torch_tensor *x, const uint64_t *start, struct err *e)
+void torch_file_param(const struct torch_tensor *x, char param[TORCH_MAX_PARAM])
+{
+    snprintf(param, TORCH_MAX_PARAM, "%" PRIu64 " %08" PRIx32, x->data_len, x->crc);
+}
+
+int torch_file_piece(struct sink *sink, const struct torch_file *f,
+                     const struct torch_tensor *x, const uint64_t *start,
+                     const char *param, struct err *e)
 {
     static const uint64_t zeros[SHAPE_MAX_DIMS];
     struct shape units;
@@ -108,7 +114,17 @@ int torch_file_chunk(struct sink *sink, const struct torch_file *f,
     make_chunk(f, x, start ? start : zeros, &units, &c);
     if (is_whole_storage(x, &units))
         c.step = NULL;
+    if (param) {
+        c.param = param;
+        c.param_len = (uint32_t)strlen(param);
+    }
     return sink_chunk(sink, &c, e);
+}
+
+int torch_file_chunk(struct sink *sink, const struct torch_file *f,
+                     const struct torch_tensor *x, const uint64_t *start, struct err *e)
+{
+    return torch_file_piece(sink, f, x, start, NULL, e);
 }
 
 /* True when strides of 0 make it absurdly larger than what is stored. */
@@ -121,14 +137,13 @@ int torch_file_tensor(struct sink *sink, const struct torch_file *f,
                       const struct torch_tensor *x, struct sink_tensor *t,
                       struct err *e)
 {
-    char codec_key[64];
+    char codec_key[TORCH_MAX_PARAM];
     uint64_t bytes = 0;
 
     t->dtype = x->dtype;
     t->shape = &x->shape;
     if (x->packed) {
-        snprintf(codec_key, sizeof codec_key, "%" PRIu64 " %08" PRIx32, x->data_len,
-                 x->crc);
+        torch_file_param(x, codec_key);
         t->codec_key = codec_key;
     }
     if (shape_bytes(&x->shape, x->dtype, &bytes, e) < 0 ||

@@ -403,8 +403,10 @@ static int visit_object(struct torch_walk *w, struct stack *s, struct visit *x,
         name_hollow(&x->v, &why);
     if (rc > 0 || (rc < 0 && (rc != -ENOTSUP || is_hollow(&x->v))))
         return tell(w, x, rc, &tensor, &why, e);
-    if (w->claims && !x->shard && w->claims(&x->v))
+    if (w->claims && !x->shard && w->claims(&x->v)) {
+        why = (struct err){0};
         return tell(w, x, 0, NULL, &why, e);
+    }
     if (visit_integers(w, x, e) < 0)
         return -e->code;
     return visit_instance(w, s, *x, e);
