@@ -56,7 +56,8 @@ static void test_names(void **state UNUSED)
         {"pytorch_model_fsdp", true, -1, 0, 0},
         {"pytorch_model_fsdp.bin", false, TRAIN_MODEL_FILE, 0, 0},
         {"pytorch_model_fsdp_1.bin", false, TRAIN_MODEL_FILE, 1, 0},
-        {"pytorch_model_fsdp_rank3.bin", false, TRAIN_MODEL_RANK, 0, 3},
+        {"pytorch_model_fsdp_rank3.bin", false, TRAIN_MODEL_LOCAL, 0, 3},
+        {"pytorch_model_fsdp_0_rank3.bin", false, TRAIN_MODEL_RANK, 0, 3},
         {"pytorch_model_fsdp_2_rank3.bin", false, TRAIN_MODEL_RANK, 2, 3},
         {"optimizer.bin", false, TRAIN_OPTIM_FILE, 0, 0},
         {"optimizer.pt", false, TRAIN_OPTIM_FILE, 0, 0},
@@ -320,6 +321,70 @@ static void test_lost_shard(void **state)
     made_end(&m);
 }
 
+static const char ranks[] = "accelerate_fsdp2_rankfiles_2r";
+
+/* Rank 1 of 2 is gone: whole is only what rank 0 holds whole. */
+static void test_lost_rank(void **state)
+{
+    static const char *const names[] = {
+        "pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_0_rank1.bin",
+        "optimizer_0_rank0.bin", "optimizer_0_rank1.bin"};
+    CLEANUP(buf_release) struct buf text = {0};
+    char path[300];
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "save");
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        snprintf(path, sizeof path, "%s/%s", ranks, names[i]);
+        from_fixture(state, &m, names[i], path);
+    }
+    drop(&m, names[0]);
+    made_text(&m, names[2], "damaged");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_string_equal(o.info.topology,
+                        "{\"ranks\": 2, \"model\": \"FSDP, a file a rank\", "
+                        "\"optimizer\": \"FSDP, a file a rank\"}");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 21);
+    check_fault(&o, "lm_head.weight", "parts of it are in 1 of 2 ranks' files");
+    all_warnings(&o, &text);
+    assert_has(text.data, "missing-file: ");
+    assert_has(text.data, "damaged-file: ");
+    assert_true(o.info.faults > 0);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* A file a rank beside the Hugging Face model is a copy; LOCAL_STATE_DICT a set by itself. */
+static void test_sets(void **state)
+{
+    char path[300];
+    struct made m;
+    struct opened o;
+
+    make_trainer(&m, "{\"global_step\": 7}");
+    for (int r = 0; r < 2; r++) {
+        char name[64];
+
+        snprintf(path, sizeof path, "%s/pytorch_model_fsdp_0_rank%d.bin", ranks, r);
+        snprintf(name, sizeof name, "pytorch_model_fsdp_rank%d.bin", r);
+        from_fixture(state, &m, name, path);
+    }
+    made_open(&m, &o);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 1);
+    assert_int_equal(o.info.by_role[ROLE_OTHER], 21);
+    check_warnings(&o, "two-models: pytorch_model_fsdp holds the model a second time: "
+                       "its tensors are of role other\n");
+    close_checkpoint(&o);
+    drop(&m, "model.safetensors");
+    made_open(&m, &o);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 21);
+    assert_int_equal(o.info.faults, 0);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* ---- bids ---- */
 
 static int bid_for(const struct made *m)
@@ -378,6 +443,8 @@ int main(int argc, char **argv)
         {.name = "copy", .test_func = test_copy},
         {.name = "adapter", .test_func = test_adapter},
         {.name = "lost shard", .test_func = test_lost_shard},
+        {.name = "lost rank", .test_func = test_lost_rank},
+        {.name = "sets of ranks", .test_func = test_sets},
         {.name = "bids", .test_func = test_bids},
     };
 

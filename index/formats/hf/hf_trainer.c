@@ -15,8 +15,10 @@
 #include "index/formats/hf/hf_model.h"
 #include "index/formats/hf/safetensors_dir.h"
 #include "index/formats/hf/train_parts.h"
+#include "index/formats/hf/train_ranks.h"
 #include "index/formats/json_object.h"
 #include "index/formats/object_value.h"
+#include "index/formats/rankfiles/rank_set.h"
 #include "index/formats/step.h"
 #include "index/formats/torch/torch_file.h"
 
@@ -29,9 +31,11 @@ static const char state_name[] = "trainer_state.json";
 /* Which of several copies of the model is shown as the model. */
 enum main_model {
     MAIN_NONE,
-    MAIN_HF,   /* what save_pretrained wrote */
-    MAIN_DCP,  /* pytorch_model_fsdp_0/ */
-    MAIN_FILE, /* pytorch_model_fsdp.bin */
+    MAIN_HF,    /* what save_pretrained wrote */
+    MAIN_DCP,   /* pytorch_model_fsdp_0/ */
+    MAIN_RANK,  /* pytorch_model_fsdp_0_rankR.bin */
+    MAIN_LOCAL, /* pytorch_model_fsdp_rankR.bin */
+    MAIN_FILE,  /* pytorch_model_fsdp.bin */
 };
 
 struct survey {
@@ -39,6 +43,9 @@ struct survey {
     enum main_model main;
     uint64_t count[TRAIN_KINDS];
     uint64_t ranks;
+    struct train_rank_set set[TRAIN_MAX_RANK_SETS];
+    size_t nsets;
+    bool too_many;   /* sets of files a rank */
     bool json;       /* trainer_state.json is one */
     bool unfinished; /* .distcp files of the model, without metadata */
 };
@@ -94,9 +101,10 @@ static bool is_real(struct listing *l, const char *name, const struct train_part
     case TRAIN_OPTIM_FILE:
         return is_torch(l, name);
     case TRAIN_RNG:
-        return part->rank > 0 || is_torch(l, name);
     case TRAIN_MODEL_RANK:
+    case TRAIN_MODEL_LOCAL:
     case TRAIN_OPTIM_RANK:
+        return part->rank > 0 || is_torch(l, name);
     case TRAIN_MORE_MODEL:
     case TRAIN_MORE_MODEL_BIN:
     case TRAIN_STATE:
@@ -116,9 +124,28 @@ static enum main_model main_of(const struct survey *s)
         return MAIN_HF;
     if (s->count[TRAIN_MODEL_DCP])
         return MAIN_DCP;
+    if (s->count[TRAIN_MODEL_RANK])
+        return MAIN_RANK;
+    if (s->count[TRAIN_MODEL_LOCAL])
+        return MAIN_LOCAL;
     if (s->count[TRAIN_MODEL_FILE])
         return MAIN_FILE;
     return s->hf.driver ? MAIN_HF : MAIN_NONE;
+}
+
+static bool is_of_ranks(enum train_kind kind)
+{
+    return kind == TRAIN_MODEL_RANK || kind == TRAIN_MODEL_LOCAL ||
+           kind == TRAIN_OPTIM_RANK;
+}
+
+static void count_part(struct survey *s, const struct train_part *part)
+{
+    s->count[part->kind]++;
+    if (part->kind == TRAIN_RNG)
+        s->ranks = MAX(s->ranks, part->rank + 1);
+    else if (is_of_ranks(part->kind))
+        s->too_many |= train_rank_sets_add(s->set, &s->nsets, part) < 0;
 }
 
 static void look(struct listing *l, struct survey *s)
@@ -132,12 +159,10 @@ static void look(struct listing *l, struct survey *s)
 
         if (!train_part_of(entry, &part))
             continue;
-        if (is_real(l, entry->name, &part)) {
-            s->count[part.kind]++;
-            s->ranks = MAX(s->ranks, part.kind == TRAIN_RNG ? part.rank + 1 : 0);
-        } else if (part.kind == TRAIN_MODEL_DCP) {
+        if (is_real(l, entry->name, &part))
+            count_part(s, &part);
+        else if (part.kind == TRAIN_MODEL_DCP)
             s->unfinished |= has_distcp(listing_sub(l, entry->name));
-        }
     }
     s->json = s->count[TRAIN_JSON] && is_trainer_state(l);
     s->main = main_of(s);
@@ -145,7 +170,8 @@ static void look(struct listing *l, struct survey *s)
 
 static bool has_optimizer(const struct survey *s)
 {
-    return s->count[TRAIN_OPTIM_DCP] || s->count[TRAIN_OPTIM_FILE];
+    return s->count[TRAIN_OPTIM_DCP] || s->count[TRAIN_OPTIM_FILE] ||
+           s->count[TRAIN_OPTIM_RANK];
 }
 
 static void say(struct bid *out, int score, const char *why)
@@ -168,6 +194,8 @@ static void trainer_bid(struct listing *l, struct bid *out)
         say(out, 90, "random states beside a model or an optimizer");
     else if (s.count[TRAIN_MODEL_DCP])
         say(out, 88, "pytorch_model_fsdp_N/ is a DCP checkpoint");
+    else if (s.count[TRAIN_MODEL_RANK] || s.count[TRAIN_MODEL_LOCAL])
+        say(out, 88, "pytorch_model_fsdp files of ranks are of torch.save");
     else if (s.count[TRAIN_MODEL_FILE])
         say(out, 86, "pytorch_model_fsdp.bin is a torch.save file");
     else if (s.main == MAIN_HF && has_optimizer(&s))
@@ -182,7 +210,7 @@ struct scan {
     const struct scan_context *c;
     struct sink *sink;
     struct survey has;
-    uint64_t dcp_ranks;
+    uint64_t dcp_ranks, file_ranks;
     char metadata[PATH_MAX]; /* the file that decides about the model */
     struct hf_config config;
     bool has_step, has_epoch;
@@ -275,6 +303,25 @@ static int report_model_file(struct scan *s, const char *name,
     return torch_file_report(s->c, s->sink, name, &how, e);
 }
 
+static int report_model_ranks(struct scan *s, const struct train_rank_set *set,
+                              struct err *e)
+{
+    const struct train_part part = {.kind = set->kind, .index = set->index};
+    bool local = set->kind == TRAIN_MODEL_LOCAL;
+    struct rank_set_how how = {0};
+    char name[64];
+
+    if (local)
+        snprintf(name, sizeof name, "pytorch_model_fsdp");
+    else
+        snprintf(name, sizeof name, "pytorch_model_fsdp_%" PRIu64, set->index);
+    how.role = (enum role)role_of_model(s, &part, local ? MAIN_LOCAL : MAIN_RANK, name,
+                                        &how.part);
+    if (how.role == ROLE_OTHER && warn_copy(s, name, e) < 0)
+        return -e->code;
+    return train_ranks_report(s->c, s->sink, set, &how, e);
+}
+
 /* A second model of one Accelerator. */
 static int report_more_model(struct scan *s, const char *name, struct err *e)
 {
@@ -286,6 +333,12 @@ static int report_more_model(struct scan *s, const char *name, struct err *e)
 }
 
 /* ---- optimizers and other state ---- */
+
+static bool is_damage(int code)
+{
+    return code == EBADMSG || code == ENOTSUP || code == ENOENT || code == EIO ||
+           code == EFBIG;
+}
 
 /* A state that cannot be read is no reason to hide the model. */
 static int report_optim_dcp(struct scan *s, const char *name,
@@ -304,10 +357,26 @@ static int report_optim_dcp(struct scan *s, const char *name,
         s->dcp_ranks = MAX(s->dcp_ranks, told.ranks);
         return 0;
     }
-    if (why.code == EBADMSG || why.code == ENOTSUP || why.code == ENOENT ||
-        why.code == EIO)
+    if (is_damage(why.code))
         return warned(sink_warning(s->sink, "damaged-part", "%s: %s", name, why.text),
                       e);
+    *e = why;
+    return -e->code;
+}
+
+/* Each file that cannot be read is told by the set. */
+static int report_optim_ranks(struct scan *s, const struct train_rank_set *set,
+                              struct err *e)
+{
+    char name[64], object[72];
+    const struct rank_set_how how = {
+        .part = name, .role = ROLE_OPTIMIZER, .optimizer = true, .object = object};
+    struct err why = {0};
+
+    snprintf(name, sizeof name, "optimizer_%" PRIu64, set->index);
+    snprintf(object, sizeof object, "%s:", name);
+    if (train_ranks_report(s->c, s->sink, set, &how, &why) == 0 || is_damage(why.code))
+        return 0;
     *e = why;
     return -e->code;
 }
@@ -366,13 +435,35 @@ static int report_part(struct scan *s, const char *name, const struct train_part
         return report_state(s, name, true, e);
     case TRAIN_JSON:
         return report_json(s, e);
-    case TRAIN_MODEL_RANK:
+    case TRAIN_MODEL_RANK: /* report_ranks() */
+    case TRAIN_MODEL_LOCAL:
     case TRAIN_OPTIM_RANK:
     case TRAIN_DEEPSPEED:
     case TRAIN_KINDS:
         break;
     }
     return 0;
+}
+
+static int report_ranks(struct scan *s, struct err *e)
+{
+    for (size_t i = 0; i < s->has.nsets; i++) {
+        const struct train_rank_set *set = &s->has.set[i];
+        int r = set->kind == TRAIN_OPTIM_RANK ? report_optim_ranks(s, set, e)
+                                              : report_model_ranks(s, set, e);
+
+        if (r < 0)
+            return r;
+        s->file_ranks = MAX(s->file_ranks, set->ranks);
+    }
+    if (!s->has.too_many)
+        return 0;
+    return warned(
+        sink_warning(s->sink, "missing-part",
+                     "files a rank of more than %d models and optimizers: not "
+                     "all are shown",
+                     TRAIN_MAX_RANK_SETS),
+        e);
 }
 
 static int report_parts(struct scan *s, struct err *e)
@@ -398,6 +489,8 @@ static const char *format_of(const struct survey *s)
 {
     if (is_trainer(s))
         return "hf-trainer";
+    if (s->count[TRAIN_MODEL_RANK] || s->count[TRAIN_MODEL_LOCAL])
+        return "accelerate-fsdp-rank-files";
     return s->count[TRAIN_MODEL_DCP] || s->count[TRAIN_MODEL_FILE] ||
                    s->count[TRAIN_OPTIM_DCP]
                ? "accelerate-fsdp"
@@ -406,8 +499,14 @@ static const char *format_of(const struct survey *s)
 
 static const char *model_text(const struct survey *s)
 {
-    static const char *const texts[] = {"none", "Hugging Face", "FSDP, sharded",
-                                        "FSDP, in one file"};
+    static const char *const texts[] = {
+        [MAIN_NONE] = "none",
+        [MAIN_HF] = "Hugging Face",
+        [MAIN_DCP] = "FSDP, sharded",
+        [MAIN_RANK] = "FSDP, a file a rank",
+        [MAIN_LOCAL] = "FSDP, a file a rank",
+        [MAIN_FILE] = "FSDP, in one file",
+    };
 
     return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];
 }
@@ -416,12 +515,14 @@ static const char *optimizer_text(const struct survey *s)
 {
     if (s->count[TRAIN_OPTIM_DCP])
         return "FSDP, sharded";
+    if (s->count[TRAIN_OPTIM_RANK])
+        return "FSDP, a file a rank";
     return s->count[TRAIN_OPTIM_FILE] ? "in one file" : "none";
 }
 
 static void add_topology(const struct scan *s, struct buf *out)
 {
-    uint64_t ranks = MAX(s->has.ranks, s->dcp_ranks);
+    uint64_t ranks = MAX(MAX(s->has.ranks, s->dcp_ranks), s->file_ranks);
 
     buf_addc(out, '{');
     if (ranks > 0)
@@ -475,8 +576,8 @@ static int trainer_scan(const struct scan_context *c, struct sink *sink, struct 
     look(c->listing, &s.has);
     if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
         return -e->code;
-    if (report_hf(&s, &failed) == 0)
-        report_parts(&s, &failed);
+    if (report_hf(&s, &failed) == 0 && report_parts(&s, &failed) == 0)
+        report_ranks(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
     if (tell_checkpoint(&s, e) < 0)
         return -e->code;

@@ -27,7 +27,8 @@ static const struct pattern {
 } patterns[] = {
     {"pytorch_model_fsdp", ALWAYS, "_", false, "/", TRAIN_MODEL_DCP},
     {"pytorch_model_fsdp", MAYBE, "_", false, ".bin", TRAIN_MODEL_FILE},
-    {"pytorch_model_fsdp", MAYBE, "_", true, ".bin", TRAIN_MODEL_RANK},
+    {"pytorch_model_fsdp", ALWAYS, "_", true, ".bin", TRAIN_MODEL_RANK},
+    {"pytorch_model_fsdp", NEVER, "_", true, ".bin", TRAIN_MODEL_LOCAL},
     {"model", LATER, "_", false, ".safetensors", TRAIN_MORE_MODEL},
     {"pytorch_model", LATER, "_", false, ".bin", TRAIN_MORE_MODEL_BIN},
     {"optimizer", ALWAYS, "_", false, "/", TRAIN_OPTIM_DCP},

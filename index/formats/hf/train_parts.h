@@ -12,7 +12,8 @@ struct listing_entry;
 enum train_kind {
     TRAIN_MODEL_DCP,      /* pytorch_model_fsdp_I/: SHARDED_STATE_DICT */
     TRAIN_MODEL_FILE,     /* pytorch_model_fsdp[_I].bin: FULL_STATE_DICT */
-    TRAIN_MODEL_RANK,     /* pytorch_model_fsdp[_I]_rankR.bin */
+    TRAIN_MODEL_RANK,     /* pytorch_model_fsdp_I_rankR.bin: sharded, without DCP */
+    TRAIN_MODEL_LOCAL,    /* pytorch_model_fsdp_rankR.bin: LOCAL_STATE_DICT */
     TRAIN_MORE_MODEL,     /* model_I.safetensors, I from 1 */
     TRAIN_MORE_MODEL_BIN, /* pytorch_model_I.bin, I from 1 */
     TRAIN_OPTIM_DCP,      /* optimizer_I/ */
