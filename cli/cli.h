@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "gpu/reader.h"
 #include "index/catalog.h"
+#include "index/map/mapping.h"
 #include "index/view.h"
 
 struct arena;
@@ -34,9 +35,10 @@ struct cli_options {
     bool foreground; /* -f */
     bool index_memory, follow_symlinks;
     const char *cache_dir;
-    uint64_t cache_size; /* bytes */
-    unsigned jobs;       /* 0: one a core */
-    char *mount;         /* -o text of mount, not yet taken apart */
+    uint64_t cache_size;           /* bytes */
+    unsigned jobs;                 /* 0: one a core */
+    struct mapping_choice mapping; /* map=, hf=, dtype= */
+    char *mount;                   /* -o text of mount, not yet taken apart */
 };
 
 struct cli {
@@ -65,6 +67,7 @@ extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat
 struct cli_source {
     const char *name; /* as the user wrote it */
     struct store *store;
+    struct mapping *mapping; /* or NULL */
     struct catalog *catalog;
     struct pool *pool;
     struct scanner *scanner;

@@ -89,6 +89,13 @@ static int common_options(struct cli *c, const struct cli_command *cmd, char *te
             c->opt.follow_symlinks = true;
         else if (!strncmp(o, "jobs=", 5) && atoi(o + 5) > 0)
             c->opt.jobs = (unsigned)atoi(o + 5);
+        else if (!strncmp(o, "map=", 4) && o[4])
+            c->opt.mapping.map = o + 4;
+        else if (!strncmp(o, "hf=", 3) && o[3])
+            c->opt.mapping.hf = o + 3;
+        else if (!strncmp(o, "dtype=", 6) &&
+                 mapping_dtype(o + 6, &c->opt.mapping.dtype))
+            continue;
         else
             return wrong_option(c, cmd, "unknown -o option");
     }

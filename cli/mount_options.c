@@ -176,6 +176,30 @@ static int take_prefix(const char *value, struct mount_options *o, struct err *e
     return wrong_value("prefix", value, e, "auto, keep or drop");
 }
 
+static int take_map(const char *value, struct mount_options *o, struct err *e)
+{
+    if (!*value)
+        return wrong_value("map", value, e, "a map's name, or its file");
+    o->mapping.map = value;
+    return 0;
+}
+
+static int take_hf(const char *value, struct mount_options *o, struct err *e)
+{
+    if (!*value)
+        return wrong_value("hf", value, e, "a directory with a config.json");
+    o->mapping.hf = value;
+    return 0;
+}
+
+static int take_dtype(const char *value, struct mount_options *o, struct err *e)
+{
+    if (!mapping_dtype(value, &o->mapping.dtype))
+        return wrong_value("dtype", value, e,
+                           "F64, F32, F16, BF16, F8_E4M3 or F8_E5M2");
+    return 0;
+}
+
 /* views=tensors+raw: the list's own comma separates options. */
 static int take_views(const char *value, struct mount_options *o, struct err *e)
 {
@@ -209,16 +233,16 @@ static const struct option_kind kinds[] = {
     {"index=", NULL, take_index},
     {"prefix=", NULL, take_prefix},
     {"views=", NULL, take_views},
+    {"map=", NULL, take_map},
+    {"hf=", NULL, take_hf},
+    {"dtype=", NULL, take_dtype},
     {"refresh=", NULL, take_refresh},
     {"follow_symlinks", NULL, take_follow},
     {"debug", NULL, take_debug},
     {"gpu=", NULL, take_gpu},
     {"rw", "saving by writing into the mount", NULL},
     {"save=", "saving by writing into the mount", NULL},
-    {"map=", "names mapped between frameworks", NULL},
-    {"hf=", "a config and tokenizer laid over", NULL},
     {"weights=", "the choice between DeepSpeed's copies", NULL},
-    {"dtype=", "a view cast to another type", NULL},
     /* What fstab and mount(8) pass: true of every mount of ours, or not for us. */
     {"ro", NULL, take_nothing},
     {"defaults", NULL, take_nothing},

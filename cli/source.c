@@ -52,15 +52,19 @@ static int find_cache(struct cli *c, struct buf *dir)
 static int open_catalog(struct cli *c, struct cli_source *s, const char *dir)
 {
     struct catalog_options o = {.dir = dir, .memory = c->opt.index_memory};
-    int ret = catalog_open(&o, s->store->identity, &s->catalog, &c->err);
+    CLEANUP(buf_release) struct buf identity = {0};
+    int ret = mapping_identity(s->mapping, s->store->identity, &identity, &c->err);
 
+    if (ret < 0)
+        return ret;
+    ret = catalog_open(&o, identity.data, &s->catalog, &c->err);
     if (ret == 0 || o.memory)
         return ret;
     log_err(LOG_CLI,
             &c->err); /* a full disk must not keep anyone from reading either */
     c->err = (struct err){0};
     o.memory = true;
-    return catalog_open(&o, s->store->identity, &s->catalog, &c->err);
+    return catalog_open(&o, identity.data, &s->catalog, &c->err);
 }
 
 /* Every shard of a checkpoint may be open at once. */
@@ -86,9 +90,13 @@ static int open_parts(struct cli *c, struct cli_source *s)
     if (ret == 0)
         ret = pool_new(c->opt.jobs, &s->pool, &c->err);
     if (ret == 0)
+        ret = mapping_open(&c->opt.mapping, &s->mapping, &c->err);
+    if (ret == 0)
         ret = open_catalog(c, s, dir.data);
     if (ret == 0)
         ret = scanner_new(s->store, s->catalog, s->pool, &s->scanner, &c->err);
+    if (ret == 0)
+        scanner_use(s->scanner, s->mapping);
     if (ret == 0)
         ret = open_files_new(s->store, KEEP_OPEN, &s->files, &c->err);
     if (ret == 0)
@@ -127,6 +135,7 @@ void cli_close(struct cli_source *s)
     decoded_free(s->decoded);
     catalog_close(s->catalog);
     pool_free(s->pool);
+    mapping_free(s->mapping);
     store_close(s->store);
     *s = (struct cli_source){0};
 }

@@ -58,7 +58,7 @@ const char *fs_fuse_version(void)
 
 static int index_on_disk(struct fs *fs, struct err *e)
 {
-    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX};
+    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX}, identity = {0};
     struct catalog_options options = {0};
     int rc = cache_dir(fs->options.cache_dir, &dir, e);
 
@@ -68,7 +68,8 @@ static int index_on_disk(struct fs *fs, struct err *e)
     if (!fs->cache_dir)
         return err_set(e, errno, "%s: %s", dir.data, strerror(errno));
     options.dir = fs->cache_dir;
-    return catalog_open(&options, fs->store->identity, &fs->catalog, e);
+    rc = mapping_identity(fs->mapping, fs->store->identity, &identity, e);
+    return rc < 0 ? rc : catalog_open(&options, identity.data, &fs->catalog, e);
 }
 
 /*
@@ -118,6 +119,8 @@ static int open_reading(struct fs *fs, struct err *e)
         rc = decoded_new(dir, budget, &fs->decoded, e);
     if (rc == 0)
         rc = scanner_new(fs->store, fs->catalog, fs->pool, &fs->scanner, e);
+    if (rc == 0)
+        scanner_use(fs->scanner, fs->mapping);
     fs->env = (struct reader_env){.catalog = fs->catalog,
                                   .files = fs->files,
                                   .decoded = fs->decoded,
@@ -132,6 +135,8 @@ static int open_all(struct fs *fs, struct err *e)
                                               fs->options.follow_symlinks};
     int rc = store_open_local(fs->options.source, &options, &fs->store, e);
 
+    if (rc == 0)
+        rc = mapping_open(&fs->options.mapping, &fs->mapping, e);
     if (rc == 0)
         rc = open_index(fs, e);
     if (rc == 0)
@@ -184,6 +189,7 @@ void fs_close(struct fs *fs)
     open_files_free(fs->files);
     pool_free(fs->pool);
     catalog_close(fs->catalog);
+    mapping_free(fs->mapping);
     store_close(fs->store);
     free(fs->cache_dir);
     pthread_key_delete(fs->buffers);

@@ -39,6 +39,7 @@ enum { FRESH_NS = 1000000000 };
 struct fs {
     struct mount_options options;
     struct store *store;
+    struct mapping *mapping; /* or NULL */
     struct catalog *catalog;
     struct pool *pool;
     struct scanner *scanner;

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include "base/base.h"
+#include "index/map/mapping.h"
 #include "index/view.h"
 
 struct err;
@@ -36,7 +37,8 @@ struct mount_options {
     unsigned jobs;         /* threads of the pool; 0: one a core */
     unsigned refresh;      /* seconds between looks at the source; 0: 0.4 s */
     enum view_prefix prefix;
-    unsigned views; /* enum mount_show; 0: all */
+    unsigned views;                /* enum mount_show; 0: all */
+    struct mapping_choice mapping; /* map=, hf=, dtype= */
 };
 
 /* "tensors,raw" as bits; -EINVAL names the word that is no view. */

@@ -169,6 +169,7 @@ struct catalog_place {
     struct store *store;
     struct file_id dir_id;
     uint64_t names_hash;
+    struct sink_filter *filter; /* or NULL; borrowed until the commit */
 };
 int sink_begin(struct catalog *c, const struct catalog_place *place, struct sink **out,
                struct err *e);

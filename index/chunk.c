@@ -12,7 +12,8 @@
 /*
  * The blob: the count, then for each chunk
  *
- *   tag       flags (3 bits), HAS_STEP, HAS_FIRST, HAS_PARAM, encoding (the bits above)
+ *   tag       flags (3 bits), HAS_STEP, HAS_FIRST, HAS_PARAM, HAS_WHOLE,
+ *             encoding (the bits above)
  *   file      as a difference to the chunk before
  *   offset    as a difference to the end of the piece before
  *   length    as a difference to the length before
@@ -21,6 +22,7 @@
  *   first     with HAS_FIRST
  *   step      with HAS_STEP: nd signed numbers
  *   param     with HAS_PARAM: its length and bytes; length 0: as the chunk's before
+ *   whole     with HAS_WHOLE: 1 + its number of dimensions, and these; 0: as the one before
  *
  * all as LEB128. Differences wrap at 2^64 and are signed (zigzag), so that neighbours in
  * a grid or in a file take a byte each: a million tiles of a matrix are 12 bytes apiece.
@@ -31,7 +33,8 @@ enum {
     HAS_STEP = 8,
     HAS_FIRST = 16,
     HAS_PARAM = 32,
-    ENCODING_SHIFT = 6,
+    HAS_WHOLE = 64,
+    ENCODING_SHIFT = 7,
     PARAM_MAX = 64 << 10, /* keys are shorter, see index/names.h */
 };
 
@@ -64,6 +67,21 @@ static void pack_param(struct buf *b, const struct chunk *c, const struct chunk 
     buf_add(b, c->param, len);
 }
 
+static bool same_whole(const struct chunk *a, const struct chunk *b)
+{
+    return a->whole && b->whole && a->whole_nd == b->whole_nd &&
+           memcmp(a->whole, b->whole, a->whole_nd * sizeof *a->whole) == 0;
+}
+
+static void pack_whole(struct buf *b, const struct chunk *c, const struct chunk *prev)
+{
+    bool same = same_whole(c, prev);
+
+    buf_add_varint(b, same ? 0 : c->whole_nd + 1);
+    for (uint32_t k = 0; !same && k < c->whole_nd; k++)
+        buf_add_varint(b, c->whole[k]);
+}
+
 static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *prev,
                      uint32_t nd)
 {
@@ -72,6 +90,7 @@ static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *p
     tag |= c->step ? HAS_STEP : 0;
     tag |= c->first ? HAS_FIRST : 0;
     tag |= c->param ? HAS_PARAM : 0;
+    tag |= c->whole ? HAS_WHOLE : 0;
     buf_add_varint(b, tag);
     add_delta(b, c->file, prev->file);
     add_delta(b, c->offset, prev->offset + prev->length);
@@ -86,6 +105,8 @@ static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *p
         buf_add_varint(b, zigzag((uint64_t)c->step[k]));
     if (c->param)
         pack_param(b, c, prev);
+    if (c->whole)
+        pack_whole(b, c, prev);
 }
 
 int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
@@ -101,6 +122,9 @@ int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
     for (size_t i = 0; i < n; i++) {
         if (c[i].flags & ~FLAG_BITS)
             return err_set(e, EINVAL, "chunk %zu has unknown flags %#x", i, c[i].flags);
+        if (c[i].whole && c[i].whole_nd > SHAPE_MAX_DIMS)
+            return err_set(e, EINVAL, "chunk %zu has a piece of %u dimensions", i,
+                           c[i].whole_nd);
         if (c[i].param && (!c[i].param_len || c[i].param_len > PARAM_MAX))
             return err_set(e, EINVAL, "chunk %zu has a parameter of %u bytes", i,
                            c[i].param_len);
@@ -163,6 +187,28 @@ static int unpack_param(struct unpacker *u, const struct chunk *prev, struct are
     return c->param ? 0 : err_nomem(e);
 }
 
+static int unpack_whole(struct unpacker *u, const struct chunk *prev, struct arena *a,
+                        struct chunk *c, struct err *e)
+{
+    uint64_t nd = get(u), *whole;
+
+    if (nd == 0 && !u->bad && prev->whole) {
+        c->whole = prev->whole;
+        c->whole_nd = prev->whole_nd;
+        return 0;
+    }
+    if (u->bad || nd == 0 || nd > SHAPE_MAX_DIMS + 1)
+        return err_set(e, EBADMSG, "a piece of impossible shape");
+    whole = arena_array(a, (size_t)nd, sizeof *whole);
+    if (!whole)
+        return err_nomem(e);
+    for (uint64_t k = 0; k + 1 < nd; k++)
+        whole[k] = get(u);
+    c->whole = whole;
+    c->whole_nd = (uint32_t)nd - 1;
+    return 0;
+}
+
 /* start and size of all chunks lie in one array, two rows of nd a chunk. */
 static int unpack_one(struct unpacker *u, const struct chunk *prev, uint64_t *box,
                       uint32_t nd, struct arena *a, struct chunk *c, struct err *e)
@@ -186,7 +232,9 @@ static int unpack_one(struct unpacker *u, const struct chunk *prev, uint64_t *bo
     c->first = tag & HAS_FIRST ? get(u) : 0;
     if (tag & HAS_STEP && unpack_step(u, nd, a, c, e) < 0)
         return -e->code;
-    return tag & HAS_PARAM ? unpack_param(u, prev, a, c, e) : 0;
+    if (tag & HAS_PARAM && unpack_param(u, prev, a, c, e) < 0)
+        return -e->code;
+    return tag & HAS_WHOLE ? unpack_whole(u, prev, a, c, e) : 0;
 }
 
 /* The bytes behind the count say how many chunks there can be at most. */

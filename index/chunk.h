@@ -43,6 +43,9 @@ enum chunk_flags {
  * step NULL: row-major in `size`. Zero-volume chunks are legal and cover nothing. The box
  * may be a part of the piece (a map has cut it): then it has a step of its own.
  *
+ * `whole` then is the shape of the piece as the checkpoint's metadata have it (whole_nd
+ * units; NULL: not told), for a codec to hold against what is stored.
+ *
  * `param` is what its codec has to know: a key inside the shard, what comes out of a
  * compressed piece. NULL: the tensor's codec key, or its key. It is only given by chunk
  * where one tensor is made of pieces that need different ones.
@@ -56,6 +59,8 @@ struct chunk {
     const int64_t *step;
     const char *param;
     uint32_t param_len;
+    uint32_t whole_nd;
+    const uint64_t *whole;
 };
 
 /*

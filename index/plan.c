@@ -122,6 +122,12 @@ static const struct chunk *copy_chunk(struct arena *a, const struct chunk *c,
     if (!copy)
         return NULL;
     *copy = *c;
+    if (c->whole) {
+        copy->whole = (const uint64_t *)(const void *)arena_memdup(
+            a, c->whole, c->whole_nd * sizeof *c->whole);
+        if (!copy->whole)
+            return NULL;
+    }
     if (c->param && !(copy->param = arena_memdup(a, c->param, c->param_len)))
         return NULL;
     numbers = (uint64_t *)(copy + 1);

@@ -23,6 +23,7 @@ static void sink_free(struct sink *s)
     tensor_release(&s->t);
     buf_release(&s->pieces);
     keyset_release(&s->keys);
+    keyset_release(&s->passed);
     sink_files_release(&s->files);
     stage_close(s->stage);
     for (size_t i = 0; i < ARRAY_SIZE(s->about_text); i++)
@@ -43,6 +44,7 @@ int sink_begin(struct catalog *c, const struct catalog_place *place, struct sink
     s->catalog = c;
     s->dir_id = place->dir_id;
     s->names_hash = place->names_hash;
+    s->filter = place->filter;
     s->path = strdup(place->path);
     s->file = place->file ? strdup(place->file) : NULL;
     rc = s->path && (s->file || !place->file) ? 0 : err_nomem(e);
@@ -279,16 +281,41 @@ static int commit(struct sink *s, const char *error, int64_t *id, struct err *e)
         rc = warn_dropped(s, e);
     /* Settling needs memory of its own. */
     keyset_release(&s->keys);
+    keyset_release(&s->passed);
     tensor_release(&s->t);
     s->t = (struct open_tensor){0};
     return rc == 0 ? stage_commit(s->stage, s->catalog, &r, id, e) : rc;
 }
 
+/*
+ * What the filter has kept comes back, in place of what it took. What it finds wrong is
+ * the checkpoint's failure; what we lack is ours.
+ */
+static int finish_filter(struct sink *s, struct err *failed)
+{
+    struct sink_filter *f = s->filter;
+    struct keyset taken = s->keys;
+
+    s->filter = NULL;
+    s->keys = s->passed;
+    s->passed = taken;
+    return f->finish(f, s, failed);
+}
+
 int sink_commit(struct sink *s, const struct err *failed, int64_t *id, struct err *e)
 {
+    struct err unmapped = {0};
     char error[1400];
     int rc;
 
+    if (s->filter && !failed && finish_filter(s, &unmapped) < 0) {
+        if (unmapped.code == ENOMEM || unmapped.code == ENOSPC) {
+            *e = unmapped;
+            sink_free(s);
+            return -e->code;
+        }
+        failed = &unmapped;
+    }
     if (failed)
         err_line(failed, error, sizeof error);
     rc = commit(s, failed ? error : NULL, id, e);

@@ -94,7 +94,7 @@ struct sink_tensor {
  * (-EEXIST, nothing added).
  */
 int sink_tensor_begin(struct sink *s, const struct sink_tensor *t, struct err *e);
-/* A parameter of the chunk stays the caller's and must last until the tensor's end. */
+/* Parameter and piece's shape stay the caller's and must last until the tensor's end. */
 int sink_chunk(struct sink *s, const struct chunk *c, struct err *e);
 /* A fault that the driver found itself; the first one is kept. */
 int sink_fault(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
@@ -113,6 +113,33 @@ int sink_object(struct sink *s, const char *key, size_t key_len, const char *jso
  * ("missing-file", "stale-file", ...).
  */
 int sink_warning(struct sink *s, const char *code, const char *fmt, ...) PRINTF(3, 4);
+
+/*
+ * What may stand between a driver and the index: a map, which takes tensors aside and
+ * gives others back. take() sees each tensor when it ends (texts are valid during the
+ * call; `pieces` are its packed chunks, none where it has a fault): 1: it is not kept as it
+ * is, 0: it is. finish() is called before the commit, and reports tensors to the sink.
+ */
+struct sink_taken {
+    const char *key;
+    size_t key_len;
+    const char *part; /* or NULL */
+    size_t wrapper;
+    enum dtype dtype;
+    const struct shape *shape;
+    enum role role;
+    const char *codec_key; /* or NULL */
+    size_t codec_key_len;
+    const char *attributes; /* or NULL */
+    const char *fault;      /* or NULL */
+    const char *pieces;
+    size_t pieces_len;
+};
+
+struct sink_filter {
+    int (*take)(struct sink_filter *f, const struct sink_taken *t, struct err *e);
+    int (*finish)(struct sink_filter *f, struct sink *s, struct err *e);
+};
 
 /*
  * A file of the source that is by itself a safetensors file: if its keys turn out to be

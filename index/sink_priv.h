@@ -44,8 +44,10 @@ struct sink {
     uint64_t names_hash;
     struct sink_checkpoint about;
     char *about_text[5]; /* what `about` points to */
-    struct keyset keys;
-    uint64_t first_part; /* hash of the part of the first tensor */
+    struct sink_filter *filter;
+    struct keyset keys;   /* of what the driver (then the filter) reports */
+    struct keyset passed; /* with a filter: of what it let pass */
+    uint64_t first_part;  /* hash of the part of the first tensor */
     bool many_parts;
     uint64_t tensors, warnings, dropped_warnings;
     struct open_tensor t;

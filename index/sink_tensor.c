@@ -481,6 +481,32 @@ static int put_tensor(struct sink *s, struct err *e)
     return stage_tensor(s->stage, &row, e);
 }
 
+/* 1: the filter has taken the tensor. One that passes is there to stay. */
+static int offer(struct sink *s, struct err *e)
+{
+    const struct open_tensor *t = &s->t;
+    const struct sink_taken taken = {
+        .key = tensor_key(t),
+        .key_len = tensor_key_len(t),
+        .part = t->has_part ? t->key.data : NULL,
+        .wrapper = t->wrapper,
+        .dtype = t->dtype,
+        .shape = &t->shape,
+        .role = tensor_role(t),
+        .codec_key = t->has_codec_key ? t->codec_key.data : NULL,
+        .codec_key_len = t->codec_key.len,
+        .attributes = t->has_attributes ? t->attributes.data : NULL,
+        .fault = t->fault.len > 0 ? t->fault.data : NULL,
+        .pieces = s->pieces.data,
+        .pieces_len = s->pieces.len,
+    };
+    int rc = s->filter->take(s->filter, &taken, e);
+
+    if (rc == 0 && keyset_add(&s->passed, t->key.data, t->key.len) < 0)
+        return err_nomem(e);
+    return rc;
+}
+
 int sink_tensor_end(struct sink *s, struct err *e)
 {
     struct open_tensor *t = &s->t;
@@ -502,10 +528,12 @@ int sink_tensor_end(struct sink *s, struct err *e)
         rc = chunks_pack(t->chunk, t->nchunk, t->units.nd, &s->pieces, e);
     if (rc == 0 && buf_failed(&t->fault))
         rc = err_nomem(e);
+    if (rc == 0 && s->filter)
+        rc = offer(s, e);
     if (rc == 0)
         rc = put_tensor(s, e);
     tensor_clear(t);
-    return rc;
+    return MIN(rc, 0);
 }
 
 int sink_tensor_plain(struct sink *s, const struct sink_tensor *in, uint32_t file,

@@ -9,6 +9,7 @@
 
 struct arena;
 struct err;
+struct mapping;
 struct scanner;
 
 /* What the drivers say of a directory. */
@@ -48,6 +49,11 @@ void place_bids(struct listing *l,
 /* Everything borrowed, for as long as the scanner lives. */
 int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
                 struct scanner **out, struct err *e);
+/*
+ * What it scans goes through this mapping (index/map/mapping.h), which lives as long; the
+ * catalog must have been opened with its identity. To be called before the first scan.
+ */
+void scanner_use(struct scanner *s, const struct mapping *m);
 void scanner_free(struct scanner *s);
 
 /*

@@ -14,13 +14,16 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "index/formats/scan_priv.h"
+#include "index/map/map.h"
+#include "index/map/mapping.h"
 
 enum {
     BUCKETS = 1024,
     MILLION = 1000000,
     CHECK_MEMORY =
         1 << 29, /* rows of the files of one checkpoint, each some 300 bytes */
-    TRIES = 3,   /* other processes may rescan between our two looks */
+    CONFIG_MAX = 16 << 20, /* as hf_config_read */
+    TRIES = 3,             /* other processes may rescan between our two looks */
 };
 
 static const int64_t second = 1000000000;
@@ -63,6 +66,7 @@ struct scanner {
     struct store *store;
     struct catalog *catalog;
     struct pool *pool;
+    const struct mapping *mapping; /* or NULL */
     pthread_mutex_t lock;
     pthread_cond_t ended;
     struct known *bucket[BUCKETS]; /* guarded by lock */
@@ -82,6 +86,11 @@ int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
     pthread_cond_init(&s->ended, NULL);
     *out = s;
     return 0;
+}
+
+void scanner_use(struct scanner *s, const struct mapping *m)
+{
+    s->mapping = m;
 }
 
 static void known_free(struct known *k)
@@ -396,12 +405,40 @@ static bool is_damage(int code)
            code == E2BIG || code == EEXIST || code == ENAMETOOLONG;
 }
 
+/*
+ * The filter of one scan. A map that takes numbers from the checkpoint's own config.json
+ * gets its text; whether that can be read, the map finds out when it needs a number.
+ */
+static int make_filter(const struct scanner *s, struct listing *l,
+                       struct sink_filter **out, struct err *e)
+{
+    CLEANUP_FREE char *config = NULL;
+    struct err ignored = {0};
+    size_t len = 0;
+
+    if (!s->mapping)
+        return 0;
+    if (mapping_wants_config(s->mapping) && listing_find(l, "config.json"))
+        listing_read(l, "config.json", CONFIG_MAX, &config, &len, &ignored);
+    return mapping_filter(s->mapping, config, len, out, e);
+}
+
+/* The filter's source of numbers: a change of it changes shapes. */
+static int watch_config(const struct scanner *s, struct listing *l, struct sink *sink,
+                        struct err *e)
+{
+    if (!mapping_wants_config(s->mapping) || !listing_find(l, "config.json"))
+        return 0;
+    return sink_watch(sink, "config.json", e);
+}
+
 /* One try; -ESTALE before anything was kept when `again` is still possible. */
 static int scan_listing(struct scanner *s, const struct known *k, struct listing *l,
                         const struct file_id *dir_id, bool again, struct found *out,
                         struct err *e)
 {
     CLEANUP(place_release) struct place place = {0};
+    CLEANUP(map_filter_freep) struct sink_filter *filter = NULL;
     struct catalog_place where = {.path = k->path,
                                   .file = k->file,
                                   .store = s->store,
@@ -419,9 +456,14 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     if (place.kind != PLACE_CHECKPOINT)
         return drop(s, k, e);
     context.file = place.file;
+    if (make_filter(s, l, &filter, e) < 0)
+        return -e->code;
+    where.filter = filter;
     if (sink_begin(s->catalog, &where, &sink, e) < 0)
         return -e->code;
-    rc = place.driver->scan(&context, sink, &failed);
+    rc = watch_config(s, l, sink, &failed);
+    if (rc == 0)
+        rc = place.driver->scan(&context, sink, &failed);
     if (rc < 0 && (is_ours(failed.code) || (again && rc == -ESTALE))) {
         sink_abort(sink);
         *e = failed;

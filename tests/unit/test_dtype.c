@@ -179,6 +179,10 @@ static void assert_same_chunk(const struct chunk *a, const struct chunk *b, uint
     assert_int_equal(!a->step, !b->step);
     assert_int_equal(!a->param, !b->param);
     assert_int_equal(a->param_len, b->param_len);
+    assert_int_equal(!a->whole, !b->whole);
+    assert_int_equal(a->whole_nd, b->whole_nd);
+    for (uint32_t k = 0; k < a->whole_nd; k++)
+        assert_int_equal(a->whole[k], b->whole[k]);
     if (a->param)
         assert_memory_equal(a->param, b->param, a->param_len);
     for (uint32_t k = 0; k < nd; k++) {
@@ -214,7 +218,15 @@ static const struct chunk odd_chunks[] = {
      .param = "a\0b",
      .param_len = 3},
     {.file = 2, .start = box_a, .size = box_c, .param = "a\0b", .param_len = 3},
-    {.file = 2, .start = box_a, .size = box_c, .param = "c", .param_len = 1},
+    {.file = 2,
+     .start = box_a,
+     .size = box_c,
+     .param = "c",
+     .param_len = 1,
+     .whole = box_b,
+     .whole_nd = 2},
+    {.file = 2, .start = box_a, .size = box_c, .whole = box_b, .whole_nd = 2},
+    {.file = 2, .start = box_a, .size = box_c, .whole = box_b, .whole_nd = 0},
 };
 
 static void test_chunks_survive_packing(void **state)
@@ -292,7 +304,7 @@ static void test_blobs_that_lie_are_refused(void **state)
         {"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 10, "cannot hold"},
         {"\x02\0\0\0\0\0\0", 7, "cannot hold 2 chunks"},
         {"\x01\0\x01\0\0\0\0", 7, "impossible file"}, /* file 0 - 1 */
-        {"\x01\x80\x80\x02\0\0\0\0\0", 9, "encoding 512"},
+        {"\x01\x80\x80\x04\0\0\0\0\0", 9, "encoding 512"},
         {"\x01\0\0\0\0\0\0\0", 8, "1 bytes behind"},
         {"\x01\x20\0\0\0\0\0\0", 8, "parameter of 0"}, /* like the one before: none */
         {"\x01\x20\0\0\0\0\0\x05"

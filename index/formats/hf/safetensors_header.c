@@ -341,6 +341,8 @@ static int check_chunk(const struct chunk *c, const struct chunk_tensor *t,
                        const struct safetensors_tensor *stored, int64_t *step,
                        struct err *e)
 {
+    const uint64_t *want = c->whole;
+    uint32_t nd = c->whole_nd;
     struct shape shape, units;
     uint64_t n = 0;
 
@@ -351,9 +353,12 @@ static int check_chunk(const struct chunk *c, const struct chunk_tensor *t,
     if (shape_units(&shape, stored->dtype, &units, e) < 0 ||
         shape_elements(&units, &n, e) < 0)
         return -e->code;
-    if (!c->step && !c->first &&
-        (units.nd != t->units->nd ||
-         (units.nd > 0 && memcmp(units.dim, c->size, units.nd * sizeof *c->size) != 0)))
+    if (!c->step && !c->first) {
+        want = c->size;
+        nd = t->units->nd;
+    }
+    if (want &&
+        (units.nd != nd || (nd > 0 && memcmp(units.dim, want, nd * sizeof *want) != 0)))
         return err_set(e, EBADMSG, "its shape is not that of the chunk");
     return chunk_steps(c, t->units->nd, n, step, e);
 }

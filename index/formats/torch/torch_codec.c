@@ -235,14 +235,17 @@ static int place_steps(const struct chunk *c, const struct chunk_tensor *t,
                        const struct item *item, int64_t *step, int64_t *first,
                        struct err *e)
 {
-    struct shape want = {.nd = t->units->nd};
+    bool is_item = !c->step && c->first == 0;
+    struct shape want = {.nd = is_item ? t->units->nd : c->whole_nd};
     uint64_t units = 0;
 
-    memcpy(want.dim, c->size, want.nd * sizeof *want.dim);
+    if (want.nd > 0)
+        memcpy(want.dim, is_item ? c->size : c->whole, want.nd * sizeof *want.dim);
+    if ((is_item || c->whole) && !shape_equal(&want, &item->units))
+        return shape_mismatch(item, &want, e);
     *first = (int64_t)c->first;
-    if (!c->step && c->first == 0) {
-        if (!shape_equal(&want, &item->units))
-            return shape_mismatch(item, &want, e);
+    want.nd = t->units->nd;
+    if (is_item) {
         memcpy(step, item->tensor.stride, want.nd * sizeof *step);
         return 0;
     }
@@ -261,7 +264,7 @@ static int resolve_in(struct source *src, uint64_t off, uint64_t len,
 {
     unsigned unit = dtype_unit(t->dtype);
     struct item item;
-    int64_t first;
+    int64_t first = 0;
 
     if (open_item(src, off, len, &item, e) < 0 || check_dtype(&item, t, e) < 0 ||
         place_steps(c, t, &item, out->step, &first, e) < 0)

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT */
+/* index/map/map_filter.c - takes a scan's tensors aside and gives the mapped ones back. */
+#include "index/map/map_work.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "index/key_text.h"
+
+enum {
+    TAKEN_MEMORY = 2047 << 20, /* of a scan: packed chunks and names */
+    WORK_MEMORY = 2047 << 20,  /* of one tensor's boxes */
+};
+
+/* ---- taking ---- */
+
+/* Which rule and pattern; false: none. The key is tried without its wrapper first. */
+static bool find_rule(const struct map *m, const struct sink_taken *t, const char *key,
+                      size_t len, struct taken *out)
+{
+    for (size_t r = 0; r < m->nrule; r++) {
+        const struct map_rule *rule = &m->rule[r];
+        bool join = rule->kind == RULE_JOIN;
+
+        if (!(rule->roles & 1u << t->role))
+            continue;
+        for (size_t i = 0; i < (join ? rule->npart : rule->nfrom); i++) {
+            if (!pattern_match(join ? rule->part[i].key : rule->from[i], key, len,
+                               &out->captures))
+                continue;
+            out->rule = rule;
+            out->part = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A copy that lasts as long as the filter. */
+static int keep_taken(struct filter *f, const struct sink_taken *t,
+                      struct sink_taken *out, struct err *e)
+{
+    struct shape *shape = arena_alloc(f->arena, sizeof *shape);
+    struct {
+        const char **text;
+        size_t len;
+    } texts[] = {
+        {&out->key, t->key_len},
+        {&out->part, t->part ? strlen(t->part) : 0},
+        {&out->codec_key, t->codec_key_len},
+        {&out->attributes, t->attributes ? strlen(t->attributes) : 0},
+        {&out->fault, t->fault ? strlen(t->fault) : 0},
+        {&out->pieces, t->pieces_len},
+    };
+
+    if (!shape)
+        return err_nomem(e);
+    *out = *t;
+    *shape = *t->shape;
+    out->shape = shape;
+    for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+        if (!*texts[i].text)
+            continue;
+        *texts[i].text = arena_memdup(f->arena, *texts[i].text, texts[i].len);
+        if (!*texts[i].text)
+            return err_nomem(e);
+    }
+    return 0;
+}
+
+static int add_taken(struct filter *f, const struct sink_taken *t, struct taken **out,
+                     struct err *e)
+{
+    if (f->ntaken == f->cap) {
+        size_t cap = f->cap ? f->cap * 2 : 64;
+        struct taken *grown = reallocarray(f->taken, cap, sizeof *grown);
+
+        if (!grown)
+            return err_nomem(e);
+        f->taken = grown;
+        f->cap = cap;
+    }
+    *out = &f->taken[f->ntaken];
+    **out = (struct taken){0};
+    if (keep_taken(f, t, &(*out)->t, e) < 0)
+        return -e->code;
+    f->ntaken++;
+    return 0;
+}
+
+static void note_left(struct filter *f, const struct sink_taken *t)
+{
+    if (f->left < ARRAY_SIZE(f->left_name))
+        key_text(f->left_name[f->left], sizeof f->left_name[0], t->key, t->key_len);
+    f->left++;
+}
+
+/* 1: it is ours; 0: it stays as it is. */
+static int take(struct sink_filter *base, const struct sink_taken *t, struct err *e)
+{
+    struct filter *f = container_of(base, struct filter, base);
+    const struct map *m = f->map;
+    struct taken found = {0}, *kept = NULL;
+    size_t skip = t->wrapper;
+    bool ruled = skip && find_rule(m, t, t->key + skip, t->key_len - skip, &found);
+    bool cast = t->role == ROLE_MODEL && map_casts(t->dtype, m->cast);
+    int ret;
+
+    if (!ruled) {
+        skip = 0;
+        ruled = find_rule(m, t, t->key, t->key_len, &found);
+    }
+    if (!ruled && t->role == ROLE_MODEL && m->nrule > 0) {
+        note_left(f, t);
+        if (m->other == OTHER_DROP)
+            return 1;
+    }
+    if (ruled)
+        f->used[found.rule->number]++;
+    if (ruled ? found.rule->kind == RULE_DROP : !cast)
+        return ruled;
+    ret = add_taken(f, t, &kept, e);
+    if (ret < 0)
+        return ret;
+    if (ruled) /* once more: captures point into the kept key */
+        find_rule(m, &kept->t, kept->t.key + skip, kept->t.key_len - skip, kept);
+    return 1;
+}
+
+/* ---- the end of a scan ---- */
+
+static int put_taken(struct filter *f, struct sink *s, const struct taken *t,
+                     struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(WORK_MEMORY);
+    struct work w = {.f = f, .sink = s, .rule = t->rule};
+    int ret = a ? work_load(a, t, &w, e) : err_nomem(e);
+
+    if (ret < 0)
+        return ret;
+    return t->rule ? work_run(&w, e) : work_put(&w, NULL, e); /* NULL: only a cast */
+}
+
+static int finish_rules(struct filter *f, struct sink *s, struct err *e)
+{
+    for (size_t i = 0; i < f->ntaken; i++) {
+        const struct taken *t = &f->taken[i];
+
+        if (t->rule && (t->rule->kind == RULE_JOIN || t->rule->kind == RULE_STACK))
+            continue;
+        if (put_taken(f, s, t, e) < 0) {
+            err_wrap(e, "tensor %s", t->t.key);
+            return t->rule ? err_wrap(e, "rule %u", t->rule->number) : -e->code;
+        }
+    }
+    for (size_t i = 0; i < f->map->nrule; i++) {
+        const struct map_rule *rule = &f->map->rule[i];
+
+        if ((rule->kind == RULE_JOIN || rule->kind == RULE_STACK) &&
+            group_put_all(f, s, rule, e) < 0)
+            return err_wrap(e, "rule %u", rule->number);
+    }
+    return 0;
+}
+
+/* Rules without a tensor and tensors without a rule are worth a word. */
+static int tell_unused(struct filter *f, struct sink *s, struct err *e)
+{
+    const struct map *m = f->map;
+    size_t used = 0;
+
+    for (size_t i = 0; i < m->nrule; i++)
+        used += f->used[m->rule[i].number] > 0;
+    if (m->nrule > 0 && used == 0)
+        return sink_warning(s, "map-unused",
+                            "map %s names no tensor of this checkpoint", m->name);
+    for (size_t i = 0; i < m->nrule; i++)
+        if (!f->used[m->rule[i].number] && !m->rule[i].optional)
+            sink_warning(s, "map-rule-unused",
+                         "map %s: rule %u (%s) names no tensor of this checkpoint",
+                         m->name, m->rule[i].number,
+                         m->rule[i].nfrom ? m->rule[i].from[0]
+                                          : m->rule[i].part[0].key);
+    if (f->left == 0)
+        return 0;
+    if (m->other == OTHER_REFUSE)
+        return err_set(e, EINVAL, "no rule names %zu tensor%s of the model (%s, ...)",
+                       f->left, f->left == 1 ? "" : "s", f->left_name[0]);
+    return sink_warning(
+        s, "map-left",
+        "map %s: no rule names %zu tensor%s of the model, %s: %s%s%s%s%s", m->name,
+        f->left, f->left == 1 ? "" : "s",
+        m->other == OTHER_DROP ? "left out" : "kept as they are", f->left_name[0],
+        f->left > 1 ? ", " : "", f->left > 1 ? f->left_name[1] : "",
+        f->left > 2 ? ", " : "", f->left > 2 ? f->left_name[2] : "");
+}
+
+static int finish(struct sink_filter *base, struct sink *s, struct err *e)
+{
+    struct filter *f = container_of(base, struct filter, base);
+    int ret = finish_rules(f, s, e);
+
+    if (ret == 0)
+        ret = tell_unused(f, s, e);
+    return ret < 0 ? err_wrap(e, "map %s", f->map->name) : 0;
+}
+
+int map_filter_new(const struct map *m, const char *config, size_t config_len,
+                   struct sink_filter **out, struct err *e)
+{
+    static const struct json_limits limits = {.bytes = 16 << 20, .depth = 64};
+    struct filter *f = calloc(1, sizeof *f);
+    int ret = 0;
+
+    if (f) {
+        f->arena = arena_new(TAKEN_MEMORY);
+        f->used = calloc(m->nrule + 2, sizeof *f->used);
+    }
+    if (!f || !f->arena || !f->used)
+        ret = err_nomem(e);
+    else if (config && json_parse(config, config_len, &limits, &f->config, e) < 0)
+        ret = err_wrap(e, "config.json");
+    if (ret < 0) {
+        map_filter_free(f ? &f->base : NULL);
+        return ret;
+    }
+    f->map = m;
+    f->base = (struct sink_filter){.take = take, .finish = finish};
+    *out = &f->base;
+    return 0;
+}
+
+void map_filter_free(struct sink_filter *base)
+{
+    struct filter *f = base ? container_of(base, struct filter, base) : NULL;
+
+    if (!f)
+        return;
+    json_free(f->config);
+    arena_free(f->arena);
+    free(f->taken);
+    free(f->used);
+    free(f);
+}
+
+void map_filter_freep(struct sink_filter **f)
+{
+    map_filter_free(*f);
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: MIT */
+/* index/map/mapping.c - loads a map and the config.json that it takes numbers from. */
+#include "index/map/mapping.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/err.h"
+#include "base/fsutil.h"
+#include "index/map/map.h"
+#include "index/map/map_priv.h"
+
+enum { FILE_MAX = 16 << 20 };
+
+struct mapping {
+    struct map *map;
+    struct buf config; /* empty: the checkpoint's own */
+    uint64_t hash[2];  /* of all that decides about the result */
+};
+
+bool mapping_dtype(const char *name, enum dtype *out)
+{
+    char upper[16] = "";
+
+    for (size_t i = 0; name[i]; i++) {
+        if (i == sizeof upper - 1)
+            return false;
+        upper[i] = (char)toupper((unsigned char)name[i]);
+    }
+    *out = dtype_from_name(upper);
+    return *out == DTYPE_F64 || map_casts(DTYPE_F64, *out);
+}
+
+static int read_file(int fd, struct buf *out, struct err *e)
+{
+    struct stat st;
+    void *dst;
+
+    if (fstat(fd, &st) < 0)
+        return err_set(e, errno, "%s", strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return err_set(e, EINVAL, "no regular file");
+    if (st.st_size > FILE_MAX)
+        return err_set(e, EFBIG, "over %d MiB", FILE_MAX >> 20);
+    dst = buf_grow(out, (size_t)st.st_size);
+    return dst ? read_exact(fd, dst, (size_t)st.st_size, 0, e) : err_nomem(e);
+}
+
+static int read_path(const char *path, struct buf *out, struct err *e)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), ret;
+
+    if (fd < 0)
+        return err_set(e, errno, "%s: %s", path, strerror(errno));
+    ret = read_file(fd, out, e);
+    close(fd);
+    return ret < 0 ? err_wrap(e, "%s", path) : 0;
+}
+
+static int no_such_map(const char *name, struct err *e)
+{
+    char names[200] = "";
+    size_t len = 0;
+
+    for (size_t i = 0; map_shipped_name(i) && len < sizeof names; i++)
+        len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", i ? ", " : "",
+                                map_shipped_name(i));
+    err_set(e, ENOENT, "map %s: there is no such file, and no map of that name", name);
+    return err_hint(e, "shipped are %s", names);
+}
+
+/* The text of the map: shipped ones go by names without a slash or a dot. */
+static int map_text(const char *name, struct buf *out, struct err *e)
+{
+    const char *shipped = map_shipped(name);
+
+    if (shipped)
+        return buf_adds(out, shipped) < 0 ? err_nomem(e) : 0;
+    if (read_path(name, out, e) == 0)
+        return 0;
+    return e->code == ENOENT ? no_such_map(name, e) : -e->code;
+}
+
+static int load_map(const struct mapping_choice *choice, struct mapping *m,
+                    struct buf *text, struct err *e)
+{
+    int ret;
+
+    if (!choice->map)
+        return map_parse_cast(choice->dtype, &m->map, e);
+    ret = map_text(choice->map, text, e);
+    if (ret == 0)
+        ret =
+            map_parse(choice->map, text->data ? text->data : "", text->len, &m->map, e);
+    if (ret == 0 && choice->dtype)
+        m->map->cast = choice->dtype;
+    return ret;
+}
+
+static int load_config(const char *dir, struct buf *out, struct err *e)
+{
+    char path[PATH_MAX];
+
+    if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
+        return err_set(e, ENAMETOOLONG, "hf=%.100s...", dir);
+    if (read_path(path, out, e) == 0)
+        return 0;
+    if (e->code == ENOENT) { /* a tokenizer alone is worth laying over as well */
+        *e = (struct err){0};
+        return 0;
+    }
+    return err_wrap(e, "hf=");
+}
+
+static void hash_all(const struct mapping_choice *choice, const struct buf *text,
+                     struct mapping *m)
+{
+    XXH128_hash_t h = XXH3_128bits_withSeed(text->data, text->len, choice->dtype);
+
+    h = XXH3_128bits_withSeed(m->config.data, m->config.len, h.low64 ^ h.high64);
+    m->hash[0] = h.high64;
+    m->hash[1] = h.low64;
+}
+
+int mapping_open(const struct mapping_choice *choice, struct mapping **out,
+                 struct err *e)
+{
+    CLEANUP(buf_release) struct buf text = {.max = FILE_MAX};
+    struct mapping *m;
+    int ret;
+
+    *out = NULL;
+    if (!choice->map && !choice->dtype)
+        return 0;
+    m = calloc(1, sizeof *m);
+    if (!m)
+        return err_nomem(e);
+    m->config.max = FILE_MAX;
+    ret = load_map(choice, m, &text, e);
+    if (ret == 0 && choice->hf && m->map->wants_config)
+        ret = load_config(choice->hf, &m->config, e);
+    if (ret < 0) {
+        mapping_free(m);
+        return ret;
+    }
+    hash_all(choice, &text, m);
+    *out = m;
+    return 0;
+}
+
+void mapping_free(struct mapping *m)
+{
+    if (!m)
+        return;
+    map_free(m->map);
+    buf_release(&m->config);
+    free(m);
+}
+
+int mapping_identity(const struct mapping *m, const char *source, struct buf *out,
+                     struct err *e)
+{
+    buf_adds(out, source);
+    if (m)
+        buf_addf(out, "\nmap %016" PRIx64 "%016" PRIx64, m->hash[0], m->hash[1]);
+    return buf_failed(out) ? err_nomem(e) : 0;
+}
+
+bool mapping_wants_config(const struct mapping *m)
+{
+    return m && m->map->wants_config && m->config.len == 0;
+}
+
+int mapping_filter(const struct mapping *m, const char *config, size_t config_len,
+                   struct sink_filter **out, struct err *e)
+{
+    bool own = m->config.len == 0;
+
+    return map_filter_new(m->map, own ? config : m->config.data,
+                          own ? config_len : m->config.len, out, e);
+}
