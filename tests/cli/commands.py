@@ -279,7 +279,7 @@ def test_what_is_not_built_yet_is_refused_by_name(t):
     for verb in ("convert", "diff", "stats", "load", "hold", "manifest", "doctor", "cache"):
         cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
     os.mkdir(t + "/mnt")
-    for option in ("rw", "save=dcp", "map=x", "hf=x", "weights=master", "dtype=F32", "gpu=0"):
+    for option in ("rw", "save=dcp", "weights=master", "gpu=0"):
         cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=[option.split("=")[0], "not built yet"])
     for url in ("s3://bucket/run", "gs://b/x", "https://host/x", "hf://org/repo"):
         cli.error("ls", url, status=USAGE, words=["remote", url])
