@@ -15,7 +15,9 @@ enum { BATCH = 32 }; /* files whose graphs are in memory at a time */
 struct batch {
     struct ds_scan *s;
     struct torch_file file[BATCH];
+    struct err damage[BATCH];
     size_t count;
+    bool tolerant; /* damage of a file is told to the callback */
 };
 
 static void close_batch(struct batch *b)
@@ -25,13 +27,28 @@ static void close_batch(struct batch *b)
     b->count = 0;
 }
 
+/* What says nothing about the file's content stops the scan. */
+static bool is_damage(int code)
+{
+    return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
+           code == EINVAL || code == EIO;
+}
+
 static int load_nth(void *user, size_t i, struct err *e)
 {
     struct batch *b = user;
+    struct err *why = &b->damage[i];
 
-    if (torch_file_load(b->s->c, &b->file[i], e) < 0)
-        return err_wrap(e, "%s", b->file[i].path);
-    return 0;
+    *why = (struct err){0};
+    if (torch_file_load(b->s->c, &b->file[i], why) == 0)
+        return 0;
+    err_wrap(why, "%s", b->file[i].path);
+    if (b->tolerant && is_damage(why->code)) {
+        torch_file_close(&b->file[i]);
+        return 0;
+    }
+    *e = *why;
+    return -e->code;
 }
 
 static int register_file(struct batch *b, const struct ds_file *file, struct err *e)
@@ -60,17 +77,42 @@ static int run_batch(struct batch *b, const struct ds_file *files, size_t n,
     return pool_each(b->s->c->pool, n, load_nth, b, e);
 }
 
-int ds_each_file(struct ds_scan *s, const struct ds_file *files, size_t n,
-                 ds_file_fn *fn, void *user, struct err *e)
+static int each_file(struct batch *b, const struct ds_file *files, size_t n,
+                     ds_file_fn *fn, void *user, struct err *e)
 {
-    struct batch b = {.s = s};
     int rc = 0;
 
     for (size_t done = 0; rc == 0 && done < n; done += BATCH) {
-        rc = run_batch(&b, files + done, MIN(n - done, (size_t)BATCH), e);
-        for (size_t i = 0; rc == 0 && i < b.count; i++)
-            rc = fn(user, done + i, &b.file[i], e);
-        close_batch(&b);
+        rc = run_batch(b, files + done, MIN(n - done, (size_t)BATCH), e);
+        for (size_t i = 0; rc == 0 && i < b->count; i++) {
+            b->s->damage = &b->damage[i];
+            rc = fn(user, done + i, &b->file[i], e);
+        }
+        close_batch(b);
     }
     return rc;
+}
+
+static int each_with(struct ds_scan *s, const struct ds_file *files, size_t n,
+                     bool tolerant, ds_file_fn *fn, void *user, struct err *e)
+{
+    CLEANUP_FREE struct batch *b = calloc(1, sizeof *b); /* too large for a stack */
+
+    if (!b)
+        return err_nomem(e);
+    b->s = s;
+    b->tolerant = tolerant;
+    return each_file(b, files, n, fn, user, e);
+}
+
+int ds_each_file(struct ds_scan *s, const struct ds_file *files, size_t n,
+                 ds_file_fn *fn, void *user, struct err *e)
+{
+    return each_with(s, files, n, false, fn, user, e);
+}
+
+int ds_each_file_or_damage(struct ds_scan *s, const struct ds_file *files, size_t n,
+                           ds_file_fn *fn, void *user, struct err *e)
+{
+    return each_with(s, files, n, true, fn, user, e);
 }

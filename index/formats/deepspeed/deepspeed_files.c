@@ -93,8 +93,11 @@ static bool parse_expert_optim(const char *p, struct ds_file *f)
 static bool parse_layer(const char *p, struct ds_file *f)
 {
     f->kind = DS_LAYER;
-    return take_text(&p, "layer_") && take_number(&p, &f->layer) &&
-           take_text(&p, "-model_") && take_number(&p, &f->mp) &&
+    if (!take_text(&p, "layer_") || !take_number(&p, &f->layer))
+        return false;
+    if (ends(p, "-model_states.pt"))
+        return true; /* a pipeline without tensor-parallel ranks */
+    return take_text(&p, "-model_") && take_number(&p, &f->mp) &&
            ends(p, "-model_states.pt");
 }
 

@@ -13,7 +13,7 @@ enum ds_kind {
     DS_OPTIM,        /* zero_pp_rank_R_mp_rank_MM_optim_states.pt, bf16_..., fp16_... */
     DS_EXPERT,       /* layer_L_expert_E_mp_rank_MM_model_states.pt, expert_E_... */
     DS_EXPERT_OPTIM, /* expp_rank_R_mp_rank_MM_optim_states.pt */
-    DS_LAYER,        /* layer_LL-model_MM-model_states.pt */
+    DS_LAYER,        /* layer_LL-model_states.pt, layer_LL-model_MM-model_states.pt */
     DS_KINDS,
     DS_NOT = DS_KINDS
 };

@@ -67,7 +67,7 @@ static int make_parts(struct ds_scan *s, struct err *e)
     size_t n = ds_files_of(&s->files, DS_MODEL), last = last_mp(s);
 
     if (n == 0 && ds_files_of(&s->files, DS_OPTIM) == 0)
-        return ds_files_of(&s->files, DS_LAYER) > 0
+        return ds_files_of(&s->files, DS_LAYER) > 0 || s->universal
                    ? 0
                    : err_set(e, ESTALE, "no files of DeepSpeed any more");
     if (n == 0)
@@ -155,7 +155,7 @@ static const char *format_of(const struct ds_scan *s)
     static const char *const formats[] = {"deepspeed-zero0", "deepspeed-zero1",
                                           "deepspeed-zero2", "deepspeed-zero3"};
 
-    return formats[s->stage];
+    return s->universal ? "deepspeed-universal" : formats[s->stage];
 }
 
 static void tell_text(const struct pv *v, char *dst, size_t size)
@@ -323,10 +323,47 @@ static int warn_lost(struct ds_scan *s, struct err *e)
     return 0;
 }
 
+/* ---- universal checkpoints ---- */
+
+/*
+ * The tensors of zero/ are whole, whatever the ranks were. Model states are copied from the
+ * ranks as they were: those of tensor-parallel ones stay slices, and are not shown.
+ */
+static int report_universal(struct ds_scan *s, struct err *e)
+{
+    bool slices = s->nparts > 1 && tensor_ranks(s) != 1;
+
+    s->stage = s->nparts > 0 && s->part[0].files->sharded ? 3 : 2;
+    tell(s);
+    if (ds_universal_report(s, e) < 0)
+        return -e->code;
+    if (slices && sink_warning(s->sink, "slices",
+                               "the copies that %zu model-parallel ranks computed with "
+                               "are slices, and not shown",
+                               s->nparts) < 0)
+        return err_nomem(e);
+    for (size_t i = 0; i < s->nparts; i++) {
+        struct ds_part *p = &s->part[i];
+
+        if (!slices && (ds_report_frozen(s, p, e) < 0 || ds_report_tied(s, p, e) < 0 ||
+                        ds_report_module(s, &p->model, &p->module, e) < 0))
+            return -e->code;
+        if (ds_model_objects(s, p, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
 static int run(struct ds_scan *s, struct err *e)
 {
-    if (ds_files_list(s->listing, &s->files, e) < 0 || make_parts(s, e) < 0)
+    if (ds_files_list(s->listing, &s->files, e) < 0)
         return -e->code;
+    s->universal =
+        listing_find(s->listing, "zero") && ds_files_of(&s->files, DS_OPTIM) == 0;
+    if (make_parts(s, e) < 0)
+        return -e->code;
+    if (s->universal)
+        return report_universal(s, e);
     tell(s);
     if (refuse_slices(s, e) < 0 || check_ranks(s, e) < 0 || read_optim(s, e) < 0)
         return -e->code;

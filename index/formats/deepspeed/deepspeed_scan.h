@@ -96,10 +96,12 @@ struct ds_scan {
     struct ds_files files;
     struct ds_part *part; /* arena; nparts of them */
     size_t nparts;
+    bool universal;
     int stage;             /* of ZeRO */
     struct keyset seen;    /* NAMEs that were reported */
     struct keyset buffers; /* NAMEs of buffer_names, of a pipeline */
     struct buf key;
+    const struct err *damage; /* see ds_each_file_or_damage() */
 };
 
 /* ---- deepspeed_graph.c: values of a pickle ---- */
@@ -142,6 +144,10 @@ const struct ds_param *ds_frozen_find(const struct ds_part *p, const char *name,
 typedef int ds_file_fn(void *user, size_t i, const struct torch_file *f, struct err *e);
 int ds_each_file(struct ds_scan *s, const struct ds_file *files, size_t n,
                  ds_file_fn *fn, void *user, struct err *e);
+
+/* The same; fn sees a damaged file without its graph (zip NULL): ds_scan.damage says why. */
+int ds_each_file_or_damage(struct ds_scan *s, const struct ds_file *files, size_t n,
+                           ds_file_fn *fn, void *user, struct err *e);
 
 /* ---- deepspeed_entry.c: a part of a file's object, as it is ---- */
 
@@ -271,6 +277,7 @@ int ds_rank_objects(struct ds_scan *s, const struct torch_file *f, struct err *e
 
 /* ---- deepspeed_universal.c: what ds_to_universal.py makes ---- */
 
+/* Reports the files below zero/; the parts are open. */
 int ds_universal_report(struct ds_scan *s, struct err *e);
 
 #endif
