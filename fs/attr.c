@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 #include "base/arena.h"
+#include "fs/overlay.h"
 #include "fs/report.h"
 #include "index/npy.h"
 
@@ -75,6 +76,7 @@ static const char *const inside_names[] = {
     [INSIDE_COUNTERS_JSON] = ".unshard/counters.json",
     [INSIDE_LAST_ERROR] = ".unshard/last-error",
     [INSIDE_LATEST] = ".unshard/latest",
+    [INSIDE_OVERLAY] = "hf",
 };
 
 /* What all of a checkpoint's own directories and generated files have in common. */
@@ -179,6 +181,21 @@ static uint64_t latest_size(struct fs *fs, const struct slot *slot)
     return target ? strlen("../") + strlen(target) : 0;
 }
 
+/* A file that was laid over: its own rights, one inode a checkpoint. */
+static struct attr overlay_attr(const struct fs *fs, const struct slot *slot,
+                                uint32_t index)
+{
+    const struct entry_stat *st = &overlay_at(fs->overlay, index)->st;
+    struct attr a = slot_attr(slot, INSIDE_OVERLAY, index);
+
+    a.size = st->id.size;
+    a.mode = st->mode & PERMISSIONS & 0555;
+    a.uid = st->uid;
+    a.gid = st->gid;
+    a.mtime_ns = st->id.mtime_ns;
+    return a;
+}
+
 void attr_inside_brief(const struct fs *fs, const struct slot *slot, enum inside kind,
                        struct stat *st)
 {
@@ -209,6 +226,9 @@ int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t ind
     case INSIDE_OPTIMIZER:
     case INSIDE_META:
         a = slot_attr(slot, kind, index);
+        break;
+    case INSIDE_OVERLAY:
+        a = overlay_attr(fs, slot, index);
         break;
     case INSIDE_LATEST:
         a = slot_attr(slot, kind, 0);

@@ -12,6 +12,7 @@
 #include "base/pool.h"
 #include "fs/lane.h"
 #include "fs/node.h"
+#include "fs/overlay.h"
 #include "fs/read.h"
 #include "fs/slot.h"
 #include "fs/watch.h"
@@ -137,6 +138,8 @@ static int open_all(struct fs *fs, struct err *e)
 
     if (rc == 0)
         rc = mapping_open(&fs->options.mapping, &fs->mapping, e);
+    if (rc == 0 && fs->options.mapping.hf)
+        rc = overlay_open(fs->options.mapping.hf, &fs->overlay, e);
     if (rc == 0)
         rc = open_index(fs, e);
     if (rc == 0)
@@ -190,6 +193,7 @@ void fs_close(struct fs *fs)
     pool_free(fs->pool);
     catalog_close(fs->catalog);
     mapping_free(fs->mapping);
+    overlay_free(fs->overlay);
     store_close(fs->store);
     free(fs->cache_dir);
     pthread_key_delete(fs->buffers);

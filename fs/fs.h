@@ -21,6 +21,7 @@
 
 struct lane;
 struct nodes;
+struct overlay;
 struct session;
 struct slots;
 struct watch;
@@ -40,6 +41,7 @@ struct fs {
     struct mount_options options;
     struct store *store;
     struct mapping *mapping; /* or NULL */
+    struct overlay *overlay; /* or NULL */
     struct catalog *catalog;
     struct pool *pool;
     struct scanner *scanner;

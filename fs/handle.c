@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/utf8.h"
 #include "fs/lookup.h"
+#include "fs/overlay.h"
 #include "fs/report.h"
 
 enum { TENSOR_MEMORY = 16 << 20, NAME_SHOWN = 512 };
@@ -121,6 +122,8 @@ static int open_kind(struct request *r, struct handle *h, struct err *e)
     case INSIDE_COUNTERS_JSON:
     case INSIDE_LAST_ERROR:
         return open_text(r->fs, h, kind, e);
+    case INSIDE_OVERLAY:
+        return overlay_open_file(r->fs->overlay, ino_index(r->ino), &h->side, e);
     case INSIDE_TENSORS:
     case INSIDE_TREE:
     case INSIDE_RAW:

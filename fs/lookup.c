@@ -105,9 +105,9 @@ int entry_shown(struct fs *fs, struct node *dir, const struct shown *shown,
     memset(out, 0, sizeof *out);
     if (entry->kind != SHOWN_INSIDE)
         return entry_outside(fs, dir, entry, out, e);
-    rc = attr_inside(fs, shown->slot, entry->inside, 0, &out->attr, e);
+    rc = attr_inside(fs, shown->slot, entry->inside, entry->index, &out->attr, e);
     if (rc == 0)
-        entry_inside(fs, shown->slot, entry->inside, 0, out);
+        entry_inside(fs, shown->slot, entry->inside, entry->index, out);
     return rc;
 }
 
@@ -119,8 +119,9 @@ void entry_brief(struct fs *fs, const struct node *dir, const struct shown *show
 
     memset(st, 0, sizeof *st);
     if (entry->kind == SHOWN_INSIDE) {
-        if (attr_inside(fs, shown->slot, entry->inside, 0, st, &e) < 0)
-            *st = (struct stat){.st_ino = slot_ino(shown->slot, entry->inside, 0),
+        if (attr_inside(fs, shown->slot, entry->inside, entry->index, st, &e) < 0)
+            *st = (struct stat){.st_ino =
+                                    slot_ino(shown->slot, entry->inside, entry->index),
                                 .st_mode = S_IFREG};
     } else if (entry->kind == SHOWN_META || entry->kind == SHOWN_LATEST) {
         attr_entry(fs, dir->path, entry->kind, &entry->st, st);
@@ -297,6 +298,7 @@ static int find_inside(struct request *r, struct slot *slot, struct err *e)
     case INSIDE_COUNTERS_JSON:
     case INSIDE_LAST_ERROR:
     case INSIDE_LATEST:
+    case INSIDE_OVERLAY:
     default:
         rc = -ENOTDIR;
         break;

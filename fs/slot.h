@@ -24,6 +24,7 @@ enum inside {
     INSIDE_COUNTERS_JSON,
     INSIDE_LAST_ERROR,
     INSIDE_LATEST,
+    INSIDE_OVERLAY, /* index: of the file in the overlay */
 };
 
 static inline bool inside_is_dir(enum inside kind)

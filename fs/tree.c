@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/log.h"
+#include "fs/overlay.h"
 #include "index/view.h"
 
 enum {
@@ -116,6 +117,33 @@ static bool has_view(const struct builder *b, enum view_kind kind, enum role rol
                            &view, &ignored) != -ENOENT);
 }
 
+/* Is the name taken by what was added so far (a handful, not sorted yet)? */
+static bool taken(const struct shown *s, size_t first, size_t count, const char *name)
+{
+    for (size_t i = first; i < count; i++)
+        if (strcmp(s->entry[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* hf=DIR: before the source's own side files, which the user wants covered. */
+static int add_overlay(struct builder *b)
+{
+    const struct overlay *o = b->fs->overlay;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < overlay_count(o); i++) {
+        const struct shown_entry entry = {.kind = SHOWN_INSIDE,
+                                          .inside = INSIDE_OVERLAY,
+                                          .index = (uint32_t)i,
+                                          .name = overlay_at(o, i)->name};
+
+        if (!taken(b->shown, 0, b->shown->count, entry.name))
+            rc = add(b, &entry);
+    }
+    return rc;
+}
+
 /* What a checkpoint has of ours. */
 static int add_own(struct builder *b)
 {
@@ -138,16 +166,7 @@ static int add_own(struct builder *b)
         rc = add_inside(b, "tree", INSIDE_TREE);
     if (rc == 0 && (views & SHOW_RAW))
         rc = add_inside(b, "raw", INSIDE_RAW);
-    return rc;
-}
-
-/* Is the name taken by what was added so far (a handful, not sorted yet)? */
-static bool taken(const struct shown *s, size_t first, size_t count, const char *name)
-{
-    for (size_t i = first; i < count; i++)
-        if (strcmp(s->entry[i].name, name) == 0)
-            return true;
-    return false;
+    return rc == 0 ? add_overlay(b) : rc;
 }
 
 static bool is_file_checkpoint(const struct builder *b, const char *name)
@@ -234,6 +253,14 @@ static bool is_part(const struct slot *slot, const char *name)
     return false;
 }
 
+static bool is_laid_over(const struct fs *fs, const char *name)
+{
+    for (size_t i = 0; i < overlay_count(fs->overlay); i++)
+        if (strcmp(overlay_at(fs->overlay, i)->name, name) == 0)
+            return true;
+    return false;
+}
+
 /* The source's own files and directories beside the tensors. */
 static int add_beside(struct builder *b)
 {
@@ -247,7 +274,7 @@ static int add_beside(struct builder *b)
         const struct listing_entry *entry = listing_at(l, i);
 
         if (taken(b->shown, 0, own, entry->name)) {
-            if (!slot_hides(slot, entry->name))
+            if (!slot_hides(slot, entry->name) && !is_laid_over(b->fs, entry->name))
                 covered = entry->name;
         } else if (!slot_hides(slot, entry->name)) {
             rc = add_entry(b, entry, NULL);

@@ -23,6 +23,7 @@ enum shown_kind {
 struct shown_entry {
     enum shown_kind kind;
     enum inside inside; /* SHOWN_INSIDE */
+    uint32_t index;     /* of it, as slot_ino() takes it */
     const char *name;
     const char *part;     /* the part it was lifted from, or NULL */
     struct entry_stat st; /* what stands in the source */

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/overlay.c - reads the directory of hf= once, when the mount begins. */
+#include "fs/overlay.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "fs/side.h"
+
+struct overlay {
+    struct store *store;
+    struct listing *listing; /* holds the names */
+    struct overlay_file *file;
+    size_t count;
+};
+
+/* Tensors come from the checkpoint; another model's must not stand beside them. */
+static bool is_weights(const char *name)
+{
+    static const char *const ends[] = {
+        ".safetensors", ".safetensors.index.json",
+        ".bin",         ".bin.index.json",
+        ".pt",          ".pth",
+        ".ckpt",        ".h5",
+        ".msgpack",     ".gguf",
+        ".onnx",        ".npz",
+    };
+    size_t len = strlen(name);
+
+    for (size_t i = 0; i < ARRAY_SIZE(ends); i++) {
+        size_t n = strlen(ends[i]);
+
+        if (len >= n && strcmp(name + len - n, ends[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+static int list_files(struct overlay *o, struct err *e)
+{
+    int rc = o->store->ops->list(o->store, "", &o->listing, e);
+
+    if (rc < 0)
+        return rc;
+    o->file = calloc(listing_count(o->listing) + 1, sizeof *o->file);
+    if (!o->file)
+        return err_nomem(e);
+    for (size_t i = 0; i < listing_count(o->listing); i++) {
+        const struct listing_entry *entry = listing_at(o->listing, i);
+
+        if (entry->st.kind == ENTRY_FILE && !is_weights(entry->name))
+            o->file[o->count++] =
+                (struct overlay_file){.name = entry->name, .st = entry->st};
+    }
+    return 0;
+}
+
+int overlay_open(const char *dir, struct overlay **out, struct err *e)
+{
+    const struct store_options anywhere = {.follow_symlinks = true};
+    struct overlay *o = calloc(1, sizeof *o);
+    int rc = o ? store_open_local(dir, &anywhere, &o->store, e) : err_nomem(e);
+
+    if (rc == 0 && o->store->file)
+        rc = err_set(e, ENOTDIR, "%s is no directory", dir);
+    if (rc == 0)
+        rc = list_files(o, e);
+    if (rc < 0) {
+        overlay_free(o);
+        return err_wrap(e, "hf=");
+    }
+    *out = o;
+    return 0;
+}
+
+void overlay_free(struct overlay *o)
+{
+    if (!o)
+        return;
+    free(o->file);
+    listing_free(o->listing);
+    store_close(o->store);
+    free(o);
+}
+
+size_t overlay_count(const struct overlay *o)
+{
+    return o ? o->count : 0;
+}
+
+const struct overlay_file *overlay_at(const struct overlay *o, size_t i)
+{
+    return &o->file[i];
+}
+
+int overlay_open_file(const struct overlay *o, size_t i, struct side **out,
+                      struct err *e)
+{
+    const struct overlay_file *f = &o->file[i];
+
+    return side_open(o->store, f->name, f->st.id.dev, f->st.id.ino, out, e);
+}
