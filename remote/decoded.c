@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -26,6 +27,9 @@ enum {
     GUESS_GROWTH = 16,
     FILES_MIN = 16,  /* kept open however few descriptors there are */
     FILES_SHARE = 4, /* else this part of them */
+    /* A quarter of the memory: with fewer than four at hand threads would wait. */
+    MEMORY_PIECE_MAX = DECODED_MEMORY / 4,
+    GONE = 4096, /* pieces that are known to have been in memory before */
 };
 
 struct piece {
@@ -33,7 +37,8 @@ struct piece {
     struct piece *next; /* in its bucket */
     struct decoded_key key;
     struct source *src; /* NULL while it is being decoded, or that failed */
-    unsigned waiters;   /* threads that will look at it once it is done */
+    bool in_memory;
+    unsigned waiters; /* threads that will look at it once it is done */
     bool done;
     int rc; /* how it ended */
     struct err err;
@@ -46,10 +51,13 @@ struct decoded_cache {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a decoding ended or a file was closed */
     /* guarded by lock */
-    struct ring lru; /* done ones, least recently used first */
+    struct ring lru; /* done ones in files, least recently used first */
     uint64_t used;   /* bytes of done ones and room set aside for others */
     size_t files;
-    unsigned busy; /* decodings with room set aside, and files being closed */
+    unsigned busy;          /* decodings with room set aside, and files being closed */
+    struct ring memory_lru; /* done ones in memory */
+    size_t memory_used;
+    uint64_t gone[GONE]; /* hashes of keys, 0: none; the place follows from the hash */
     struct piece *buckets[BUCKETS];
 };
 
@@ -74,6 +82,7 @@ int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
     c->budget = budget;
     c->max_files = files_to_keep();
     ring_init(&c->lru);
+    ring_init(&c->memory_lru);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     *out = steal(&c);
@@ -85,18 +94,24 @@ static struct piece *piece_at(struct ring *r)
     return container_of(r, struct piece, lru);
 }
 
-void decoded_free(struct decoded_cache *c)
+static void free_pieces(struct ring *list)
 {
-    if (!c)
-        return;
-    assert(c->busy == 0);
-    while (c->lru.next != &c->lru) {
-        struct piece *p = piece_at(c->lru.next);
+    while (list->next != list) {
+        struct piece *p = piece_at(list->next);
 
         ring_remove(&p->lru);
         source_put(p->src);
         free(p);
     }
+}
+
+void decoded_free(struct decoded_cache *c)
+{
+    if (!c)
+        return;
+    assert(c->busy == 0);
+    free_pieces(&c->lru);
+    free_pieces(&c->memory_lru);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
     free(c->dir);
@@ -107,11 +122,11 @@ static bool key_equal(const struct decoded_key *a, const struct decoded_key *b)
 {
     return a->dev == b->dev && a->ino == b->ino && a->off == b->off &&
            a->len == b->len && a->mtime_ns == b->mtime_ns &&
-           a->ctime_ns == b->ctime_ns && a->encoding == b->encoding;
+           a->ctime_ns == b->ctime_ns && a->encoding == b->encoding &&
+           a->variant == b->variant;
 }
 
-/* Where the piece of that key is linked in, or the end of its bucket. Locked. */
-static struct piece **find_slot(struct decoded_cache *c, const struct decoded_key *key)
+static uint64_t key_hash(const struct decoded_key *key)
 {
     const uint64_t parts[] = {key->dev,
                               key->ino,
@@ -119,15 +134,22 @@ static struct piece **find_slot(struct decoded_cache *c, const struct decoded_ke
                               key->len,
                               (uint64_t)key->mtime_ns,
                               (uint64_t)key->ctime_ns,
-                              key->encoding};
+                              key->encoding,
+                              key->variant};
     uint64_t h = 0;
-    struct piece **slot;
 
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
         h = (h ^ parts[i]) * 0x9e3779b97f4a7c15;
         h ^= h >> 32;
     }
-    slot = &c->buckets[h % BUCKETS];
+    return h ? h : 1;
+}
+
+/* Where the piece of that key is linked in, or the end of its bucket. Locked. */
+static struct piece **find_slot(struct decoded_cache *c, const struct decoded_key *key)
+{
+    struct piece **slot = &c->buckets[key_hash(key) % BUCKETS];
+
     while (*slot && !key_equal(&(*slot)->key, key))
         slot = &(*slot)->next;
     return slot;
@@ -141,9 +163,9 @@ static void unlink_piece(struct decoded_cache *c, struct piece *p)
 }
 
 /* The least recently used piece that nobody reads or is about to, or NULL. Locked. */
-static struct piece *find_victim(struct decoded_cache *c)
+static struct piece *find_victim(struct ring *list)
 {
-    for (struct ring *r = c->lru.next; r != &c->lru; r = r->next) {
+    for (struct ring *r = list->next; r != list; r = r->next) {
         struct piece *p = piece_at(r);
 
         if (p->waiters == 0 &&
@@ -185,7 +207,7 @@ static void reserve(struct decoded_cache *c, uint64_t want, uint64_t *got)
 
         if (fits && c->files < c->max_files)
             break;
-        victim = find_victim(c);
+        victim = find_victim(&c->lru);
         if (victim)
             evict(c, victim);
         else if (fits || c->busy == 0)
@@ -225,6 +247,8 @@ static int unnamed_file(const char *dir)
 struct job {
     struct source *in;
     decode_fn *fn;
+    decode_block_fn *block_fn; /* instead of fn: `size` bytes come out */
+    size_t size;
     void *user;
 };
 
@@ -266,15 +290,129 @@ static int too_large(const struct decoded_cache *c, const struct source *in,
     return err_hint(e, "give the cache more room with -o cache_size=");
 }
 
+/* ---- pieces of known size ---- */
+
+/* Into the pages of a file, for which there is room on the disk. */
+static int decode_mapped(const struct job *job, int fd, struct err *e)
+{
+    void *map;
+    int rc = posix_fallocate(fd, 0, (off_t)job->size);
+
+    if (rc != 0)
+        return err_set(e, rc, "%zu bytes for a decoded piece: %s", job->size,
+                       strerror(rc));
+    map = mmap(NULL, job->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+        return err_set(e, errno, "map %zu bytes of a decoded piece: %s", job->size,
+                       strerror(errno));
+    rc = job->block_fn(job->user, job->in, map, job->size, e);
+    munmap(map, job->size);
+    return rc;
+}
+
+/* decode_fn of such pieces. */
+static int block_to_file(void *user, struct source *in, int fd, uint64_t limit,
+                         uint64_t *size, struct err *e)
+{
+    const struct job *job = user;
+
+    (void)in;
+    if (job->size > limit)
+        return err_set(e, EFBIG, "%zu bytes come out", job->size);
+    *size = job->size;
+    return decode_mapped(job, fd, e);
+}
+
+static bool was_in_memory(const struct decoded_cache *c, const struct decoded_key *key)
+{
+    uint64_t h = key_hash(key);
+
+    return c->gone[h % GONE] == h;
+}
+
+/*
+ * A piece's memory is the next one's where the sizes agree, which saves the kernel from
+ * clearing pages. Locked.
+ */
+static struct source *evict_memory(struct decoded_cache *c, struct piece *p,
+                                   size_t size)
+{
+    struct source *src = p->src;
+    uint64_t h = key_hash(&p->key);
+
+    unlink_piece(c, p);
+    c->gone[h % GONE] = h;
+    c->memory_used -= src->size;
+    free(p);
+    if (src->size == size)
+        return src;
+    source_put(src);
+    return NULL;
+}
+
+/*
+ * Memory for a piece as a source of random bytes, which nobody else has; NULL: it better
+ * goes to a file. *rc is -ENOMEM then, or 0. Locked.
+ */
+static struct source *take_memory(struct decoded_cache *c,
+                                  const struct decoded_key *key, size_t size, int *rc,
+                                  struct err *e)
+{
+    struct source *src = NULL;
+
+    *rc = 0;
+    if (size > MEMORY_PIECE_MAX || was_in_memory(c, key))
+        return NULL;
+    while (!src && DECODED_MEMORY - c->memory_used < size) {
+        struct piece *victim = find_victim(&c->memory_lru);
+
+        if (!victim)
+            return NULL;
+        src = evict_memory(c, victim, size);
+    }
+    if (!src)
+        *rc = source_from_pages(size, &src, e);
+    if (*rc == 0)
+        c->memory_used += size;
+    return src;
+}
+
+/* Locked, but not while decoding. */
+static int decode_in_memory(struct decoded_cache *c, const struct job *job,
+                            struct source *src, struct source **out, struct err *e)
+{
+    void *dst = (void *)(uintptr_t)source_map(src);
+    int rc;
+
+    c->busy++;
+    pthread_mutex_unlock(&c->lock);
+    rc = job->block_fn(job->user, job->in, dst, job->size, e);
+    if (rc == 0)
+        rc = source_check(job->in, e);
+    pthread_mutex_lock(&c->lock);
+    c->busy--;
+    if (rc == 0) {
+        *out = src;
+        return 0;
+    }
+    c->memory_used -= job->size;
+    source_put(src);
+    return rc;
+}
+
+/* ---- pieces of any size ---- */
+
 /* Decodes with more and more room. Locked, but not while decoding. */
 static int decode(struct decoded_cache *c, const struct job *job, struct source **out,
                   struct err *e)
 {
-    uint64_t want, got;
+    uint64_t want = job->size, got;
     int rc;
 
-    if (mul_overflows(job->in->size, GUESS_TIMES, &want) ||
-        add_overflows(want, GUESS_MIN, &want))
+    if (want > 0 && want > c->budget)
+        return too_large(c, job->in, e);
+    if (want == 0 && (mul_overflows(job->in->size, GUESS_TIMES, &want) ||
+                      add_overflows(want, GUESS_MIN, &want)))
         want = UINT64_MAX;
     for (;;) {
         want = MIN(want, c->budget);
@@ -319,6 +457,27 @@ static int wait_for(struct decoded_cache *c, struct piece *p, struct source **ou
     return rc;
 }
 
+/* Into memory or into a file. Locked, but not while decoding. */
+static int decode_piece(struct decoded_cache *c, struct piece *p, const struct job *job,
+                        struct err *e)
+{
+    const struct job to_file = {.in = job->in,
+                                .fn = block_to_file,
+                                .size = job->size,
+                                .user = (void *)(uintptr_t)job};
+    struct source *memory;
+    int rc;
+
+    if (!job->block_fn)
+        return decode(c, job, &p->src, e);
+    memory = take_memory(c, &p->key, job->size, &rc, e);
+    if (rc < 0)
+        return rc;
+    p->in_memory = memory != NULL;
+    return memory ? decode_in_memory(c, job, memory, &p->src, e)
+                  : decode(c, &to_file, &p->src, e);
+}
+
 /* Decodes what nobody has yet; others find the piece and wait. Locked. */
 static int add_piece(struct decoded_cache *c, const struct decoded_key *key,
                      const struct job *job, struct source **out, struct err *e)
@@ -331,10 +490,10 @@ static int add_piece(struct decoded_cache *c, const struct decoded_key *key,
     p->key = *key;
     ring_init(&p->lru);
     *find_slot(c, key) = p;
-    rc = decode(c, job, &p->src, e);
+    rc = decode_piece(c, p, job, e);
     p->done = true;
     if (rc == 0) {
-        ring_append(&c->lru, &p->lru);
+        ring_append(p->in_memory ? &c->memory_lru : &c->lru, &p->lru);
         *out = source_get(p->src);
     } else {
         unlink_piece(c, p);
@@ -347,25 +506,42 @@ static int add_piece(struct decoded_cache *c, const struct decoded_key *key,
     return rc;
 }
 
-int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
-                struct source *in, decode_fn *fn, void *user, struct source **out,
-                struct err *e)
+static int get(struct decoded_cache *c, const struct decoded_key *key,
+               const struct job *job, struct source **out, struct err *e)
 {
-    const struct job job = {.in = in, .fn = fn, .user = user};
     struct piece *p;
     int rc = 0;
 
     pthread_mutex_lock(&c->lock);
     p = *find_slot(c, key);
     if (!p) {
-        rc = add_piece(c, key, &job, out, e);
+        rc = add_piece(c, key, job, out, e);
     } else if (!p->done) {
         rc = wait_for(c, p, out, e);
     } else {
         ring_remove(&p->lru);
-        ring_append(&c->lru, &p->lru);
+        ring_append(p->in_memory ? &c->memory_lru : &c->lru, &p->lru);
         *out = source_get(p->src);
     }
     pthread_mutex_unlock(&c->lock);
     return rc;
+}
+
+int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
+                struct source *in, decode_fn *fn, void *user, struct source **out,
+                struct err *e)
+{
+    const struct job job = {.in = in, .fn = fn, .user = user};
+
+    return get(c, key, &job, out, e);
+}
+
+int decoded_get_block(struct decoded_cache *c, const struct decoded_key *key,
+                      struct source *in, size_t size, decode_block_fn *fn, void *user,
+                      struct source **out, struct err *e)
+{
+    const struct job job = {.in = in, .block_fn = fn, .size = size, .user = user};
+
+    assert(size > 0);
+    return get(c, key, &job, out, e);
 }

@@ -23,6 +23,7 @@ struct decoded_key {
     uint64_t dev, ino, off, len;
     int64_t mtime_ns, ctime_ns;
     uint32_t encoding;
+    uint64_t variant; /* a hash of all else that decides what comes out, or 0 */
 };
 
 /*
@@ -42,5 +43,19 @@ typedef int decode_fn(void *user, struct source *in, int fd, uint64_t limit,
 int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
                 struct source *in, decode_fn *fn, void *user, struct source **out,
                 struct err *e);
+
+/*
+ * The same for a piece of which it is known that `size` bytes come out. The function fills
+ * dst[0..size) or fails. Short pieces lie in memory first, DECODED_MEMORY bytes of all
+ * together: who reads a tensor from its start to its end needs each only for a moment. A
+ * piece that is wanted again after it had to go is decoded into a file and stays there,
+ * within the budget.
+ */
+enum { DECODED_MEMORY = 64 << 20 };
+typedef int decode_block_fn(void *user, struct source *in, void *dst, size_t size,
+                            struct err *e);
+int decoded_get_block(struct decoded_cache *c, const struct decoded_key *key,
+                      struct source *in, size_t size, decode_block_fn *fn, void *user,
+                      struct source **out, struct err *e);
 
 #endif

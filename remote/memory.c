@@ -3,6 +3,7 @@
 #include "remote/source.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/err.h"
 
@@ -58,5 +59,69 @@ int source_from_memory(const void *data, size_t len, bool own, const char *name,
     m->data = data;
     m->own = steal(&owned);
     *out = &steal(&m)->base;
+    return 0;
+}
+
+/* ---- whole pages ---- */
+
+enum { LARGE_PAGE = 2 << 20 };
+
+struct pages {
+    struct source base;
+    void *map;
+    size_t len;
+};
+
+static struct pages *pages_of(struct source *s)
+{
+    return container_of(s, struct pages, base);
+}
+
+static int pages_read(struct source *s, uint64_t off, size_t len, void *dst,
+                      struct err *e)
+{
+    (void)e;
+    memcpy(dst, (const char *)pages_of(s)->map + off, len);
+    return 0;
+}
+
+static const void *pages_map(struct source *s)
+{
+    return pages_of(s)->map;
+}
+
+static void pages_close(struct source *s)
+{
+    munmap(pages_of(s)->map, pages_of(s)->len);
+    free(pages_of(s));
+}
+
+static const struct source_ops pages_ops = {
+    .name = "pages",
+    .read = pages_read,
+    .map = pages_map,
+    .close = pages_close,
+};
+
+int source_from_pages(size_t size, struct source **out, struct err *e)
+{
+    CLEANUP_FREE struct pages *p = calloc(1, sizeof *p);
+    int rc;
+
+    if (!p)
+        return err_nomem(e);
+    p->len = size;
+    p->map =
+        mmap(NULL, p->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p->map == MAP_FAILED)
+        return err_nomem(e);
+    if (size >= LARGE_PAGE)
+        madvise(p->map, p->len, MADV_HUGEPAGE);
+    rc = source_init(&p->base, &pages_ops, "a decoded piece", size, e);
+    if (rc < 0) {
+        munmap(p->map, p->len);
+        return rc;
+    }
+    *out = &steal(&p)->base;
     return 0;
 }

@@ -97,6 +97,17 @@ int source_from_fd(int fd, const char *name, struct source **out, struct err *e)
 int source_from_memory(const void *data, size_t len, bool own, const char *name,
                        struct source **out, struct err *e);
 
+/* `size` bytes of memory, on pages of its own: source_map() may be written. */
+int source_from_pages(size_t size, struct source **out, struct err *e);
+
+/*
+ * `size` bytes that repeat the `unit` bytes (at most SOURCE_FILL_MAX) of `value`, which
+ * are copied. Costs no memory.
+ */
+enum { SOURCE_FILL_MAX = 16 };
+int source_from_fill(const void *value, unsigned unit, uint64_t size,
+                     struct source **out, struct err *e);
+
 /*
  * The bytes [off, off + len) of another source, as a source of its own (holds a reference).
  * It maps and checks as the other does.

@@ -429,9 +429,9 @@ static void test_a_piece_is_decoded_once(void **state)
 static void test_every_part_of_the_key_counts(void **state)
 {
     static const struct decoded_key keys[] = {
-        {1, 2, 3, 4, 5, 6, 7}, {9, 2, 3, 4, 5, 6, 7}, {1, 9, 3, 4, 5, 6, 7},
-        {1, 2, 9, 4, 5, 6, 7}, {1, 2, 3, 9, 5, 6, 7}, {1, 2, 3, 4, 9, 6, 7},
-        {1, 2, 3, 4, 5, 9, 7}, {1, 2, 3, 4, 5, 6, 9},
+        {1, 2, 3, 4, 5, 6, 7, 8}, {9, 2, 3, 4, 5, 6, 7, 8}, {1, 9, 3, 4, 5, 6, 7, 8},
+        {1, 2, 9, 4, 5, 6, 7, 8}, {1, 2, 3, 9, 5, 6, 7, 8}, {1, 2, 3, 4, 9, 6, 7, 8},
+        {1, 2, 3, 4, 5, 9, 7, 8}, {1, 2, 3, 4, 5, 6, 9, 8}, {1, 2, 3, 4, 5, 6, 7, 9},
     };
     struct decoded_cache *c = cache_of(*state, 1 << 20);
     struct codec codec = {.times = 1};
