@@ -16,6 +16,11 @@ enum {
     /* Chunks of one tensor: 10 M of them at about 100 bytes (SECURITY-parsers rule 4). */
     TENSOR_MEMORY = 1 << 30,
     FILE_MEMORY = 64 << 10, /* the row of one file */
+    /*
+     * Shards that an open tensor keeps open. Formats that store a chunk a file have
+     * hundreds of thousands: of those each is opened for the window that needs it.
+     */
+    SHARDS_KEPT = 256,
 };
 
 struct tensor *tensor_get(struct tensor *t)
@@ -85,7 +90,16 @@ static int open_shard(struct tensor *t, int64_t checkpoint, uint32_t number,
     return 0;
 }
 
-/* Opens each file that a chunk names, once. Empty chunks need none. */
+static size_t count_shards(const uint32_t *number, size_t n)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < n; i++)
+        count += i == 0 || number[i] != number[i - 1];
+    return count;
+}
+
+/* Opens each file that a chunk names, once, unless they are too many. */
 static int open_shards(struct tensor *t, int64_t checkpoint, struct err *e)
 {
     size_t n = plan_chunks(t->plan);
@@ -97,6 +111,8 @@ static int open_shards(struct tensor *t, int64_t checkpoint, struct err *e)
     for (size_t i = 0; i < n; i++)
         number[i] = plan_chunk(t->plan, i)->file;
     qsort(number, n, sizeof *number, compare_numbers);
+    if (count_shards(number, n) > SHARDS_KEPT)
+        return 0;
     t->shards = arena_array(t->arena, n + 1, sizeof *t->shards);
     if (!t->shards)
         return err_nomem(e);
@@ -172,9 +188,28 @@ int tensor_open(const struct reader_env *env, int64_t checkpoint, uint32_t ord,
 
 /* ---- where chunks lie ---- */
 
-static struct source *shard_of(const struct tensor *t, uint32_t number)
+/* chunk_tensor.open: a file when it is still the one that was scanned. */
+static int open_other(void *user, uint32_t number, struct source **out, struct err *e)
+{
+    const struct tensor *t = user;
+    CLEANUP(arena_freep) struct arena *a = arena_new(FILE_MEMORY);
+    struct catalog_file file;
+    int ret;
+
+    if (!a)
+        return err_nomem(e);
+    ret = catalog_file(t->env.catalog, t->checkpoint, number, a, &file, e);
+    return ret < 0 ? ret : open_files_get(t->env.files, file.path, &file.id, out, e);
+}
+
+/* The caller's reference. */
+static int shard_get(struct tensor *t, uint32_t number, struct source **out,
+                     struct err *e)
 {
     size_t lo = 0, hi = t->nshards;
+
+    if (t->nshards == 0)
+        return open_other(t, number, out, e);
 
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
@@ -183,7 +218,8 @@ static struct source *shard_of(const struct tensor *t, uint32_t number)
         else
             hi = mid;
     }
-    return t->shards[lo].src;
+    *out = source_get(t->shards[lo].src);
+    return 0;
 }
 
 /* The place of a chunk that is plain bytes. Bounds are checked when it is lowered. */
@@ -210,20 +246,6 @@ static int plain_place(const struct tensor *t, const struct chunk *c,
     return 0;
 }
 
-/* chunk_tensor.open */
-static int open_other(void *user, uint32_t number, struct source **out, struct err *e)
-{
-    const struct tensor *t = user;
-    CLEANUP(arena_freep) struct arena *a = arena_new(FILE_MEMORY);
-    struct catalog_file file;
-    int ret;
-
-    if (!a)
-        return err_nomem(e);
-    ret = catalog_file(t->env.catalog, t->checkpoint, number, a, &file, e);
-    return ret < 0 ? ret : open_files_get(t->env.files, file.path, &file.id, out, e);
-}
-
 /* What the chunk's codec may know of the tensor. */
 static struct chunk_tensor about_chunk(struct tensor *t, const struct chunk *c)
 {
@@ -244,10 +266,46 @@ static struct chunk_tensor about_chunk(struct tensor *t, const struct chunk *c)
     return about;
 }
 
-static int find_place(struct tensor *t, const struct chunk *c, struct chunk_place *out,
-                      struct err *e)
+/* The bytes of the value; false: not `n` of them. */
+static bool fill_value(const struct chunk *c, unsigned char *value, unsigned n)
 {
-    struct source *shard = shard_of(t, c->file);
+    static const char digits[] = "0123456789abcdef";
+
+    if (!c->param || c->param_len != 2 * n)
+        return false;
+    for (unsigned i = 0; i < n; i++) {
+        const char *high = memchr(digits, c->param[2 * i], 16);
+        const char *low = memchr(digits, c->param[2 * i + 1], 16);
+
+        if (!high || !low)
+            return false;
+        value[i] = (unsigned char)((high - digits) << 4 | (low - digits));
+    }
+    return true;
+}
+
+/* One value, all over the box: a source of as many bytes as the box has. */
+static int fill_place(const struct tensor *t, const struct chunk *c,
+                      struct chunk_place *out, struct err *e)
+{
+    unsigned char value[SOURCE_FILL_MAX];
+    uint64_t size = t->unit;
+
+    if (t->unit > sizeof value || !fill_value(c, value, t->unit))
+        return err_set(e, EBADMSG, "the index does not tell the fill value");
+    for (uint32_t k = t->units.nd; k-- > 0;) {
+        out->step[k] = (int64_t)size;
+        if (mul_overflows(size, c->size[k], &size) || size > INT64_MAX)
+            return err_set(e, EBADMSG, "a chunk's size is past 2^63");
+    }
+    out->base = 0;
+    out->flags = c->flags;
+    return source_from_fill(value, t->unit, size, &out->src, e);
+}
+
+static int shard_place(struct tensor *t, const struct chunk *c, struct source *shard,
+                       struct chunk_place *out, struct err *e)
+{
     const struct chunk_codec *codec;
     struct chunk_tensor about = about_chunk(t, c);
     int ret;
@@ -270,6 +328,18 @@ static int find_place(struct tensor *t, const struct chunk *c, struct chunk_plac
                    : 0;
 }
 
+static int find_place(struct tensor *t, const struct chunk *c, struct chunk_place *out,
+                      struct err *e)
+{
+    CLEANUP(source_putp) struct source *shard = NULL;
+
+    if (c->encoding == CHUNK_FILL)
+        return fill_place(t, c, out, e);
+    if (shard_get(t, c->file, &shard, e) < 0)
+        return -e->code;
+    return shard_place(t, c, shard, out, e);
+}
+
 /* Publishes what was found; when another thread was first, its finding stands. */
 static void publish(struct tensor *t, size_t i, struct resolved *r)
 {
@@ -279,26 +349,50 @@ static void publish(struct tensor *t, size_t i, struct resolved *r)
         source_put(r->src); /* its memory stays in the arena */
 }
 
-int tensor_resolve(struct tensor *t, size_t i, struct err *e)
+/* Notes where chunk i lies, for all windows to come. */
+static int note_place(struct tensor *t, size_t i, const struct chunk_place *place,
+                      struct err *e)
 {
-    struct chunk_place place = {0};
-    struct resolved *r = NULL;
-    int ret = find_place(t, plan_chunk(t->plan, i), &place, e);
+    struct resolved *r;
+    int ret;
 
-    if (ret < 0)
-        return ret;
     pthread_mutex_lock(&t->lock);
     r = arena_alloc(t->arena, sizeof *r);
-    ret = r ? plan_lower(t->plan, i, &place, dtype_component(t->info.stored), t->arena,
+    ret = r ? plan_lower(t->plan, i, place, dtype_component(t->info.stored), t->arena,
                          &r->op, e)
             : err_nomem(e);
     pthread_mutex_unlock(&t->lock);
+    if (ret < 0)
+        return ret;
+    r->size = place->src->size;
+    if (!place->decoded && t->nshards > 0)
+        r->src = source_get(place->src);
+    publish(t, i, r);
+    return 0;
+}
+
+int tensor_resolve(struct tensor *t, size_t i, struct source **out, struct err *e)
+{
+    const struct resolved *r =
+        atomic_load_explicit(&t->resolved[i], memory_order_acquire);
+    struct chunk_place place = {0};
+    int ret;
+
+    if (r && r->src) {
+        *out = source_get(r->src);
+        return 0;
+    }
+    ret = find_place(t, plan_chunk(t->plan, i), &place, e);
+    if (ret == 0 && !r)
+        ret = note_place(t, i, &place, e);
+    else if (ret == 0 && place.src->size != r->size)
+        ret = err_set(e, EBADMSG, "%s: a chunk has not the size that it had before",
+                      place.src->name);
     if (ret < 0) {
         source_put(place.src);
         return ret;
     }
-    r->src = place.src;
-    publish(t, i, r);
+    *out = place.src;
     return 0;
 }
 
@@ -307,8 +401,17 @@ int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char
 {
     const struct chunk *c = plan_chunk(t->plan, i);
 
-    *path = shard_of(t, c->file)->name;
-    return find_place(t, c, out, e);
+    CLEANUP(source_putp) struct source *shard = NULL;
+
+    if (shard_get(t, c->file, &shard, e) < 0)
+        return -e->code;
+    *path = shard->name;
+    if (t->nshards == 0) { /* then nobody else keeps the name */
+        pthread_mutex_lock(&t->lock);
+        *path = arena_memdup(t->arena, shard->name, strlen(shard->name));
+        pthread_mutex_unlock(&t->lock);
+    }
+    return *path ? find_place(t, c, out, e) : err_nomem(e);
 }
 
 int tensor_verify(struct tensor *t, size_t i, struct err *e)
@@ -317,9 +420,13 @@ int tensor_verify(struct tensor *t, size_t i, struct err *e)
     const struct chunk_codec *codec =
         c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
 
+    CLEANUP(source_putp) struct source *shard = NULL;
+
     if (!codec || !codec->verify)
         return 0;
-    return codec->verify(shard_of(t, c->file), c, t->env.decoded, e);
+    if (shard_get(t, c->file, &shard, e) < 0)
+        return -e->code;
+    return codec->verify(shard, c, t->env.decoded, e);
 }
 
 int tensor_compare(struct tensor *t, size_t i, struct err *e)
@@ -328,8 +435,11 @@ int tensor_compare(struct tensor *t, size_t i, struct err *e)
     const struct chunk_codec *codec =
         c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
     struct chunk_tensor about = about_chunk(t, c);
+    CLEANUP(source_putp) struct source *shard = NULL;
 
     if (!codec || !codec->compare)
         return 0;
-    return codec->compare(shard_of(t, c->file), c, &about, e);
+    if (shard_get(t, c->file, &shard, e) < 0)
+        return -e->code;
+    return codec->compare(shard, c, &about, e);
 }

@@ -13,7 +13,8 @@ struct source;
 
 /* A chunk once it is known where it lies. */
 struct resolved {
-    struct source *src; /* owned */
+    struct source *src; /* owned; NULL: got anew for each window */
+    uint64_t size;      /* of the source */
     struct plan_op op;
 };
 
@@ -33,19 +34,22 @@ struct tensor {
     unsigned unit;
     const struct plan *plan;
     struct shard *shards; /* sorted by number */
-    size_t nshards;
+    size_t nshards;       /* 0: too many to be kept, opened when needed */
     _Atomic(struct resolved *) *resolved; /* one a chunk of the plan */
 };
 
-/* Finds where chunk i of the plan lies, and keeps that. Any thread. */
-int tensor_resolve(struct tensor *t, size_t i, struct err *e);
+/*
+ * The source of chunk i of the plan, with a reference. Where in it the chunk lies is in
+ * t->resolved[i] from then on. Any thread.
+ */
+int tensor_resolve(struct tensor *t, size_t i, struct source **out, struct err *e);
 
 /* The chunks of one window of stored bytes, resolved, and the runs that copy them. */
 struct cut {
     struct tensor *t;
     size_t *chunk; /* indices in the plan */
     size_t n, cap;
-    struct source **src; /* by tag: place in `chunk` */
+    struct source **src; /* by tag: place in `chunk`; owned */
     struct run_list runs;
     bool flags; /* any work on elements */
 };

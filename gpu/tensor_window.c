@@ -16,6 +16,8 @@ enum { WINDOW_MAX = 4 << 20 };
 
 void cut_release(struct cut *c)
 {
+    for (size_t n = 0; c->src && n < c->n; n++)
+        source_put(c->src[n]);
     free(c->chunk);
     free(c->src);
     run_list_release(&c->runs);
@@ -41,44 +43,35 @@ static int note_chunk(void *user, size_t i)
 static int resolve_nth(void *user, size_t n, struct err *e)
 {
     struct cut *c = user;
-    size_t i = c->chunk[n];
 
-    if (atomic_load_explicit(&c->t->resolved[i], memory_order_acquire))
-        return 0;
-    return tensor_resolve(c->t, i, e);
+    return tensor_resolve(c->t, c->chunk[n], &c->src[n], e);
 }
 
-/* Headers of items that nobody has looked at yet are read side by side. */
-static int resolve_all(struct cut *c, struct err *e)
+static bool all_known(const struct cut *c)
 {
-    bool missing = false;
-
-    for (size_t n = 0; n < c->n && !missing; n++)
-        missing =
-            !atomic_load_explicit(&c->t->resolved[c->chunk[n]], memory_order_acquire);
-    if (!missing)
-        return 0;
-    return pool_each(c->n > 1 ? c->t->env.pool : NULL, c->n, resolve_nth, c, e);
+    for (size_t n = 0; n < c->n; n++) {
+        const struct resolved *r =
+            atomic_load_explicit(&c->t->resolved[c->chunk[n]], memory_order_acquire);
+        if (!r || !r->src)
+            return false;
+    }
+    return true;
 }
 
 int cut_begin(struct cut *c, uint64_t off, uint64_t len, struct err *e)
 {
     int ret = plan_touched(c->t->plan, off, len, note_chunk, c);
 
-    if (ret < 0)
+    c->src = calloc(c->n + 1, sizeof *c->src);
+    if (ret < 0 || !c->src)
         return err_nomem(e);
-    ret = resolve_all(c, e);
+    /* What has to be read or decoded first is so side by side. */
+    ret = pool_each(c->n > 1 && !all_known(c) ? c->t->env.pool : NULL, c->n,
+                    resolve_nth, c, e);
     if (ret < 0)
         return ret;
-    c->src = calloc(c->n + 1, sizeof *c->src);
-    if (!c->src)
-        return err_nomem(e);
-    for (size_t n = 0; n < c->n; n++) {
-        const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[n]]);
-
-        c->src[n] = r->src;
-        c->flags |= r->op.flags != 0;
-    }
+    for (size_t n = 0; n < c->n; n++)
+        c->flags |= atomic_load(&c->t->resolved[c->chunk[n]])->op.flags != 0;
     return 0;
 }
 

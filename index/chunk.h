@@ -49,6 +49,10 @@ enum chunk_flags {
  * `param` is what its codec has to know: a key inside the shard, what comes out of a
  * compressed piece. NULL: the tensor's codec key, or its key. It is only given by chunk
  * where one tensor is made of pieces that need different ones.
+ *
+ * CHUNK_FILL lies nowhere: every element is the same, and `param` its bytes in hexadecimal
+ * digits, as it lies in memory. offset, length, first and step mean nothing; the file is
+ * the one that tells the value.
  */
 struct chunk {
     uint32_t file; /* number given by sink_file(), of this checkpoint */
@@ -72,6 +76,11 @@ struct chunk_place {
     uint64_t base;                /* byte of the box's first element in src */
     int64_t step[SHAPE_MAX_DIMS]; /* bytes, one a dimension of the tensor */
     uint8_t flags;
+    /*
+     * `src` is a decoded copy, which can be had again: it is kept for one window only, so
+     * that the cache of such copies stays within its bounds.
+     */
+    bool decoded;
 };
 
 /* What a resolver may know of the tensor. */
@@ -98,6 +107,7 @@ struct decoded_cache;
 struct chunk_codec {
     enum chunk_encoding encoding;
     const char *name;
+    bool decodes; /* places are decoded copies: resolving costs what decoding does */
     int (*resolve)(struct source *shard, const struct chunk *c,
                    const struct chunk_tensor *t, struct decoded_cache *decoded,
                    struct chunk_place *out, struct err *e);
