@@ -75,6 +75,7 @@ struct zarr_array {
     uint64_t bytes;            /* of an inner chunk when decoded */
     struct zarr_chain chain;   /* of inner chunks */
     bool sharded;
+    uint8_t shard_order[SHAPE_MAX_DIMS]; /* as order, of the chunks in a shard */
     bool index_at_start;
     bool index_big_endian;
     struct zarr_chain index_chain; /* empty, or ZARR_CRC32C */
@@ -130,6 +131,9 @@ void zarr_chunks_freep(struct zarr_chunks **c);
 int zarr_chunks_add(struct zarr_chunks *c, const char *key, size_t len,
                     const struct zarr_value *v, struct err *e);
 
+/* Is it the key of a chunk of the grid? What zarr_chunks_add() would take. */
+bool zarr_chunks_is_key(const struct zarr_chunks *c, const char *key, size_t len);
+
 /*
  * Could a chunk's key start with these bytes, which end in '/'? Tells a walk over
  * directories where to go on.
@@ -146,6 +150,8 @@ typedef int zarr_read_fn(void *user, uint32_t file, uint64_t off, size_t len, vo
 struct zarr_how {
     zarr_read_fn *read; /* needed for sharded arrays with ZARR_STORED values */
     void *user;
+    /* Number of the file that the metadata was read from: boxes of the fill value name it. */
+    uint32_t file;
     /* A chunk that is not there is a fault even where there is a fill value. */
     bool all_chunks_needed;
 };

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/zarr/zarr.c - zarr arrays and groups, versions 2 and 3. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "index/formats/format.h"
+#include "index/formats/step.h"
+#include "index/formats/zarr/zarr_array.h"
+#include "index/formats/zarr/zarr_tree.h"
+
+enum {
+    HEAD = 4096,   /* bytes of a metadata file that a bid looks at */
+    CHILDREN = 64, /* directories that a bid looks into */
+};
+
+/* ---- bids ---- */
+
+/* Is the file there, and does it speak of a zarr_format? */
+static bool is_marker(struct listing *l, const char *name)
+{
+    const struct listing_entry *entry = listing_find(l, name);
+    char head[HEAD + 1];
+    size_t got = 0;
+
+    if (!entry || entry->st.kind != ENTRY_FILE ||
+        listing_peek(l, name, head, HEAD, &got) < 0)
+        return false;
+    return memmem(head, got, "\"zarr_", 6) != NULL;
+}
+
+/* Of an array or a group. */
+static const char *marker_of(struct listing *l)
+{
+    static const char *const names[] = {"zarr.json", ".zarray", ".zgroup",
+                                        ".zmetadata"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        if (is_marker(l, names[i]))
+            return names[i];
+    return NULL;
+}
+
+/* A .zarray is one whatever stands in it: a damaged array is told, not passed over. */
+static bool is_array(struct listing *l)
+{
+    const struct listing_entry *entry = listing_find(l, ".zarray");
+
+    return (entry && entry->st.kind == ENTRY_FILE) || is_marker(l, "zarr.json");
+}
+
+/* The first array among the directories; writers of checkpoints leave out group files. */
+static const char *array_child(struct listing *l)
+{
+    unsigned looked = 0;
+
+    for (size_t i = 0; i < listing_count(l) && looked < CHILDREN; i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+        struct listing *sub;
+
+        if (entry->st.kind != ENTRY_DIR || entry->name[0] == '.')
+            continue;
+        looked++;
+        sub = listing_sub(l, entry->name);
+        if (sub && is_array(sub))
+            return entry->name;
+    }
+    return NULL;
+}
+
+static void zarr_bid(struct listing *l, struct bid *out)
+{
+    const char *marker = marker_of(l), *child;
+
+    *out = (struct bid){0};
+    if (marker || is_array(l)) {
+        out->score = 75;
+        snprintf(out->reason, sizeof out->reason, "%s of a zarr array or group",
+                 marker ? marker : ".zarray");
+        return;
+    }
+    child = array_child(l);
+    if (child) {
+        out->score = 60;
+        snprintf(out->reason, sizeof out->reason, "a directory %.80s is a zarr array",
+                 child);
+    }
+}
+
+/* ---- the checkpoint ---- */
+
+static const char *format_of(const struct zarr_found *f)
+{
+    if (f->arrays[2] > 0 && f->arrays[3] > 0)
+        return "zarr";
+    return f->arrays[3] > 0 ? "zarr3" : "zarr2";
+}
+
+static int tell_checkpoint(const struct scan_context *c, const struct zarr_found *f,
+                           struct sink *sink, struct err *e)
+{
+    char topology[120];
+    struct sink_checkpoint about = {
+        .format = format_of(f),
+        .framework = "zarr",
+        .topology = topology,
+        .has_step = f->has_step,
+        .step = f->step,
+        .metadata_file = f->metadata[0] ? f->metadata : NULL,
+    };
+
+    if (!about.has_step)
+        about.has_step = step_of_name(listing_name(c->listing), &about.step);
+    snprintf(topology, sizeof topology,
+             "{\"arrays\": %" PRIu64 ", \"groups\": %" PRIu64 "}",
+             f->arrays[2] + f->arrays[3], f->groups);
+    return sink_checkpoint(sink, &about, e);
+}
+
+/* Also a scan that fails has a format. */
+static int zarr_scan(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    struct zarr_found found;
+    struct err failed = {0};
+    int rc = zarr_tree_report(c, sink, &found, &failed);
+
+    if (tell_checkpoint(c, &found, sink, e) < 0)
+        return -e->code;
+    if (rc < 0)
+        *e = failed;
+    return rc;
+}
+
+static const struct chunk_codec *const zarr_codecs[] = {
+    &codec_zarr,
+    &codec_zarr_literal,
+    NULL,
+};
+
+const struct format_driver format_zarr = {
+    .name = "zarr",
+    .title = "zarr arrays and groups (versions 2 and 3)",
+    .bid = zarr_bid,
+    .scan = zarr_scan,
+    .codecs = zarr_codecs,
+};
