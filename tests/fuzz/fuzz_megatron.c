@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* tests/fuzz/fuzz_megatron.c - texts of a Megatron checkpoint: .zarray, names, settings. */
+/* tests/fuzz/fuzz_megatron.c - texts of a Megatron checkpoint: names, settings. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,23 +9,6 @@
 #include "index/formats/megatron/megatron_rules.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void try_array(const char *text, size_t len)
-{
-    struct megatron_array a;
-    struct err e = {0};
-    uint64_t bytes;
-
-    if (megatron_array_parse(text, len, &a, &e) < 0)
-        return;
-    assert(a.shape.nd <= SHAPE_MAX_DIMS);
-    if (a.why[0])
-        return;
-    assert(a.dtype != DTYPE_NONE && a.chunk.nd == a.shape.nd);
-    assert(shape_bytes(&a.chunk, a.dtype, &bytes, &e) == 0 && bytes == a.bytes);
-    for (uint32_t k = 0; k < a.chunk.nd; k++)
-        assert(a.chunk.dim[k] > 0 && a.step[k] > 0);
-}
 
 static void try_cell(const char *name, size_t len)
 {
@@ -69,7 +52,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const char *text = (const char *)data;
 
-    try_array(text, size);
     try_cell(text, size);
     try_name(text, size);
     try_settings(text, size);

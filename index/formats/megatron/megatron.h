@@ -52,23 +52,6 @@ void megatron_topology(const struct megatron_facts *f, struct buf *out);
 /* "optimizer." and "chained_0.optimizer.": enum role; else -1. */
 int megatron_role(const char *key, size_t len);
 
-/* A tensor of the zarr backend, by its .zarray. */
-struct megatron_array {
-    enum dtype dtype;
-    bool big_endian;
-    struct shape shape, chunk;
-    int64_t step[SHAPE_MAX_DIMS]; /* elements, row-major in a chunk */
-    uint64_t bytes;               /* of a chunk, at the edge as well */
-    char why[200];                /* why it cannot be read; "": it can */
-};
-
-/*
- * What is wrong with the text, or cannot be read here, is told by out->why. Shape and dtype
- * (which may be DTYPE_NONE) are as good as they could be read. -ENOMEM.
- */
-int megatron_array_parse(const char *text, size_t len, struct megatron_array *out,
-                         struct err *e);
-
 /* Reports tensors and objects of the zarr backend. */
 int megatron_zarr_report(const struct scan_context *c, struct sink *sink,
                          struct megatron_facts *facts, struct err *e);

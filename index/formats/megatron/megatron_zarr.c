@@ -7,14 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/err.h"
 #include "index/formats/format.h"
-#include "index/formats/hf/safetensors_files.h"
 #include "index/formats/torch/torch_file.h"
+#include "index/formats/zarr/zarr_dir.h"
 #include "index/sink.h"
-
-enum { MAX_ZARRAY = 64 << 10 }; /* real ones have 300 bytes */
 
 static const char ZARRAY[] = ".zarray";
 
@@ -24,164 +21,25 @@ struct zarr {
     struct megatron_facts *facts;
 };
 
-/* What is wrong with the text makes an array that cannot be read. */
-static int read_array(struct listing *dir, struct megatron_array *out, struct err *e)
-{
-    CLEANUP_FREE char *text = NULL;
-    struct err why = {0};
-    size_t len;
-
-    if (listing_read(dir, ZARRAY, MAX_ZARRAY, &text, &len, &why) == 0)
-        return megatron_array_parse(text, len, out, e);
-    if (safetensors_stops_scan(why.code)) {
-        *e = why;
-        return -e->code;
-    }
-    *out = (struct megatron_array){.shape.nd = 1};
-    snprintf(out->why, sizeof out->why, "its .zarray: %.180s", why.text);
-    return 0;
-}
-
-/* ---- chunks ---- */
-
-/* "2.0.1", the place of a chunk in the grid; "0" where there is one element. */
-static void chunk_name(const struct megatron_array *a, const uint64_t *at,
-                       struct buf *out)
-{
-    for (uint32_t k = 0; k < a->shape.nd; k++)
-        buf_addf(out, "%s%" PRIu64, k ? "." : "", at[k]);
-    if (a->shape.nd == 0)
-        buf_addc(out, '0');
-}
-
-/* Chunks along each dimension and in all; UINT64_MAX: more than could be. */
-static uint64_t grid_of(const struct megatron_array *a, uint64_t *grid)
-{
-    uint64_t n = 1;
-
-    for (uint32_t k = 0; k < a->shape.nd; k++) {
-        grid[k] = a->shape.dim[k] / a->chunk.dim[k] +
-                  (a->shape.dim[k] % a->chunk.dim[k] != 0);
-        if (mul_overflows(n, grid[k], &n))
-            return UINT64_MAX;
-    }
-    return n;
-}
-
-static bool next_chunk(const struct megatron_array *a, const uint64_t *grid,
-                       uint64_t *at)
-{
-    for (uint32_t k = a->shape.nd; k-- > 0;) {
-        if (++at[k] < grid[k])
-            return true;
-        at[k] = 0;
-    }
-    return false;
-}
-
-/* After sink_fault(), which fails only for lack of memory. */
-static int faulted(int r, struct err *e)
-{
-    return r < 0 ? err_nomem(e) : 1;
-}
-
-/* The file of the chunk; 1: the tensor has a fault. */
-static int check_chunk_file(struct zarr *z, const char *dir,
-                            const struct megatron_array *a, const char *name,
-                            uint32_t *file, struct err *e)
-{
-    CLEANUP(buf_release) struct buf path = {0};
-    struct file_id id;
-
-    buf_addf(&path, "%s/%s", dir, name);
-    if (buf_failed(&path))
-        return err_nomem(e);
-    if (sink_file(z->sink, path.data, path.len, file, e) < 0)
-        return -e->code;
-    if (!sink_file_id(z->sink, *file, &id))
-        return faulted(
-            sink_fault(z->sink, "chunk %s is missing: the save was not finished", name),
-            e);
-    if (id.size != a->bytes)
-        return faulted(sink_fault(z->sink,
-                                  "chunk %s has %" PRIu64
-                                  " bytes where all have %" PRIu64,
-                                  name, id.size, a->bytes),
-                       e);
-    return 0;
-}
-
-/* A chunk at the edge is stored whole: what lies beyond the shape is of no use. */
-static int report_chunk(struct zarr *z, const char *dir, const struct megatron_array *a,
-                        const uint64_t *at, struct err *e)
-{
-    CLEANUP(buf_release) struct buf name = {0};
-    uint64_t start[SHAPE_MAX_DIMS], size[SHAPE_MAX_DIMS];
-    struct chunk c = {.start = start,
-                      .size = size,
-                      .step = a->step,
-                      .flags = a->big_endian ? CHUNK_SWAP : 0,
-                      .length = a->bytes};
-    int r;
-
-    chunk_name(a, at, &name);
-    if (buf_failed(&name))
-        return err_nomem(e);
-    r = check_chunk_file(z, dir, a, name.data, &c.file, e);
-    if (r != 0)
-        return r;
-    for (uint32_t k = 0; k < a->shape.nd; k++) {
-        start[k] = at[k] * a->chunk.dim[k];
-        size[k] = MIN(a->chunk.dim[k], a->shape.dim[k] - start[k]);
-    }
-    if (memcmp(size, a->chunk.dim, a->shape.nd * sizeof *size) == 0)
-        c.step = NULL;
-    return sink_chunk(z->sink, &c, e);
-}
-
-static int report_chunks(struct zarr *z, const struct listing *dir,
-                         const struct megatron_array *a, struct err *e)
-{
-    uint64_t grid[SHAPE_MAX_DIMS], at[SHAPE_MAX_DIMS] = {0};
-    uint64_t n = grid_of(a, grid), files = listing_count(dir);
-    int r = 0;
-
-    if (n == 0)
-        return 0;
-    if (n > files)
-        return faulted(sink_fault(z->sink,
-                                  "it has %" PRIu64
-                                  " chunks, and there are only %" PRIu64
-                                  " files: the save was not finished",
-                                  n, files),
-                       e);
-    do {
-        r = report_chunk(z, listing_name(dir), a, at, e);
-    } while (r == 0 && next_chunk(a, grid, at));
-    return r < 0 ? r : 0;
-}
-
-static int report_array(struct zarr *z, struct listing *dir, struct err *e)
+/* No chunk is left out by a save that ended, whatever fill_value says. */
+static int report_array(struct zarr *z, const struct listing *dir, struct err *e)
 {
     const char *key = listing_name(dir);
-    struct sink_tensor t = {.key = key, .key_len = strlen(key)};
-    struct megatron_array a;
-    char path[PATH_MAX];
-    int r;
+    const struct zarr_dir d = {
+        .store = z->c->store,
+        .root = z->c->dir,
+        .path = key,
+        .metadata = ZARRAY,
+        .all_chunks_needed = true,
+    };
+    const struct sink_tensor t = {
+        .key = key,
+        .key_len = strlen(key),
+        .role = megatron_role(key, strlen(key)),
+    };
+    struct zarr_array a;
 
-    if (store_join(key, ZARRAY, path, sizeof path) < 0)
-        return err_set(e, ENAMETOOLONG, "%s: the path is too long", key);
-    /* First watched, then read: one that is replaced in between is read anew. */
-    if (sink_watch(z->sink, path, e) < 0 || read_array(dir, &a, e) < 0)
-        return -e->code;
-    t.dtype = a.dtype == DTYPE_NONE ? DTYPE_U8 : a.dtype;
-    t.shape = &a.shape;
-    t.role = megatron_role(t.key, t.key_len);
-    if (sink_tensor_begin(z->sink, &t, e) < 0)
-        return -e->code;
-    r = a.why[0] ? faulted(sink_fault(z->sink, "%s", a.why), e)
-                 : report_chunks(z, dir, &a, e);
-    return r < 0 ? r : sink_tensor_end(z->sink, e);
+    return zarr_dir_report(&d, &t, z->sink, &a, e);
 }
 
 /* ---- objects ---- */
