@@ -8,171 +8,27 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/checked.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/dcp/torch_dcp.h"
+#include "index/formats/deepspeed/deepspeed.h"
 #include "index/formats/hf/hf_config.h"
 #include "index/formats/hf/hf_model.h"
 #include "index/formats/hf/safetensors_dir.h"
 #include "index/formats/hf/train_parts.h"
 #include "index/formats/hf/train_ranks.h"
+#include "index/formats/hf/train_survey.h"
 #include "index/formats/json_object.h"
 #include "index/formats/object_value.h"
 #include "index/formats/rankfiles/rank_set.h"
 #include "index/formats/step.h"
 #include "index/formats/torch/torch_file.h"
 
-enum { STATE_HEAD = 4096 }; /* of trainer_state.json, whose members are sorted */
+static const char state_name[] = TRAIN_STATE_NAME;
+static const char latest_name[] = "latest";
 
-static const char state_name[] = "trainer_state.json";
-
-/* ---- what is there ---- */
-
-/* Which of several copies of the model is shown as the model. */
-enum main_model {
-    MAIN_NONE,
-    MAIN_HF,    /* what save_pretrained wrote */
-    MAIN_DCP,   /* pytorch_model_fsdp_0/ */
-    MAIN_RANK,  /* pytorch_model_fsdp_0_rankR.bin */
-    MAIN_LOCAL, /* pytorch_model_fsdp_rankR.bin */
-    MAIN_FILE,  /* pytorch_model_fsdp.bin */
-};
-
-struct survey {
-    struct hf_model hf;
-    enum main_model main;
-    uint64_t count[TRAIN_KINDS];
-    uint64_t ranks;
-    struct train_rank_set set[TRAIN_MAX_RANK_SETS];
-    size_t nsets;
-    bool too_many;   /* sets of files a rank */
-    bool json;       /* trainer_state.json is one */
-    bool unfinished; /* .distcp files of the model, without metadata */
-};
-
-static bool is_torch(struct listing *l, const char *name)
-{
-    unsigned char head[TORCH_HEAD];
-    size_t got = 0;
-    enum torch_kind kind;
-
-    if (listing_peek(l, name, head, sizeof head, &got) < 0)
-        return false;
-    kind = torch_sniff(head, got);
-    return kind == TORCH_ZIP || kind == TORCH_MAYBE || kind == TORCH_LEGACY;
-}
-
-static bool is_dcp(struct listing *l, const char *name)
-{
-    struct listing *sub = listing_sub(l, name);
-    struct dcp_found found;
-
-    return sub && dcp_find(sub, &found);
-}
-
-static bool has_distcp(const struct listing *l)
-{
-    for (size_t i = 0; l && i < listing_count(l); i++) {
-        const char *dot = strrchr(listing_at(l, i)->name, '.');
-
-        if (dot && strcmp(dot, ".distcp") == 0)
-            return true;
-    }
-    return false;
-}
-
-static bool is_trainer_state(struct listing *l)
-{
-    char head[STATE_HEAD];
-    size_t got = 0;
-
-    return listing_peek(l, state_name, head, sizeof head, &got) == 0 &&
-           memmem(head, got, "\"global_step\"", 13);
-}
-
-/* Is it what its name says? The many files of a name that others need not be asked. */
-static bool is_real(struct listing *l, const char *name, const struct train_part *part)
-{
-    switch (part->kind) {
-    case TRAIN_MODEL_DCP:
-    case TRAIN_OPTIM_DCP:
-        return is_dcp(l, name);
-    case TRAIN_MODEL_FILE:
-    case TRAIN_OPTIM_FILE:
-        return is_torch(l, name);
-    case TRAIN_RNG:
-    case TRAIN_MODEL_RANK:
-    case TRAIN_MODEL_LOCAL:
-    case TRAIN_OPTIM_RANK:
-        return part->rank > 0 || is_torch(l, name);
-    case TRAIN_MORE_MODEL:
-    case TRAIN_MORE_MODEL_BIN:
-    case TRAIN_STATE:
-    case TRAIN_ARGS:
-    case TRAIN_JSON:
-    case TRAIN_DEEPSPEED:
-    case TRAIN_KINDS:
-        break;
-    }
-    return true;
-}
-
-/* Shards win over full copies, names of the model's own library over FSDP's. */
-static enum main_model main_of(const struct survey *s)
-{
-    if (s->hf.driver && !s->hf.adapter)
-        return MAIN_HF;
-    if (s->count[TRAIN_MODEL_DCP])
-        return MAIN_DCP;
-    if (s->count[TRAIN_MODEL_RANK])
-        return MAIN_RANK;
-    if (s->count[TRAIN_MODEL_LOCAL])
-        return MAIN_LOCAL;
-    if (s->count[TRAIN_MODEL_FILE])
-        return MAIN_FILE;
-    return s->hf.driver ? MAIN_HF : MAIN_NONE;
-}
-
-static bool is_of_ranks(enum train_kind kind)
-{
-    return kind == TRAIN_MODEL_RANK || kind == TRAIN_MODEL_LOCAL ||
-           kind == TRAIN_OPTIM_RANK;
-}
-
-static void count_part(struct survey *s, const struct train_part *part)
-{
-    s->count[part->kind]++;
-    if (part->kind == TRAIN_RNG)
-        s->ranks = MAX(s->ranks, part->rank + 1);
-    else if (is_of_ranks(part->kind))
-        s->too_many |= train_rank_sets_add(s->set, &s->nsets, part) < 0;
-}
-
-static void look(struct listing *l, struct survey *s)
-{
-    struct train_part part;
-
-    *s = (struct survey){0};
-    hf_model_find(l, &s->hf);
-    for (size_t i = 0; i < listing_count(l); i++) {
-        const struct listing_entry *entry = listing_at(l, i);
-
-        if (!train_part_of(entry, &part))
-            continue;
-        if (is_real(l, entry->name, &part))
-            count_part(s, &part);
-        else if (part.kind == TRAIN_MODEL_DCP)
-            s->unfinished |= has_distcp(listing_sub(l, entry->name));
-    }
-    s->json = s->count[TRAIN_JSON] && is_trainer_state(l);
-    s->main = main_of(s);
-}
-
-static bool has_optimizer(const struct survey *s)
-{
-    return s->count[TRAIN_OPTIM_DCP] || s->count[TRAIN_OPTIM_FILE] ||
-           s->count[TRAIN_OPTIM_RANK];
-}
+/* ---- bids ---- */
 
 static void say(struct bid *out, int score, const char *why)
 {
@@ -182,15 +38,17 @@ static void say(struct bid *out, int score, const char *why)
 
 static void trainer_bid(struct listing *l, struct bid *out)
 {
-    struct survey s;
+    struct train_survey s;
+    bool any;
 
     *out = (struct bid){0};
-    look(l, &s);
+    train_survey(l, &s);
+    any = s.main != MAIN_NONE || train_has_optimizer(&s);
     if (s.unfinished && s.main != MAIN_HF)
         return;
-    if (s.json && (s.main || has_optimizer(&s)))
+    if (s.json && any)
         say(out, 92, "trainer_state.json beside a model or an optimizer");
-    else if (s.count[TRAIN_RNG] && (s.main || has_optimizer(&s)))
+    else if (s.count[TRAIN_RNG] && any)
         say(out, 90, "random states beside a model or an optimizer");
     else if (s.count[TRAIN_MODEL_DCP])
         say(out, 88, "pytorch_model_fsdp_N/ is a DCP checkpoint");
@@ -198,7 +56,7 @@ static void trainer_bid(struct listing *l, struct bid *out)
         say(out, 88, "pytorch_model_fsdp files of ranks are of torch.save");
     else if (s.count[TRAIN_MODEL_FILE])
         say(out, 86, "pytorch_model_fsdp.bin is a torch.save file");
-    else if (s.main == MAIN_HF && has_optimizer(&s))
+    else if (s.main == MAIN_HF && train_has_optimizer(&s))
         say(out, 86, "an optimizer beside a Hugging Face model");
     else if (s.main == MAIN_HF && s.count[TRAIN_ARGS])
         say(out, 84, "training_args.bin beside a Hugging Face model");
@@ -209,8 +67,9 @@ static void trainer_bid(struct listing *l, struct bid *out)
 struct scan {
     const struct scan_context *c;
     struct sink *sink;
-    struct survey has;
+    struct train_survey has;
     uint64_t dcp_ranks, file_ranks;
+    const char *deepspeed;   /* its format, static; NULL: there is none */
     char metadata[PATH_MAX]; /* the file that decides about the model */
     struct hf_config config;
     bool has_step, has_epoch;
@@ -263,7 +122,7 @@ static int warn_copy(struct scan *s, const char *name, struct err *e)
 
 /* How a further copy, or a further model, is told from the first one. */
 static int role_of_model(const struct scan *s, const struct train_part *part,
-                         enum main_model kind, const char *name, const char **shown_as)
+                         enum train_main kind, const char *name, const char **shown_as)
 {
     bool first = part->index == 0;
 
@@ -332,13 +191,66 @@ static int report_more_model(struct scan *s, const char *name, struct err *e)
     return safetensors_dir_report(s->c, s->sink, &how, &told, e);
 }
 
-/* ---- optimizers and other state ---- */
+static void take_deepspeed(struct scan *s, const struct deepspeed_told *told,
+                           bool is_main)
+{
+    uint64_t ranks;
+
+    if (mul_overflows(told->data_ranks, MAX(told->model_ranks, (uint64_t)1), &ranks))
+        ranks = 0;
+    s->dcp_ranks = MAX(s->dcp_ranks, ranks);
+    s->deepspeed = told->format;
+    if (!s->has_step && told->has_step) {
+        s->has_step = true;
+        s->step = told->step;
+    }
+    if (is_main)
+        memcpy(s->metadata, told->metadata, sizeof s->metadata);
+}
 
 static bool is_damage(int code)
 {
     return code == EBADMSG || code == ENOTSUP || code == ENOENT || code == EIO ||
            code == EFBIG;
 }
+
+/* DeepSpeed saves model and optimizer together; with a model beside it for its masters. */
+static int report_deepspeed(struct scan *s, const char *name,
+                            const struct train_part *part, struct err *e)
+{
+    bool tag = s->has.tag && strcmp(name, s->has.tag) == 0;
+    /* A tag's number counts steps; beside it, directories of models are others. */
+    const struct train_part of = {
+        .kind = part->kind, .index = tag ? 0 : part->index + (s->has.tag ? 1 : 0)};
+    struct deepspeed_how how = {.dir = name, .object = of.index > 0 ? name : NULL};
+    struct deepspeed_told told;
+    struct err why = {0};
+
+    if (!train_is_deepspeed(&s->has, s->c->listing, name, part))
+        return 0;
+    if (add_part(s, name, e) < 0)
+        return -e->code;
+    how.weights = role_of_model(s, &of, MAIN_DEEPSPEED, name, &how.part);
+    if (deepspeed_report(s->c, s->sink, &how, &told, &why) == 0 || !how.part)
+        take_deepspeed(s, &told, !how.part);
+    if (why.code == 0)
+        return 0;
+    if (how.part && is_damage(why.code))
+        return warned(sink_warning(s->sink, "damaged-part", "%s: %s", name, why.text),
+                      e);
+    *e = why;
+    return -e->code;
+}
+
+/* The tag is of DeepSpeed's directory, not of another checkpoint. */
+static int hide_latest(struct scan *s, struct err *e)
+{
+    if (s->has.count[TRAIN_DEEPSPEED] == 0 || !listing_find(s->c->listing, latest_name))
+        return 0;
+    return sink_hide(s->sink, latest_name, true, e);
+}
+
+/* ---- optimizers and other state ---- */
 
 /* A state that cannot be read is no reason to hide the model. */
 static int report_optim_dcp(struct scan *s, const char *name,
@@ -408,7 +320,9 @@ static int report_json(struct scan *s, struct err *e)
 
     if (json_file_object(s->c->listing, state_name, s->sink, &doc, e) < 0)
         return -e->code;
-    s->has_step = json_i64(json_get(doc, "global_step"), &s->step);
+    /* After DeepSpeed, whose count of steps may be another. */
+    if (json_i64(json_get(doc, "global_step"), &s->step))
+        s->has_step = true;
     s->has_epoch = json_double(json_get(doc, "epoch"), &s->epoch);
     return 0;
 }
@@ -435,10 +349,11 @@ static int report_part(struct scan *s, const char *name, const struct train_part
         return report_state(s, name, true, e);
     case TRAIN_JSON:
         return report_json(s, e);
+    case TRAIN_DEEPSPEED:
+        return report_deepspeed(s, name, part, e);
     case TRAIN_MODEL_RANK: /* report_ranks() */
     case TRAIN_MODEL_LOCAL:
     case TRAIN_OPTIM_RANK:
-    case TRAIN_DEEPSPEED:
     case TRAIN_KINDS:
         break;
     }
@@ -480,12 +395,12 @@ static int report_parts(struct scan *s, struct err *e)
 
 /* ---- the checkpoint as a whole ---- */
 
-static bool is_trainer(const struct survey *s)
+static bool is_trainer(const struct train_survey *s)
 {
     return s->json || s->count[TRAIN_ARGS];
 }
 
-static const char *format_of(const struct survey *s)
+static const char *format_of(const struct train_survey *s)
 {
     if (is_trainer(s))
         return "hf-trainer";
@@ -497,7 +412,7 @@ static const char *format_of(const struct survey *s)
                : "accelerate";
 }
 
-static const char *model_text(const struct survey *s)
+static const char *model_text(const struct train_survey *s)
 {
     static const char *const texts[] = {
         [MAIN_NONE] = "none",
@@ -506,18 +421,21 @@ static const char *model_text(const struct survey *s)
         [MAIN_RANK] = "FSDP, a file a rank",
         [MAIN_LOCAL] = "FSDP, a file a rank",
         [MAIN_FILE] = "FSDP, in one file",
+        [MAIN_DEEPSPEED] = "DeepSpeed",
     };
 
     return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];
 }
 
-static const char *optimizer_text(const struct survey *s)
+static const char *optimizer_text(const struct train_survey *s)
 {
     if (s->count[TRAIN_OPTIM_DCP])
         return "FSDP, sharded";
     if (s->count[TRAIN_OPTIM_RANK])
         return "FSDP, a file a rank";
-    return s->count[TRAIN_OPTIM_FILE] ? "in one file" : "none";
+    if (s->count[TRAIN_OPTIM_FILE])
+        return "in one file";
+    return s->count[TRAIN_DEEPSPEED] ? "DeepSpeed" : "none";
 }
 
 static void add_topology(const struct scan *s, struct buf *out)
@@ -532,8 +450,11 @@ static void add_topology(const struct scan *s, struct buf *out)
         object_value_double(out, s->epoch);
         buf_adds(out, ", ");
     }
-    buf_addf(out, "\"model\": \"%s\", \"optimizer\": \"%s\"}", model_text(&s->has),
+    buf_addf(out, "\"model\": \"%s\", \"optimizer\": \"%s\"", model_text(&s->has),
              optimizer_text(&s->has));
+    if (s->deepspeed)
+        buf_addf(out, ", \"deepspeed\": \"%s\"", s->deepspeed);
+    buf_addc(out, '}');
 }
 
 /* Accelerate's automatic names count saves, not steps. */
@@ -573,11 +494,12 @@ static int trainer_scan(const struct scan_context *c, struct sink *sink, struct 
     struct scan s = {.c = c, .sink = sink};
     struct err failed = {0};
 
-    look(c->listing, &s.has);
+    train_survey(c->listing, &s.has);
     if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
         return -e->code;
-    if (report_hf(&s, &failed) == 0 && report_parts(&s, &failed) == 0)
-        report_ranks(&s, &failed);
+    if (report_hf(&s, &failed) == 0 && report_parts(&s, &failed) == 0 &&
+        report_ranks(&s, &failed) == 0)
+        hide_latest(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
     if (tell_checkpoint(&s, e) < 0)
         return -e->code;
