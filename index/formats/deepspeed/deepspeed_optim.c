@@ -394,12 +394,14 @@ static int base_objects(struct optim *o, const struct pv *base, struct err *e)
         return add_object(o, outer, o->base, base, e);
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+        const char *text;
         char name[200];
         size_t len;
 
         if (key.kind != PV_STR || (pv_str_is(&key, "state") && !has_values(o, &value)))
             continue;
-        ds_text(pv_bytes(&key, &len), len, name, sizeof name);
+        text = pv_bytes(&key, &len);
+        ds_text(text, len, name, sizeof name);
         if (add_object(o, at.data, name, &value, e) < 0)
             return -e->code;
     }
@@ -416,6 +418,7 @@ static int report_objects(struct optim *o, struct err *e)
         return 0;
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+        const char *text;
         char name[200];
         size_t len;
         int rc;
@@ -423,7 +426,8 @@ static int report_objects(struct optim *o, struct err *e)
         if (key.kind != PV_STR || pv_str_is(&key, o->masters) ||
             pv_str_is(&key, mappings))
             continue;
-        ds_text(pv_bytes(&key, &len), len, name, sizeof name);
+        text = pv_bytes(&key, &len);
+        ds_text(text, len, name, sizeof name);
         rc = pv_str_is(&key, o->base) ? base_objects(o, &value, e)
                                       : add_object(o, outer, name, &value, e);
         if (rc < 0)
