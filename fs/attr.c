@@ -176,7 +176,7 @@ static int attr_view(struct fs *fs, const struct slot *slot, enum view_kind kind
 
 static uint64_t latest_size(struct fs *fs, const struct slot *slot)
 {
-    CLEANUP_FREE char *target = tracker_target(fs, slot->path);
+    CLEANUP_FREE char *target = tracker_of_slot(fs, slot);
 
     return target ? strlen("../") + strlen(target) : 0;
 }

@@ -47,7 +47,7 @@ static int open_inside(const struct request *r, struct dir_handle *h, struct err
     if (!h->slot)
         return -ESTALE;
     if (ino_kind(r->ino) == INSIDE_META && !h->slot->file)
-        h->latest = tracker_target(r->fs, h->slot->path);
+        h->latest = tracker_of_slot(r->fs, h->slot);
     return slot_ready(r, h->slot, e);
 }
 

@@ -259,7 +259,7 @@ static int find_fixed(const struct request *r, struct slot *slot, enum inside di
 /* .unshard/latest of a checkpoint that has trackers beside it. */
 static int find_latest(const struct request *r, struct slot *slot, struct err *e)
 {
-    CLEANUP_FREE char *target = tracker_target(r->fs, slot->path);
+    CLEANUP_FREE char *target = tracker_of_slot(r->fs, slot);
 
     if (!target || slot->file)
         return reply_absent(r, MIRROR_SECONDS);

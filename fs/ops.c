@@ -108,7 +108,7 @@ static int readlink_inside(const struct request *r, char *text, size_t size,
                            struct err *e)
 {
     struct slot *slot = slot_of_ino(r->fs, r->ino);
-    CLEANUP_FREE char *target = slot ? tracker_target(r->fs, slot->path) : NULL;
+    CLEANUP_FREE char *target = slot ? tracker_of_slot(r->fs, slot) : NULL;
 
     slot_unref(r->fs, slot, 1);
     if (!target)

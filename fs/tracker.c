@@ -96,3 +96,10 @@ char *tracker_target(struct fs *fs, const char *path)
             step = step_named(fs, path, text);
     return step;
 }
+
+char *tracker_of_slot(struct fs *fs, const struct slot *slot)
+{
+    CLEANUP_FREE char *step = tracker_target(fs, slot->path);
+
+    return step && slot_hides(slot, step) ? NULL : steal(&step);
+}

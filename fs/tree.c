@@ -357,7 +357,8 @@ static int build_entries(struct builder *b)
     int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
 
     if (rc == 0 && tracked) {
-        s->latest = tracker_target(b->fs, b->dir->path);
+        s->latest = s->slot ? tracker_of_slot(b->fs, s->slot)
+                            : tracker_target(b->fs, b->dir->path);
         if (s->latest)
             rc = add_latest(b);
     }

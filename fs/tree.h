@@ -72,4 +72,10 @@ extern const char *const tree_own_names[];
  */
 char *tracker_target(struct fs *fs, const char *path);
 
+/*
+ * The same of a checkpoint's own directory: the tag of a part of it (DeepSpeed's, in a
+ * Trainer's checkpoint) is no step.
+ */
+char *tracker_of_slot(struct fs *fs, const struct slot *slot);
+
 #endif
