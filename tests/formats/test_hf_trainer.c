@@ -385,6 +385,99 @@ static void test_sets(void **state)
     made_end(&m);
 }
 
+/* ---- DeepSpeed ---- */
+
+/* global_step4/ of the fixture, under another name. */
+static void copy_deepspeed(void **state, const struct made *m, const char *dir)
+{
+    static const char *const names[] = {
+        "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        "zero_pp_rank_0_mp_rank_00_model_states.pt",
+        "zero_pp_rank_1_mp_rank_00_model_states.pt"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        char path[300], to[300];
+
+        snprintf(path, sizeof path,
+                 "trainer_deepspeed_1_and_3/checkpoint-4/global_step4/%s", names[i]);
+        snprintf(to, sizeof to, "%s/%s", dir, names[i]);
+        from_fixture(state, m, to, path);
+    }
+}
+
+static void check_tag(const struct made *m, const char *tag, const char *part)
+{
+    struct opened o;
+
+    made_text(m, "latest", tag);
+    made_open(m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 1);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 24);
+    assert_int_equal(o.info.by_role[ROLE_OTHER], 12); /* its masters */
+    assert_int_equal(tensor(&o, part)->role, ROLE_OTHER);
+    check_warnings(&o, "");
+    close_checkpoint(&o);
+}
+
+/* The file `latest` decides; where it names nothing, the number does. */
+static void test_tags(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    make_trainer(&m, "{\"global_step\": 7}");
+    made_safetensors(&m, "model.safetensors",
+                     "{\"scale\":{\"dtype\":\"F32\",\"shape\":[1],"
+                     "\"data_offsets\":[0,4]}}",
+                     5, 1);
+    copy_deepspeed(state, &m, "global_step9");
+    copy_deepspeed(state, &m, "global_step10");
+    check_tag(&m, "global_step9\n", "global_step9/scale");
+    check_tag(&m, "global_step10", "global_step10/scale");
+    check_tag(&m, "global_step8", "global_step10/scale");
+    check_tag(&m, "", "global_step10/scale");
+    drop(&m, "model.safetensors");
+    made_open(&m, &o);
+    assert_int_equal(tensor(&o, "scale")->role, ROLE_MODEL);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 12);
+    assert_int_equal(o.info.by_role[ROLE_OTHER], 0);
+    assert_int_equal(o.info.step, 7); /* Trainer's, not DeepSpeed's */
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* Accelerate has a directory a model; a damaged one is told where another model is there. */
+static void test_damaged_deepspeed(void **state)
+{
+    CLEANUP(buf_release) struct buf text = {0};
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "save");
+    copy_deepspeed(state, &m, "pytorch_model");
+    copy_deepspeed(state, &m, "pytorch_model_1");
+    from_fixture(state, &m, "random_states_0.pkl", rng_bin);
+    made_text(&m, "latest", "pytorch_model_1");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_string_equal(o.info.format, "accelerate");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 24);
+    assert_int_equal(tensor(&o, "pytorch_model_1/scale")->role, ROLE_MODEL);
+    assert_non_null(tensor(&o, "scale"));
+    close_checkpoint(&o);
+    made_text(&m, "pytorch_model_1/zero_pp_rank_0_mp_rank_00_model_states.pt", "bad");
+    made_text(&m, "pytorch_model_1/zero_pp_rank_1_mp_rank_00_model_states.pt", "bad");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_non_null(tensor(&o, "scale"));
+    all_warnings(&o, &text);
+    assert_has(text.data, "damaged-part: pytorch_model_1: ");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* ---- bids ---- */
 
 static int bid_for(const struct made *m)
@@ -445,6 +538,8 @@ int main(int argc, char **argv)
         {.name = "lost shard", .test_func = test_lost_shard},
         {.name = "lost rank", .test_func = test_lost_rank},
         {.name = "sets of ranks", .test_func = test_sets},
+        {.name = "DeepSpeed's tags", .test_func = test_tags},
+        {.name = "damaged DeepSpeed", .test_func = test_damaged_deepspeed},
         {.name = "bids", .test_func = test_bids},
     };
 

@@ -69,6 +69,16 @@ def test_a_file_that_names_the_latest(t):
         same("in .unshard", os.readlink(m / ".unshard/latest"), "../epoch_1_step_4")
 
 
+def test_a_tag_of_a_part(t):
+    """DeepSpeed's `latest` in a Trainer's checkpoint names a folder that is a part: no step of a run."""
+    step = os.path.join(DATA, "hf_trainer", "trainer_deepspeed_1_and_3", "checkpoint-4")
+    with Mount(step, t + "/mnt") as m:
+        same("top", set(os.listdir(m.path)), OURS | {"config.json", "trainer_state.json"})
+        same("latest", os.path.lexists(m / "latest"), False)
+        same("in .unshard", "latest" in os.listdir(m / ".unshard"), False)
+        same("looked up", os.path.lexists(m / ".unshard/latest"), False)
+
+
 def test_an_unfinished_save_is_plain(t):
     run = copy_run(t)
     mark = run + "/epoch_1_step_4/.incomplete"
