@@ -9,11 +9,11 @@ static int run(struct cli *c)
         fputs("{\"schema\": 1, \"formats\": [", stdout);
     for (size_t i = 0; format_drivers[i]; i++) {
         const struct format_driver *d = format_drivers[i];
-        const char *can = d->writer ? "read, write" : "read";
+        const char *can = d->writers ? "read, write" : "read";
 
         if (c->opt.json)
             printf("%s\n    {\"name\": \"%s\", \"title\": \"%s\", \"write\": %s}",
-                   i ? "," : "", d->name, d->title, d->writer ? "true" : "false");
+                   i ? "," : "", d->name, d->title, d->writers ? "true" : "false");
         else
             printf("%-14s %-12s %s\n", d->name, can, d->title);
     }

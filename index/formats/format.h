@@ -10,6 +10,9 @@
 #include "remote/store.h"
 
 struct err;
+struct layout;
+struct layout_input;
+struct layout_options;
 struct pool;
 
 /* A driver's answer to "is this yours?". */
@@ -32,6 +35,19 @@ struct scan_context {
 };
 
 /*
+ * How a format is written: by the name that --to and save= take. layout() fills an empty
+ * layout (index/layout.h) from what is to be written; it does no input or output. What the
+ * format cannot hold (a dtype, a role, objects) it reports by layout_loss(); what makes no
+ * sense (a mesh for a format without ranks) is -EINVAL, and -ENOTSUP what cannot be written
+ * at all, by name.
+ */
+struct format_writer {
+    const char *name, *title; /* "dcp", "PyTorch DCP" */
+    int (*layout)(const struct layout_input *in, const struct layout_options *o,
+                  struct layout *out, struct err *e);
+};
+
+/*
  * A format. bid() is a pure function of the listing (names, sizes, first bytes of files,
  * sub-listings), cheap, and never fails: what it cannot read is no reason to bid. scan()
  * reports tensors, chunks and objects to the sink; it reads headers only. It returns an
@@ -47,11 +63,16 @@ struct format_driver {
     int (*scan)(const struct scan_context *c, struct sink *sink, struct err *e);
     /* Encodings of this format's chunks, NULL-terminated, or NULL. */
     const struct chunk_codec *const *codecs;
-    const struct store_writer *writer; /* NULL: read-only format */
+    const struct format_writer *const
+        *writers; /* NULL-terminated, or NULL: read-only */
 };
 
 /* All drivers, NULL-terminated; made from the list in index/formats/meson.build. */
 extern const struct format_driver *const format_drivers[];
+
+/* The writer of this name, or NULL; the i-th of all, or NULL behind the last. */
+const struct format_writer *format_writer(const char *name);
+const struct format_writer *format_writer_at(size_t i);
 
 /* The codec of an encoding, or NULL. */
 const struct chunk_codec *format_codec(enum chunk_encoding encoding);
