@@ -85,6 +85,10 @@ static int place_chunk(struct world *w, int64_t checkpoint, struct source *src,
     int64_t step = dtype_unit(k->t->dtype);
     const struct chunk_codec *codec;
 
+    if (k->c->param) {
+        about.key = k->c->param;
+        about.key_len = k->c->param_len;
+    }
     if (k->c->encoding != CHUNK_PLAIN) {
         codec = format_codec(k->c->encoding);
         return codec ? codec->resolve(src, k->c, &about, w->decoded, &k->place, e)
