@@ -72,6 +72,26 @@ static int open_other(void *user, uint32_t number, struct source **out, struct e
     return 0;
 }
 
+/* One element that stands for all: its bytes, out of the hexadecimal digits. */
+static int place_fill(struct copy *k, struct err *e)
+{
+    size_t unit = dtype_unit(k->t->dtype);
+    char *value = calloc(unit, 1);
+
+    if (!value)
+        return err_nomem(e);
+    if (!k->c->param || k->c->param_len != 2 * unit) {
+        free(value);
+        return err_set(e, EBADMSG, "a fill value of %u digits", k->c->param_len);
+    }
+    for (size_t i = 0; i < unit; i++) {
+        char digits[3] = {k->c->param[2 * i], k->c->param[2 * i + 1], 0};
+
+        value[i] = (char)strtol(digits, NULL, 16);
+    }
+    return source_from_memory(value, unit, true, "fill", &k->place.src, e);
+}
+
 static int place_chunk(struct world *w, int64_t checkpoint, struct source *src,
                        struct copy *k, struct err *e)
 {
@@ -85,6 +105,8 @@ static int place_chunk(struct world *w, int64_t checkpoint, struct source *src,
     int64_t step = dtype_unit(k->t->dtype);
     const struct chunk_codec *codec;
 
+    if (k->c->encoding == CHUNK_FILL)
+        return place_fill(k, e);
     if (k->c->param) {
         about.key = k->c->param;
         about.key_len = k->c->param_len;
