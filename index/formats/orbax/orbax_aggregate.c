@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/orbax/orbax_aggregate.c - the file `checkpoint`: small leaves in one MessagePack. */
+#include "index/formats/orbax/orbax_aggregate.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/json.h"
+#include "index/formats/flax/flax_tree.h"
+#include "index/formats/orbax/orbax_files.h"
+#include "index/sink.h"
+#include "remote/listing.h"
+#include "remote/source.h"
+
+enum {
+    HEAD = 512,
+    MAX_LEVELS = 64, /* of JSON */
+};
+
+static const char NAME[] = "checkpoint";
+static const char PLACEHOLDER[] = "\"PLACEHOLDER://";
+
+bool orbax_has_aggregate(struct listing *l)
+{
+    const struct listing_entry *entry = listing_find(l, NAME);
+    char head[HEAD];
+    size_t got = 0;
+
+    return entry && entry->st.kind == ENTRY_FILE &&
+           listing_peek(l, NAME, head, sizeof head, &got) == 0 && flax_sniff(head, got);
+}
+
+struct aggregate {
+    struct sink *sink;
+    uint32_t file;
+    const char *part;
+    int (*role)(const char *part, const char *key, size_t len);
+};
+
+static int on_array(void *user, const char *key, size_t len, const struct flax_array *a,
+                    struct err *e)
+{
+    const struct aggregate *x = user;
+    const struct sink_tensor t = {
+        .key = key,
+        .key_len = len,
+        .part = x->part,
+        .dtype = a->dtype,
+        .shape = &a->shape,
+        .role = x->role(x->part, key, len),
+    };
+    int rc;
+
+    if (!a->fault && a->count == 1) {
+        rc = sink_tensor_plain(x->sink, &t, x->file, a->piece[0].off, e);
+    } else {
+        rc = sink_tensor_begin(x->sink, &t, e);
+        if (rc == 0)
+            rc = sink_fault(x->sink, "%s",
+                            a->fault ? a->fault
+                                     : "it is split, which no leaf of this file is");
+        if (rc == 0)
+            rc = sink_tensor_end(x->sink, e);
+    }
+    if (rc != -EEXIST)
+        return rc;
+    *e = (struct err){0};
+    return 0;
+}
+
+/* An array, which is listed: here or, by a placeholder, in the store. */
+static bool is_array(const struct json *v)
+{
+    const char *text;
+
+    if (json_kind(v) == JSON_OBJECT)
+        return json_string(json_get(v, "$type"), &text) && strcmp(text, "tensor") == 0;
+    return json_string(v, &text) &&
+           strncmp(text, PLACEHOLDER + 1, strlen(PLACEHOLDER) - 1) == 0;
+}
+
+/* Is any leaf of the value something else than an array? Without recursion. */
+static bool has_value(const struct json *doc)
+{
+    const struct json *stack[MAX_LEVELS] = {doc};
+    unsigned depth = 1;
+
+    while (depth > 0) {
+        const struct json *v = stack[depth - 1];
+        enum json_kind kind;
+
+        if (!v) {
+            depth--;
+            continue;
+        }
+        stack[depth - 1] = v == doc ? NULL : json_next(v);
+        kind = json_kind(v);
+        if ((kind == JSON_OBJECT || kind == JSON_ARRAY) && json_count(v) > 0 &&
+            !json_get(v, "$type")) {
+            if (depth == MAX_LEVELS)
+                return true;
+            stack[depth++] = json_first(v);
+        } else if (!is_array(v)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "PLACEHOLDER://NAME" becomes what objects.json says of a tensor. */
+static void replace(const char *json, size_t len, struct buf *out)
+{
+    const char *end = json + len, *p = json, *found;
+    size_t n = strlen(PLACEHOLDER);
+
+    while ((found = memmem(p, (size_t)(end - p), PLACEHOLDER, n))) {
+        const char *close = found + n;
+
+        while (close < end && *close != '"')
+            close += *close == '\\' ? 2 : 1;
+        if (close >= end)
+            break;
+        buf_add(out, p, (size_t)(found - p));
+        buf_adds(out, "{\"$type\":\"tensor\",\"key\":\"");
+        buf_add(out, found + n, (size_t)(close - found) - n);
+        buf_adds(out, "\"}");
+        p = close + 1;
+    }
+    buf_add(out, p, (size_t)(end - p));
+}
+
+static int on_object(void *user, const char *key, size_t len, const char *json,
+                     size_t json_len, struct err *e)
+{
+    const struct aggregate *x = user;
+    CLEANUP(json_freep) struct json *doc = NULL;
+    CLEANUP(buf_release) struct buf name = {0}, value = {0};
+
+    if (json_parse(json, json_len, NULL, &doc, e) < 0)
+        return -e->code;
+    if (!has_value(doc))
+        return 0;
+    if (x->part)
+        buf_addf(&name, "%s/", x->part);
+    buf_add(&name, key, len);
+    replace(json, json_len, &value);
+    if (buf_failed(&name) || buf_failed(&value))
+        return err_nomem(e);
+    return sink_object(x->sink, name.data, name.len, value.data, value.len, e);
+}
+
+int orbax_aggregate_report(struct orbax_files *files, const char *part,
+                           int (*role)(const char *part, const char *key, size_t len),
+                           struct err *e)
+{
+    struct aggregate x = {.sink = files->sink, .part = part, .role = role};
+    const struct flax_visitor v = {.array = on_array, .object = on_object, .user = &x};
+    struct source *src;
+
+    if (orbax_files_add(files, NAME, strlen(NAME), &x.file, e) < 0 ||
+        orbax_files_source(files, x.file, &src, e) < 0)
+        return -e->code;
+    src = source_get(src);
+    if (flax_walk(src, 0, src->size, &v, e) < 0)
+        err_wrap(e, "%s", NAME);
+    source_put(src);
+    return -e->code;
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/orbax/orbax_number.c - Python numbers, which Orbax keeps as arrays. */
+#include "index/formats/orbax/orbax_number.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/checked.h"
+#include "base/endian.h"
+#include "base/err.h"
+#include "index/formats/object_value.h"
+#include "index/formats/zarr/zarr_array.h"
+#include "index/formats/zarr/zarr_priv.h"
+#include "remote/source.h"
+
+enum {
+    INDEX = 16,    /* offset and length of the only chunk in a shard */
+    INDEX_CRC = 4, /* behind it, with codec crc32c */
+    MAX_ELEMENT = 8,
+};
+
+bool orbax_is_number(const struct zarr_array *z)
+{
+    static const enum dtype types[] = {DTYPE_BOOL, DTYPE_I32, DTYPE_I64, DTYPE_U32,
+                                       DTYPE_U64,  DTYPE_F32, DTYPE_F64};
+
+    if (z->why[0] || z->shape.nd != 0 || z->bytes != dtype_unit(z->dtype))
+        return false;
+    for (size_t i = 0; i < ARRAY_SIZE(types); i++)
+        if (z->dtype == types[i])
+            return true;
+    return false;
+}
+
+/* The bytes of the chunk in a shard of one. */
+static int open_shard(const struct zarr_array *z, struct source *shard,
+                      struct source **out, struct err *e)
+{
+    CLEANUP(source_putp) struct source *index = NULL;
+    uint64_t size = INDEX + (z->index_chain.n > 0 ? INDEX_CRC : 0), off, len;
+    unsigned char place[INDEX];
+
+    if (shard->size < size)
+        return err_set(e, EBADMSG, "a shard of %" PRIu64 " bytes", shard->size);
+    if (source_window(shard, z->index_at_start ? 0 : shard->size - size, size, &index,
+                      e) < 0 ||
+        zarr_decode(&z->index_chain, index, place, INDEX, e) < 0)
+        return -e->code;
+    off = z->index_big_endian ? get_be64(place) : get_le64(place);
+    len = z->index_big_endian ? get_be64(place + 8) : get_le64(place + 8);
+    if (range_outside(off, len, shard->size))
+        return err_set(e, EBADMSG, "the shard's index leads out of it");
+    return source_window(shard, off, len, out, e);
+}
+
+static int decode(const struct zarr_array *z, struct source *stored,
+                  unsigned char element[MAX_ELEMENT], struct err *e)
+{
+    CLEANUP(source_putp) struct source *chunk = NULL;
+    size_t size = dtype_unit(z->dtype);
+
+    if (z->sharded && open_shard(z, stored, &chunk, e) < 0)
+        return -e->code;
+    if (zarr_decode(&z->chain, chunk ? chunk : stored, element, size, e) < 0)
+        return -e->code;
+    for (size_t i = 0; z->big_endian && i < size / 2; i++) {
+        unsigned char swap = element[i];
+
+        element[i] = element[size - 1 - i];
+        element[size - 1 - i] = swap;
+    }
+    return 0;
+}
+
+static void append(enum dtype dtype, const unsigned char *element, struct buf *out)
+{
+    uint32_t v32 = get_le32(element);
+    uint64_t v64 = get_le64(element);
+    double wide;
+    float narrow;
+
+    memcpy(&wide, &v64, sizeof wide);
+    memcpy(&narrow, &v32, sizeof narrow);
+    if (dtype == DTYPE_BOOL)
+        buf_adds(out, element[0] ? "true" : "false");
+    else if (dtype == DTYPE_F64 || dtype == DTYPE_F32)
+        object_value_double(out, dtype == DTYPE_F64 ? wide : (double)narrow);
+    else if (dtype == DTYPE_U64 || dtype == DTYPE_U32)
+        object_value_uint(out, dtype == DTYPE_U64 ? v64 : v32);
+    else
+        object_value_int(out, dtype == DTYPE_I64 ? (int64_t)v64 : (int32_t)v32);
+}
+
+int orbax_number(const struct zarr_array *z, struct source *stored, struct buf *out,
+                 struct err *e)
+{
+    unsigned char element[MAX_ELEMENT] = {0};
+
+    if (decode(z, stored, element, e) < 0)
+        return -e->code;
+    append(z->dtype, element, out);
+    return buf_failed(out) ? err_nomem(e) : 0;
+}
