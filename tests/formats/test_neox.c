@@ -131,7 +131,8 @@ static void test_optimizer(void **state)
     char path[PATH_MAX];
 
     made_begin(&m, "global_step3");
-    copy_layer(state, &m, "hand_tp1", "layer_02-model_00-model_states.pt");
+    copy_layer(state, &m, "hand_bloom_tp2", "layer_05-model_00-model_states.pt");
+    copy_layer(state, &m, "hand_bloom_tp2", "layer_05-model_01-model_states.pt");
     snprintf(path, sizeof path, "%s/hand_tp1/layer_02-model_00-model_states.pt",
              (const char *)*state);
     made_copy(&m, "zero_pp_rank_0_mp_rank_00_optim_states.pt", path);

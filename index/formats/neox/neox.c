@@ -44,29 +44,58 @@ static bool has_configs(struct listing *l)
     return false;
 }
 
-static void neox_bid(struct listing *l, struct bid *out)
+/* What the names of a directory tell. */
+struct found {
+    const char *layer, *rank; /* the first of each kind, of the ranks only past 0 */
+    bool cut;                 /* there are several tensor ranks */
+    bool optimizer;           /* there are files of DeepSpeed's optimizer */
+};
+
+static bool ends_in(const char *name, const char *end)
+{
+    size_t len = strlen(name), n = strlen(end);
+
+    return len > n && strcmp(name + len - n, end) == 0;
+}
+
+static void look(struct listing *l, struct found *out)
 {
     uint32_t layer, rank;
     int digits;
 
-    *out = (struct bid){0};
+    *out = (struct found){0};
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
         if (!is_file(entry))
             continue;
+        out->optimizer |= ends_in(entry->name, "_optim_states.pt");
         if (neox_layer_name(entry->name, &layer, &rank, &digits)) {
-            out->score = 93;
-            snprintf(out->reason, sizeof out->reason, "%.60s: a layer of a pipeline",
-                     entry->name);
-            return;
+            out->layer = out->layer ? out->layer : entry->name;
+            out->cut |= rank > 0;
+        } else if (neox_rank_name(entry->name, &rank) && rank > 0) {
+            out->rank = out->rank ? out->rank : entry->name;
         }
-        /* Without a pipeline; one rank is DeepSpeed's as it is. */
-        if (neox_rank_name(entry->name, &rank) && rank > 0 && has_configs(l)) {
-            out->score = 91;
-            snprintf(out->reason, sizeof out->reason, "%.60s, and configs/*.yml",
-                     entry->name);
-        }
+    }
+}
+
+/*
+ * One tensor rank is DeepSpeed's as it is, who knows its optimizer; so are several models
+ * of ranks beside which GPT-NeoX has left no configuration.
+ */
+static void neox_bid(struct listing *l, struct bid *out)
+{
+    struct found f;
+
+    *out = (struct bid){0};
+    look(l, &f);
+    if (f.layer) {
+        out->score = f.cut || !f.optimizer ? 93 : 60;
+        snprintf(out->reason, sizeof out->reason, "%.60s: a layer of a pipeline",
+                 f.layer);
+    } else if (f.rank && has_configs(l)) {
+        out->score = 91;
+        snprintf(out->reason, sizeof out->reason, "%.60s, and configs/*.yml", f.rank);
     }
 }
 
@@ -403,13 +432,6 @@ static int report_layers(struct neox *n, struct err *e)
 }
 
 /* ---- what is no model ---- */
-
-static bool ends_in(const char *name, const char *end)
-{
-    size_t len = strlen(name), n = strlen(end);
-
-    return len > n && strcmp(name + len - n, end) == 0;
-}
 
 /* A rank's part of the optimizer, whose flat buffers are cut by no rule of these files. */
 static int report_optimizer(struct neox *n, const char *name, struct err *e)
