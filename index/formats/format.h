@@ -23,6 +23,11 @@ struct bid {
      */
     int score;
     char reason[160]; /* in words, for `unshard probe` */
+    /*
+     * Of one file: it belongs to a checkpoint that another file of the directory stands for
+     * (a shard, the first of which is that file), and is none by itself.
+     */
+    bool piece;
 };
 
 /* What a scan may use. Everything is borrowed. */

@@ -30,17 +30,20 @@ static struct bid bid_of(const struct format_driver *d, struct listing *l,
 }
 
 /* The driver that bids most for the directory (file NULL) or the file, or NULL. */
-static const struct format_driver *winner(struct listing *l, const char *file)
+static const struct format_driver *winner(struct listing *l, const char *file,
+                                          bool *piece)
 {
     const struct format_driver *best = NULL;
     int score = 0;
 
+    *piece = false;
     for (const struct format_driver *const *d = format_drivers; *d; d++) {
         struct bid b = bid_of(*d, l, file);
 
         if (b.score > score) {
             score = b.score;
             best = *d;
+            *piece = b.piece;
         }
     }
     return best;
@@ -65,6 +68,7 @@ static int add_file(struct place *p, size_t *cap, const char *name,
 static int find_files(struct listing *l, struct place *p, struct err *e)
 {
     size_t cap = 0;
+    bool piece;
 
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
@@ -72,8 +76,8 @@ static int find_files(struct listing *l, struct place *p, struct err *e)
 
         if (entry->st.kind != ENTRY_FILE)
             continue;
-        d = winner(l, entry->name);
-        if (d && add_file(p, &cap, entry->name, d, e) < 0) {
+        d = winner(l, entry->name, &piece);
+        if (d && !piece && add_file(p, &cap, entry->name, d, e) < 0) {
             place_release(p);
             return -e->code;
         }
@@ -94,10 +98,11 @@ static void place_of_file(struct listing *l, const char *name, struct place *out
 {
     const struct listing_entry *entry = listing_find(l, name);
     const struct format_driver *d;
+    bool piece; /* asked for by name it stands for all of them */
 
     if (!entry || entry->st.kind != ENTRY_FILE)
         return;
-    d = winner(l, entry->name);
+    d = winner(l, entry->name, &piece);
     if (d)
         set_one_file(out, entry->name, d);
 }
@@ -113,12 +118,14 @@ static bool is_unfinished(const struct listing *l)
 
 int place_of(struct listing *l, const char *only, struct place *out, struct err *e)
 {
+    bool piece;
+
     *out = (struct place){.kind = PLACE_PLAIN};
     if (only) {
         place_of_file(l, only, out);
         return 0;
     }
-    out->driver = winner(l, NULL);
+    out->driver = winner(l, NULL, &piece);
     if (out->driver)
         out->kind = PLACE_CHECKPOINT;
     else if (find_files(l, out, e) < 0)

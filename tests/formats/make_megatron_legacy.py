@@ -47,7 +47,7 @@ class Tensor:
         self.array = array = np.asarray(array)
         self.storage = storage or Storage(np.ascontiguousarray(array).reshape(-1))
         self.offset = offset
-        self.strides = strides or tuple(s // array.itemsize for s in np.ascontiguousarray(array).strides)
+        self.strides = strides if strides is not None else tuple(s // array.itemsize for s in np.ascontiguousarray(array).strides)
 
     def __reduce__(self):
         return _rebuild_tensor_v2, (self.storage, self.offset, self.array.shape, self.strides, False, collections.OrderedDict())

@@ -20,6 +20,10 @@ class Fixture(base.Fixture):
         super().__init__(os.path.join(folder, family), name)
         self.about = about
 
+    @staticmethod
+    def told(array):  # that of base makes arrays without dimensions have one
+        return dict(base.Fixture.told(array), shape=list(np.asarray(array).shape))
+
     def text(self, path, text):
         path = os.path.join(self.root, path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -163,10 +167,112 @@ def neoxes(folder):
     f.done()
 
 
+# ---------------------------------------------------------------- fairscale's flat shards
+METASEQ = {"format": "metaseq-fsdp-flat", "framework": "metaseq (fairscale)"}
+FAIRSEQ = {"format": "metaseq-fsdp-flat", "framework": "fairseq (fairscale)"}
+
+
+def flat_parts(arrays, ranks):
+    """The parts of the ranks and how much of each is padding."""
+    flat = np.concatenate([a.reshape(-1) for a in arrays])
+    n = -(-flat.size // ranks)
+    parts = [flat[r * n:(r + 1) * n] for r in range(ranks)]
+    return [np.concatenate([p, np.zeros(n - p.size, p.dtype)]) for p in parts], [n - p.size for p in parts]
+
+
+STEP = Tensor(np.asarray(4.0, "<f4"), strides=())
+
+
+class Shards:
+    """The files of one model part: units of (path, {name: array})."""
+
+    def __init__(self, f, ranks, name):
+        self.f, self.name = f, name
+        self.model = [{} for _ in range(ranks)]
+        self.units = [[] for _ in range(ranks)]
+        self.state = [{} for _ in range(ranks)]
+        self.buffers = []
+
+    def unit(self, path, members, own=False, aliases=(), states=("exp_avg",)):
+        ranks, number = len(self.model), len(self.units[0])
+        parts, padding = flat_parts(list(members.values()), ranks)
+        for r in range(ranks):
+            key = (path + "." if path else "") + "flat_param_0"
+            part, pad = (np.concatenate([(a + r).reshape(-1) for a in members.values()]), 0) if own else (parts[r], padding[r])
+            self.model[r][key] = Tensor(part)
+            self.state[r][number] = dict({s: Tensor(part * (2 + i)) for i, s in enumerate(states)}, step=STEP)
+            self.units[r].append({"fsdp_path": path, "no_broadcast_optim_state": own, "shared_param_info": list(aliases), "params": {"flat_param_0": {
+                "names": list(members), "shapes": [a.shape for a in members.values()], "numels": [a.size for a in members.values()], "padding": pad}}})
+
+    def done(self, **more):
+        for r in range(len(self.model)):
+            path, groups = self.name.format(r), [{"lr": 0.5, "params": list(range(len(self.units[r])))}]
+            told = {k: {n: {"$type": "opaque", "class": "torch.Tensor", "dtype": "F32", "shape": list(t.array.shape)} for n, t in v.items()} for k, v in self.state[r].items()}
+            save(f"{self.f.root}/{path}", dict({"model": self.model[r], "shard_metadata": {"param_metadata": self.units[r], "buffer_names": self.buffers},
+                                                "last_optimizer_state": {"state": self.state[r], "param_groups": groups}}, **more))
+            self.f.objects[path + ":last_optimizer_state"] = {"param_groups": groups, "state": {"$type": "dict", "items": [[k, v] for k, v in told.items()]}}
+            for k, v in more.items():
+                self.f.objects[f"{path}:{k}"] = v
+
+
+def fairscales(folder):
+    # Two model parts of three shards: real tensor parallelism, one shard of padding alone.
+    f = Fixture(folder, "fairscale", "hand_mp2_3r", METASEQ)
+    cut = {"": {"decoder.embed_tokens.weight": ((6, 2), "rows"), "decoder.odd.weight": ((1, 2), "raw")},
+           "decoder.layers.0": {"self_attn.qkv_proj.weight": ((12, 2), "thirds"), "self_attn.qkv_proj.bias": ((12,), "thirds"), "fc1.bias": ((8,), "rows"),
+                                "fc2.weight": ((2, 8), "columns"), "self_attn_layer_norm.weight": ((2,), "same")},
+           "decoder.tiny": {"layer_norm.bias": ((1,), "same")}}
+    parts = [Shards(f, 3, f"checkpoint_9-model_part-{m}-shard{{}}.pt") for m in range(2)]
+    for path, members in cut.items():
+        full = {k: f.full(*shape) for k, (shape, _) in members.items()}
+        how = {k: h for k, (_, h) in members.items()}
+        prefix = path + "." if path else ""
+        for m, part in enumerate(parts):
+            mine = {k: np.concatenate([rows(x, m, 2) for x in np.split(a, 3)]) if how[k] == "thirds" else piece(how[k], a, m, 2) for k, a in full.items()}
+            part.unit(path, mine)
+            for k, a in mine.items():
+                f.expect_raw(f"model_part-{m}:model:{prefix}{k}", a)
+                f.expect_raw(f"model_part-{m}:last_optimizer_state:{prefix}{k}.exp_avg", a * 2)
+            f.expect_raw(f"model_part-{m}:last_optimizer_state:state.{len(part.units[0]) - 1}.step", np.asarray(4.0, "<f4"))
+        for k, a in full.items():
+            if how[k] != "raw":
+                f.expect(prefix + k, a)
+                f.expect(f"{prefix}{k}.exp_avg", a * 2)
+    for part in parts:
+        part.done()
+    f.warnings = 1
+    f.done()
+    # fairseq's names; experts that are each rank's own; a second name; a buffer; something that nobody tells of.
+    f = Fixture(folder, "fairscale", "hand_own_2r", FAIRSEQ)
+    s = Shards(f, 2, "checkpoint_1_500-shard{}.pt")
+    a, b, x = f.full(3, 5), f.full(2), f.full(2, 2)
+    s.unit("encoder", {"a": a, "b": b}, aliases=[("encoder.a", "decoder.a")], states=("exp_avg", "exp_avg_sq"))
+    s.unit("experts.0", {"w": x}, own=True)
+    for k, v in (("encoder.a", a), ("encoder.b", b)):
+        f.expect(k, v)
+        f.expect(k + ".exp_avg", v * 2)
+        f.expect(k + ".exp_avg_sq", v * 3)
+    f.expect("decoder.a", a)
+    f.expect("state.0.step", np.asarray(4.0, "<f4"))
+    s.buffers = ["version", "absent"]
+    for r in range(2):
+        s.model[r]["version"] = Tensor(np.asarray([3.0], "<f4"))
+        s.model[r]["stray"] = Tensor(np.asarray([r], "<f4"))
+        f.expect_raw(f"checkpoint_1_500-shard{r}.pt:model.stray", np.asarray([r], "<f4"))
+        f.expect_raw(f"checkpoint_1_500-shard{r}.pt:model.experts.0.w", x + r)
+        f.expect(f"checkpoint_1_500-shard{r}.pt:last_optimizer_state.state.1.exp_avg", ((x + r) * 2).reshape(-1))
+        f.expect(f"checkpoint_1_500-shard{r}.pt:last_optimizer_state.state.1.step", np.asarray(4.0, "<f4"))
+    f.expect("version", np.asarray([3.0], "<f4"))
+    s.done(optimizer_history=[{"num_updates": 500}])
+    f.warnings = 2
+    f.done()
+
+
 def main():
     folder = sys.argv[1]
     llamas(folder)
     neoxes(folder)
+    fairscales(folder)
 
 
 if __name__ == "__main__":

@@ -194,11 +194,23 @@ static int try_listed(struct sink *sink, enum chunk_encoding encoding,
 
 /* ---- the whole tensor ---- */
 
+/* What is wrong with a part: most texts say already which file they are of. */
+static void describe(const struct rank_part *part, char *text, size_t size)
+{
+    const char *why = part->x ? part->x->why : part->why, *path = part->file->path;
+
+    if (strstr(why, path))
+        snprintf(text, size, "%.500s", why);
+    else
+        snprintf(text, size, "%.200s: %.300s", path, why);
+}
+
 int rank_report_alone(struct sink *sink, const struct rank_part *part,
                       struct sink_tensor *t, struct err *e)
 {
     static const struct shape none = {.nd = 1};
     struct torch_tensor x;
+    char why[600];
     int r;
 
     if (part->x && !part->x->why) {
@@ -213,8 +225,8 @@ int rank_report_alone(struct sink *sink, const struct rank_part *part,
     t->shape = NULL;
     if (r < 0)
         return r;
-    if (sink_fault(sink, "%s: %s", part->file->path,
-                   part->x ? part->x->why : part->why) < 0)
+    describe(part, why, sizeof why);
+    if (sink_fault(sink, "%s", why) < 0)
         return err_nomem(e);
     return sink_tensor_end(sink, e);
 }
@@ -223,12 +235,9 @@ int rank_report_alone(struct sink *sink, const struct rank_part *part,
 static bool find_lack(const struct rank_part *part, uint32_t n, char *why, size_t size)
 {
     for (uint32_t i = 0; i < n; i++) {
-        if (!part[i].x)
-            snprintf(why, size, "%.200s: %.300s", part[i].file->path, part[i].why);
-        else if (part[i].x->why)
-            snprintf(why, size, "%.200s: %.300s", part[i].file->path, part[i].x->why);
-        else
+        if (part[i].x && !part[i].x->why)
             continue;
+        describe(&part[i], why, size);
         return true;
     }
     return false;
