@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "fs/overlay.h"
 #include "index/view.h"
+#include "remote/archives.h"
 
 enum {
     VIEW_MEMORY = 1 << 20,
@@ -78,6 +79,7 @@ struct builder {
     struct node *dir;
     struct shown *shown;
     struct place place;
+    bool alone; /* a file that is the checkpoint: what is beside it is not shown */
     struct err *e;
 };
 
@@ -296,6 +298,22 @@ static bool hidden_in_part(const struct slot *slot, const char *part, const char
            is_part(slot, path);
 }
 
+/* A file's own directory has its name in its path: what follows of a part's path. */
+static const char *below_file(const struct node *dir, const char *part)
+{
+    if (dir->kind != NODE_FILE_DIR)
+        return part;
+    part += MIN(strlen(part), strlen(dir->file));
+    return part + (*part == '/');
+}
+
+/* Folders too where the part is an archive, which nothing else shows. */
+static bool is_lifted(const struct listing_entry *entry, const char *part)
+{
+    return entry->st.kind == ENTRY_FILE ||
+           (entry->st.kind == ENTRY_DIR && archive_is_named(part));
+}
+
 /* Side files of a part come to the top, where no name is in their way. */
 static int add_lifted(struct builder *b, const char *part)
 {
@@ -306,10 +324,10 @@ static int add_lifted(struct builder *b, const char *part)
     for (size_t i = 0; rc == 0 && l && i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
-        if (entry->st.kind == ENTRY_FILE &&
+        if (is_lifted(entry, part) &&
             !hidden_in_part(b->shown->slot, part, entry->name) &&
             !taken(b->shown, 0, before, entry->name))
-            rc = add_entry(b, entry, part);
+            rc = add_entry(b, entry, below_file(b->dir, part));
     }
     return rc;
 }
@@ -321,7 +339,8 @@ static int add_checkpoint(struct builder *b)
 
     if (rc < 0 || !b->shown->listing)
         return rc;
-    rc = add_beside(b);
+    if (!b->alone)
+        rc = add_beside(b);
     for (size_t i = 0; rc == 0 && i < hidden->nparts; i++)
         rc = add_lifted(b, hidden->part[i]);
     return rc;
@@ -349,7 +368,7 @@ static int build_entries(struct builder *b)
 {
     struct shown *s = b->shown;
     bool tracked =
-        s->listing &&
+        s->listing && !b->alone &&
         (listing_find(s->listing, "latest") ||
          listing_find(s->listing, "latest_checkpointed_iteration.txt") ||
          listing_find(s->listing, "latest_train_state.pt") ||
@@ -450,19 +469,27 @@ static int look_dir(struct builder *b, bool may_block)
         *b->e = (struct err){0};
         rc = 0;
     }
-    if (only) { /* of a source that is a file only that is shown */
-        listing_free(s->listing);
-        s->listing = NULL;
-    }
+    b->alone = only; /* of a source that is a file only that is shown */
     return rc;
+}
+
+/* A file that is a checkpoint; archives have side files, which its own folder shows. */
+static int look_file(struct builder *b, bool may_block)
+{
+    const struct node *dir = b->dir;
+    struct shown *s = b->shown;
+    int rc = tree_slot(b->fs, b->dir, dir->dir, dir->file, may_block, &s->slot, b->e);
+
+    b->alone = true;
+    if (rc != 0 || s->slot->hidden.nparts == 0)
+        return rc;
+    return b->fs->store->ops->list(b->fs->store, dir->dir, &s->listing, b->e);
 }
 
 static int look(struct builder *b, bool may_block)
 {
-    const struct node *dir = b->dir;
-    int rc = dir->kind == NODE_FILE_DIR ? tree_slot(b->fs, b->dir, dir->dir, dir->file,
-                                                    may_block, &b->shown->slot, b->e)
-                                        : look_dir(b, may_block);
+    int rc = b->dir->kind == NODE_FILE_DIR ? look_file(b, may_block)
+                                           : look_dir(b, may_block);
 
     return rc == 0 ? build_entries(b) : rc;
 }

@@ -28,6 +28,7 @@ static void sink_free(struct sink *s)
     stage_close(s->stage);
     for (size_t i = 0; i < ARRAY_SIZE(s->about_text); i++)
         free(s->about_text[i]);
+    free(s->base);
     free(s->path);
     free(s->file);
     free(s);
@@ -69,73 +70,105 @@ int sink_checkpoint(struct sink *s, const struct sink_checkpoint *c, struct err 
 {
     const char *const given[] = {c->format, c->framework, c->version, c->topology,
                                  c->metadata_file};
+    const struct sink_checkpoint told = *c;
+    char *copy[ARRAY_SIZE(s->about_text)] = {0};
+    bool failed = false;
 
     for (size_t i = 0; i < ARRAY_SIZE(given); i++) {
-        free(s->about_text[i]);
-        s->about_text[i] = given[i] ? strdup(given[i]) : NULL;
-        if (given[i] && !s->about_text[i])
-            return err_nomem(e);
+        copy[i] = given[i] ? strdup(given[i]) : NULL;
+        failed |= given[i] && !copy[i];
     }
-    s->about = *c;
+    /* Only now: what is given may be what was told before. */
+    for (size_t i = 0; i < ARRAY_SIZE(given); i++) {
+        free(s->about_text[i]);
+        s->about_text[i] = copy[i];
+    }
+    s->about = told;
     s->about.format = s->about_text[0];
     s->about.framework = s->about_text[1];
     s->about.version = s->about_text[2];
     s->about.topology = s->about_text[3];
     s->about.metadata_file = s->about_text[4];
+    return failed ? err_nomem(e) : 0;
+}
+
+const struct sink_checkpoint *sink_told(const struct sink *s)
+{
+    return &s->about;
+}
+
+int sink_enter(struct sink *s, const char *dir, struct err *e)
+{
+    char *base = dir[0] ? strdup(dir) : NULL;
+
+    if (dir[0] && !base)
+        return err_nomem(e);
+    free(s->base);
+    s->base = base;
     return 0;
 }
 
 /* --- files and names --- */
 
-/* The path in the store of a name relative to the checkpoint's directory. */
-static int store_path(const struct sink *s, const char *name, size_t len, char *dst,
-                      size_t size, struct err *e)
-{
-    char relative[PATH_MAX];
+/* A name as the checkpoint's directory has it, and the path in the store. */
+struct place {
+    char name[PATH_MAX], path[PATH_MAX];
+};
 
-    if (!store_name_is_safe(name, len) || len >= sizeof relative) {
-        key_text(relative, 200, name, len);
-        return err_set(e, EBADMSG, "file name \"%s\" is not safe", relative);
+static int find_place(const struct sink *s, const char *name, size_t len,
+                      struct place *out, struct err *e)
+{
+    char own[PATH_MAX];
+
+    if (!store_name_is_safe(name, len) || len >= sizeof own) {
+        key_text(own, 200, name, len);
+        return err_set(e, EBADMSG, "file name \"%s\" is not safe", own);
     }
-    memcpy(relative, name, len);
-    relative[len] = '\0';
-    if (store_join(s->path, relative, dst, size) < 0)
-        return err_set(e, EBADMSG, "file name \"%.100s...\" is too long", relative);
+    memcpy(own, name, len);
+    own[len] = '\0';
+    if (store_join(s->base ? s->base : "", own, out->name, sizeof out->name) < 0 ||
+        store_join(s->path, out->name, out->path, sizeof out->path) < 0)
+        return err_set(e, EBADMSG, "file name \"%.100s...\" is too long", own);
     return 0;
+}
+
+static int hide(struct sink *s, const struct place *p, bool part, struct err *e)
+{
+    return stage_hidden(s->stage, p->name, strlen(p->name), part, e);
 }
 
 int sink_file(struct sink *s, const char *path, size_t len, uint32_t *number,
               struct err *e)
 {
-    char full[PATH_MAX];
+    struct place p;
     bool known;
-    int rc = store_path(s, path, len, full, sizeof full, e);
+    int rc = find_place(s, path, len, &p, e);
 
     if (rc == 0)
-        rc = sink_files_add(&s->files, full, true, number, &known, e);
-    if (rc == 0 && !known && !memchr(path, '/', len))
-        rc = stage_hidden(s->stage, path, len, false, e);
+        rc = sink_files_add(&s->files, p.path, true, number, &known, e);
+    if (rc == 0 && !known && !strchr(p.name, '/'))
+        rc = hide(s, &p, false, e);
     return rc;
 }
 
 int sink_file_shown(struct sink *s, const char *path, size_t len, uint32_t *number,
                     struct err *e)
 {
-    char full[PATH_MAX];
+    struct place p;
     bool known;
-    int rc = store_path(s, path, len, full, sizeof full, e);
+    int rc = find_place(s, path, len, &p, e);
 
-    return rc < 0 ? rc : sink_files_add(&s->files, full, true, number, &known, e);
+    return rc < 0 ? rc : sink_files_add(&s->files, p.path, true, number, &known, e);
 }
 
 int sink_watch(struct sink *s, const char *name, struct err *e)
 {
-    char full[PATH_MAX];
+    struct place p;
     uint32_t number;
     bool known;
-    int rc = store_path(s, name, strlen(name), full, sizeof full, e);
+    int rc = find_place(s, name, strlen(name), &p, e);
 
-    return rc < 0 ? rc : sink_files_add(&s->files, full, false, &number, &known, e);
+    return rc < 0 ? rc : sink_files_add(&s->files, p.path, false, &number, &known, e);
 }
 
 bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out)
@@ -148,29 +181,29 @@ bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out)
 
 int sink_hide(struct sink *s, const char *name, bool watch, struct err *e)
 {
-    char full[PATH_MAX];
+    struct place p;
     uint32_t number;
     bool known;
-    int rc = store_path(s, name, strlen(name), full, sizeof full, e);
+    int rc = find_place(s, name, strlen(name), &p, e);
 
     if (rc == 0)
-        rc = stage_hidden(s->stage, name, strlen(name), false, e);
+        rc = hide(s, &p, false, e);
     if (rc == 0 && watch)
-        rc = sink_files_add(&s->files, full, false, &number, &known, e);
+        rc = sink_files_add(&s->files, p.path, false, &number, &known, e);
     return rc;
 }
 
 int sink_copy(struct sink *s, const char *path, struct err *e)
 {
-    char full[PATH_MAX];
+    struct place p;
     uint32_t number;
     bool known;
     int rc = sink_hide(s, path, true, e);
 
     if (rc == 0)
-        rc = store_path(s, path, strlen(path), full, sizeof full, e);
+        rc = find_place(s, path, strlen(path), &p, e);
     if (rc == 0)
-        rc = sink_files_add(&s->files, full, false, &number, &known, e);
+        rc = sink_files_add(&s->files, p.path, false, &number, &known, e);
     if (rc == 0)
         s->files.file[number].copy = true;
     return rc;
@@ -178,10 +211,10 @@ int sink_copy(struct sink *s, const char *path, struct err *e)
 
 int sink_part(struct sink *s, const char *dir, struct err *e)
 {
-    char full[PATH_MAX];
-    int rc = store_path(s, dir, strlen(dir), full, sizeof full, e);
+    struct place p;
+    int rc = find_place(s, dir, strlen(dir), &p, e);
 
-    return rc == 0 ? stage_hidden(s->stage, dir, strlen(dir), true, e) : rc;
+    return rc == 0 ? hide(s, &p, true, e) : rc;
 }
 
 int sink_whole_file(struct sink *s, uint32_t file, struct err *e)

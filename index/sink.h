@@ -28,6 +28,16 @@ struct sink_checkpoint {
 
 int sink_checkpoint(struct sink *s, const struct sink_checkpoint *c, struct err *e);
 
+/* What was told last; valid until the next time. */
+const struct sink_checkpoint *sink_told(const struct sink *s);
+
+/*
+ * From now on names of files and parts are relative to this directory, which is itself
+ * relative to the checkpoint's ("": the checkpoint's own). For a driver that has another
+ * one scan a part of its checkpoint.
+ */
+int sink_enter(struct sink *s, const char *dir, struct err *e);
+
 /*
  * Registers a storage file (path relative to the checkpoint's directory) and gives its
  * number for chunks. The same path gives the same number. A file that is missing is

@@ -40,6 +40,7 @@ struct sink {
     struct stage *stage;
     struct sink_files files;
     char *path, *file;
+    char *base; /* of names, below path; NULL: path itself */
     struct file_id dir_id;
     uint64_t names_hash;
     struct sink_checkpoint about;

@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "remote/archives.h"
 #include "remote/store.h"
 
 enum {
@@ -213,6 +214,11 @@ int listing_add(struct listing *l, const char *name, const struct entry_stat *st
     return 0;
 }
 
+void listing_adopt(struct listing *l, struct store *store)
+{
+    l->store = store;
+}
+
 void listing_sort(struct listing *l)
 {
     size_t kept = 0;
@@ -369,13 +375,19 @@ int listing_read(struct listing *l, const char *name, size_t max, char **data,
     return rc < 0 ? rc : read_whole(src, max, data, len, e);
 }
 
+static bool may_be_listed(const struct item *item)
+{
+    return item->pub.st.kind == ENTRY_DIR ||
+           (item->pub.st.kind == ENTRY_FILE && archive_is_named(item->pub.name));
+}
+
 struct listing *listing_sub(struct listing *l, const char *name)
 {
     struct item *item = find_item(l, name);
     struct err e = {0};
     char path[PATH_MAX];
 
-    if (!item || item->pub.st.kind != ENTRY_DIR || !extra_of(item))
+    if (!item || !may_be_listed(item) || !extra_of(item))
         return NULL;
     if (!item->extra->sub && l->store &&
         store_join(l->path, name, path, sizeof path) == 0)

@@ -57,7 +57,10 @@ int listing_peek(struct listing *l, const char *name, void *dst, size_t len,
 int listing_read(struct listing *l, const char *name, size_t max, char **data,
                  size_t *len, struct err *e);
 
-/* The listing of a subdirectory, owned by this listing; NULL when there is none. */
+/*
+ * The listing of a subdirectory, owned by this listing; NULL when there is none. Also of
+ * a file that its store can list (remote/archives.h).
+ */
 struct listing *listing_sub(struct listing *l, const char *name);
 
 /* The same by a path below it, as "model/consolidated"; "": itself. */
@@ -71,6 +74,9 @@ void listing_freep(struct listing **l);
  * this name? Of a made-up listing only itself is looked at.
  */
 bool listing_marked(const struct listing *l, const char *name, unsigned levels);
+
+/* The store that a listing asks from now on: one that lies over that which made it. */
+void listing_adopt(struct listing *l, struct store *store);
 
 /*
  * Building one: by stores, and by tests that make one up (store NULL: `head` are then

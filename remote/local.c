@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/err.h"
+#include "remote/archives.h"
 #include "remote/resolve.h"
 
 struct local_store {
@@ -535,6 +536,5 @@ int store_open_local(const char *path, const struct store_options *options,
                      kind_word(st.st_mode));
     if (rc < 0)
         return rc;
-    *out = &steal(&ls)->base;
-    return 0;
+    return archives_over(&steal(&ls)->base, out, e);
 }

@@ -48,6 +48,7 @@ struct store_options {
  * A local directory or a single file. For the snapshots of a Hugging Face cache
  * (models--ORG--NAME/snapshots, also below) links may lead anywhere below the
  * models--… (datasets--…) directory, for all others below the directory that was opened.
+ * It can look into tar archives (remote/archives.h).
  */
 int store_open_local(const char *path, const struct store_options *options,
                      struct store **out, struct err *e);

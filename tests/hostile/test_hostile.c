@@ -27,6 +27,7 @@ static const struct {
 } choices[] = {
     {"gguf/bool_7.gguf", true},
     {"gguf/unaligned.gguf", true},
+    {"nemo/dup_member.nemo", true},
     {"npy/dup_key.npy", false},
     {"safetensors/dims_5000.safetensors", false},
     {"safetensors/dup_key.safetensors", false},
@@ -47,6 +48,7 @@ static const struct {
     {"safetensors/name_collision.safetensors", 3},
     {"safetensors/name_file_and_dir.safetensors", 3},
     {"safetensors/name_nfc_nfd.safetensors", 2},
+    {"nemo/longname.nemo", 0}, /* no weights where NeMo has them: side files alone */
     {"hf_index/unlisted_tensor/model.safetensors.index.json", 0},
 };
 
@@ -55,6 +57,7 @@ static const struct {
     const char *kind, *control, *bad;
 } keys[] = {
     {"gguf/", "w", "w"},
+    {"nemo/", "w", NULL},
 };
 
 static const char *key_of(const struct row *row, bool bad)

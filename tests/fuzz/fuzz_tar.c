@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/fuzz/fuzz_tar.c - any bytes as a tar archive: members lie within it, names are safe. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "remote/source.h"
+#include "remote/store.h"
+#include "remote/tar.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* abort() rather than assert(): it must hold with NDEBUG too. */
+static void require(bool holds, const char *what)
+{
+    if (!holds) {
+        fprintf(stderr, "%s\n", what);
+        abort();
+    }
+}
+
+struct input {
+    const uint8_t *data;
+    size_t size;
+    uint64_t last;
+};
+
+static int read_input(void *user, uint64_t off, size_t len, void *dst, size_t *got,
+                      struct err *e)
+{
+    struct input *in = user;
+
+    (void)e;
+    require(off >= in->last, "backwards");
+    in->last = off;
+    *got = off < in->size ? MIN(len, in->size - (size_t)off) : 0;
+    if (*got > 0)
+        memcpy(dst, in->data + off, *got);
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = {.data = data, .size = size};
+    struct err e = {0};
+    struct tar *t;
+    int rc = tar_read(read_input, &in, size, &t, &e);
+
+    require(rc == 0 || rc == -EBADMSG || rc == -ENOTSUP || rc == -EFBIG ||
+                rc == -ENAMETOOLONG,
+            e.text);
+    if (rc < 0)
+        return 0;
+    for (size_t i = 0; i < tar_count(t); i++) {
+        const struct tar_member *m = tar_at(t, i);
+
+        require(m->off <= size && m->size <= size - m->off, "outside");
+        require(m->name[0] != '/' && !strstr(m->name, "//"), "name");
+        require(strcmp(m->name, "..") != 0 && !strstr(m->name, "../"), "climbs");
+        require(i == 0 || strcmp(tar_at(t, i - 1)->name, m->name) < 0, "order");
+    }
+    tar_free(t);
+    return 0;
+}
