@@ -27,6 +27,12 @@ enum cli_status {
     STATUS_ROOM = 5    /* not enough space or rights */
 };
 
+/* What convert takes beside the common options. */
+struct convert_options {
+    const char *to, *only, *drop, *mesh, *part, *max_shard_size, *ranks, *codec;
+    bool finish;
+};
+
 struct cli_options {
     bool json, quiet, verbose;
     bool long_rows;  /* -l */
@@ -38,7 +44,8 @@ struct cli_options {
     uint64_t cache_size;           /* bytes */
     unsigned jobs;                 /* 0: one a core */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
-    char *mount;                   /* -o text of mount, not yet taken apart */
+    struct convert_options convert;
+    char *mount; /* -o text of mount, not yet taken apart */
 };
 
 struct cli {
@@ -53,15 +60,15 @@ struct cli {
 struct cli_command {
     const char *name, *usage, *summary;
     int min_args, max_args;
-    /* Options it takes beside --json, -q, -v and -o: letters of "ldnf" (long rows, deep,
-     * npy, foreground). */
+    /* Options it takes beside --json, -q, -v and -o: letters of "ldnfc" (long rows, deep,
+     * npy, foreground, those of convert). */
     const char *takes;
     /* Returns a cli_status, or a negative errno with the words in c->err. */
     int (*run)(struct cli *c);
 };
 
 extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
-    cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version;
+    cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert;
 
 /* The source of a command, opened with everything that reads it. */
 struct cli_source {
@@ -75,6 +82,9 @@ struct cli_source {
     struct decoded_cache *decoded;
     struct reader_env env;
 };
+
+/* A number with an optional K, M, G, T (powers of 1024) or KB, MB, ... (of 1000). */
+bool parse_bytes(const char *text, uint64_t *out);
 
 /* "scheme://..." */
 bool is_url(const char *name);

@@ -10,13 +10,13 @@
 #include "cli/mount_helper.h"
 
 static const struct cli_command *const commands[] = {
-    &cmd_mount, &cmd_umount, &cmd_ls,    &cmd_info,    &cmd_cat,
+    &cmd_mount, &cmd_umount, &cmd_ls,    &cmd_info,    &cmd_cat,     &cmd_convert,
     &cmd_plan,  &cmd_verify, &cmd_probe, &cmd_formats, &cmd_version,
 };
 
 /* In CONTRACT.md, and coming: refused by name rather than as unknown. */
-static const char *const later[] = {"convert", "diff",     "stats",  "load",
-                                    "hold",    "manifest", "doctor", "cache"};
+static const char *const later[] = {"diff",     "stats",  "load", "hold",
+                                    "manifest", "doctor", "cache"};
 
 static void print_usage(FILE *f)
 {
@@ -53,7 +53,27 @@ static int unknown_command(struct cli *c, const char *name)
     return cli_fail(c, cli_usage(c));
 }
 
-enum { OPT_JSON = 256, OPT_DEEP, OPT_NPY, OPT_BINARY, OPT_CACHE_DIR, OPT_INDEX_MEMORY };
+enum {
+    OPT_JSON = 256,
+    OPT_DEEP,
+    OPT_NPY,
+    OPT_BINARY,
+    OPT_CACHE_DIR,
+    OPT_INDEX_MEMORY,
+    OPT_TO, /* from here on: of convert, as take_convert() knows them */
+    OPT_RANKS,
+    OPT_MESH,
+    OPT_SHARD_SIZE,
+    OPT_CODEC,
+    OPT_ONLY,
+    OPT_DROP,
+    OPT_PART,
+    OPT_FINISH,
+    OPT_MAP,
+    OPT_HF,
+    OPT_DTYPE,
+    OPT_JOBS,
+};
 
 static const struct option long_options[] = {
     {"json", no_argument, NULL, OPT_JSON},
@@ -62,6 +82,19 @@ static const struct option long_options[] = {
     {"binary", no_argument, NULL, OPT_BINARY},
     {"cache-dir", required_argument, NULL, OPT_CACHE_DIR},
     {"index-memory", no_argument, NULL, OPT_INDEX_MEMORY},
+    {"to", required_argument, NULL, OPT_TO},
+    {"ranks", required_argument, NULL, OPT_RANKS},
+    {"mesh", required_argument, NULL, OPT_MESH},
+    {"max-shard-size", required_argument, NULL, OPT_SHARD_SIZE},
+    {"codec", required_argument, NULL, OPT_CODEC},
+    {"only", required_argument, NULL, OPT_ONLY},
+    {"drop", required_argument, NULL, OPT_DROP},
+    {"part", required_argument, NULL, OPT_PART},
+    {"finish", no_argument, NULL, OPT_FINISH},
+    {"map", required_argument, NULL, OPT_MAP},
+    {"hf", required_argument, NULL, OPT_HF},
+    {"dtype", required_argument, NULL, OPT_DTYPE},
+    {"jobs", required_argument, NULL, OPT_JOBS},
     {"long", no_argument, NULL, 'l'},
     {"foreground", no_argument, NULL, 'f'},
     {"quiet", no_argument, NULL, 'q'},
@@ -105,6 +138,39 @@ static int common_options(struct cli *c, const struct cli_command *cmd, char *te
 static bool takes(const struct cli_command *cmd, char letter)
 {
     return strchr(cmd->takes, letter) != NULL;
+}
+
+/* Options that only convert has; their values are judged where they are used. */
+static int take_convert(struct cli *c, const struct cli_command *cmd, int o)
+{
+    struct convert_options *v = &c->opt.convert;
+    const char **text[] = {
+        [OPT_TO - OPT_TO] = &v->to,
+        [OPT_RANKS - OPT_TO] = &v->ranks,
+        [OPT_MESH - OPT_TO] = &v->mesh,
+        [OPT_SHARD_SIZE - OPT_TO] = &v->max_shard_size,
+        [OPT_CODEC - OPT_TO] = &v->codec,
+        [OPT_ONLY - OPT_TO] = &v->only,
+        [OPT_DROP - OPT_TO] = &v->drop,
+        [OPT_PART - OPT_TO] = &v->part,
+        [OPT_FINISH - OPT_TO] = NULL,
+        [OPT_MAP - OPT_TO] = &c->opt.mapping.map,
+        [OPT_HF - OPT_TO] = &c->opt.mapping.hf,
+    };
+
+    if (!takes(cmd, 'c'))
+        return wrong_option(c, cmd, "unknown option");
+    if (o == OPT_FINISH)
+        v->finish = true;
+    else if (o == OPT_DTYPE)
+        return mapping_dtype(optarg, &c->opt.mapping.dtype)
+                   ? 0
+                   : wrong_option(c, cmd, "--dtype names no type to cast to");
+    else if (o == OPT_JOBS)
+        c->opt.jobs = (unsigned)MAX(atoi(optarg), 1);
+    else
+        *text[o - OPT_TO] = optarg;
+    return 0;
 }
 
 static int one_option(struct cli *c, const struct cli_command *cmd, int o)
@@ -151,6 +217,8 @@ static int one_option(struct cli *c, const struct cli_command *cmd, int o)
         err_hint(&c->err, "--json is");
         return cli_usage(c);
     default:
+        if (o >= OPT_TO)
+            return take_convert(c, cmd, o);
         return wrong_option(c, cmd, "unknown option, or one without its value");
     }
 }

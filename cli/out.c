@@ -167,3 +167,29 @@ char *option_next(char **text)
     *to = '\0';
     return start;
 }
+
+bool parse_bytes(const char *text, uint64_t *out)
+{
+    static const char unit[] = "KMGT";
+    unsigned long long v, factor = 1;
+    const char *u;
+    char *end;
+
+    errno = 0;
+    v = strtoull(text, &end, 10);
+    if (errno || end == text || *text == '-')
+        return false;
+    u = *end ? strchr(unit, *end) : NULL;
+    if (u) {
+        bool decimal = end[1] == 'B' && !end[2];
+
+        if (!decimal && end[1] && strcmp(end + 1, "iB") != 0)
+            return false;
+        for (long i = u - unit; i >= 0; i--)
+            factor *= decimal ? 1000 : 1024;
+    } else if (*end) {
+        return false;
+    }
+    *out = v * factor;
+    return !__builtin_mul_overflow(v, factor, &v);
+}

@@ -24,8 +24,9 @@ struct layout;
 
 /* A tensor that is to be written. Strings are borrowed for as long as the layout. */
 struct layout_tensor {
-    const char *key; /* without part and wrapper, as the model names it */
+    const char *key; /* in full, as the mount shows it */
     size_t key_len;
+    size_t wrapper; /* leading bytes that a saver put on: the model's own name is without */
     const char *part; /* of the checkpoint that it comes from, or NULL */
     enum role role;
     enum dtype dtype;
@@ -48,6 +49,7 @@ struct layout_input {
     size_t objects;
     const char *format; /* that it comes from, a driver's name; "" when it is new */
     const char *framework, *version;
+    bool adapter; /* a PEFT adapter, by itself */
     bool has_step;
     int64_t step;
 };

@@ -276,7 +276,7 @@ def test_probe_and_formats(t):
 
 def test_what_is_not_built_yet_is_refused_by_name(t):
     cli = Cli(t)
-    for verb in ("convert", "diff", "stats", "load", "hold", "manifest", "doctor", "cache"):
+    for verb in ("diff", "stats", "load", "hold", "manifest", "doctor", "cache"):
         cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
     os.mkdir(t + "/mnt")
     for option in ("rw", "save=dcp", "weights=master", "gpu=0"):

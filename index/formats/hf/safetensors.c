@@ -15,6 +15,7 @@
 #include "index/formats/hf/hf_index.h"
 #include "index/formats/hf/safetensors_files.h"
 #include "index/formats/hf/safetensors_layout.h"
+#include "index/formats/hf/safetensors_write.h"
 
 enum {
     HEAD_BYTES = 16,
@@ -621,6 +622,8 @@ static int st_scan(const struct scan_context *c, struct sink *sink, struct err *
 
 static const struct chunk_codec *const st_codecs[] = {&safetensors_codec, NULL};
 
+static const struct format_writer *const st_writers[] = {&writer_hf, NULL};
+
 const struct format_driver format_safetensors = {
     .name = "safetensors",
     .title = "Hugging Face safetensors: single file, sharded with index, PEFT adapter",
@@ -628,4 +631,5 @@ const struct format_driver format_safetensors = {
     .bid_file = st_bid_file,
     .scan = st_scan,
     .codecs = st_codecs,
+    .writers = st_writers,
 };

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: MIT */
+/* cli/cmd_convert.c - `unshard convert`: any format that is read to any that is written. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/fsutil.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "index/formats/format.h"
+#include "index/layout.h"
+#include "remote/source.h"
+#include "remote/store.h"
+#include "save/input.h"
+#include "save/staging.h"
+#include "save/write.h"
+
+enum { INFO_MEMORY = 64 << 20, COPY_BLOCK = 1 << 20, LOSSES_SHOWN = 5 };
+
+struct convert {
+    struct cli *c;
+    struct cli_source *source;
+    const struct format_writer *writer;
+    struct layout_options options;
+    struct save_choice choice;
+    unsigned part, parts;
+    struct save_input *input;
+    struct layout *layout;
+    struct staging *staging;
+    struct progress progress;
+};
+
+/* ---- options ---- */
+
+static int wrong(struct cli *c, const char *fmt, const char *value, const char *hint)
+{
+    char text[300];
+
+    snprintf(text, sizeof text, "%s=%s: no value of this option", fmt, value);
+    err_set(&c->err, EINVAL, "%s", text);
+    err_hint(&c->err, "%s", hint);
+    return cli_usage(c);
+}
+
+static int no_writer(struct cli *c)
+{
+    CLEANUP(buf_release) struct buf names = {0};
+    const struct format_writer *w;
+
+    for (size_t i = 0; (w = format_writer_at(i)); i++)
+        buf_addf(&names, "%s%s", i ? ", " : "", w->name);
+    if (c->opt.convert.to)
+        err_set(&c->err, EINVAL, "--to %s: no format that is written",
+                c->opt.convert.to);
+    else
+        err_set(&c->err, EINVAL, "convert: --to is missing");
+    err_hint(&c->err, "there are %s", names.data ? names.data : "none");
+    return cli_usage(c);
+}
+
+static bool take_unsigned(const char *text, unsigned *out, const char **end)
+{
+    char *stop;
+    unsigned long v;
+
+    errno = 0;
+    v = strtoul(text, &stop, 10);
+    if (stop == text || *text == '-' || errno || v == 0 || v > 1u << 20)
+        return false;
+    *out = (unsigned)v;
+    *end = stop;
+    return true;
+}
+
+static int take_layout_options(struct convert *v)
+{
+    const struct convert_options *o = &v->c->opt.convert;
+    const char *end = "";
+
+    if (o->ranks && (!take_unsigned(o->ranks, &v->options.ranks, &end) || *end))
+        return wrong(v->c, "--ranks", o->ranks, "a number of ranks");
+    if (o->mesh && (!take_unsigned(o->mesh, &v->options.mesh[0], &end) || *end != 'x' ||
+                    !take_unsigned(end + 1, &v->options.mesh[1], &end) || *end))
+        return wrong(v->c, "--mesh", o->mesh, "ranks along dim 0 and dim 1, as 4x2");
+    if (o->max_shard_size &&
+        !parse_bytes(o->max_shard_size, &v->options.max_shard_size))
+        return wrong(v->c, "--max-shard-size", o->max_shard_size,
+                     "bytes, or a number with KB, MB, GB (1000) or K, M, G (1024)");
+    v->options.codec = o->codec;
+    return 0;
+}
+
+/* --drop optimizer,other,objects */
+static int take_drop(struct convert *v)
+{
+    static const char *const words[] = {"model", "optimizer", "other", "objects"};
+    char list[200];
+    char *text = list, *word;
+
+    v->choice.only = v->c->opt.convert.only;
+    if (!v->c->opt.convert.drop)
+        return 0;
+    if (snprintf(list, sizeof list, "%s", v->c->opt.convert.drop) >= (int)sizeof list)
+        return wrong(v->c, "--drop", v->c->opt.convert.drop, "a list of roles");
+    while ((word = strsep(&text, ",+"))) {
+        unsigned i = 0;
+
+        while (i < ARRAY_SIZE(words) && strcmp(word, words[i]) != 0)
+            i++;
+        if (i == ARRAY_SIZE(words))
+            return wrong(v->c, "--drop", word, "model, optimizer, other, objects");
+        if (i == ARRAY_SIZE(words) - 1)
+            v->choice.drop_objects = true;
+        else
+            v->choice.drop_roles[i] = true;
+    }
+    return 0;
+}
+
+static int take_part(struct convert *v)
+{
+    const char *text = v->c->opt.convert.part, *end;
+
+    v->part = v->parts = 1;
+    if (!text)
+        return 0;
+    if (v->c->opt.convert.finish)
+        return wrong(v->c, "--part", text, "either a part, or --finish");
+    if (!take_unsigned(text, &v->part, &end) || *end != '/' ||
+        !take_unsigned(end + 1, &v->parts, &end) || *end || v->part > v->parts)
+        return wrong(v->c, "--part", text, "I/N with I from 1 to N");
+    return 0;
+}
+
+static int take_options(struct convert *v)
+{
+    int ret;
+
+    v->writer = v->c->opt.convert.to ? format_writer(v->c->opt.convert.to) : NULL;
+    if (!v->writer)
+        return no_writer(v->c);
+    ret = take_layout_options(v);
+    if (ret == 0)
+        ret = take_drop(v);
+    return ret == 0 ? take_part(v) : ret;
+}
+
+/* ---- what is lost ---- */
+
+static int refuse_losses(struct convert *v)
+{
+    static const char *const name[] = {
+        [LOSS_OBJECT] = "object", [LOSS_TENSOR] = "tensor", [LOSS_ROLE] = "role"};
+    CLEANUP(buf_release) struct buf list = {.max = 4096};
+    size_t n = layout_losses(v->layout);
+    enum layout_loss kind;
+
+    if (n == 0)
+        return 0;
+    for (size_t i = 0; i < MIN(n, (size_t)LOSSES_SHOWN); i++) {
+        const char *what = layout_loss_at(v->layout, i, &kind);
+
+        buf_addf(&list, "%s%s %.200s", i ? ", " : "", name[kind], what);
+    }
+    err_set(&v->c->err, ENOTSUP, "%s cannot hold %s%s", v->writer->name,
+            list.data ? list.data : "", n > LOSSES_SHOWN ? ", ..." : "");
+    err_hint(&v->c->err, "leave them out: --drop optimizer,other,objects, or --only");
+    return cli_usage(v->c);
+}
+
+/* ---- the journal's first line ---- */
+
+/* All that decides about the bytes, and the version of who writes them. */
+static int describe(const struct convert *v, struct buf *out)
+{
+    CLEANUP(buf_release) struct buf source = {0};
+    uint64_t digest[2];
+    struct err *e = &v->c->err;
+
+    if (layout_digest(v->layout, digest, e) < 0 ||
+        save_input_identity(v->input, &source, e) < 0 ||
+        mapping_identity(v->source->mapping, "", &source, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < source.len; i++)
+        if (source.data[i] == '\n')
+            source.data[i] = ' ';
+    buf_addf(out, "unshardfs " UFS_VERSION " %s %016" PRIx64 "%016" PRIx64 " from %s",
+             v->writer->name, digest[0], digest[1], source.data);
+    return buf_failed(out) ? err_nomem(e) : 0;
+}
+
+/* ---- side files ---- */
+
+struct side_files {
+    struct convert *v;
+    struct listing *listing;
+    bool *hidden;
+};
+
+static int hide(void *user, const char *name, bool part)
+{
+    struct side_files *s = user;
+
+    (void)part;
+    for (size_t i = 0; i < listing_count(s->listing); i++)
+        if (strcmp(listing_at(s->listing, i)->name, name) == 0)
+            s->hidden[i] = true;
+    return 0;
+}
+
+static int copy_bytes(struct source *src, int fd, struct err *e)
+{
+    CLEANUP_FREE char *block = malloc(COPY_BLOCK);
+    uint64_t at = 0;
+    int ret = block ? 0 : err_nomem(e);
+
+    while (ret == 0 && at < src->size) {
+        size_t part = (size_t)MIN(src->size - at, (uint64_t)COPY_BLOCK);
+
+        ret = source_read(src, at, part, block, e);
+        if (ret == 0)
+            ret = write_all(fd, block, part, e);
+        at += part;
+    }
+    return ret;
+}
+
+/* A file of the layout with this name goes first: then nothing is copied. */
+static int copy_side(struct convert *v, const char *path, const char *name)
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+    struct store *store = v->source->store;
+    struct err *e = &v->c->err;
+    int dir = staging_dir(v->staging), ret, fd;
+
+    if (faccessat(dir, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return 0;
+    if (store->ops->open(store, path, &src, e) < 0)
+        return -e->code;
+    fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return err_set(e, errno, "%s: %s", name, strerror(errno));
+    ret = copy_bytes(src, fd, e);
+    if (ret == 0 && fsync(fd) < 0)
+        ret = err_set(e, errno, "%s: %s", name, strerror(errno));
+    close(fd);
+    if (ret < 0)
+        unlinkat(dir, name, 0);
+    return ret;
+}
+
+/* What stands beside the tensors in a mount goes along: config, tokenizer, notes. */
+static int copy_side_files(struct convert *v, const struct checkpoint_info *info)
+{
+    struct store *store = v->source->store;
+    struct side_files s = {.v = v};
+    int ret = store->ops->list(store, info->path, &s.listing, &v->c->err);
+
+    if (ret < 0 || info->file) {
+        listing_free(s.listing);
+        return ret;
+    }
+    s.hidden = calloc(listing_count(s.listing) + 1, sizeof *s.hidden);
+    ret = s.hidden ? catalog_hidden(v->source->catalog, info->id, hide, &s, &v->c->err)
+                   : err_nomem(&v->c->err);
+    for (size_t i = 0; ret == 0 && i < listing_count(s.listing); i++) {
+        const struct listing_entry *entry = listing_at(s.listing, i);
+        char path[4096];
+
+        if (s.hidden[i] || entry->st.kind != ENTRY_FILE)
+            continue;
+        if (store_join(info->path, entry->name, path, sizeof path) == 0)
+            ret = copy_side(v, path, entry->name);
+    }
+    listing_free(s.listing);
+    free(s.hidden);
+    return ret;
+}
+
+/* ---- the run ---- */
+
+static void add_progress(void *user, uint64_t bytes)
+{
+    struct convert *v = user;
+
+    progress_add(&v->progress, bytes);
+}
+
+static int write_files(struct convert *v, const struct checkpoint_info *info)
+{
+    bool whole = v->parts == 1, finish = v->c->opt.convert.finish;
+    const struct save_run run = {
+        .layout = v->layout,
+        .input = save_input_of(v->input),
+        .source = save_input_source(v->input),
+        .staging = v->staging,
+        .pool = v->source->pool,
+        .part = v->part,
+        .parts = v->parts,
+        .first_stage = !finish,
+        .other_stages = whole || finish,
+        .progress = add_progress,
+        .user = v,
+    };
+    int ret;
+
+    progress_begin(&v->progress, v->c, save_bytes(&run));
+    ret = save_write(&run, &v->c->err);
+    progress_end(&v->progress);
+    if (ret < 0 || !run.other_stages)
+        return ret;
+    ret = copy_side_files(v, info);
+    return ret == 0 ? staging_publish(v->staging, &v->c->err) : ret;
+}
+
+/* What is wrong with where it goes, or with what is there, is the caller's mistake. */
+static int open_staging(struct convert *v)
+{
+    CLEANUP(buf_release) struct buf what = {0};
+    struct staging_claim claim = {.target = v->c->arg[1],
+                                  .part = v->part,
+                                  .parts = v->parts,
+                                  .finish = v->c->opt.convert.finish};
+    int ret = describe(v, &what);
+
+    if (ret < 0)
+        return ret;
+    claim.what = what.data;
+    ret = staging_open(&claim, &v->staging, &v->c->err);
+    if (ret == -EEXIST || ret == -EINVAL || ret == -EBUSY)
+        cli_usage(v->c);
+    return ret;
+}
+
+static int convert_checkpoint(struct convert *v)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
+    struct checkpoint_info info;
+    struct err *e = &v->c->err;
+    int ret = a ? cli_checkpoint(v->c, v->source, a, &info) : err_nomem(e);
+
+    if (ret == 0)
+        ret = save_input_new(&v->source->env, info.id, &v->choice, &v->input, e);
+    if (ret == 0)
+        ret = layout_new(&v->layout, e);
+    if (ret == 0) {
+        ret = v->writer->layout(save_input_of(v->input), &v->options, v->layout, e);
+        if (ret == -EINVAL || ret == -ENOTSUP)
+            cli_usage(v->c);
+    }
+    if (ret == 0)
+        ret = refuse_losses(v);
+    if (ret == 0)
+        ret = open_staging(v);
+    return ret == 0 ? write_files(v, &info) : ret;
+}
+
+static int run(struct cli *c)
+{
+    CLEANUP(cli_close) struct cli_source s = {0};
+    struct convert v = {.c = c, .source = &s};
+    int ret = take_options(&v);
+
+    if (ret == 0)
+        ret = cli_open(c, c->arg[0], &s);
+    if (ret == 0)
+        ret = convert_checkpoint(&v);
+    staging_close(v.staging);
+    layout_free(v.layout);
+    save_input_free(v.input);
+    return ret;
+}
+
+const struct cli_command cmd_convert = {
+    .name = "convert",
+    .usage = "convert SOURCE DEST --to FORMAT [options]",
+    .summary = "writes a checkpoint in another format or topology",
+    .min_args = 2,
+    .max_args = 2,
+    .takes = "c",
+    .run = run,
+};

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/hf/safetensors_write.c - how safetensors files and sets of them are laid out. */
+#include "index/formats/hf/safetensors_write.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/err.h"
+#include "index/formats/format.h"
+#include "index/key_text.h"
+
+enum { ALIGNMENT = 64, HEADER_MAX = 100000000 /* what the library reads */ };
+
+/* The largest shard of save_pretrained (transformers 4.46: 5GB, decimal). */
+static const uint64_t default_shard = 5000000000;
+
+static const char plain_metadata[] = "{\"format\":\"pt\"}";
+
+/* ---- one file ---- */
+
+struct order {
+    const struct layout_input *in;
+};
+
+static int by_size_and_name(const void *a, const void *b, void *user)
+{
+    const struct order *o = user;
+    const struct safetensors_entry *x = a, *y = b;
+    unsigned bits_x = dtype_bits(o->in->tensor[x->tensor].dtype),
+             bits_y = dtype_bits(o->in->tensor[y->tensor].dtype);
+    int c;
+
+    if (bits_x != bits_y)
+        return bits_x > bits_y ? -1 : 1;
+    c = memcmp(x->name, y->name, MIN(x->name_len, y->name_len));
+    return c ? c : (x->name_len > y->name_len) - (x->name_len < y->name_len);
+}
+
+/* Elements along each axis: of the tensor, or of a box of whole-byte elements. */
+static void entry_shape(const struct layout_tensor *t,
+                        const struct safetensors_entry *x, struct shape *out)
+{
+    *out = t->shape;
+    for (uint32_t k = 0; x->size && k < out->nd; k++)
+        out->dim[k] = x->size[k];
+}
+
+static int add_entry(const struct layout_input *in, const struct safetensors_entry *x,
+                     uint64_t *at, struct buf *header, struct err *e)
+{
+    const struct layout_tensor *t = &in->tensor[x->tensor];
+    struct shape shape;
+    uint64_t bytes, end;
+    char text[200];
+
+    if (!dtype_in_safetensors(t->dtype))
+        return err_set(e, ENOTSUP, "%s: safetensors has no %s",
+                       key_text(text, sizeof text, x->name, x->name_len),
+                       dtype_name(t->dtype));
+    entry_shape(t, x, &shape);
+    if (shape_bytes(&shape, t->dtype, &bytes, e) < 0)
+        return -e->code;
+    if (add_overflows(*at, bytes, &end))
+        return err_set(e, EFBIG, "over 2^64 bytes");
+    if (header->len > 1)
+        buf_addc(header, ',');
+    buf_add_json(header, x->name, x->name_len);
+    buf_addf(header, ":{\"dtype\":\"%s\",\"shape\":", dtype_name(t->dtype));
+    shape_format(&shape, header);
+    buf_addf(header, ",\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", *at, end);
+    *at = end;
+    return 0;
+}
+
+static int put_header(struct layout_file *f, struct buf *header, struct err *e)
+{
+    unsigned char length[8];
+
+    buf_addc(header, '}');
+    while ((layout_file_at(f) + sizeof length + header->len) % ALIGNMENT != 0)
+        buf_addc(header, ' ');
+    if (buf_failed(header))
+        return err_set(e, -buf_failed(header), "a header of more than %d bytes",
+                       HEADER_MAX);
+    for (unsigned i = 0; i < sizeof length; i++)
+        length[i] = (unsigned char)(header->len >> 8 * i);
+    if (layout_bytes(f, length, sizeof length, e) < 0)
+        return -e->code;
+    return layout_bytes(f, header->data, header->len, e);
+}
+
+int safetensors_write(struct layout_file *f, const struct layout_input *in,
+                      struct safetensors_entry *entry, size_t n, const char *metadata,
+                      struct err *e)
+{
+    CLEANUP(buf_release) struct buf header = {.max = HEADER_MAX};
+    struct order order = {.in = in};
+    uint64_t at = 0;
+    int ret = 0;
+
+    if (n > 1)
+        qsort_r(entry, n, sizeof *entry, by_size_and_name, &order);
+    buf_addc(&header, '{');
+    if (metadata)
+        buf_addf(&header, "\"__metadata__\":%s", metadata);
+    for (size_t i = 0; ret == 0 && i < n; i++)
+        ret = add_entry(in, &entry[i], &at, &header, e);
+    if (ret == 0)
+        ret = put_header(f, &header, e);
+    for (size_t i = 0; ret == 0 && i < n; i++)
+        ret = layout_box(f, in, entry[i].tensor, entry[i].start, entry[i].size, e);
+    return ret;
+}
+
+/* ---- a model in one file or several ---- */
+
+struct set {
+    const struct layout_input *in;
+    struct layout *out;
+    const char *stem; /* "model", "adapter_model" */
+    struct safetensors_entry *entry;
+    size_t entries;
+    size_t *first; /* entry of each shard, and one behind the last */
+    size_t shards;
+    uint64_t total;
+};
+
+/* What the model names itself; other roles have no place in a model's directory. */
+static int choose_entries(struct set *s, struct err *e)
+{
+    static const char *const role[] = {"model", "optimizer", "other"};
+    size_t left[3] = {0};
+    char what[80];
+
+    s->entry = calloc(s->in->tensors + 1, sizeof *s->entry);
+    if (!s->entry)
+        return err_nomem(e);
+    for (size_t i = 0; i < s->in->tensors; i++) {
+        const struct layout_tensor *t = &s->in->tensor[i];
+
+        if (t->role != ROLE_MODEL)
+            left[t->role]++;
+        else if (dtype_in_safetensors(t->dtype))
+            s->entry[s->entries++] =
+                (struct safetensors_entry){.tensor = i,
+                                           .name = t->key + t->wrapper,
+                                           .name_len = t->key_len - t->wrapper};
+        else if (layout_loss(s->out, LOSS_TENSOR, t->key, t->key_len, e) < 0)
+            return -e->code;
+    }
+    for (unsigned r = ROLE_OPTIMIZER; r <= ROLE_OTHER; r++) {
+        int n = snprintf(what, sizeof what, "%s (%zu tensors)", role[r], left[r]);
+
+        if (left[r] && layout_loss(s->out, LOSS_ROLE, what, (size_t)n, e) < 0)
+            return -e->code;
+    }
+    for (size_t i = 0; i < s->in->objects; i++)
+        if (layout_loss(s->out, LOSS_OBJECT, s->in->object[i].key,
+                        s->in->object[i].key_len, e) < 0)
+            return -e->code;
+    return 0;
+}
+
+/*
+ * Tensors go to shards in order of their names; a shard ends where the next tensor would
+ * make it too large (huggingface_hub.split_torch_state_dict_into_shards).
+ */
+static int cut_shards(struct set *s, uint64_t max, struct err *e)
+{
+    uint64_t filled = 0, bytes;
+
+    s->first = calloc(s->entries + 2, sizeof *s->first);
+    if (!s->first)
+        return err_nomem(e);
+    for (size_t i = 0; i < s->entries; i++) {
+        const struct layout_tensor *t = &s->in->tensor[s->entry[i].tensor];
+
+        if (shape_bytes(&t->shape, t->dtype, &bytes, e) < 0)
+            return -e->code;
+        if (s->shards == 0 || (filled > 0 && (bytes > max || filled > max - bytes))) {
+            s->first[s->shards++] = i;
+            filled = 0;
+        }
+        filled += bytes;
+        s->total += bytes;
+    }
+    s->first[s->shards] = s->entries;
+    return 0;
+}
+
+static void shard_name(const struct set *s, size_t i, char dst[100])
+{
+    if (s->shards == 1)
+        snprintf(dst, 100, "%s.safetensors", s->stem);
+    else
+        snprintf(dst, 100, "%s-%05zu-of-%05zu.safetensors", s->stem, i + 1, s->shards);
+}
+
+/* Before the shards sort their entries: in order of names, as the library writes it. */
+static int put_index(struct set *s, struct err *e)
+{
+    CLEANUP(buf_release) struct buf text = {0};
+    struct layout_file *f;
+    char name[100];
+
+    if (s->shards == 1)
+        return 0;
+    buf_addf(&text,
+             "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64
+             "\n  },\n  \"weight_map\": {",
+             s->total);
+    for (size_t k = 0; k < s->shards; k++) {
+        shard_name(s, k, name);
+        for (size_t i = s->first[k]; i < s->first[k + 1]; i++) {
+            buf_adds(&text, i ? ",\n    " : "\n    ");
+            buf_add_json(&text, s->entry[i].name, s->entry[i].name_len);
+            buf_addf(&text, ": \"%s\"", name);
+        }
+    }
+    buf_adds(&text, "\n  }\n}\n");
+    if (buf_failed(&text))
+        return err_nomem(e);
+    snprintf(name, sizeof name, "%s.safetensors.index.json", s->stem);
+    if (layout_file_new(s->out, name, 1, &f, e) < 0)
+        return -e->code;
+    return layout_bytes(f, text.data, text.len, e);
+}
+
+static int put_shards(struct set *s, struct err *e)
+{
+    int ret = 0;
+
+    for (size_t k = 0; ret == 0 && k < s->shards; k++) {
+        struct layout_file *f;
+        char name[100];
+
+        shard_name(s, k, name);
+        ret = layout_file_new(s->out, name, 0, &f, e);
+        if (ret == 0)
+            ret = safetensors_write(f, s->in, s->entry + s->first[k],
+                                    s->first[k + 1] - s->first[k], plain_metadata, e);
+    }
+    return ret;
+}
+
+static int layout_hf(const struct layout_input *in, const struct layout_options *o,
+                     struct layout *out, struct err *e)
+{
+    struct set s = {
+        .in = in, .out = out, .stem = in->adapter ? "adapter_model" : "model"};
+    int ret;
+
+    if (o->ranks > 1 || o->mesh[0] || o->codec)
+        return err_set(e, EINVAL,
+                       "hf: whole tensors are written, without ranks, mesh or codec");
+    ret = choose_entries(&s, e);
+    if (ret == 0)
+        ret = cut_shards(&s, o->max_shard_size ? o->max_shard_size : default_shard, e);
+    if (ret == 0)
+        ret = put_index(&s, e);
+    if (ret == 0)
+        ret = put_shards(&s, e);
+    free(s.entry);
+    free(s.first);
+    return ret;
+}
+
+const struct format_writer writer_hf = {
+    .name = "hf",
+    .title = "Hugging Face safetensors, in shards",
+    .layout = layout_hf,
+};

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+/* save/input.h - a checkpoint of the index as what is to be written. */
+#ifndef UFS_SAVE_INPUT_H
+#define UFS_SAVE_INPUT_H
+
+#include "gpu/reader.h"
+#include "index/layout.h"
+#include "save/write.h"
+
+struct err;
+struct save_input;
+
+/* What of a checkpoint is taken along. */
+struct save_choice {
+    const char *only;   /* a pattern of keys as fnmatch(3) has them, or NULL */
+    bool drop_roles[3]; /* by enum role */
+    bool drop_objects;
+};
+
+/*
+ * Tensors in byte order of their keys. -EBADMSG: a tensor that would be taken along cannot
+ * be read; -ENOENT: nothing is left to be written.
+ */
+int save_input_new(const struct reader_env *env, int64_t checkpoint,
+                   const struct save_choice *choice, struct save_input **out,
+                   struct err *e);
+void save_input_free(struct save_input *in); /* NULL is fine */
+void save_input_freep(struct save_input **in);
+
+const struct layout_input *save_input_of(const struct save_input *in);
+uint64_t save_input_bytes(const struct save_input *in);
+
+/* Its tensors' bytes. */
+struct save_source save_input_source(struct save_input *in);
+
+/*
+ * What tells this source from any other, for a journal: format, and path, size and time of
+ * every file. The same on all machines that see the same files.
+ */
+int save_input_identity(const struct save_input *in, struct buf *out, struct err *e);
+
+#endif

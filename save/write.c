@@ -1,0 +1,747 @@
+/* SPDX-License-Identifier: MIT */
+/* save/write.c - units of work: a window of one tensor, cut to the boxes of all files. */
+#include "save/write.h"
+
+#include <assert.h>
+#include <blosc.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "base/err.h"
+#include "base/pool.h"
+#include "save/box.h"
+#include "save/staging.h"
+
+enum {
+    WINDOW = 4 << 20,  /* read at once; a multiple of every unit */
+    BATCH = 512,       /* units between two looks at durability: 2 GiB at most */
+    MANY_FILES = 4096, /* from here on one syncfs costs less than an fsync a file */
+    BUFFERS = 64,
+};
+
+/* One box of one file. */
+struct place {
+    uint32_t file;
+    const struct layout_piece *piece;
+};
+
+/* A window of a tensor. */
+struct unit {
+    uint32_t tensor;
+    uint64_t off, len;
+};
+
+struct stage_run {
+    const struct save_run *run;
+    unsigned stage;
+    uint32_t *file; /* numbers of the files of this stage that are ours */
+    size_t files;
+    struct place *place; /* sorted by tensor, then as the files have them */
+    size_t *first;       /* of each tensor in `place`, and one behind the last */
+    struct unit *unit;
+    size_t units;
+    size_t base;          /* first unit of the batch that runs */
+    pthread_mutex_t lock; /* of what follows, and of progress */
+    void *buffer[BUFFERS];
+    unsigned buffers;
+};
+
+/* ---- which files ---- */
+
+/* Files of stage 0 go to parts by the middle of their bytes: parts are of like size. */
+static bool is_ours(const struct save_run *r, const struct layout_file_info *f,
+                    uint64_t before, uint64_t total)
+{
+    uint64_t middle = before + f->size / 2;
+
+    if (f->stage > 0)
+        return r->other_stages;
+    if (!r->first_stage)
+        return false;
+    return r->parts <= 1 ||
+           (unsigned)((unsigned __int128)middle * r->parts / (total + 1)) + 1 ==
+               r->part;
+}
+
+static uint64_t stage_bytes(const struct layout *l, unsigned stage)
+{
+    struct layout_file_info f;
+    uint64_t total = 0;
+
+    for (size_t i = 0; i < layout_files(l); i++) {
+        layout_file_info(l, i, &f);
+        total += f.stage == stage ? f.size : 0;
+    }
+    return total;
+}
+
+/* Calls fn for each file of the stage that this run writes. */
+static int each_file(const struct save_run *r, unsigned stage,
+                     int (*fn)(void *user, uint32_t i,
+                               const struct layout_file_info *f),
+                     void *user)
+{
+    uint64_t total = stage_bytes(r->layout, stage), before = 0;
+    struct layout_file_info f;
+    int ret = 0;
+
+    for (size_t i = 0; ret == 0 && i < layout_files(r->layout); i++) {
+        layout_file_info(r->layout, i, &f);
+        if (f.stage != stage)
+            continue;
+        if (is_ours(r, &f, before, total))
+            ret = fn(user, (uint32_t)i, &f);
+        before += f.size;
+    }
+    return ret;
+}
+
+static unsigned last_stage(const struct layout *l)
+{
+    struct layout_file_info f;
+    unsigned last = 0;
+
+    for (size_t i = 0; i < layout_files(l); i++) {
+        layout_file_info(l, i, &f);
+        last = MAX(last, f.stage);
+    }
+    return last;
+}
+
+static int add_size(void *user, uint32_t i, const struct layout_file_info *f)
+{
+    uint64_t *total = user;
+
+    (void)i;
+    *total += f->size;
+    return 0;
+}
+
+uint64_t save_bytes(const struct save_run *r)
+{
+    uint64_t total = 0;
+
+    for (unsigned s = 0; s <= last_stage(r->layout); s++)
+        each_file(r, s, add_size, &total);
+    return total;
+}
+
+/* ---- files ---- */
+
+static int file_error(const struct layout_file_info *f, struct err *e)
+{
+    return err_set(e, errno, "%s: %s", f->path, strerror(errno));
+}
+
+static int make_parents(int dir, const char *path, struct err *e)
+{
+    char part[PATH_MAX];
+
+    for (const char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
+        memcpy(part, path, (size_t)(slash - path));
+        part[slash - path] = '\0';
+        if (mkdirat(dir, part, 0777) < 0 && errno != EEXIST)
+            return err_set(e, errno, "%s: %s", part, strerror(errno));
+    }
+    return 0;
+}
+
+static int open_file(const struct stage_run *s, const struct layout_file_info *f,
+                     int flags, struct err *e)
+{
+    int fd = openat(staging_dir(s->run->staging), f->path,
+                    flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+
+    return fd < 0 ? file_error(f, e) : fd;
+}
+
+static int write_at(int fd, const struct layout_file_info *f, const void *data,
+                    uint64_t len, uint64_t at, struct err *e)
+{
+    const char *p = data;
+
+    while (len > 0) {
+        ssize_t n = pwrite(fd, p, (size_t)MIN(len, (uint64_t)1 << 30), (off_t)at);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return file_error(f, e);
+        p += n;
+        at += (uint64_t)n;
+        len -= (uint64_t)n;
+    }
+    return 0;
+}
+
+/* The file in its full length, with all that is known of it before. */
+static int begin_file(struct stage_run *s, const struct layout_file_info *f,
+                      struct err *e)
+{
+    int ret = make_parents(staging_dir(s->run->staging), f->path, e), fd;
+
+    if (ret < 0)
+        return ret;
+    fd = open_file(s, f, O_WRONLY | O_CREAT, e);
+    if (fd < 0)
+        return fd;
+    if (f->codec == LAYOUT_PLAIN && ftruncate(fd, (off_t)f->size) < 0)
+        ret = file_error(f, e);
+    for (size_t i = 0; ret == 0 && f->codec == LAYOUT_PLAIN && i < f->pieces; i++)
+        if (f->piece[i].kind == LAYOUT_LITERAL)
+            ret = write_at(fd, f, f->piece[i].data, f->piece[i].len, f->piece[i].at, e);
+    close(fd);
+    return ret;
+}
+
+static int begin_nth(void *user, size_t n, struct err *e)
+{
+    struct stage_run *s = user;
+    struct layout_file_info f;
+
+    layout_file_info(s->run->layout, s->file[n], &f);
+    return begin_file(s, &f, e);
+}
+
+/* ---- checksums: of what the file holds by now ---- */
+
+static int range_crc(int fd, const struct layout_file_info *f, uint64_t from,
+                     uint64_t len, uint32_t *out, struct err *e)
+{
+    enum { BLOCK = 1 << 20 };
+    CLEANUP_FREE unsigned char *block = malloc(BLOCK);
+    uLong crc = crc32(0, NULL, 0);
+
+    if (!block)
+        return err_nomem(e);
+    while (len > 0) {
+        size_t part = (size_t)MIN(len, (uint64_t)BLOCK);
+
+        if (read_exact(fd, block, part, from, e) < 0)
+            return err_wrap(e, "%s", f->path);
+        crc = crc32(crc, block, (uInt)part);
+        from += part;
+        len -= part;
+    }
+    *out = (uint32_t)crc;
+    return 0;
+}
+
+static int fill_sums(int fd, const struct layout_file_info *f, struct err *e)
+{
+    int ret = 0;
+
+    for (size_t i = 0; ret == 0 && i < f->pieces; i++) {
+        const struct layout_piece *p = &f->piece[i];
+        unsigned char bytes[4];
+        uint32_t crc = 0;
+
+        if (p->kind != LAYOUT_CRC32)
+            continue;
+        ret = range_crc(fd, f, p->from, p->sum, &crc, e);
+        for (unsigned k = 0; k < 4; k++)
+            bytes[k] = (unsigned char)(crc >> 8 * k);
+        if (ret == 0)
+            ret = write_at(fd, f, bytes, sizeof bytes, p->at, e);
+    }
+    return ret;
+}
+
+/* The last work on a file: checksums, and that the disk has it. */
+static int end_nth(void *user, size_t n, struct err *e)
+{
+    struct stage_run *s = user;
+    struct layout_file_info f;
+    int fd, ret;
+
+    layout_file_info(s->run->layout, s->file[n], &f);
+    fd = open_file(s, &f, O_RDWR, e);
+    if (fd < 0)
+        return fd;
+    ret = fill_sums(fd, &f, e);
+    if (ret == 0 && s->files < MANY_FILES && fsync(fd) < 0)
+        ret = file_error(&f, e);
+    close(fd);
+    return ret;
+}
+
+static int sync_nth(void *user, size_t n, struct err *e)
+{
+    struct stage_run *s = user;
+    struct layout_file_info f;
+    int fd, ret = 0;
+
+    layout_file_info(s->run->layout, s->file[n], &f);
+    fd = open_file(s, &f, O_RDWR, e);
+    if (fd < 0)
+        return fd;
+    if (fdatasync(fd) < 0)
+        ret = file_error(&f, e);
+    close(fd);
+    return ret;
+}
+
+/* All that was written so far is on the disk. */
+static int make_durable(struct stage_run *s, struct err *e)
+{
+    if (s->files < MANY_FILES)
+        return pool_each(s->run->pool, s->files, sync_nth, s, e);
+    return syncfs(staging_dir(s->run->staging)) < 0
+               ? err_set(e, errno, "syncfs: %s", strerror(errno))
+               : 0;
+}
+
+/* ---- buffers ---- */
+
+static void *get_buffer(struct stage_run *s)
+{
+    void *b = NULL;
+
+    pthread_mutex_lock(&s->lock);
+    if (s->buffers > 0)
+        b = s->buffer[--s->buffers];
+    pthread_mutex_unlock(&s->lock);
+    return b ? b : malloc(2 * (size_t)WINDOW);
+}
+
+static void put_buffer(struct stage_run *s, void *b)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->buffers < BUFFERS)
+        s->buffer[s->buffers++] = steal(&b);
+    pthread_mutex_unlock(&s->lock);
+    free(b);
+}
+
+static void report(struct stage_run *s, uint64_t bytes)
+{
+    if (!s->run->progress)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->run->progress(s->run->user, bytes);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- units ---- */
+
+static int tensor_units(const struct layout_tensor *t, struct shape *units,
+                        unsigned *unit, struct err *e)
+{
+    *unit = dtype_unit(t->dtype);
+    return shape_units(&t->shape, t->dtype, units, e);
+}
+
+/* Writes what the window has of one box. */
+static int put_place(struct stage_run *s, const struct unit *u, const struct box *b,
+                     const struct place *p, void *window, struct err *e)
+{
+    struct layout_file_info f;
+    const void *bytes;
+    uint64_t at, len;
+    int fd, ret;
+
+    box_overlap(b, u->off, u->len, &at, &len);
+    if (len == 0)
+        return 0;
+    bytes = box_take(b, u->off, window, at, len, (char *)window + WINDOW);
+    layout_file_info(s->run->layout, p->file, &f);
+    fd = open_file(s, &f, O_WRONLY, e);
+    if (fd < 0)
+        return fd;
+    ret = write_at(fd, &f, bytes, len, p->piece->at + at, e);
+    close(fd);
+    report(s, len);
+    return ret;
+}
+
+static int run_unit(void *user, size_t n, struct err *e)
+{
+    struct stage_run *s = user;
+    const struct unit *u = &s->unit[s->base + n];
+    const struct save_source *source = &s->run->source;
+    void *window = get_buffer(s);
+    struct shape units;
+    unsigned unit;
+    int ret = window ? 0 : err_nomem(e);
+
+    if (ret == 0)
+        ret = tensor_units(&s->run->input->tensor[u->tensor], &units, &unit, e);
+    if (ret == 0)
+        ret = source->read(source->user, u->tensor, u->off, (size_t)u->len, window, e);
+    for (size_t i = s->first[u->tensor]; ret == 0 && i < s->first[u->tensor + 1]; i++) {
+        const struct place *p = &s->place[i];
+        const struct box b = {.units = &units,
+                              .unit = unit,
+                              .start = p->piece->start,
+                              .size = p->piece->size};
+
+        ret = put_place(s, u, &b, p, window, e);
+    }
+    if (window)
+        put_buffer(s, window);
+    return ret;
+}
+
+/* ---- files that are one compressed block ---- */
+
+static int gather_box(struct stage_run *s, const struct layout_piece *p, char *dst,
+                      struct err *e)
+{
+    const struct save_source *source = &s->run->source;
+    CLEANUP_FREE char *window = malloc(2 * (size_t)WINDOW);
+    struct box b = {.start = p->start, .size = p->size};
+    struct shape units;
+    uint64_t first, end;
+    int ret = window ? 0 : err_nomem(e);
+
+    if (ret == 0)
+        ret = tensor_units(&s->run->input->tensor[p->tensor], &units, &b.unit, e);
+    if (ret < 0)
+        return ret;
+    b.units = &units;
+    for (box_span(&b, &first, &end); ret == 0 && first < end;) {
+        uint64_t part = MIN(end - first, (uint64_t)WINDOW), at, len;
+
+        ret = source->read(source->user, p->tensor, first, (size_t)part, window, e);
+        box_overlap(&b, first, part, &at, &len);
+        if (ret == 0 && len > 0)
+            memcpy(dst + at, box_take(&b, first, window, at, len, window + WINDOW),
+                   (size_t)len);
+        first += part;
+    }
+    return ret;
+}
+
+static int gather_file(struct stage_run *s, const struct layout_file_info *f, char *dst,
+                       struct err *e)
+{
+    int ret = 0;
+
+    for (size_t i = 0; ret == 0 && i < f->pieces; i++) {
+        const struct layout_piece *p = &f->piece[i];
+
+        if (p->kind == LAYOUT_LITERAL)
+            memcpy(dst + p->at, p->data, (size_t)p->len);
+        else if (p->kind == LAYOUT_BOX)
+            ret = gather_box(s, p, dst + p->at, e);
+        else if (p->kind == LAYOUT_CRC32)
+            ret = err_set(e, ENOTSUP, "%s: a checksum in a compressed file", f->path);
+    }
+    return ret;
+}
+
+static int write_encoded(struct stage_run *s, const struct layout_file_info *f,
+                         struct err *e)
+{
+    size_t room = (size_t)f->size + BLOSC_MAX_OVERHEAD;
+    CLEANUP_FREE char *plain = calloc(1, (size_t)f->size + 1), *packed = malloc(room);
+    int ret = plain && packed ? 0 : err_nomem(e), len, fd;
+
+    if (ret == 0)
+        ret = gather_file(s, f, plain, e);
+    if (ret < 0)
+        return ret;
+    /* What numcodecs and zarr write by default: level 5, shuffle by bytes. */
+    len = blosc_compress_ctx(5, BLOSC_SHUFFLE, f->type_size, (size_t)f->size, plain,
+                             packed, room, "lz4", 0, 1);
+    if (len <= 0)
+        return err_set(e, EIO, "%s: blosc: %d", f->path, len);
+    fd = open_file(s, f, O_WRONLY | O_TRUNC, e);
+    if (fd < 0)
+        return fd;
+    ret = write_at(fd, f, packed, (uint64_t)len, 0, e);
+    close(fd);
+    report(s, f->size);
+    return ret;
+}
+
+static int encode_nth(void *user, size_t n, struct err *e)
+{
+    struct stage_run *s = user;
+    struct layout_file_info f;
+
+    layout_file_info(s->run->layout, s->file[n], &f);
+    return f.codec == LAYOUT_PLAIN ? 0 : write_encoded(s, &f, e);
+}
+
+/* ---- the work of a stage ---- */
+
+static int count_file(void *user, uint32_t i, const struct layout_file_info *f)
+{
+    struct stage_run *s = user;
+
+    (void)i;
+    s->files++;
+    for (size_t k = 0; f->codec == LAYOUT_PLAIN && k < f->pieces; k++)
+        if (f->piece[k].kind == LAYOUT_BOX)
+            s->first[f->piece[k].tensor + 1]++;
+    return 0;
+}
+
+struct filling {
+    struct stage_run *s;
+    size_t *next; /* place of each tensor's next box */
+};
+
+static int take_file(void *user, uint32_t i, const struct layout_file_info *f)
+{
+    struct filling *fill = user;
+    struct stage_run *s = fill->s;
+
+    s->file[s->files++] = i;
+    for (size_t k = 0; f->codec == LAYOUT_PLAIN && k < f->pieces; k++)
+        if (f->piece[k].kind == LAYOUT_BOX)
+            s->place[fill->next[f->piece[k].tensor]++] =
+                (struct place){.file = i, .piece = &f->piece[k]};
+    return 0;
+}
+
+/* The files and, for each tensor, its boxes in them. */
+static int collect(struct stage_run *s, struct err *e)
+{
+    size_t tensors = s->run->input->tensors, files;
+    struct filling fill = {.s = s};
+
+    s->first = calloc(tensors + 2, sizeof *s->first);
+    if (!s->first)
+        return err_nomem(e);
+    each_file(s->run, s->stage, count_file, s);
+    files = s->files;
+    for (size_t i = 0; i < tensors; i++)
+        s->first[i + 1] += s->first[i];
+    s->file = calloc(files + 1, sizeof *s->file);
+    s->place = calloc(s->first[tensors] + 1, sizeof *s->place);
+    fill.next = calloc(tensors + 1, sizeof *fill.next);
+    if (!s->file || !s->place || !fill.next) {
+        free(fill.next);
+        return err_nomem(e);
+    }
+    memcpy(fill.next, s->first, tensors * sizeof *fill.next);
+    s->files = 0;
+    each_file(s->run, s->stage, take_file, &fill);
+    free(fill.next);
+    return 0;
+}
+
+/* Bytes of the tensor that any of our boxes needs: from the first to the last. */
+static void needed_span(const struct stage_run *s, size_t tensor,
+                        const struct shape *units, unsigned unit, uint64_t *first,
+                        uint64_t *end)
+{
+    *first = UINT64_MAX;
+    *end = 0;
+    for (size_t i = s->first[tensor]; i < s->first[tensor + 1]; i++) {
+        const struct layout_piece *p = s->place[i].piece;
+        const struct box b = {
+            .units = units, .unit = unit, .start = p->start, .size = p->size};
+        uint64_t from, to;
+
+        box_span(&b, &from, &to);
+        *first = MIN(*first, from);
+        *end = MAX(*end, to);
+    }
+}
+
+/* Counts (out NULL) or lists the windows of one tensor. */
+static size_t windows_of(uint32_t tensor, uint64_t first, uint64_t end,
+                         struct unit *out)
+{
+    size_t n = 0;
+
+    for (; first < end; first += WINDOW, n++)
+        if (out)
+            out[n] = (struct unit){.tensor = tensor,
+                                   .off = first,
+                                   .len = MIN(end - first, (uint64_t)WINDOW)};
+    return n;
+}
+
+/* All windows, in the order in which the files have their tensors. */
+static int list_units(struct stage_run *s, struct err *e)
+{
+    size_t cap = 0;
+
+    for (int pass = 0; pass < 2; pass++) {
+        size_t n = 0;
+
+        for (size_t t = 0; t < s->run->input->tensors; t++) {
+            struct shape units;
+            uint64_t first, end;
+            unsigned unit;
+
+            if (s->first[t] == s->first[t + 1])
+                continue;
+            if (tensor_units(&s->run->input->tensor[t], &units, &unit, e) < 0)
+                return -e->code;
+            needed_span(s, t, &units, unit, &first, &end);
+            n += windows_of((uint32_t)t, first, end, s->unit ? s->unit + n : NULL);
+        }
+        cap = n;
+        if (!s->unit && !(s->unit = calloc(cap + 1, sizeof *s->unit)))
+            return err_nomem(e);
+    }
+    s->units = cap;
+    return 0;
+}
+
+static int run_units(struct stage_run *s, uint64_t from, struct err *e)
+{
+    struct staging *staging = s->run->staging;
+    int ret = 0;
+
+    for (s->base = (size_t)MIN(from, (uint64_t)s->units); s->base < s->units;) {
+        size_t n = MIN(s->units - s->base, (size_t)BATCH);
+
+        ret = pool_each(s->run->pool, n, run_unit, s, e);
+        if (ret < 0)
+            return ret;
+        s->base += n;
+        if (s->base < s->units)
+            ret = make_durable(s, e);
+        if (ret == 0 && s->base < s->units)
+            ret = staging_note(staging, s->stage, s->base, false, e);
+        if (ret < 0)
+            return ret;
+    }
+    return 0;
+}
+
+static int run_stage(struct stage_run *s, struct err *e)
+{
+    struct pool *pool = s->run->pool;
+    uint64_t from;
+    bool done;
+    int ret;
+
+    from = staging_progress(s->run->staging, s->stage, &done);
+    if (done)
+        return 0;
+    ret = collect(s, e);
+    if (ret == 0)
+        ret = list_units(s, e);
+    if (ret == 0)
+        ret = pool_each(pool, s->files, begin_nth, s, e);
+    if (ret == 0)
+        ret = run_units(s, from, e);
+    if (ret == 0)
+        ret = pool_each(pool, s->files, encode_nth, s, e);
+    if (ret == 0)
+        ret = pool_each(pool, s->files, end_nth, s, e);
+    if (ret == 0 && s->files >= MANY_FILES)
+        ret = make_durable(s, e);
+    return ret == 0 ? staging_note(s->run->staging, s->stage, s->units, true, e) : ret;
+}
+
+static void stage_release(struct stage_run *s)
+{
+    while (s->buffers > 0)
+        free(s->buffer[--s->buffers]);
+    free(s->file);
+    free(s->place);
+    free(s->first);
+    free(s->unit);
+    pthread_mutex_destroy(&s->lock);
+}
+
+/* ---- all of it ---- */
+
+static int check_room(const struct save_run *r, struct err *e)
+{
+    uint64_t need = save_bytes(r), have;
+    struct statvfs v;
+
+    if (fstatvfs(staging_dir(r->staging), &v) < 0)
+        return 0; /* then writing will tell */
+    have = (uint64_t)v.f_bavail * v.f_frsize;
+    if (need <= have)
+        return 0;
+    return err_set(e, ENOSPC, "%" PRIu64 " bytes are needed, %" PRIu64 " are free",
+                   need, have);
+}
+
+static int make_directories(const struct save_run *r, struct err *e)
+{
+    int dir = staging_dir(r->staging);
+
+    for (size_t i = 0; r->other_stages && i < layout_directories(r->layout); i++) {
+        const char *path = layout_directory_at(r->layout, i);
+
+        if (make_parents(dir, path, e) < 0)
+            return -e->code;
+        if (mkdirat(dir, path, 0777) < 0 && errno != EEXIST)
+            return err_set(e, errno, "%s: %s", path, strerror(errno));
+    }
+    return 0;
+}
+
+static int sync_directory(int dir, const char *path, size_t len, struct err *e)
+{
+    char name[PATH_MAX] = ".";
+    int fd, ret = 0;
+
+    if (len > 0) {
+        memcpy(name, path, len);
+        name[len] = '\0';
+    }
+    fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd) < 0)
+        ret = err_set(e, errno, "fsync %s: %s", name, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return ret;
+}
+
+/*
+ * Names are durable only when their directories are: those above each file, where they
+ * are not those of the file before.
+ */
+static int sync_directories(const struct save_run *r, struct err *e)
+{
+    int dir = staging_dir(r->staging), ret = sync_directory(dir, "", 0, e);
+    const char *before = "";
+    struct layout_file_info f;
+
+    for (size_t i = 0; ret == 0 && i < layout_files(r->layout); i++) {
+        layout_file_info(r->layout, i, &f);
+        for (const char *slash = strchr(f.path, '/'); ret == 0 && slash;
+             slash = strchr(slash + 1, '/')) {
+            size_t len = (size_t)(slash - f.path);
+
+            if (strncmp(before, f.path, len + 1) != 0 &&
+                faccessat(dir, f.path, F_OK, 0) == 0)
+                ret = sync_directory(dir, f.path, len, e);
+        }
+        before = f.path;
+    }
+    return ret;
+}
+
+int save_write(const struct save_run *r, struct err *e)
+{
+    unsigned last = last_stage(r->layout);
+    bool done;
+    int ret = 0;
+
+    staging_progress(r->staging, 0, &done);
+    if (!done && check_room(r, e) < 0)
+        return -e->code;
+    for (unsigned stage = 0; ret == 0 && stage <= last; stage++) {
+        struct stage_run s = {.run = r, .stage = stage};
+
+        if (stage == 0 ? !r->first_stage : !r->other_stages)
+            continue;
+        pthread_mutex_init(&s.lock, NULL);
+        ret = run_stage(&s, e);
+        stage_release(&s);
+    }
+    if (ret == 0)
+        ret = make_directories(r, e);
+    return ret == 0 ? sync_directories(r, e) : ret;
+}

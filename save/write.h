@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/* save/write.h - runs a layout: tensors are read once and written to all their places. */
+#ifndef UFS_SAVE_WRITE_H
+#define UFS_SAVE_WRITE_H
+
+#include "base/base.h"
+#include "index/layout.h"
+
+struct err;
+struct pool;
+struct staging;
+
+/* Where the bytes of the tensors come from. Any thread, several at once. */
+struct save_source {
+    int (*read)(void *user, size_t tensor, uint64_t off, size_t len, void *dst,
+                struct err *e);
+    void *user;
+};
+
+struct save_run {
+    const struct layout *layout;
+    const struct layout_input *input;
+    struct save_source source;
+    struct staging *staging;
+    struct pool *pool;    /* may be NULL */
+    unsigned part, parts; /* files of stage 0 that are ours: see save_part() */
+    bool first_stage, other_stages;
+    /* Called with bytes written since the last call, from any thread, one at a time. */
+    void (*progress)(void *user, uint64_t bytes);
+    void *user;
+};
+
+/* Bytes that save_write() will write, of the whole run. */
+uint64_t save_bytes(const struct save_run *r);
+
+/*
+ * Writes all files of the stages that are asked for, in the order of stages, each durable
+ * before the next begins; goes on where the journal of the staging directory ends. -ENOSPC
+ * before anything is written when the file system has not the room.
+ */
+int save_write(const struct save_run *r, struct err *e);
+
+#endif
