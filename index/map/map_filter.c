@@ -174,6 +174,10 @@ static int tell_unused(struct filter *f, struct sink *s, struct err *e)
 
     for (size_t i = 0; i < m->nrule; i++)
         used += f->used[m->rule[i].number] > 0;
+    if (f->left > 0 && m->other == OTHER_REFUSE)
+        return err_set(e, EINVAL, "no rule names %zu tensor%s of the model (%s%s)",
+                       f->left, f->left == 1 ? "" : "s", f->left_name[0],
+                       f->left == 1 ? "" : ", ...");
     if (m->nrule > 0 && used == 0)
         return sink_warning(s, "map-unused",
                             "map %s names no tensor of this checkpoint", m->name);
@@ -186,9 +190,6 @@ static int tell_unused(struct filter *f, struct sink *s, struct err *e)
                                           : m->rule[i].part[0].key);
     if (f->left == 0)
         return 0;
-    if (m->other == OTHER_REFUSE)
-        return err_set(e, EINVAL, "no rule names %zu tensor%s of the model (%s, ...)",
-                       f->left, f->left == 1 ? "" : "s", f->left_name[0]);
     return sink_warning(
         s, "map-left",
         "map %s: no rule names %zu tensor%s of the model, %s: %s%s%s%s%s", m->name,

@@ -9,26 +9,37 @@
 #include "base/err.h"
 #include "index/map/shares.h"
 
-enum { GROUP_MEMORY = 2047 << 20 }; /* of the boxes of one result */
+enum {
+    GROUP_MEMORY = 2047 << 20, /* of the boxes of one result */
+    NO_AXIS = SHAPE_MAX_DIMS,
+};
+
+static int by_name(const void *a, const void *b)
+{
+    const struct capture *x = a, *y = b;
+    int c = memcmp(x->name, y->name, MIN(x->name_len, y->name_len));
+
+    return c ? c : (x->name_len > y->name_len) - (x->name_len < y->name_len);
+}
 
 /*
  * What tells one result of a rule from another: part and captures, but for the name that
- * is stacked by.
+ * is stacked by. Patterns of a join may have their names in different orders.
  */
 static int group_name(const struct taken *t, struct buf *out, struct err *e)
 {
     const char *by = t->rule->by;
+    struct captures sorted = t->captures;
 
+    qsort(sorted.at, sorted.count, sizeof sorted.at[0], by_name);
     buf_addf(out, "%s%c", t->t.part ? t->t.part : "", '\0');
-    for (unsigned i = 0; i < t->captures.count; i++) {
-        const struct capture *c = &t->captures.at[i];
+    for (unsigned i = 0; i < sorted.count; i++) {
+        const struct capture *c = &sorted.at[i];
 
         if (by && strlen(by) == c->name_len && memcmp(by, c->name, c->name_len) == 0)
             continue;
-        buf_add(out, c->name, c->name_len);
-        buf_addc(out, '=');
+        buf_addf(out, "%zu ", c->len);
         buf_add(out, c->text, c->len);
-        buf_addc(out, '\0');
     }
     return buf_failed(out) ? err_nomem(e) : 0;
 }
@@ -86,7 +97,7 @@ static int load_member(const struct work *group, const struct member *m,
     return ret;
 }
 
-/* Do two members fit side by side along the axis? */
+/* Do two members fit side by side along the axis (NO_AXIS: one behind the other)? */
 static int check_fit(const struct work *a, const struct work *b, uint32_t axis,
                      struct err *e)
 {
@@ -192,14 +203,14 @@ static int share_stack(const struct work *group, struct work *member,
         if (m[i].order != i)
             return err_set(e, EINVAL, "%s: there is no %zu before it",
                            m[i].taken->t.key, i);
-        ret = check_fit(&member[0], &member[i], SHAPE_MAX_DIMS, e);
+        ret = check_fit(&member[0], &member[i], NO_AXIS, e);
         if (ret == 0 && axis > member[i].boxes.shape.nd)
             ret = err_set(e, EINVAL, "a tensor of %u axes cannot be stacked along %u",
                           member[i].boxes.shape.nd, axis);
-        if (ret == 0)
-            ret = boxes_insert_axis(&member[i].boxes, axis, e);
         share[i] = (struct share){.groups = 1, .group = n, .at = i, .rows = 1};
     }
+    for (size_t i = 0; ret == 0 && i < n; i++)
+        ret = boxes_insert_axis(&member[i].boxes, axis, e);
     return ret;
 }
 

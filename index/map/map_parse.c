@@ -83,6 +83,13 @@ static int take_pattern(struct parser *p, const struct json *v, const char **out
     return ret == 0 ? pattern_check(*out, p->e) : ret;
 }
 
+static int take_template(struct parser *p, const struct json *v, const char **out)
+{
+    int ret = take_text(p, v, "\"to\"", out);
+
+    return ret == 0 && *out ? template_check(*out, p->e) : ret;
+}
+
 static int take_axis(struct parser *p, const struct json *v, uint32_t *out)
 {
     uint64_t n = 0;
@@ -145,7 +152,7 @@ static int take_unstack(struct parser *p, const struct json *v, struct map_op *o
         ret = take_axis(p, json_get(v, "axis"), &out->axis);
     if (ret == 0)
         ret = take_text(p, json_get(v, "as"), "\"as\"", &out->as);
-    if (ret == 0 && (!out->as || !*out->as))
+    if (ret == 0 && (!out->as || !pattern_is_name(out->as)))
         ret = err_set(p->e, EINVAL, "\"unstack\" gives the index no name (\"as\")");
     return ret;
 }
@@ -247,7 +254,7 @@ static int take_part(struct parser *p, const struct json *v, enum rule_kind kind
     if (ret == 0)
         ret = take_expression(p, json_get(v, "rows"), "\"rows\"", &out->rows);
     if (ret == 0)
-        ret = splits ? take_text(p, json_get(v, "to"), "\"to\"", &out->key)
+        ret = splits ? take_template(p, json_get(v, "to"), &out->key)
                      : take_pattern(p, json_get(v, "from"), &out->key);
     if (ret == 0 && !out->key)
         ret = err_set(p->e, EINVAL, "a part without \"to\"");
@@ -370,7 +377,7 @@ static int take_result(struct parser *p, const struct json *v, struct map_rule *
     int ret = take_flag(p, json_get(v, "drop"), "\"drop\"", &drop);
 
     if (ret == 0)
-        ret = take_text(p, to, "\"to\"", &out->to);
+        ret = take_template(p, to, &out->to);
     if (ret < 0)
         return ret;
     if (drop + !!split + !!join + !!stack > 1 || !to != (drop || split))
@@ -383,6 +390,60 @@ static int take_result(struct parser *p, const struct json *v, struct map_rule *
     if (join)
         return take_shares(p, join, RULE_JOIN, out);
     return stack ? take_stack(p, stack, out) : 0;
+}
+
+/* ---- names: what a template asks for, each pattern and the operations must give ---- */
+
+static bool gives(const struct map_rule *rule, const char *pattern, const char *name,
+                  size_t len)
+{
+    if (rule->by && strlen(rule->by) == len && memcmp(rule->by, name, len) == 0)
+        return false; /* it is an index in the result */
+    for (size_t i = 0; i < rule->nop; i++)
+        if (rule->op[i].kind == OP_UNSTACK && strlen(rule->op[i].as) == len &&
+            memcmp(rule->op[i].as, name, len) == 0)
+            return true;
+    return pattern_has(pattern, name, len);
+}
+
+static int check_names(struct parser *p, const struct map_rule *rule,
+                       const char *pattern, const char *text)
+{
+    const char *at = text, *name;
+    size_t len;
+
+    while (at && pattern_next_name(&at, &name, &len))
+        if (!gives(rule, pattern, name, len))
+            return err_set(p->e, EINVAL, "\"%s\": nothing in \"%s\" gives {%.*s}", text,
+                           pattern, (int)len, name);
+    return 0;
+}
+
+/* Parts of one tensor are known by their names: all patterns have the same ones. */
+static int check_join(struct parser *p, const struct map_rule *rule)
+{
+    int ret = check_names(p, rule, rule->part[0].key, rule->to);
+
+    for (size_t i = 1; ret == 0 && i < rule->npart; i++) {
+        ret = check_names(p, rule, rule->part[0].key, rule->part[i].key);
+        if (ret == 0)
+            ret = check_names(p, rule, rule->part[i].key, rule->part[0].key);
+    }
+    return ret;
+}
+
+static int check_rule(struct parser *p, const struct map_rule *rule)
+{
+    int ret = 0;
+
+    if (rule->kind == RULE_JOIN)
+        return check_join(p, rule);
+    for (size_t i = 0; ret == 0 && i < rule->nfrom; i++) {
+        ret = check_names(p, rule, rule->from[i], rule->to);
+        for (size_t k = 0; ret == 0 && k < rule->npart; k++)
+            ret = check_names(p, rule, rule->from[i], rule->part[k].key);
+    }
+    return ret;
 }
 
 static int take_rule(struct parser *p, const struct json *v, struct map_rule *out)
@@ -413,7 +474,7 @@ static int take_rule(struct parser *p, const struct json *v, struct map_rule *ou
         ret = take_role(p, json_get(v, "role"), &out->roles);
     if (ret == 0)
         ret = take_flag(p, json_get(v, "optional"), "\"optional\"", &out->optional);
-    return ret;
+    return ret == 0 ? check_rule(p, out) : ret;
 }
 
 static int take_rules(struct parser *p, const struct json *v)
@@ -446,6 +507,8 @@ static int take_choices(struct parser *p, const struct json *v,
     int ret = 0;
 
     out->nchoice = list ? json_count(v) : 1;
+    if (out->nchoice == 0)
+        return err_set(p->e, EINVAL, "no value");
     choice = arena_array(p->arena, out->nchoice + 1, sizeof *choice);
     if (!choice)
         return err_nomem(p->e);

@@ -57,8 +57,9 @@ static void fill_params(const struct sink_taken *t, struct boxes *b)
 
         if (c->encoding == CHUNK_PLAIN || c->param)
             continue;
-        c->param = t->codec_key ? t->codec_key : t->key;
         c->param_len = (uint32_t)(t->codec_key ? t->codec_key_len : t->key_len);
+        if (c->param_len > 0)
+            c->param = t->codec_key ? t->codec_key : t->key;
     }
 }
 

@@ -48,6 +48,39 @@ static bool is_name(const struct piece *p)
     return p->len > 0 && !isdigit((unsigned char)p->text[0]);
 }
 
+bool pattern_is_name(const char *name)
+{
+    return is_name(&(struct piece){.text = name, .len = strlen(name)});
+}
+
+bool pattern_next_name(const char **at, const char **name, size_t *len)
+{
+    struct piece p;
+
+    while (next_piece(at, &p)) {
+        *name = p.text;
+        *len = p.len;
+        if (p.name)
+            return true;
+    }
+    return false;
+}
+
+int template_check(const char *text, struct err *e)
+{
+    const char *at = text;
+    struct piece p;
+
+    while (next_piece(&at, &p))
+        if (p.name && !is_name(&p))
+            return err_set(e, EINVAL, "\"%s\": {%.*s} is no name", text, (int)p.len,
+                           p.text);
+    if (*at || !*text)
+        return err_set(e, EINVAL, "\"%s\": %s", text,
+                       *at ? "a { without its }" : "an empty name");
+    return 0;
+}
+
 int pattern_check(const char *pattern, struct err *e)
 {
     const char *at = pattern;

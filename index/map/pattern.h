@@ -36,6 +36,18 @@ int pattern_check(const char *pattern, struct err *e);
 bool pattern_match(const char *pattern, const char *key, size_t len,
                    struct captures *out);
 
+/* A template is a pattern whose names may stand anywhere. Checks it: -EINVAL. */
+int template_check(const char *text, struct err *e);
+
+/* Is it one that braces may hold: letters, digits and '_', no digit first? */
+bool pattern_is_name(const char *name);
+
+/*
+ * The next name of a pattern or template that was checked, from *at on, which moves
+ * behind it; false: there is no further one.
+ */
+bool pattern_next_name(const char **at, const char **name, size_t *len);
+
 /* Does the pattern have this name? */
 bool pattern_has(const char *pattern, const char *name, size_t len);
 

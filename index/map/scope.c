@@ -10,7 +10,11 @@
 #include "index/map/expr.h"
 
 /* Variables name others three deep or so; one that names itself comes here. */
-enum { VARIABLE_DEPTH = 16, NAME_MAX_BYTES = 200 };
+enum {
+    VARIABLE_DEPTH = 16,
+    VARIABLES_MAX = 10000, /* of one number: each may name others many times */
+    NAME_MAX_BYTES = 200,
+};
 
 static bool is_called(const char *name, size_t len, const char *what)
 {
@@ -28,6 +32,9 @@ static int variable_value(struct scope *s, const struct map_variable *v, int64_t
 
     if (s->depth == VARIABLE_DEPTH)
         return err_set(e, EINVAL, "variable %s is made of itself", v->name);
+    if (s->looked_up++ == VARIABLES_MAX)
+        return err_set(e, EINVAL, "variable %s is made of more than %d others", v->name,
+                       VARIABLES_MAX);
     s->depth++;
     for (size_t i = 0; ret == -ENOENT && i < v->nchoice; i++) {
         *e = (struct err){0};

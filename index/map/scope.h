@@ -15,6 +15,7 @@ struct scope {
     const struct captures *captures;
     uint64_t dim;
     unsigned depth; /* of variables that name variables */
+    unsigned looked_up;
 };
 
 /*

@@ -100,6 +100,8 @@ int shares_interleave(const struct interleave *i, struct piece_list *out, struct
     uint64_t group, half;
     int ret = 0;
 
+    if (i->dim == 0)
+        return 0;
     if (i->groups == 0 || i->block == 0 || i->dim % i->groups != 0 ||
         i->block > i->dim || i->dim / i->groups % (2 * i->block) != 0)
         return err_set(e, EINVAL,
