@@ -55,15 +55,34 @@ static bool is_name(const struct text *t, const char *end)
     return end < t->end && *end == ':';
 }
 
-/* Names with escapes are not ours: Python escapes no dollar and no letter. */
+/* A name may be spelt with escapes ("\\u0024type"): it counts as what it means. */
+static bool add_escaped_name(const char *token, size_t len, struct buf *out)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+    struct err ignored = {0};
+    const char *name;
+
+    if (json_parse(token, len, NULL, &doc, &ignored) < 0 || !json_string(doc, &name))
+        return false;
+    object_value_name(out, name, strlen(name));
+    return true;
+}
+
+static bool add_name(const char *token, size_t len, struct buf *out)
+{
+    if (memchr(token, '\\', len))
+        return add_escaped_name(token, len, out);
+    object_value_name(out, token + 1, len - 2);
+    return true;
+}
+
 static void add_string(struct text *t, struct buf *out)
 {
     const char *end = end_of_string(t);
     size_t len = (size_t)(end - t->at);
+    bool closed = len >= 2 && end[-1] == '"';
 
-    if (len >= 2 && end[-1] == '"' && is_name(t, end) && !memchr(t->at, '\\', len))
-        object_value_name(out, t->at + 1, len - 2);
-    else
+    if (!closed || !is_name(t, end) || !add_name(t->at, len, out))
         buf_add(out, t->at, len);
     t->at = end;
 }

@@ -117,7 +117,9 @@ static void test_json(void **state UNUSED)
         {"{\"$type\": \"NaN\", \"x\" : \"$type\", \"$$type\":{}}",
          "{\"$$type\": \"NaN\", \"x\" : \"$type\", \"$$$type\":{}}"},
         {"{\"a\\\"NaN\": \"-Infinity\\\\\"}", "{\"a\\\"NaN\": \"-Infinity\\\\\"}"},
+        {"{\"\\u0024typ\\u0065\": 1, \"a\\u0041\": 2}", "{\"$$type\": 1, \"aA\": 2}"},
         {"\"cut", "\"cut"},
+        {"{\"\\x\": 1", "{\"\\x\": 1"},
         {"", ""},
     };
 

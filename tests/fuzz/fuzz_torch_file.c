@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/torch/torch_file.h"
+#include "index/formats/torch/torch_origin.h"
 #include "index/formats/torch/torch_walk.h"
 #include "remote/decoded.h"
 #include "remote/source.h"
@@ -124,9 +125,13 @@ static void check_file(struct run *r, struct torch_zip *zip)
                            .key = {.max = TORCH_MAX_PATH},
                            .path = {.max = TORCH_MAX_PATH}};
     struct pv root = torch_zip_root(zip);
+    struct torch_origin from;
     struct err e = {0};
     int rc = torch_walk_value(&w, root, &e);
 
+    torch_origin(zip, &from);
+    require(!from.has_step || from.step >= 0, "step", &e);
+    require(strlen(from.version) < sizeof from.version, "version", &e);
     require(rc == 0 || rc == -EFBIG || rc == -E2BIG, "walk", &e);
     require(w.key.len == 0 && w.path.len == 0, "paths", &e);
     torch_zip_is_script(zip);
