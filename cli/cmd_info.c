@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/json.h"
 #include "cli/cli.h"
 #include "index/names.h"
 #include "remote/store.h"
@@ -92,21 +93,224 @@ static int print_side_files(struct cli *c, struct cli_source *s,
     return ret;
 }
 
-static void print_totals(const struct checkpoint_info *i)
-{
-    char size[16];
+/* ---- what a person wants to know first ---- */
 
-    printf("%-12s %" PRIu64 " in %" PRIu64 " chunks of %" PRIu64 " files, %s (%" PRIu64
-           " bytes)\n",
-           "tensors", i->tensors, i->chunks, i->files, out_size(i->bytes, size),
-           i->bytes);
-    for (int r = 0; r < 3; r++)
-        if (i->by_role[r])
-            printf("  %-10s %" PRIu64 ", %s\n", role_name((enum role)r), i->by_role[r],
-                   out_size(i->bytes_by_role[r], size));
-    printf("%-12s %" PRIu64 "\n", "objects", i->objects);
+/* "Megatron Core 0.12, step 100" */
+static void print_checkpoint(const struct checkpoint_info *i)
+{
+    const char *who = i->framework ? i->framework : i->format;
+
+    printf("%-12s ", "checkpoint");
+    out_text(stdout, who, strlen(who), 0);
+    if (i->version) {
+        putchar(' ');
+        out_text(stdout, i->version, strlen(i->version), 0);
+    }
+    if (i->has_step)
+        printf(", step %" PRId64, i->step);
+    putchar('\n');
+}
+
+/* How the job was cut, by the letters that everybody writes. */
+static const struct short_name {
+    const char *member, *letters;
+} short_names[] = {
+    {"tensor_parallel", "TP"},    {"pipeline_parallel", "PP"},
+    {"virtual_pipeline", "VPP"},  {"context_parallel", "CP"},
+    {"expert_parallel", "EP"},    {"expert_tensor_parallel", "ETP"},
+    {"data_parallel", "DP"},      {"zero_stage", "ZeRO"},
+    {"world_size", "world size"},
+};
+
+static bool is_short(const char *member)
+{
+    for (size_t k = 0; k < ARRAY_SIZE(short_names); k++)
+        if (strcmp(short_names[k].member, member) == 0)
+            return true;
+    return false;
+}
+
+static void print_value(const struct json *v)
+{
+    const char *text;
+    double number;
+    int64_t whole;
+    bool flag, first = true;
+
+    if (json_string(v, &text)) {
+        out_text(stdout, text, strlen(text), 0);
+    } else if (json_i64(v, &whole)) {
+        printf("%" PRId64, whole);
+    } else if (json_double(v, &number)) {
+        printf("%.9g", number);
+    } else if (json_bool(v, &flag)) {
+        fputs(flag ? "yes" : "no", stdout);
+    } else { /* a list of numbers, a mesh: two deep at most */
+        putchar('[');
+        for (const struct json *m = json_first(v); m; m = json_next(m), first = false) {
+            if (!first)
+                fputs(", ", stdout);
+            if (json_kind(v) == JSON_OBJECT)
+                printf("%s ", json_key(m));
+            if (json_kind(m) == JSON_ARRAY || json_kind(m) == JSON_OBJECT)
+                printf("%zu of them", json_count(m));
+            else
+                print_value(m);
+        }
+        putchar(']');
+    }
+}
+
+static void print_member(const char *name, const struct json *v, bool *first)
+{
+    if (!*first)
+        fputs(", ", stdout);
+    for (const char *p = name; *p; p++)
+        putchar(*p == '_' ? ' ' : *p);
+    putchar(' ');
+    print_value(v);
+    *first = false;
+}
+
+static void print_members(const char *title, const struct json *v)
+{
+    bool first = true;
+
+    printf("%-12s ", title);
+    for (size_t k = 0; k < ARRAY_SIZE(short_names); k++) {
+        const struct json *m = json_get(v, short_names[k].member);
+
+        if (m)
+            print_member(short_names[k].letters, m, &first);
+    }
+    for (const struct json *m = json_first(v); m; m = json_next(m))
+        if (!is_short(json_key(m)) && strcmp(json_key(m), "model") != 0)
+            print_member(json_key(m), m, &first);
+    putchar('\n');
+}
+
+/* The model's own settings, one after the other in lines of a terminal's width. */
+static void print_settings(const struct json *model)
+{
+    enum { WIDTH = 100, INDENT = 13 };
+    int at = INDENT;
+
+    printf("%-12s ", "model");
+    for (const struct json *m = json_first(model); m; m = json_next(m)) {
+        int len = (int)strlen(json_key(m)) + 12;
+
+        if (at + len > WIDTH) {
+            printf("\n%-*s", INDENT, "");
+            at = INDENT;
+        }
+        printf("%s%s ", at > INDENT ? ", " : "", json_key(m));
+        print_value(m);
+        at += len;
+    }
+    putchar('\n');
+}
+
+static void print_topology(const struct checkpoint_info *i)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+    struct err ignored = {0};
+
+    if (!i->topology ||
+        json_parse(i->topology, strlen(i->topology), NULL, &doc, &ignored) < 0)
+        return;
+    if (json_first(doc))
+        print_members("topology", doc);
+    if (json_get(doc, "model") && json_kind(json_get(doc, "model")) == JSON_OBJECT)
+        print_settings(json_get(doc, "model"));
+}
+
+/* "7,248,023,552" */
+static void print_count(uint64_t n)
+{
+    char digits[32];
+    int len = snprintf(digits, sizeof digits, "%" PRIu64, n);
+
+    for (int k = 0; k < len; k++) {
+        putchar(digits[k]);
+        if ((len - k - 1) % 3 == 0 && k + 1 < len)
+            putchar(',');
+    }
+}
+
+struct types {
+    enum role role;
+    uint64_t elements; /* of the role */
+    bool printing, first;
+};
+
+static int add_type(void *user, const struct type_total *t)
+{
+    struct types *s = user;
+
+    if (t->role != s->role)
+        return 0;
+    if (!s->printing) {
+        s->elements += t->elements;
+        return 0;
+    }
+    printf("%s%s ", s->first ? "" : ", ", dtype_name(t->dtype));
+    print_count(t->elements);
+    s->first = false;
+    return 0;
+}
+
+/* Parameters of the model by element type; numbers of all else. */
+static int print_role(struct cli *c, struct cli_source *s,
+                      const struct checkpoint_info *i, enum role role)
+{
+    struct types types = {.role = role};
+    char size[16];
+    int ret;
+
+    if (!i->by_role[role])
+        return 0;
+    ret = catalog_types(s->catalog, i->id, add_type, &types, &c->err);
+    if (ret < 0)
+        return ret;
+    printf("%-12s ", role == ROLE_MODEL ? "parameters" : role_name(role));
+    print_count(types.elements);
+    printf(" in %" PRIu64 " tensors, %s: ", i->by_role[role],
+           out_size(i->bytes_by_role[role], size));
+    types.printing = types.first = true;
+    ret = catalog_types(s->catalog, i->id, add_type, &types, &c->err);
+    putchar('\n');
+    return ret;
+}
+
+static int count_storage(void *user, const struct catalog_file *f)
+{
+    uint64_t *n = user;
+
+    *n += f->storage;
+    return 0;
+}
+
+static int print_totals(struct cli *c, struct cli_source *s,
+                        const struct checkpoint_info *i)
+{
+    uint64_t files = 0;
+    char size[16];
+    int ret = catalog_files(s->catalog, i->id, count_storage, &files, &c->err);
+
+    for (enum role r = ROLE_MODEL; ret == 0 && r <= ROLE_OTHER; r++)
+        ret = print_role(c, s, i, r);
+    if (ret < 0)
+        return ret;
+    printf("%-12s %s (%" PRIu64 " bytes): %" PRIu64 " tensors in %" PRIu64
+           " chunks of %" PRIu64 " files, %" PRIu64 " objects\n",
+           "size", out_size(i->bytes, size), i->bytes, i->tensors, i->chunks, files,
+           i->objects);
     if (i->faults)
-        printf("%-12s %" PRIu64 " tensors\n", "damaged", i->faults);
+        printf("%-12s no: %" PRIu64 " of %" PRIu64 " tensors cannot be read\n",
+               "complete", i->faults, i->tensors);
+    else
+        printf("%-12s yes\n", "complete");
+    return 0;
 }
 
 static int print_info(struct cli *c, struct cli_source *s,
@@ -115,14 +319,12 @@ static int print_info(struct cli *c, struct cli_source *s,
     int ret;
 
     field("source", s->name);
+    print_checkpoint(i);
+    print_topology(i);
+    ret = print_totals(c, s, i);
     field("format", i->format);
-    field("framework", i->framework);
-    field("version", i->version);
-    if (i->has_step)
-        printf("%-12s %" PRId64 "\n", "step", i->step);
-    field("topology", i->topology);
-    print_totals(i);
-    ret = print_side_files(c, s, i);
+    if (ret == 0)
+        ret = print_side_files(c, s, i);
     if (ret == 0)
         ret = catalog_warnings(s->catalog, i->id, print_warning, NULL, &c->err);
     if (ret == 0 && i->faults)

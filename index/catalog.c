@@ -465,3 +465,38 @@ int catalog_warnings(struct catalog *c, int64_t checkpoint,
     }
     return rc;
 }
+
+int catalog_types(struct catalog *c, int64_t checkpoint,
+                  int (*fn)(void *user, const struct type_total *t), void *user,
+                  struct err *e)
+{
+    static const char sql[] = "SELECT role, dtype, count(*), sum(bytes) FROM tensor"
+                              " WHERE id BETWEEN ?1 AND ?2 GROUP BY role, dtype"
+                              " ORDER BY role, dtype";
+    CLEANUP(conn_putp) struct conn *n = NULL;
+    CLEANUP(query_end) struct query q = {0};
+    struct cell cell[4];
+    int rc = conn_take(c, false, &n, e);
+
+    if (rc == 0)
+        rc = check_there(n, checkpoint, e);
+    if (rc == 0)
+        rc = begin_range(n, sql, checkpoint, &q, e);
+    if (rc < 0)
+        return rc;
+    while ((rc = query_step(&q, e)) == 1 && (rc = query_row(&q, cell, 4, e)) == 0) {
+        struct type_total t = {.tensors = cell[2].num, .bytes = cell[3].num};
+        unsigned bits;
+
+        if (cell[0].num > ROLE_OTHER || cell[1].num >= DTYPE_COUNT)
+            return conn_damaged(n, e, "a tensor is impossible");
+        t.role = (enum role)cell[0].num;
+        t.dtype = (enum dtype)cell[1].num;
+        bits = dtype_bits(t.dtype);
+        t.elements = bits >= 8 ? t.bytes / (bits / 8) : bits ? t.bytes * 8 / bits : 0;
+        rc = fn(user, &t);
+        if (rc != 0)
+            return rc;
+    }
+    return rc;
+}

@@ -138,6 +138,17 @@ int catalog_tensors(struct catalog *c, int64_t checkpoint, uint32_t from,
 int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
                    struct arena *a, const struct chunk **out, size_t *n, struct err *e);
 
+/* What the tensors of one role and dtype add up to. */
+struct type_total {
+    enum role role;
+    enum dtype dtype;
+    uint64_t tensors, elements, bytes;
+};
+/* Calls fn for each role and dtype that occurs, in order of both. */
+int catalog_types(struct catalog *c, int64_t checkpoint,
+                  int (*fn)(void *user, const struct type_total *t), void *user,
+                  struct err *e);
+
 /* tree/: directory 0 is its root. Entries of a directory by position from 0. */
 struct tree_entry {
     uint32_t pos;

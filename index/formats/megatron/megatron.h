@@ -9,6 +9,7 @@
 #include "index/shape.h"
 
 struct err;
+struct json;
 struct scan_context;
 struct sink;
 
@@ -19,6 +20,7 @@ struct megatron_facts {
     int64_t iteration;
     bool has_args;      /* written by Megatron-LM's training script */
     bool has_config;    /* run_config.yaml: by Megatron Bridge */
+    char model[2048];   /* JSON: args of Megatron-LM in Bridge's terms, or "" */
     char optimizer[64]; /* how the optimizer's state is cut: "dp_reshardable" */
 };
 
@@ -42,6 +44,12 @@ void megatron_learn_cell(struct megatron_facts *f, const char *name, size_t len)
 
 /* From the common state, as JSON of objects.json. */
 void megatron_learn_common(struct megatron_facts *f, const char *json, size_t len);
+
+/*
+ * What args of Megatron-LM (the state of the Namespace, as objects.json has it) say of the
+ * model, as a JSON object in the terms of Megatron Bridge.
+ */
+void megatron_model_terms(const struct json *args, struct buf *out);
 
 /* From the text of a run_config.yaml. */
 void megatron_learn_config(struct megatron_facts *f, const char *text, size_t len);

@@ -102,8 +102,12 @@ static void learn_args(struct megatron_facts *f, const struct json *args)
 {
     const struct json *state = json_get(args, "state");
     uint64_t v;
+    CLEANUP(buf_release) struct buf model = {.max = sizeof f->model - 1};
 
     f->has_args = true;
+    megatron_model_terms(state, &model);
+    if (buf_failed(&model) == 0) /* longer than any real one: then it is not told */
+        snprintf(f->model, sizeof f->model, "%s", model.data);
     for (size_t i = 0; i < ARRAY_SIZE(settings); i++)
         if (json_u64(json_get(state, settings[i].name), &v))
             learn(fact_of(f, &settings[i]), v);
@@ -208,6 +212,8 @@ void megatron_topology(const struct megatron_facts *f, struct buf *out)
         buf_adds(out, ", \"optimizer_sharding\": ");
         buf_add_json(out, f->optimizer, strlen(f->optimizer));
     }
+    if (f->model[0])
+        buf_addf(out, ", \"model\": %s", f->model);
 }
 
 /* ---- roles ---- */
