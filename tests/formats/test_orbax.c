@@ -497,6 +497,38 @@ static void test_flag(void **state)
     }
 }
 
+/* A damaged _METADATA takes nothing away; but which chunks may be missing nobody knows. */
+static void test_damaged_tree(void **state)
+{
+    static const struct ob_entry x[] = {TEXT("v/.zarray", ZEROS), HALF("v/1", 1),
+                                        TEXT("w/.zarray", ZARRAY), HALF("w/0", 0),
+                                        HALF("w/1", 1)};
+    static const char *const texts[] = {
+        "{\"tree_metadata\": {" LEAF("w", "jax.Array") ",",
+        "{\"tree_metadata\": {\"('w',)\": {\"value_metadata\": {}}}}",
+        "{\"tree_metadata\": [1]}",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+        CLEANUP(buf_release) struct buf text = {0};
+        struct made m;
+        struct opened o;
+
+        made_begin(&m, "tree");
+        put_leaf(&m, "", &node, x, 5);
+        made_text(&m, "_METADATA", texts[i]);
+        made_open(&m, &o);
+        no_error(&o);
+        check_floats(&o, "w", six, 6);
+        check_fault(&o, "v", "chunk");
+        assert_int_equal(o.count, 2);
+        all_warnings(&o, &text);
+        assert_has(text.data, "damaged-file: _METADATA: ");
+        finish(&m, &o);
+    }
+}
+
 /* {"params": {"b": array, "w": placeholder}, "step": 7, "w": placeholder} */
 static void test_aggregate(void **state)
 {
@@ -614,6 +646,7 @@ int main(int argc, char **argv)
         {.name = "empty", .test_func = test_empty},
         {.name = "tree", .test_func = test_tree},
         {.name = "flag", .test_func = test_flag},
+        {.name = "damaged tree", .test_func = test_damaged_tree},
         {.name = "aggregate", .test_func = test_aggregate},
         {.name = "step", .test_func = test_step},
         {.name = "unfinished", .test_func = test_unfinished},

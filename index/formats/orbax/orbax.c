@@ -24,6 +24,7 @@ enum {
 };
 
 static const char MARKER[] = "_CHECKPOINT_METADATA";
+static const char API_MARK[] = "orbax.checkpoint"; /* of the API called v1 */
 static const char METADATA[] = "_METADATA";
 static const char AGGREGATE[] = "checkpoint"; /* of old versions */
 
@@ -216,20 +217,26 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
 /* Custom metadata and metrics of the step, when there are any. */
 static int report_marker(const struct scan_context *c, struct sink *sink, struct err *e)
 {
-    static const char *const members[] = {"custom_metadata", "metrics"};
-    struct orbax_text in = {0};
-    int rc = 0;
+    struct orbax_member m[2] = {{.name = "custom_metadata"}, {.name = "metrics"}};
+    CLEANUP_FREE char *text = NULL;
+    struct err why = {0};
+    size_t len;
 
     if (!has_file(c->listing, MARKER))
         return 0;
-    if (sink_hide(sink, MARKER, true, e) < 0 ||
-        orbax_read_json(c->listing, MARKER, MAX_MARKER, &in.text, &in.len, e) < 0)
+    if (sink_hide(sink, MARKER, true, e) < 0)
         return -e->code;
-    for (size_t i = 0; rc == 0 && i < ARRAY_SIZE(members); i++)
-        rc = orbax_member_object(sink, members[i], strlen(members[i]), &in, members[i],
-                                 e);
-    free(in.text);
-    return rc;
+    if (orbax_read_json(c->listing, MARKER, MAX_MARKER, &text, &len, &why) < 0) {
+        *e = why;
+        return -e->code;
+    }
+    if (!orbax_members(text, len, m, ARRAY_SIZE(m)) &&
+        sink_warning(sink, "damaged-file", "%s is no JSON", MARKER) < 0)
+        return err_nomem(e);
+    for (size_t i = 0; i < ARRAY_SIZE(m); i++)
+        if (orbax_member_object(sink, m[i].name, strlen(m[i].name), &m[i], e) < 0)
+            return -e->code;
+    return 0;
 }
 
 /* ---- steps ---- */
@@ -345,8 +352,10 @@ static int scan_all(const struct scan_context *c, struct sink *sink, struct abou
     case ORBAX_NONE:
     case ORBAX_JSON:
     case ORBAX_UNFINISHED:
+        if (has_file(c->listing, API_MARK))
+            a->format = "orbax";
         if (sink_hide(sink, "commit_success.txt", false, e) < 0 ||
-            report_marker(c, sink, e) < 0)
+            sink_hide(sink, API_MARK, false, e) < 0 || report_marker(c, sink, e) < 0)
             return -e->code;
         return scan_items(c, sink, a, e);
     }

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/buf.h"
@@ -45,6 +46,20 @@ static int note_path(struct orbax_files *f, uint32_t number, const char *relativ
     return f->path[number] ? 0 : err_nomem(e);
 }
 
+/*
+ * Hides the file, or the directory of the item that it lies in: d, but a writer may have
+ * called it anything.
+ */
+static int hide(const struct orbax_files *f, const char *relative, struct err *e)
+{
+    size_t above = strlen(f->dir) + (f->dir[0] ? 1 : 0);
+    char name[PATH_MAX];
+
+    snprintf(name, sizeof name, "%.*s", (int)(above + strcspn(relative + above, "/")),
+             relative);
+    return sink_hide(f->sink, name, false, e);
+}
+
 static int remember(struct orbax_files *f, const char *path, size_t len,
                     uint32_t number, struct err *e)
 {
@@ -81,7 +96,7 @@ int orbax_files_add(void *files, const char *path, size_t len, uint32_t *number,
     if (buf_failed(&relative))
         return err_nomem(e);
     if (sink_file(f->sink, relative.data, relative.len, number, e) < 0 ||
-        note_path(f, *number, relative.data, e) < 0)
+        note_path(f, *number, relative.data, e) < 0 || hide(f, relative.data, e) < 0)
         return -e->code;
     return remember(f, path, len, *number, e);
 }

@@ -128,16 +128,13 @@ int orbax_read_json(struct listing *l, const char *name, size_t max, char **text
 }
 
 int orbax_member_object(struct sink *sink, const char *key, size_t key_len,
-                        const struct orbax_text *in, const char *name, struct err *e)
+                        const struct orbax_member *m, struct err *e)
 {
-    const char *value;
-    size_t len;
-
-    if (!orbax_member(in->text, in->len, name, &value, &len) ||
-        (len == 4 && memcmp(value, "null", 4) == 0) ||
-        (len == 2 && (memcmp(value, "{}", 2) == 0 || memcmp(value, "[]", 2) == 0)))
+    if (!m->value || (m->len == 4 && memcmp(m->value, "null", 4) == 0) ||
+        (m->len == 2 &&
+         (memcmp(m->value, "{}", 2) == 0 || memcmp(m->value, "[]", 2) == 0)))
         return 0;
-    return sink_object(sink, key, key_len, value, len, e);
+    return sink_object(sink, key, key_len, m->value, m->len, e);
 }
 
 /* ---- an item's files ---- */
@@ -150,9 +147,10 @@ struct item {
     struct listing *l;
     struct orbax_files files;
     struct orbax_store *store;
-    struct orbax_text metadata; /* of _METADATA, or NULL */
-    struct json *strings;       /* of _strings.json, or NULL */
-    bool *seen;                 /* arrays that are leaves */
+    char *metadata; /* text of _METADATA, or NULL */
+    size_t metadata_len;
+    struct json *strings; /* of _strings.json, or NULL */
+    bool *seen;           /* arrays that are leaves */
     bool all_chunks;
     struct buf key;
 };
@@ -161,7 +159,7 @@ static void item_release(struct item *x)
 {
     orbax_store_free(x->store);
     orbax_files_release(&x->files);
-    free(x->metadata.text);
+    free(x->metadata);
     json_free(x->strings);
     free(x->seen);
     buf_release(&x->key);
@@ -431,7 +429,7 @@ static int put_others(struct item *x, struct err *e)
         if (put_tensor(x, i, e) < 0)
             return -e->code;
     }
-    if (strange == 0 || !x->metadata.text)
+    if (strange == 0 || !x->metadata)
         return 0;
     return sink_warning(x->sink, "unlisted-array",
                         "%" PRIu64 " arrays are there that %s does not name", strange,
@@ -459,26 +457,42 @@ static int open_item(struct item *x, struct err *e)
     return hide_all(x, e);
 }
 
+/* Without its names a store still has its arrays; then no chunk of them may be missing. */
+static int take_damage(struct item *x, const struct err *why, struct err *e)
+{
+    if (why->code != EBADMSG && why->code != EFBIG) {
+        *e = *why;
+        return -e->code;
+    }
+    x->all_chunks = true;
+    return sink_warning(x->sink, "damaged-file",
+                        "%s: %s: arrays are shown as they are stored", METADATA,
+                        why->text) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
 static int report_leaves(struct item *x, struct err *e)
 {
-    const char *value;
-    size_t len;
+    struct orbax_member m[2] = {{.name = ALWAYS_STORED}, {.name = CUSTOM}};
+    struct err why = {0};
+    bool sound;
 
     if (!has_file(x->l, METADATA))
         return 0;
-    if (orbax_read_json(x->l, METADATA, MAX_METADATA, &x->metadata.text,
-                        &x->metadata.len, e) < 0 ||
-        read_strings(x, e) < 0)
+    if (read_strings(x, e) < 0)
         return -e->code;
+    if (orbax_read_json(x->l, METADATA, MAX_METADATA, &x->metadata, &x->metadata_len,
+                        &why) < 0)
+        return take_damage(x, &why, e);
+    sound = orbax_members(x->metadata, x->metadata_len, m, ARRAY_SIZE(m));
     x->all_chunks =
-        orbax_member(x->metadata.text, x->metadata.len, ALWAYS_STORED, &value, &len) &&
-        len == 4 && memcmp(value, "true", 4) == 0;
-    if (orbax_tree_each(x->metadata.text, x->metadata.len, on_leaf, x, e) < 0)
-        return err_wrap(e, "%s", METADATA);
+        !sound || (m[0].value && m[0].len == 4 && memcmp(m[0].value, "true", 4) == 0);
+    if (orbax_tree_each(x->metadata, x->metadata_len, on_leaf, x, &why) < 0)
+        return take_damage(x, &why, e);
     if (object_key(x, CUSTOM, strlen(CUSTOM), e) < 0)
         return -e->code;
-    return orbax_member_object(x->sink, x->key.data, x->key.len, &x->metadata, CUSTOM,
-                               e);
+    return orbax_member_object(x->sink, x->key.data, x->key.len, &m[1], e);
 }
 
 int orbax_item_report(const struct scan_context *c, struct sink *sink,

@@ -7,6 +7,7 @@
 
 struct err;
 struct listing;
+struct orbax_member;
 struct orbax_told;
 struct scan_context;
 struct sink;
@@ -34,19 +35,16 @@ struct orbax_item {
     const char *part; /* sink_tensor.part; NULL: the main one. Names its objects too */
 };
 
-/* Text of JSON (malloc). */
-struct orbax_text {
-    char *text;
-    size_t len;
-};
-
-/* Python's JSON (NaN is no JSON), as objects.json spells it; what was read is not checked. */
+/*
+ * Python's JSON (NaN is no JSON) of a file, as objects.json spells it; the caller frees
+ * *text. What was read is not checked.
+ */
 int orbax_read_json(struct listing *l, const char *name, size_t max, char **text,
                     size_t *len, struct err *e);
 
-/* Reports the member `name` of such a text as an object, unless it says nothing. */
+/* Reports a member of such a text as an object, unless it says nothing: null, {}, []. */
 int orbax_member_object(struct sink *sink, const char *key, size_t key_len,
-                        const struct orbax_text *in, const char *name, struct err *e);
+                        const struct orbax_member *m, struct err *e);
 
 /* What is found on the way. Zero at the start; several items add up. */
 struct orbax_told {

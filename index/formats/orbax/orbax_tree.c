@@ -51,7 +51,7 @@ static void take_type(const struct json *value, struct orbax_leaf *leaf)
 /* The member's own name is a Python tuple as text; key_metadata has its parts apart. */
 static int take_path(const struct json *keys, struct buf *out, struct err *e)
 {
-    if (json_kind(keys) != JSON_ARRAY)
+    if (!keys || json_kind(keys) != JSON_ARRAY)
         return err_set(e, EBADMSG, "there is no key_metadata");
     for (const struct json *v = json_first(keys); v; v = json_next(v)) {
         const char *part;
@@ -102,46 +102,46 @@ int orbax_tree_each(const char *text, size_t len, orbax_leaf_fn *fn, void *user,
     return rc;
 }
 
-/* The members of the outermost object, one by one; 1 when it was found. */
-static int find_member(struct json_lexer *l, const char *name, size_t *at, size_t *end,
+/* One value of the outermost object, whose key was read just before. */
+static int take_member(struct json_lexer *l, struct orbax_member *m, size_t n,
                        struct err *e)
 {
-    int step = json_lex_enter_object(l, e);
+    struct orbax_member *found = NULL;
+    size_t at;
 
-    while (step == JSON_VALUE) {
-        bool found = l->key.len == strlen(name) &&
-                     memcmp(l->key.data ? l->key.data : "", name, l->key.len) == 0;
-
-        json_lex_blanks(l);
-        *at = l->pos;
-        if (json_lex_value(l, e) < 0)
-            return -e->code;
-        *end = l->pos;
-        if (found)
-            return 1;
-        step = json_lex_next(l, e);
+    for (size_t i = 0; i < n; i++)
+        if (l->key.len == strlen(m[i].name) &&
+            memcmp(l->key.data ? l->key.data : "", m[i].name, l->key.len) == 0)
+            found = &m[i];
+    json_lex_blanks(l);
+    at = l->pos;
+    if (json_lex_value(l, e) < 0)
+        return -e->code;
+    if (found) {
+        found->value = l->text + at;
+        found->len = l->pos - at;
     }
-    return step < 0 ? step : 0;
+    return json_lex_next(l, e);
 }
 
-bool orbax_member(const char *text, size_t len, const char *name, const char **value,
-                  size_t *value_len)
+bool orbax_members(const char *text, size_t len, struct orbax_member *m, size_t n)
 {
     struct json_lexer *l = calloc(1, sizeof *l);
     struct err unread = {0};
-    size_t at = 0, end = 0;
-    int rc;
+    int step;
 
+    for (size_t i = 0; i < n; i++)
+        m[i].value = NULL;
     if (!l)
         return false;
     *l = (struct json_lexer){
         .text = text, .len = len, .max_depth = MAX_DEPTH, .max_values = SIZE_MAX};
-    rc = find_member(l, name, &at, &end, &unread);
+    step = json_lex_enter_object(l, &unread);
+    while (step == JSON_VALUE)
+        step = take_member(l, m, n, &unread);
     json_lexer_release(l);
     free(l);
-    *value = text + at;
-    *value_len = end - at;
-    return rc == 1;
+    return step == JSON_ENDED;
 }
 
 /* ---- the mesh ---- */

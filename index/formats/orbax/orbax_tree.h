@@ -34,13 +34,18 @@ typedef int orbax_leaf_fn(void *user, const struct orbax_leaf *leaf, struct err 
 int orbax_tree_each(const char *text, size_t len, orbax_leaf_fn *fn, void *user,
                     struct err *e);
 
+/* A member of the outermost object; `value` points into the text, NULL: there is none. */
+struct orbax_member {
+    const char *name;
+    const char *value;
+    size_t len;
+};
+
 /*
- * The text of a member's value, out of the text of a whole JSON document that may be too
- * large for a tree. false: the outermost object has no such member, or it is damaged up to
- * there.
+ * Finds n members in the text of a JSON document that may be too large for a tree. Of a
+ * text that is damaged those are found that stand before the damage, and false comes back.
  */
-bool orbax_member(const char *text, size_t len, const char *name, const char **value,
-                  size_t *value_len);
+bool orbax_members(const char *text, size_t len, struct orbax_member *m, size_t n);
 
 /*
  * The mesh that arrays were sharded over, out of _sharding's text, as a JSON object
