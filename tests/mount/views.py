@@ -190,6 +190,11 @@ def test_trackers_give_latest(t):
     write_file(t + "/meg/latest_checkpointed_iteration.txt", b"200\n")
     write_checkpoint(t + "/ds/global_step10", make_tensors(6))
     write_file(t + "/ds/latest", b"global_step10")
+    write_checkpoint(t + "/ucp/global_step10_universal", make_tensors(6))
+    write_file(t + "/ucp/latest_universal", b"global_step10_universal")
+    for name, text in (("empty", b""), ("long", b"x" * 5000), ("lines", b"a\na"), ("up", b"../ds"), ("none", b"b")):
+        os.makedirs(t + "/bad/" + name + "/a")
+        write_file(t + "/bad/" + name + "/latest", text)
     write_file(t + "/meg/iter_0000200/notes.txt", b"n")
     with Mount(t, t + "-mnt") as m:
         same("meg", sorted(os.listdir(m / "meg")), [".unshard", "iter_0000200", "latest", "latest_checkpointed_iteration.txt"])
@@ -200,6 +205,9 @@ def test_trackers_give_latest(t):
         same("through it", read_all(m / "meg/.unshard/latest/notes.txt"), b"n")
         same("ds", sorted(os.listdir(m / "ds")), [".unshard", "global_step10", "latest"])
         same("the source's own", read_all(m / "ds/latest"), b"global_step10")
+        same("ucp", os.readlink(m / "ucp/latest"), "global_step10_universal")
+        for name in os.listdir(m / "bad"):
+            same("no tracker: " + name, sorted(os.listdir(m / "bad" / name)), ["a", "latest"])
         same("ds link", os.readlink(m / "ds/.unshard/latest"), "../global_step10")
         with open(t + "/meg/latest_checkpointed_iteration.txt", "w") as f:
             f.write("999")  # a step that is not there

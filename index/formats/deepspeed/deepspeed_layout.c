@@ -217,9 +217,13 @@ static int compare_fragment(const struct ds_part *p, uint32_t g, struct span ran
     want = overlap(x, rank);
     if (noted.begin == want.begin - rank.begin && noted.end == want.end - rank.begin)
         return 0;
+    if (want.begin >= want.end)
+        return err_set(e, EBADMSG,
+                       "param_slice_mappings: %s is not in this rank's partition",
+                       text);
     return err_set(e, EBADMSG,
-                   "%s is noted at %" PRIu64 " to %" PRIu64
-                   " of the partition, and must be at %" PRIu64 " to %" PRIu64,
+                   "param_slice_mappings: %s is noted at %" PRIu64 " to %" PRIu64
+                   " of the partition, it lies at %" PRIu64 " to %" PRIu64,
                    text, noted.begin, noted.end, want.begin - rank.begin,
                    want.end - rank.begin);
 }

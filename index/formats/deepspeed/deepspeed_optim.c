@@ -357,26 +357,45 @@ static int add_object(struct optim *o, const char *at, const char *name,
     return ds_entry_object(o->s, &x, key.data, v, e);
 }
 
-/* Does a group's state hold anything but tensors? DeepSpeed's own Adam counts steps so. */
-static bool has_values(const struct optim *o, const struct pv *states)
+static void write_name(const struct pv *key, char *dst, size_t size)
+{
+    size_t len;
+    const char *text = pv_bytes(key, &len);
+
+    ds_text(text, len, dst, size);
+}
+
+/* Does the state of a group hold anything but tensors? DeepSpeed's own Adam counts steps so. */
+static bool group_has_values(const struct optim *o, const struct pv *group)
 {
     struct torch_tensor x;
     struct err ignored = {0};
-    struct pv groups, items;
+    struct pv items;
 
-    if (!torch_mapping(states, &groups) || groups.kind != PV_DICT)
-        return states->kind != PV_NONE && groups.kind != PV_NONE;
-    for (size_t g = 0; g < pv_count(&groups); g++) {
-        struct pv group = pv_value_at(&groups, g);
+    if (!torch_mapping(group, &items))
+        return true;
+    for (size_t i = 0; items.kind == PV_DICT && i < pv_count(&items); i++) {
+        struct pv value = pv_value_at(&items, i);
 
-        if (!torch_mapping(&group, &items))
+        if (torch_zip_tensor(o->f->zip, &value, &x, &ignored) == 0)
             return true;
-        for (size_t i = 0; items.kind == PV_DICT && i < pv_count(&items); i++) {
-            struct pv value = pv_value_at(&items, i);
+    }
+    return false;
+}
 
-            if (torch_zip_tensor(o->f->zip, &value, &x, &ignored) == 0)
-                return true;
-        }
+/* The same for all groups, in a dict or a list. */
+static bool has_values(const struct optim *o, const struct pv *states)
+{
+    bool list = states->kind == PV_LIST;
+    struct pv groups = *states;
+
+    if (!list && !torch_mapping(states, &groups))
+        return true;
+    for (size_t g = 0; groups.kind != PV_NONE && g < pv_count(&groups); g++) {
+        struct pv group = list ? pv_at(&groups, g) : pv_value_at(&groups, g);
+
+        if (group_has_values(o, &group))
+            return true;
     }
     return false;
 }
@@ -391,17 +410,14 @@ static int base_objects(struct optim *o, const struct pv *base, struct err *e)
     if (buf_failed(&at))
         return err_nomem(e);
     if (!torch_mapping(base, &items) || items.kind != PV_DICT)
-        return add_object(o, outer, o->base, base, e);
+        return has_values(o, base) ? add_object(o, outer, o->base, base, e) : 0;
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
-        const char *text;
         char name[200];
-        size_t len;
 
         if (key.kind != PV_STR || (pv_str_is(&key, "state") && !has_values(o, &value)))
             continue;
-        text = pv_bytes(&key, &len);
-        ds_text(text, len, name, sizeof name);
+        write_name(&key, name, sizeof name);
         if (add_object(o, at.data, name, &value, e) < 0)
             return -e->code;
     }
@@ -418,16 +434,13 @@ static int report_objects(struct optim *o, struct err *e)
         return 0;
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
-        const char *text;
         char name[200];
-        size_t len;
         int rc;
 
         if (key.kind != PV_STR || pv_str_is(&key, o->masters) ||
             pv_str_is(&key, mappings))
             continue;
-        text = pv_bytes(&key, &len);
-        ds_text(text, len, name, sizeof name);
+        write_name(&key, name, sizeof name);
         rc = pv_str_is(&key, o->base) ? base_objects(o, &value, e)
                                       : add_object(o, outer, name, &value, e);
         if (rc < 0)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/checked.h"
 #include "base/err.h"
 #include "index/formats/step.h"
 #include "index/formats/torch/torch_walk.h"
@@ -133,17 +134,26 @@ static int refuse_slices(const struct ds_scan *s, struct err *e)
                     "with DeepSpeed's ds_to_universal.py");
 }
 
-/* All ranks that took part have a file. */
+/* All ranks that took part have a file, and no others. */
 static int check_ranks(const struct ds_scan *s, struct err *e)
 {
-    struct pv v;
-    uint64_t n;
+    struct pv dims, v;
+    uint64_t n = 0, tensor, stages;
 
-    if (s->nparts > 0 && ds_get_some(&s->part[0].root, "mp_world_size", &v) &&
-        pv_u64(&v, &n) && n > s->nparts)
+    if (s->nparts == 0)
+        return 0;
+    if (ds_get_some(&s->part[0].root, "checkpoint_parallel_dimensions", &dims) &&
+        ds_get(&dims, "tp_degree", &v) && pv_u64(&v, &tensor) &&
+        ds_get(&dims, "pp_degree", &v) && pv_u64(&v, &stages) &&
+        (mul_overflows(tensor, stages, &n) || n != s->nparts))
         return err_set(e, EBADMSG,
-                       "%" PRIu64 " model-parallel ranks saved, there are "
-                       "files of %zu",
+                       "%zu model-parallel ranks, not %" PRIu64 " stages of %" PRIu64
+                       " ranks",
+                       s->nparts, stages, tensor);
+    if (ds_get_some(&s->part[0].root, "mp_world_size", &v) && pv_u64(&v, &n) &&
+        n > s->nparts)
+        return err_set(e, EBADMSG,
+                       "%" PRIu64 " model-parallel ranks saved, there are files of %zu",
                        n, s->nparts);
     return 0;
 }
@@ -365,7 +375,7 @@ static int run(struct ds_scan *s, struct err *e)
     if (s->universal)
         return report_universal(s, e);
     tell(s);
-    if (refuse_slices(s, e) < 0 || check_ranks(s, e) < 0 || read_optim(s, e) < 0)
+    if (check_ranks(s, e) < 0 || refuse_slices(s, e) < 0 || read_optim(s, e) < 0)
         return -e->code;
     tell(s);
     return warn_lost(s, e) < 0 ? -e->code : report_all(s, e);

@@ -220,6 +220,23 @@ static int report_named(struct ds_scan *s, const struct ds_part *p,
     return sink_tensor_end(s->sink, e);
 }
 
+/* Stages of a pipeline that are tied have copies of one parameter. */
+static int note_copy(struct ds_scan *s, const struct ds_part *p, struct ds_param *x,
+                     struct err *e)
+{
+    const struct ds_param *first = NULL;
+    char text[200];
+
+    x->elsewhere = true;
+    for (const struct ds_part *q = s->part; q < p && !first; q++)
+        first = ds_param_find(q, x->name, x->len);
+    if (first && first->nd == x->nd &&
+        memcmp(first->dim, x->dim, x->nd * sizeof *x->dim) == 0)
+        return 0;
+    return err_set(e, EBADMSG, "%s: %s has another shape on another rank",
+                   p->model.path, ds_text(x->name, x->len, text, sizeof text));
+}
+
 static int report_master(struct ds_scan *s, const struct ds_part *p, struct ds_param *x,
                          uint32_t set, struct err *e)
 {
@@ -229,9 +246,10 @@ static int report_master(struct ds_scan *s, const struct ds_part *p, struct ds_p
     if (ds_expert_name(p, x, set, &name, e) < 0)
         return -e->code;
     seen = ds_see(s, name.data ? name.data : "", name.len, e);
-    x->elsewhere |= seen == 0;
-    if (seen <= 0)
+    if (seen < 0)
         return seen;
+    if (seen == 0)
+        return note_copy(s, p, x, e);
     return report_named(s, p, x, set, name.data ? name.data : "", name.len, e);
 }
 

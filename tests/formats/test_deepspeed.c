@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/formats/test_deepspeed.c - DeepSpeed's saves: what is lost, left over, or refused. */
+#include "made.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "base/err.h"
+#include "tests/unit/unit.h"
+
+/* ---- fixtures with a change ---- */
+
+/* All files of a fixture's folder but `without` (or NULL), below `to`. */
+static void copy_dir(const struct made *m, const char *from, const char *to,
+                     const char *without)
+{
+    DIR *d = opendir(from);
+    char path[PATH_MAX], name[PATH_MAX];
+
+    assert_non_null(d);
+    for (struct dirent *entry; (entry = readdir(d));) {
+        struct stat st;
+
+        if (entry->d_name[0] == '.' || (without && strcmp(entry->d_name, without) == 0))
+            continue;
+        snprintf(path, sizeof path, "%s/%s", from, entry->d_name);
+        snprintf(name, sizeof name, "%s%s%s", to, to[0] ? "/" : "", entry->d_name);
+        assert_int_equal(stat(path, &st), 0);
+        if (S_ISDIR(st.st_mode))
+            copy_dir(m, path, name, without);
+        else
+            made_copy(m, name, path);
+    }
+    closedir(d);
+}
+
+static void make(struct made *m, const char *data, const char *fixture,
+                 const char *without)
+{
+    char from[PATH_MAX];
+
+    made_begin(m, "global_step2");
+    snprintf(from, sizeof from, "%s/%s", data, fixture);
+    copy_dir(m, from, "", without);
+}
+
+static void copy_as(const struct made *m, const char *data, const char *file,
+                    const char *name)
+{
+    char from[PATH_MAX];
+
+    snprintf(from, sizeof from, "%s/%s", data, file);
+    made_copy(m, name, from);
+}
+
+/* The checkpoint is refused with these words. */
+static void check_refused(const struct made *m, const char *why)
+{
+    struct opened o;
+
+    made_open(m, &o);
+    if (!o.info.error)
+        fail_msg("accepted, with %zu tensors; it should say %s", o.count, why);
+    assert_has(o.info.error, why);
+    assert_int_equal(o.count, 0);
+    close_checkpoint(&o);
+    made_end(m);
+}
+
+/* ---- files ---- */
+
+static void test_left_over_file(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z1_bf16_gradfp32_w2", NULL);
+    copy_as(&m, *state,
+            "z1_bf16_gradfp32_w2/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "zero_pp_rank_0_mp_rank_00_optim_states.pt");
+    check_refused(&m, "are of the same rank");
+}
+
+static void test_one_rank_too_many(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z1_bf16_gradfp32_w2", NULL);
+    copy_as(&m, *state,
+            "z1_bf16_gradfp32_w2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt");
+    check_refused(&m, "partition_count says 2 files of optimizer states, there are 3");
+}
+
+static void test_first_rank_is_missing(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z3_fp32_w3", "zero_pp_rank_0_mp_rank_00_optim_states.pt");
+    check_refused(&m, "rank 0 of the optimizer's files is missing");
+}
+
+/* The ranks' own notes tell that the files are not in their places. */
+static void test_ranks_that_changed_places(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z1_elastic_w2", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    copy_as(&m, *state, "z1_elastic_w2/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    check_refused(&m, "param_slice_mappings: emb.weight is not in this rank's");
+}
+
+static void test_stages_are_mixed(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z3_bf16_subgroups_w2",
+         "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    copy_as(&m, *state,
+            "z2_bf16_aligned_rr_w2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    check_refused(&m, "is of ZeRO stage 2, others are of 3");
+}
+
+static void test_other_sub_groups(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z3_bf16_subgroups_w2",
+         "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    copy_as(&m, *state, "z3_fp16_w2/zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    check_refused(&m, "has 2 groups, the first rank has 3");
+}
+
+static void test_model_states_of_a_rank_are_missing(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z3_fp32_w3", "zero_pp_rank_2_mp_rank_00_model_states.pt");
+    check_refused(&m, "2 files of model states, 3 of optimizer states");
+    make(&m, *state, "z3_fp32_w3", "zero_pp_rank_1_mp_rank_00_model_states.pt");
+    check_refused(&m, "model states of rank 1 are missing");
+}
+
+/* Nobody can tell how slices of tensor-parallel ranks go together. */
+static void test_ranks_that_are_no_stages(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "z1_elastic_w2", NULL);
+    copy_as(&m, *state, "z1_elastic_w2/mp_rank_00_model_states.pt",
+            "mp_rank_01_model_states.pt");
+    check_refused(&m, "2 model-parallel ranks, not 1 stages of 1 ranks");
+}
+
+static void test_rank_of_a_stage_is_missing(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "pipe2_z1_w4", "bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt");
+    check_refused(&m, "partition_count says 2 files of optimizer states, there are 1");
+    make(&m, *state, "pipe2_z1_w4", "mp_rank_00_model_states.pt");
+    check_refused(&m, "some of the model states up to mp_rank_01 are missing");
+}
+
+/* Without the optimizer's files the copy of the model is what there is. */
+static void test_only_model_states(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "global_step2");
+    copy_as(&m, *state, "z2_bf16_aligned_rr_w2/mp_rank_00_model_states.pt",
+            "mp_rank_00_model_states.pt");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_string_equal(o.info.format, "deepspeed-zero0");
+    assert_int_equal(tensor(&o, "emb.weight")->dtype, DTYPE_BF16);
+    assert_int_equal(tensor(&o, "emb.weight")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "module.emb.weight")->role, ROLE_OTHER);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 12);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 0);
+    check_warnings(&o, "no-masters: there are no optimizer states: NAME is what the "
+                       "model computed with\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void test_only_placeholders(void **state)
+{
+    struct made m;
+
+    made_begin(&m, "global_step2");
+    copy_as(&m, *state, "z3_fp16_w2/zero_pp_rank_0_mp_rank_00_model_states.pt",
+            "zero_pp_rank_0_mp_rank_00_model_states.pt");
+    check_refused(&m, "1 files of model states, 0 of optimizer states");
+}
+
+/* ---- universal checkpoints ---- */
+
+static void test_universal_without_a_file(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "global_step2_universal");
+    copy_as(&m, *state, "ucp_z3_bf16_w2/zero_pp_rank_0_mp_rank_00_model_states.pt",
+            "zero_pp_rank_0_mp_rank_00_model_states.pt");
+    copy_as(&m, *state, "ucp_z3_bf16_w2/zero/emb.weight/fp32.pt",
+            "zero/emb.weight/fp32.pt");
+    copy_as(&m, *state, "ucp_z3_bf16_w2/zero/emb.weight/exp_avg.pt",
+            "zero/emb.weight/exp_avg.pt");
+    made_text(&m, "zero/emb.weight/exp_avg_sq.pt", "PK\x03\x04 cut");
+    made_text(&m, "zero/note.txt", "hello");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_string_equal(o.info.format, "deepspeed-universal");
+    assert_null(tensor(&o, "emb.weight")->fault);
+    assert_null(tensor(&o, "head.weight")->fault); /* tied to it */
+    assert_null(tensor(&o, "optimizer.state.emb.weight.exp_avg")->fault);
+    check_fault(&o, "optimizer.state.emb.weight.exp_avg_sq",
+                "zero/emb.weight/exp_avg_sq.pt");
+    check_fault(&o, "l1.bias", "zero/NAME/fp32.pt is missing");
+    check_fault(&o, "frozen.weight", "rank 0 has 33 elements of it, its part has 65");
+    check_warnings(&o, "unknown-file: zero/ holds 1 things that are no tensor of a "
+                       "parameter\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_left_over_file),
+        cmocka_unit_test(test_one_rank_too_many),
+        cmocka_unit_test(test_first_rank_is_missing),
+        cmocka_unit_test(test_ranks_that_changed_places),
+        cmocka_unit_test(test_stages_are_mixed),
+        cmocka_unit_test(test_other_sub_groups),
+        cmocka_unit_test(test_model_states_of_a_rank_are_missing),
+        cmocka_unit_test(test_ranks_that_are_no_stages),
+        cmocka_unit_test(test_rank_of_a_stage_is_missing),
+        cmocka_unit_test(test_only_model_states),
+        cmocka_unit_test(test_only_placeholders),
+        cmocka_unit_test(test_universal_without_a_file),
+    };
+
+    return run_with_fixtures("deepspeed", argc, argv, tests, ARRAY_SIZE(tests));
+}
