@@ -370,6 +370,7 @@ static int build_entries(struct builder *b)
     bool tracked =
         s->listing && !b->alone &&
         (listing_find(s->listing, "latest") ||
+         listing_find(s->listing, "latest_universal") ||
          listing_find(s->listing, "latest_checkpointed_iteration.txt") ||
          listing_find(s->listing, "latest_train_state.pt") ||
          listing_find(s->listing, "LATEST") || listing_find(s->listing, "LATEST.txt"));

@@ -207,7 +207,7 @@ def test_trackers_give_latest(t):
         same("the source's own", read_all(m / "ds/latest"), b"global_step10")
         same("ucp", os.readlink(m / "ucp/latest"), "global_step10_universal")
         for name in os.listdir(m / "bad"):
-            same("no tracker: " + name, sorted(os.listdir(m / "bad" / name)), ["a", "latest"])
+            same("no tracker: " + name, sorted(os.listdir(m / ("bad/" + name))), ["a", "latest"])
         same("ds link", os.readlink(m / "ds/.unshard/latest"), "../global_step10")
         with open(t + "/meg/latest_checkpointed_iteration.txt", "w") as f:
             f.write("999")  # a step that is not there
