@@ -214,8 +214,33 @@ def made_plain_2(rank, world, folder):
     return {r: {f"model_world_size_2_rank_{r}.pt:{k}": numbered((3, 4), start=1 + 12 * r) if k == "weight" else v for k, v in state.items()} for r in range(2)}, {}
 
 
+def made_layout_2x2(rank, world, folder):
+    """Meshes as torch 2.9 wrote them: one layout with a shape, a number or a tuple, nested where axes were flattened."""
+    import torch.distributed._mesh_layout as module
+
+    class Layout:
+        def __init__(self, shape):
+            self.shape = shape
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    line, flat = init_device_mesh("cpu", (4,)), mesh._flatten("all")
+    truth = {"two": numbered((5, 7)), "flat": numbered((9, 2)), "line": numbered((6,))}
+    state = OrderedDict(two=distribute_tensor(truth["two"], mesh, (Shard(0), Shard(1))), flat=distribute_tensor(truth["flat"], flat, (Shard(0),)),
+                        line=distribute_tensor(truth["line"], line, (Shard(0),)))
+    check(rank, truth, state)
+    settle(state, {})
+    Layout.__module__, Layout.__qualname__ = module.__name__, "_MeshLayout"
+    module._MeshLayout = Layout
+    flat._root_mesh = None
+    for m, shape in ((mesh, (2, 2)), (flat, ((2, 2),)), (line, 4)):
+        m._layout = Layout(shape)
+        m._flatten_mapping = {}
+    torch.save(state, f"{folder}/model_world_size_{world}_rank_{rank}.pt")
+    return {"": truth}, {}
+
+
 WARNINGS = {"made_plain_2": 1}
-CASES = {"made_deflated_3": 3, "made_one_1": 1, "made_plain_2": 2, "made_mesh_3x2": 6, "made_row_5": 5, "made_cube_2x2x2": 8, "made_groups_2": 2}
+CASES = {"made_deflated_3": 3, "made_layout_2x2": 4, "made_one_1": 1, "made_plain_2": 2, "made_mesh_3x2": 6, "made_row_5": 5, "made_cube_2x2x2": 8, "made_groups_2": 2}
 
 
 def expected(folder, parts, objects):
