@@ -80,9 +80,12 @@ static char *numbered_step(struct fs *fs, const char *dir, const char *text)
 
 char *tracker_target(struct fs *fs, const char *path)
 {
-    /* DeepSpeed; NeMo AutoModel where it can make no link, or where a copy made it a file. */
+    /*
+     * DeepSpeed; NeMo AutoModel where it can make no link, or where a copy made it a file;
+     * nanotron.
+     */
     static const char *const by_name[] = {"latest", "latest_universal", "LATEST",
-                                          "LATEST.txt"};
+                                          "LATEST.txt", "latest.txt"};
     char text[TRACKER_MAX + 1];
     char *step = NULL;
     uint64_t number;

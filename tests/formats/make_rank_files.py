@@ -268,11 +268,81 @@ def fairscales(folder):
     f.done()
 
 
+# ---------------------------------------------------------------- nanotron
+NANOTRON = {"format": "nanotron", "framework": "nanotron"}
+
+
+def nano_file(f, folder, name, array, pairs=None, shape=None, version="1.5"):
+    """A safetensors file with the one tensor "data"; `pairs`: of slices, as text."""
+    array = np.ascontiguousarray(array)
+    header = {"data": {"dtype": base.STORAGES[array.dtype.str][1], "shape": list(array.shape), "data_offsets": [0, array.nbytes]}}
+    if pairs is not None:
+        header["__metadata__"] = {"version": version, "unsharded_shape": shape, "local_global_slices_pairs": pairs}
+    text = json.dumps(header).encode()
+    path = os.path.join(f.root, "model", *folder.split("/"), f"model_{name}.safetensors")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text + array.tobytes())
+
+
+def ranks_of(p, t, e=None):
+    return f"_pp-rank-{p}-of-2_tp-rank-{t}-of-2" + (f"_exp-rank-{e}-of-2" if e is not None else "")
+
+
+def nanotron_optimizer(f, p, t, e, state, more=None):
+    """state: name -> {state: array}."""
+    path = f"optimizer/optimizer_pp-{p}-of-2_tp-{t}-of-2_exp-{e}-of-2.pt"
+    names = dict(enumerate(state))
+    save(f"{f.root}/{path}", dict({"state": {i: {k: Tensor(np.ascontiguousarray(v)) for k, v in state[n].items()} for i, n in names.items()}, "names": names},
+                                  **(more or {})))
+    f.objects[path + ":names"] = {"$type": "dict", "items": [[i, n] for i, n in names.items()]}
+
+
+def nanotrons(folder):
+    f = Fixture(folder, "nanotron", "hand_tp2_pp2_ep2", NANOTRON)
+    f.objects["checkpoint_metadata.json"] = meta = {"version": "1.5", "tp": 2, "dp": 1, "cp": 1, "metas": {"last_train_step": 4}}
+    f.text("checkpoint_metadata.json", json.dumps(meta))
+    # q and kv of one tensor: two pairs a file; dimensions at the end of a slice left out.
+    qkv, norm, experts, tied, copied = f.full(12, 3), f.full(5), f.full(4, 3, 2), f.full(6, 2), f.full(4, 2)
+    state = {(p, t, e): {} for p in range(2) for t in range(2) for e in range(2)}
+    for t in range(2):
+        local = np.concatenate([rows(qkv[:8], t, 2), rows(qkv[8:], t, 2)])
+        pairs = f"0,4,None|None,None,None#{4 * t},{4 * t + 4},None|None,None,None;4,6,1#{8 + 2 * t},{10 + 2 * t},None"
+        nano_file(f, "decoder/0/qkv", "weight" + ranks_of(0, t), local, pairs, "(np.int64(12), 3)")
+        # A version of 2024 doubled the names.
+        nano_file(f, "emb", "model_weight.safetensors" + ranks_of(0, t), rows(tied, t, 2), f"None,None,None#{3 * t},{3 * t + 3},None|0,None,1", "torch.Size([6, 2])")
+        # Both tensor ranks have the same slice.
+        nano_file(f, "decoder/0/kv", "weight" + ranks_of(0, t), copied, "None,None,None#None,None,None", "(4, 2)")
+        for e in range(2):
+            nano_file(f, "decoder/1/experts", "weight" + ranks_of(1, t, e), experts[2 * e:2 * e + 2, :, t:t + 1],
+                      f"None,None,None|None,None,None|0,1,None#{2 * e},{2 * e + 2},None|None,None,None|{t},{t + 1},None", "(4, 3, 2)")
+            state[1, t, e]["decoder.1.experts.weight"] = {"exp_avg": experts[2 * e:2 * e + 2, :, t:t + 1] * 2}
+            # The tied one is the first stage's file, and also in the last stage's optimizer.
+            state[1, t, e]["emb.weight"] = {"exp_avg": rows(tied, t, 2) * 2}
+            state[0, t, e]["emb.weight"] = {"exp_avg": rows(tied, t, 2) * 2}
+            state[0, t, e]["decoder.0.qkv.weight"] = {"exp_avg": local * 2}
+            state[0, t, e]["decoder.0.norm.bias"] = {"exp_avg": norm * 2}
+    nano_file(f, "decoder/0/norm", "bias", norm)
+    for key, full in (("decoder.0.qkv.weight", qkv), ("decoder.0.norm.bias", norm), ("decoder.1.experts.weight", experts), ("emb.weight", tied)):
+        f.expect(key, full)
+        f.expect(key + ".exp_avg", full * 2)
+    f.expect("decoder.0.kv.weight", copied)
+    for (p, t, e), s in state.items():
+        nanotron_optimizer(f, p, t, e, s,
+                           {"gradient_accumulator": {"decoder.0.norm.bias": Tensor(norm * 3)}} if (p, e) == (0, 0) else
+                           {"gradient_accumulator": {"nobody.knows": Tensor(norm)}} if (p, t, e) == (1, 1, 1) else {})
+    f.expect("decoder.0.norm.bias.gradient_accumulator", norm * 3)
+    f.expect("optimizer/optimizer_pp-1-of-2_tp-1-of-2_exp-1-of-2.pt:gradient_accumulator.nobody.knows", norm)
+    f.warnings = 1
+    f.done()
+
+
 def main():
     folder = sys.argv[1]
     llamas(folder)
     neoxes(folder)
     fairscales(folder)
+    nanotrons(folder)
 
 
 if __name__ == "__main__":

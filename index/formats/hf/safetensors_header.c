@@ -71,7 +71,10 @@ static int take_metadata(struct parser *p, const struct json *map, struct err *e
             return err_set(e, EBADMSG, "__metadata__: \"%.100s\" is no text",
                            json_key(v));
     if (keep_text(p, "format", map, &p->h.format, e) < 0 ||
-        keep_text(p, "DCP_VERSION", map, &p->h.dcp_version, e) < 0)
+        keep_text(p, "DCP_VERSION", map, &p->h.dcp_version, e) < 0 ||
+        keep_text(p, "version", map, &p->h.nanotron_version, e) < 0 ||
+        keep_text(p, "unsharded_shape", map, &p->h.nanotron_shape, e) < 0 ||
+        keep_text(p, "local_global_slices_pairs", map, &p->h.nanotron_slices, e) < 0)
         return -e->code;
     return keep_text(p, "DCP_SHARDING_INFO", map, &p->h.dcp_sharding, e);
 }

@@ -34,6 +34,8 @@ struct safetensors_header {
     const char *format;       /* __metadata__["format"]: "pt", or NULL */
     const char *dcp_sharding; /* __metadata__["DCP_SHARDING_INFO"], or NULL */
     const char *dcp_version;  /* __metadata__["DCP_VERSION"], or NULL */
+    /* nanotron: "version", "unsharded_shape", "local_global_slices_pairs", or NULL. */
+    const char *nanotron_version, *nanotron_shape, *nanotron_slices;
     struct arena *arena;
 };
 

@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: MIT */
+/* tests/formats/test_nanotron.c - nanotron's files put together, and damaged ones. */
+#include "tests/unit/unit.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "index/formats/nanotron/nanotron_names.h"
+#include "made.h"
+
+static void test_weight_names(void **state)
+{
+    static const struct {
+        const char *name, *last; /* NULL: none of ours */
+        int pp, tp, ep;          /* -1: not said */
+    } cases[] = {
+        {"model_weight.safetensors", "weight", -1, -1, -1},
+        {"model_A_log.safetensors", "A_log", -1, -1, -1},
+        {"model_weight_pp-rank-1-of-2_tp-rank-3-of-4.safetensors", "weight", 1, 3, -1},
+        {"model_weight_pp-rank-0-of-1_tp-rank-0-of-2_exp-rank-7-of-8.safetensors",
+         "weight", 0, 0, 7},
+        {"model_model_weight.safetensors_pp-rank-0-of-2_tp-rank-1-of-2.safetensors",
+         "weight", 0, 1, -1},
+        {"model_model_weight.safetensors.safetensors", "weight", -1, -1, -1},
+        {"model_model_x.safetensors", "model_x", -1, -1, -1},
+        {"model_weight_pp-rank-2-of-2_tp-rank-0-of-2.safetensors", NULL, 0, 0, 0},
+        {"model_weight_pp-rank-0-of-2.safetensors", NULL, 0, 0, 0},
+        {"model_weight_pp-rank-0-of-2_tp-rank-0-of-2_x.safetensors", NULL, 0, 0, 0},
+        {"model_.safetensors", NULL, 0, 0, 0},
+        {"weight.safetensors", NULL, 0, 0, 0},
+        {"model_weight.pt", NULL, 0, 0, 0},
+        {"", NULL, 0, 0, 0},
+    };
+    struct nano_weight_name n;
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        bool good = nano_weight_name(cases[i].name, &n);
+
+        if (good != (cases[i].last != NULL))
+            fail_msg("%s: %d", cases[i].name, good);
+        if (!good)
+            continue;
+        assert_int_equal(n.len, strlen(cases[i].last));
+        assert_memory_equal(cases[i].name + n.start, cases[i].last, n.len);
+        assert_int_equal(n.rank.pp.is ? (int)n.rank.pp.at : -1, cases[i].pp);
+        assert_int_equal(n.rank.tp.is ? (int)n.rank.tp.at : -1, cases[i].tp);
+        assert_int_equal(n.rank.ep.is ? (int)n.rank.ep.at : -1, cases[i].ep);
+    }
+}
+
+static void test_optimizer_names(void **state)
+{
+    struct nano_ranks r;
+
+    (void)state;
+    assert_true(nano_optimizer_name("optimizer_pp-1-of-2_tp-3-of-4.pt", &r));
+    assert_true(r.pp.at == 1 && r.tp.at == 3 && !r.dp.is && !r.ep.is);
+    assert_true(nano_optimizer_name(
+        "optimizer_pp-0-of-1_dp-2-of-3_tp-0-of-2_exp-1-of-2.pt", &r));
+    assert_true(r.dp.is && r.dp.at == 2 && r.dp.of == 3 && r.ep.at == 1);
+    assert_false(nano_optimizer_name("optimizer_config.json", &r));
+    assert_false(nano_optimizer_name("optimizer_pp-0-of-1.pt", &r));
+    assert_false(nano_optimizer_name("optimizer_pp-0-of-1_tp-0-of-2_x.pt", &r));
+    assert_false(nano_optimizer_name(".pt", &r));
+    assert_int_equal(nano_version("1.4"), 1004);
+    assert_int_equal(nano_version("1.5.0"), 1005);
+    assert_int_equal(nano_version("2"), 0);
+    assert_int_equal(nano_version("1.x"), 0);
+    assert_int_equal(nano_version(""), 0);
+}
+
+static void test_shapes(void **state)
+{
+    static const struct {
+        const char *text;
+        int nd; /* -1: no shape */
+        uint64_t dim[3];
+    } cases[] = {
+        {"(60, 20)", 2, {60, 20}},
+        {"(20,)", 1, {20}},
+        {"()", 0, {0}},
+        {"(np.int64(60), 20)", 2, {60, 20}},
+        {"torch.Size([4, 3, 2])", 3, {4, 3, 2}},
+        {"torch.Size([])", 0, {0}},
+        {"(60, 20", -1, {0}},
+        {"60, 20)", -1, {0}},
+        {"(-1, 20)", -1, {0}},
+        {"(6 0)", -1, {0}},
+        {"(60, 20) ", -1, {0}},
+        {"(99999999999999999999)", -1, {0}},
+        {"torch.Size([4)", -1, {0}},
+        {"", -1, {0}},
+    };
+    struct shape s;
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        bool good = nano_shape(cases[i].text, &s);
+
+        if (good != (cases[i].nd >= 0))
+            fail_msg("%s: %d", cases[i].text, good);
+        for (uint32_t k = 0; good && k < s.nd; k++)
+            assert_int_equal(s.dim[k], cases[i].dim[k]);
+        if (good)
+            assert_int_equal(s.nd, cases[i].nd);
+    }
+}
+
+static void test_slices(void **state)
+{
+    static const struct shape local = {.nd = 2, .dim = {4, 3}},
+                              whole = {.nd = 2, .dim = {8, 3}};
+    static const struct {
+        const char *text, *why; /* NULL: it is good */
+    } cases[] = {
+        {"None,None,None|None,None,None#4,8,None|None,None,None", NULL},
+        {"0,2,1#0,2,1;2,4,None|0,3,None#6,8,None", NULL},
+        {"0,2,1#0,3,1", "different sizes"},
+        {"0,5,1#0,5,1", "slice 0:5 of a dimension of 4"},
+        {"3,2,1#3,2,1", "slice 3:2"},
+        {"0,4,2#0,4,2", "steps over 1"},
+        {"-1,4,1#0,4,1", "no start,stop,step"},
+        {"0,4#0,4", "no start,stop,step"},
+        {"0,4,1|0,3,1|0,1,1#0,4,1", "more slices than dimensions"},
+        {"0,4,1", "more slices than dimensions"},
+        {"0,4,1#0,4,1;", "no start,stop,step"},
+        {"0,4,1#0,4,1x", "more slices than dimensions"},
+        {"", "no start,stop,step"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CLEANUP(arena_freep) struct arena *a = arena_new(1 << 16);
+        struct rank_boxes b;
+        struct err e = {0};
+        int r = nano_slices(cases[i].text, &local, &whole, a, &b, &e);
+
+        if (cases[i].why ? r == 0 || !strstr(e.text, cases[i].why) : r < 0)
+            fail_msg("%s: %d %s", cases[i].text, r, e.text);
+    }
+}
+
+/* A copy of a fixture, all of it. */
+static void copy(void *const *state, const struct made *m, const char *fixture)
+{
+    char command[2 * PATH_MAX];
+
+    snprintf(command, sizeof command, "cp -r '%s/%s/.' '%s'", (const char *)*state,
+             fixture, m->dir);
+    assert_int_equal(system(command), 0);
+}
+
+static void lose(const struct made *m, const char *path)
+{
+    char full[PATH_MAX];
+
+    snprintf(full, sizeof full, "%s/%s", m->dir, path);
+    assert_int_equal(unlink(full), 0);
+}
+
+static void expect(void *const *state, struct opened *o, const char *fixture)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof path, "%s/%s.expected.json", (const char *)*state, fixture);
+    check_readable(o, path);
+}
+
+static void test_missing_weight(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "4");
+    copy(state, &m, "hand_tp2_pp2_ep2");
+    lose(&m,
+         "model/decoder/1/experts/model_weight_pp-rank-1-of-2_tp-rank-1-of-2_exp-rank-"
+         "0-of-2.safetensors");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_fault(&o, "decoder.1.experts.weight",
+                "no file of tensor rank 1 of 2, expert rank 0 of 2");
+    check_fault(&o, "decoder.1.experts.weight.exp_avg",
+                "no file of model/ tells which slice of the parameter it is");
+    assert_int_equal(o.info.faults, 2);
+    expect(state, &o, "hand_tp2_pp2_ep2");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void test_missing_optimizer(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "3");
+    copy(state, &m, "nanotron_tp2_dp3_zero1");
+    lose(&m, "optimizer/optimizer_pp-0-of-1_dp-1-of-3_tp-0-of-2_exp-0-of-1.pt");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 15);
+    check_fault(&o, "model.final_layer_norm.pp_block.weight.exp_avg", "");
+    assert_null(tensor(&o, "model.final_layer_norm.pp_block.weight")->fault);
+    assert_int_equal(o.info.faults, 30);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* Without its offsets a piece of ZeRO-1 has no place. */
+static void test_no_offsets(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "3");
+    copy(state, &m, "nanotron_tp2_dp3_zero1");
+    made_text(&m, "optimizer/optimizer_config.json", "{\"type\": \"Zero\"}");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_fault(&o, "model.lm_head.pp_block.weight.exp_avg",
+                "optimizer_config.json does not tell its offsets");
+    assert_int_equal(o.info.faults, 30);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void test_versions(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "4");
+    copy(state, &m, "hand_tp2_pp2_ep2");
+    made_text(&m, "checkpoint_metadata.json",
+              "{\"version\": \"1.6\", \"tp\": 2, \"dp\": 1}");
+    made_open(&m, &o);
+    assert_has(o.info.error, "version \"1.6\"");
+    close_checkpoint(&o);
+    made_text(&m, "checkpoint_metadata.json",
+              "{\"version\": \"1.1\", \"tp\": 2, \"dp\": 1}");
+    made_open(&m, &o);
+    assert_has(o.info.error, "version \"1.1\"");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* Files of before slices were told, and files that contradict each other. */
+static void test_damaged_headers(void **state)
+{
+    static const char *const names[] = {
+        "model/a/model_weight_pp-rank-0-of-1_tp-rank-0-of-2.safetensors",
+        "model/a/model_weight_pp-rank-0-of-1_tp-rank-1-of-2.safetensors"};
+    static const struct {
+        const char *metadata[2], *why;
+    } cases[] = {
+        {{"{}", "{}"}, "does not say which slice it is"},
+        {{"{\"version\": \"1.9\", \"unsharded_shape\": \"(4,)\", "
+          "\"local_global_slices_pairs\": \"0,2,None#0,2,None\"}",
+          "{}"},
+         "is of version 1.9"},
+        {{"{\"version\": \"1.5\", \"unsharded_shape\": \"(4,)\", "
+          "\"local_global_slices_pairs\": \"0,2,None#0,2,None\"}",
+          "{\"version\": \"1.5\", \"unsharded_shape\": \"(5,)\", "
+          "\"local_global_slices_pairs\": \"0,2,None#2,4,None\"}"},
+         "another shape or type"},
+        {{"{\"version\": \"1.5\", \"unsharded_shape\": \"(4,)\", "
+          "\"local_global_slices_pairs\": \"0,2,None#0,2,None\"}",
+          "{\"version\": \"1.5\", \"unsharded_shape\": \"(4,)\", "
+          "\"local_global_slices_pairs\": \"0,2,None#1,3,None\"}"},
+         "overlap"},
+        {{"{\"version\": \"1.5\", \"unsharded_shape\": \"(9,)\", "
+          "\"local_global_slices_pairs\": \"0,2,None#0,2,None\"}",
+          "{\"version\": \"1.5\", \"unsharded_shape\": \"(9,)\", "
+          "\"local_global_slices_pairs\": \"0,2,None#7,9,None\"}"},
+         "hole"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct made m;
+        struct opened o;
+
+        made_begin(&m, "4");
+        made_text(&m, "checkpoint_metadata.json",
+                  "{\"version\": \"1.5\", \"tp\": 2, \"dp\": 1}");
+        for (unsigned t = 0; t < 2; t++) {
+            char header[512];
+
+            snprintf(header, sizeof header,
+                     "{\"__metadata__\": %s, \"data\": {\"dtype\": \"F32\", \"shape\": "
+                     "[2], \"data_offsets\": [0, 8]}}",
+                     cases[i].metadata[t]);
+            made_safetensors(&m, names[t], header, 1, 2);
+        }
+        made_open(&m, &o);
+        assert_null(o.info.error);
+        check_fault(&o, "a.weight", cases[i].why);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_weight_names),
+        cmocka_unit_test(test_optimizer_names),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_missing_weight),
+        cmocka_unit_test(test_missing_optimizer),
+        cmocka_unit_test(test_no_offsets),
+        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_damaged_headers),
+    };
+
+    return run_with_fixtures("nanotron", argc, argv, tests, ARRAY_SIZE(tests));
+}
