@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import sys
+import zipfile
 from collections import OrderedDict
 
 import torch
@@ -71,6 +72,14 @@ def dump(folder, rank, world, model, optim=None):
     torch.save(model, f"{folder}/model_world_size_{world}_rank_{rank}.pt")
     if optim:
         torch.save(optim, f"{folder}/optim_world_size_{world}_rank_{rank}.pt")
+
+
+def deflate(path):
+    with zipfile.ZipFile(path) as z:
+        members = [(i.filename, z.read(i)) for i in z.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
+        for name, data in members:
+            z.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
 
 
 def check(rank, truth, state):
@@ -183,18 +192,19 @@ def made_groups_2(rank, world, folder):
 
 def made_deflated_3(rank, world, folder):
     """Files that somebody has packed anew: deflated pieces."""
-    import zipfile
     mesh = init_device_mesh("cpu", (3,))
     truth = {"rows": numbered((40, 9)), "columns": numbered((9, 40)), "buffer": numbered((100,))}
     state = OrderedDict((k, truth[k] if k == "buffer" else distribute_tensor(truth[k], mesh, [Shard(int(k == "columns"))])) for k in truth)
     dump(folder, rank, world, state)
-    path = f"{folder}/model_world_size_{world}_rank_{rank}.pt"
-    with zipfile.ZipFile(path) as z:
-        members = [(i.filename, z.read(i)) for i in z.infolist()]
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
-        for name, data in members:
-            z.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    deflate(f"{folder}/model_world_size_{world}_rank_{rank}.pt")
     return {"": truth}, {}
+
+
+def made_bomb_1(rank, world, folder):
+    """One tensor of many dimensions under many names, in a file of a few kilobytes."""
+    dump(folder, rank, world, {"m": [torch.ones((1,) * 64)] * 400000})
+    deflate(f"{folder}/model_world_size_{world}_rank_{rank}.pt")
+    return {}, {}
 
 
 def made_one_1(rank, world, folder):
@@ -240,7 +250,7 @@ def made_layout_2x2(rank, world, folder):
 
 
 WARNINGS = {"made_plain_2": 1}
-CASES = {"made_deflated_3": 3, "made_layout_2x2": 4, "made_one_1": 1, "made_plain_2": 2, "made_mesh_3x2": 6, "made_row_5": 5, "made_cube_2x2x2": 8, "made_groups_2": 2}
+CASES = {"made_bomb_1": 1, "made_deflated_3": 3, "made_layout_2x2": 4, "made_one_1": 1, "made_plain_2": 2, "made_mesh_3x2": 6, "made_row_5": 5, "made_cube_2x2x2": 8, "made_groups_2": 2}
 
 
 def expected(folder, parts, objects):
@@ -252,7 +262,7 @@ def expected(folder, parts, objects):
             data = data.view(torch.uint8).numpy().tobytes() if data.numel() else b""
             tensors[key] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "sha256": hashlib.sha256(data).hexdigest()}
     # what has damage is no fixture by itself: its test says more
-    with open(folder + (".json" if name == "made_groups_2" else ".expected.json"), "w") as f:
+    with open(folder + (".json" if name in ("made_bomb_1", "made_groups_2") else ".expected.json"), "w") as f:
         json.dump({"format": "verl-fsdp", "framework": "verl", "written_by": f"make_verl.py, torch {torch.__version__.split('+')[0]}", "tensors": tensors, "objects": objects,
                    "warnings": WARNINGS.get(name, 0)},
                   f, indent=1, sort_keys=True)

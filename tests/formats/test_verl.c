@@ -306,6 +306,19 @@ static void test_all_damaged(void **state)
     temp_remove(&t);
 }
 
+/* A few kilobytes that are 400,000 names of one tensor of 64 dimensions. */
+static void test_bomb(void **state)
+{
+    char path[PATH_MAX];
+    struct opened o;
+
+    path_of(state, "made_bomb_1", path);
+    open_checkpoint(path, &o);
+    assert_non_null(o.info.error);
+    assert_has(o.info.error, "too many tensors for its size");
+    close_checkpoint(&o);
+}
+
 /* One rank's file with some bytes changed: what the tensors then say. */
 static void check_changed(void **state, const char *was, const char *is, size_t times,
                           const char *key, const char *why)

@@ -13,7 +13,13 @@
 
 enum {
     MAX_MEMORY = 1 << 30, /* of a set: some 8 million pieces */
-    MAX_FILES = 1 << 16,  /* ranks of the largest runs: some 10^4 */
+    /*
+     * A tensor is 200 bytes of a pickle and about as many here. References can multiply
+     * that: one tensor of 64 dimensions under any number of names.
+     */
+    MEMORY_A_BYTE = 16,
+    FREE_MEMORY = 4 << 20,
+    MAX_FILES = 1 << 16, /* ranks of the largest runs: some 10^4 */
 };
 
 /* ---- the set ---- */
@@ -29,6 +35,7 @@ int rank_set_new(const struct scan_context *c, struct sink *sink,
     s->sink = sink;
     s->how = how;
     s->last = &s->entry;
+    s->budget = FREE_MEMORY;
     s->arena = arena_new(MAX_MEMORY);
     if (!s->arena) {
         rank_set_free(s);
@@ -308,6 +315,10 @@ static int collect_item(void *user, const struct torch_item *item, struct err *e
     struct collect *k = user;
     bool distributed = !item->tensor && dist_tensor_is(item->value);
 
+    if (arena_used(k->s->arena) > k->s->budget)
+        return err_set(e, EFBIG,
+                       "too many tensors for its size: references multiply "
+                       "them");
     k->t = entry_of(k->s, item->key, item->key_len);
     if (!k->t)
         return err_nomem(e);
@@ -337,6 +348,7 @@ static int collect_file(struct rank_set *s, uint32_t file, struct err *e)
                            .path = {.max = TORCH_MAX_PATH}};
 
     s->cursor = s->entry;
+    s->budget += MEMORY_A_BYTE * torch_zip_pickle_len(zip);
     if (torch_walk_value(&w, torch_zip_root(zip), e) < 0)
         return -e->code;
     if ((w.too_deep > 0 || w.unnamed > 0) &&

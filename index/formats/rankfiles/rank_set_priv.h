@@ -48,6 +48,7 @@ struct rank_set {
     struct sink *sink;
     const struct rank_set_how *how;
     struct arena *arena;
+    uint64_t budget; /* bytes of the arena, by what was read */
     struct rank_file *file;
     size_t nfiles, cap;
     uint64_t missing; /* files that are not even known by name */
