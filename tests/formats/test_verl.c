@@ -477,8 +477,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_worlds),       cmocka_unit_test(test_oddities),
         cmocka_unit_test(test_missing_rank), cmocka_unit_test(test_missing_replica),
         cmocka_unit_test(test_damaged_rank), cmocka_unit_test(test_all_damaged),
-        cmocka_unit_test(test_tampered),     cmocka_unit_test(test_huggingface),
-        cmocka_unit_test(test_resumed),      cmocka_unit_test(test_run),
+        cmocka_unit_test(test_bomb),         cmocka_unit_test(test_tampered),
+        cmocka_unit_test(test_huggingface),  cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_run),
     };
 
     return run_with_fixtures("verl", argc, argv, tests, ARRAY_SIZE(tests));
