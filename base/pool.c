@@ -31,12 +31,21 @@ struct job {
     pthread_cond_t done;
 };
 
+/* One pool_later(). */
+struct later {
+    struct later *next;
+    pool_later_fn *fn;
+    void *user;
+};
+
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t work;
     struct job *jobs,
-        **last;    /* guarded by lock: jobs with pieces to take, oldest first */
-    bool stopping; /* guarded by lock */
+        **last;          /* guarded by lock: jobs with pieces to take, oldest first */
+    bool stopping;       /* guarded by lock */
+    struct later *later; /* guarded by lock, latest first */
+    unsigned nlater;     /* guarded by lock: those that have not ended */
     unsigned count;
     pthread_t threads[];
 };
@@ -91,6 +100,19 @@ static void job_step(struct pool *p, struct job *j)
     job_note(p, j, i, rc, &e);
 }
 
+/* The lock is held before and after, not during. */
+static void later_step(struct pool *p)
+{
+    struct later *l = p->later;
+
+    p->later = l->next;
+    pthread_mutex_unlock(&p->lock);
+    l->fn(l->user, true);
+    free(l);
+    pthread_mutex_lock(&p->lock);
+    p->nlater--;
+}
+
 static void *worker(void *arg)
 {
     struct pool *p = arg;
@@ -99,6 +121,8 @@ static void *worker(void *arg)
     while (!p->stopping) {
         if (p->jobs)
             job_step(p, p->jobs);
+        else if (p->later)
+            later_step(p);
         else
             pthread_cond_wait(&p->work, &p->lock);
     }
@@ -175,6 +199,13 @@ void pool_free(struct pool *p)
     pthread_mutex_unlock(&p->lock);
     for (unsigned i = 0; i < p->count; i++)
         pthread_join(p->threads[i], NULL);
+    while (p->later) {
+        struct later *l = p->later;
+
+        p->later = l->next;
+        l->fn(l->user, false);
+        free(l);
+    }
     pthread_cond_destroy(&p->work);
     pthread_mutex_destroy(&p->lock);
     free(p);
@@ -215,4 +246,26 @@ int pool_each(struct pool *p, size_t count, pool_fn *fn, void *user, struct err 
     pthread_mutex_unlock(&p->lock);
     pthread_cond_destroy(&j.done);
     return j.failed_code;
+}
+
+bool pool_later(struct pool *p, pool_later_fn *fn, void *user)
+{
+    struct later *l = p ? calloc(1, sizeof *l) : NULL;
+    bool room;
+
+    if (!l)
+        return false;
+    *l = (struct later){.fn = fn, .user = user};
+    pthread_mutex_lock(&p->lock);
+    room = p->nlater < p->count && !p->stopping;
+    if (room) {
+        l->next = p->later;
+        p->later = l;
+        p->nlater++;
+        pthread_cond_signal(&p->work);
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (!room)
+        free(l);
+    return room;
 }

@@ -25,4 +25,13 @@ unsigned pool_threads(const struct pool *p);
 typedef int pool_fn(void *user, size_t i, struct err *e);
 int pool_each(struct pool *p, size_t count, pool_fn *fn, void *user, struct err *e);
 
+/*
+ * Calls fn(user, true) on a worker, when none of them has anything else to do, and does
+ * not wait for it: for work ahead of time. pool_free() calls fn(user, false) of what has
+ * not begun by then, to give back what `user` holds. fn may call pool_each(). False, and no
+ * call, when as many as there are workers wait already, or there is no pool.
+ */
+typedef void pool_later_fn(void *user, bool run);
+bool pool_later(struct pool *p, pool_later_fn *fn, void *user);
+
 #endif
