@@ -131,10 +131,10 @@ int cli_open(struct cli *c, const char *name, struct cli_source *out)
 void cli_close(struct cli_source *s)
 {
     scanner_free(s->scanner);
+    pool_free(s->pool); /* what it does ahead of time uses all of these */
     open_files_free(s->files);
     decoded_free(s->decoded);
     catalog_close(s->catalog);
-    pool_free(s->pool);
     mapping_free(s->mapping);
     store_close(s->store);
     *s = (struct cli_source){0};

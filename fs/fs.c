@@ -188,9 +188,9 @@ void fs_close(struct fs *fs)
     nodes_free(fs);
     slots_free(fs->slots);
     scanner_free(fs->scanner);
+    pool_free(fs->pool); /* what it does ahead of time uses all of these */
     decoded_free(fs->decoded);
     open_files_free(fs->files);
-    pool_free(fs->pool);
     catalog_close(fs->catalog);
     mapping_free(fs->mapping);
     overlay_free(fs->overlay);

@@ -135,7 +135,9 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
     pieces = count_pieces(&c, v->max - v->count);
     if (!pieces || !fetch_all_mapped(&c.runs, &sources))
         return 0;
-    return add_pieces(&c, pieces, v, e);
+    ret = add_pieces(&c, pieces, v, e);
+    c.done = ret == 1;
+    return ret;
 }
 
 void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len)
@@ -150,6 +152,8 @@ void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len)
         off = off / unit * t->unit;
         len = (end + unit - 1) / unit * t->unit - off;
     }
+    if (tensor_decode_ahead(t, off, len))
+        return;
     if (cut_begin(&c, off, len, &ignored) < 0 || cut_runs(&c, off, len, &ignored) < 0)
         return;
     sources = (struct fetch_sources){.src = c.src, .count = c.n};

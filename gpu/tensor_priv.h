@@ -36,7 +36,16 @@ struct tensor {
     struct shard *shards; /* sorted by number */
     size_t nshards;       /* 0: too many to be kept, opened when needed */
     _Atomic(struct resolved *) *resolved; /* one a chunk of the plan */
+    atomic_size_t ahead; /* chunks before this one were decoded ahead of their reader */
+    atomic_size_t wanted; /* the first chunk of the window that it wants next */
+    atomic_bool ahead_busy;
 };
+
+/*
+ * Decodes the chunks behind those of this window, in the background, where chunks have
+ * to be decoded: true. Else nothing is done.
+ */
+bool tensor_decode_ahead(struct tensor *t, uint64_t off, uint64_t len);
 
 /*
  * The source of chunk i of the plan, with a reference. Where in it the chunk lies is in
@@ -51,7 +60,9 @@ struct cut {
     size_t n, cap;
     struct source **src; /* by tag: place in `chunk`; owned */
     struct run_list runs;
-    bool flags; /* any work on elements */
+    bool flags;   /* any work on elements */
+    uint64_t end; /* of the window */
+    bool done;    /* its bytes were had */
 };
 
 void cut_release(struct cut *c);

@@ -14,10 +14,30 @@
 /* Longer windows are filled piece by piece, so that memory stays bounded. */
 enum { WINDOW_MAX = 4 << 20 };
 
+/* The byte of the tensor behind the last one of a chunk. */
+static uint64_t op_end(const struct plan_op *op)
+{
+    uint64_t end = op->dst + op->run;
+
+    for (uint32_t k = 0; k < op->nloops; k++)
+        end += (op->loop[k].count - 1) * op->loop[k].dst_step;
+    return end;
+}
+
+/* Tells of a decoded copy when its reader is through with it. */
+static void put_source(const struct cut *c, size_t n)
+{
+    const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[n]]);
+
+    if (c->done && c->src[n] && r && !r->src && op_end(&r->op) <= c->end)
+        atomic_store(&c->src[n]->used_up, true);
+    source_put(c->src[n]);
+}
+
 void cut_release(struct cut *c)
 {
     for (size_t n = 0; c->src && n < c->n; n++)
-        source_put(c->src[n]);
+        put_source(c, n);
     free(c->chunk);
     free(c->src);
     run_list_release(&c->runs);
@@ -62,6 +82,7 @@ int cut_begin(struct cut *c, uint64_t off, uint64_t len, struct err *e)
 {
     int ret = plan_touched(c->t->plan, off, len, note_chunk, c);
 
+    c->end = off + len;
     c->src = calloc(c->n + 1, sizeof *c->src);
     if (ret < 0 || !c->src)
         return err_nomem(e);
@@ -140,7 +161,9 @@ static int read_window(struct tensor *t, uint64_t off, size_t len, void *dst,
 
     if (ret < 0)
         return ret;
-    return c.flags ? fill_widened(&c, off, len, dst, e) : fill(&c, off, len, dst, e);
+    ret = c.flags ? fill_widened(&c, off, len, dst, e) : fill(&c, off, len, dst, e);
+    c.done = ret == 0;
+    return ret;
 }
 
 /*

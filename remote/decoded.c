@@ -29,7 +29,8 @@ enum {
     FILES_SHARE = 4, /* else this part of them */
     /* A quarter of the memory: with fewer than four at hand threads would wait. */
     MEMORY_PIECE_MAX = DECODED_MEMORY / 4,
-    GONE = 4096, /* pieces that are known to have been in memory before */
+    GONE = 4096,  /* pieces that are known to have been in memory before */
+    LOOK_AT = 64, /* pieces that are looked at for one to take over */
 };
 
 struct piece {
@@ -162,15 +163,19 @@ static void unlink_piece(struct decoded_cache *c, struct piece *p)
     ring_remove(&p->lru);
 }
 
+/* Nobody reads it or is about to. Locked. */
+static bool is_idle(const struct piece *p)
+{
+    return p->waiters == 0 &&
+           atomic_load_explicit(&p->src->refs, memory_order_acquire) == 1;
+}
+
 /* The least recently used piece that nobody reads or is about to, or NULL. Locked. */
 static struct piece *find_victim(struct ring *list)
 {
     for (struct ring *r = list->next; r != list; r = r->next) {
-        struct piece *p = piece_at(r);
-
-        if (p->waiters == 0 &&
-            atomic_load_explicit(&p->src->refs, memory_order_acquire) == 1)
-            return p;
+        if (is_idle(piece_at(r)))
+            return piece_at(r);
     }
     return NULL;
 }
@@ -351,6 +356,24 @@ static struct source *evict_memory(struct decoded_cache *c, struct piece *p,
 }
 
 /*
+ * Among the oldest pieces in memory one of this size that was read to its end, or NULL. Its
+ * pages are likely to be in the processor's caches still. Locked.
+ */
+static struct piece *find_used_up(struct decoded_cache *c, size_t size)
+{
+    unsigned looked = 0;
+
+    for (struct ring *r = c->memory_lru.next; r != &c->memory_lru && looked < LOOK_AT;
+         r = r->next, looked++) {
+        struct piece *p = piece_at(r);
+
+        if (p->src->size == size && atomic_load(&p->src->used_up) && is_idle(p))
+            return p;
+    }
+    return NULL;
+}
+
+/*
  * Memory for a piece as a source of random bytes, which nobody else has; NULL: it better
  * goes to a file. *rc is -ENOMEM then, or 0. Locked.
  */
@@ -359,10 +382,14 @@ static struct source *take_memory(struct decoded_cache *c,
                                   struct err *e)
 {
     struct source *src = NULL;
+    struct piece *used_up;
 
     *rc = 0;
     if (size > MEMORY_PIECE_MAX || was_in_memory(c, key))
         return NULL;
+    used_up = find_used_up(c, size);
+    if (used_up)
+        src = evict_memory(c, used_up, size);
     while (!src && DECODED_MEMORY - c->memory_used < size) {
         struct piece *victim = find_victim(&c->memory_lru);
 
@@ -392,6 +419,7 @@ static int decode_in_memory(struct decoded_cache *c, const struct job *job,
     pthread_mutex_lock(&c->lock);
     c->busy--;
     if (rc == 0) {
+        atomic_store(&src->used_up, false);
         *out = src;
         return 0;
     }
@@ -522,6 +550,7 @@ static int get(struct decoded_cache *c, const struct decoded_key *key,
         ring_remove(&p->lru);
         ring_append(p->in_memory ? &c->memory_lru : &c->lru, &p->lru);
         *out = source_get(p->src);
+        atomic_store(&p->src->used_up, false);
     }
     pthread_mutex_unlock(&c->lock);
     return rc;

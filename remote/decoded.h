@@ -51,7 +51,7 @@ int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
  * piece that is wanted again after it had to go is decoded into a file and stays there,
  * within the budget.
  */
-enum { DECODED_MEMORY = 64 << 20 };
+enum { DECODED_MEMORY = 128 << 20 };
 typedef int decode_block_fn(void *user, struct source *in, void *dst, size_t size,
                             struct err *e);
 int decoded_get_block(struct decoded_cache *c, const struct decoded_key *key,

@@ -60,6 +60,8 @@ struct source {
     char *name; /* for messages: path in the store; owned, freed by source_put() */
     struct file_id id;
     atomic_uint refs;
+    /* Who read it from its start has come to its end: a cache may let it go first. */
+    atomic_bool used_up;
 };
 
 /* Sets the common part, one reference. Copies name. */
