@@ -12,6 +12,7 @@
 #include "base/crc32c.h"
 #include "base/endian.h"
 #include "base/err.h"
+#include "base/guard.h"
 #include "index/formats/zarr/zarr_decode.h"
 #include "index/formats/zarr/zarr_priv.h"
 #include "remote/source.h"
@@ -617,12 +618,52 @@ static int decode_chain(const struct zarr_chain *chain, struct zarr_input *in,
     return 0;
 }
 
+struct decoding {
+    const struct zarr_chain *chain;
+    struct zarr_input in;
+    unsigned char *dst;
+    size_t size;
+    struct err *e;
+};
+
+static int decode_guarded(void *user)
+{
+    struct decoding *d = user;
+
+    return decode_chain(d->chain, &d->in, d->dst, d->size, d->e);
+}
+
+/*
+ * Out of the page cache without a copy. When somebody cuts the file meanwhile the call is
+ * left in the middle, and what a codec has allocated is lost: some MiB, once.
+ */
+static int decode_mapped(struct decoding *d)
+{
+    int rc = guard_run(decode_guarded, d);
+
+    if (rc == -EIO && d->e->code == 0)
+        return err_set(d->e, EBADMSG, "the file was cut short while it was read");
+    return rc;
+}
+
 int zarr_decode(const struct zarr_chain *chain, struct source *src, unsigned char *dst,
                 size_t size, struct err *e)
 {
-    CLEANUP(zarr_input_release) struct zarr_input in = {.src = src, .len = src->size};
+    struct decoding d = {
+        .chain = chain,
+        .in = {.src = src, .len = src->size},
+        .dst = dst,
+        .size = size,
+        .e = e,
+    };
+    const void *map = src->size > 0 ? source_map(src) : NULL;
+    int rc;
 
     if (!chain_streams(chain) && check_length(src->size, size, e) < 0)
         return -e->code;
-    return decode_chain(chain, &in, dst, size, e);
+    if (map && source_resident(src, 0, src->size))
+        d.in.data = map;
+    rc = d.in.data ? decode_mapped(&d) : decode_guarded(&d);
+    zarr_input_release(&d.in);
+    return rc;
 }
