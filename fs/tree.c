@@ -372,6 +372,7 @@ static int build_entries(struct builder *b)
         (listing_find(s->listing, "latest") ||
          listing_find(s->listing, "latest_universal") ||
          listing_find(s->listing, "latest_checkpointed_iteration.txt") ||
+         listing_find(s->listing, "latest.txt") ||
          listing_find(s->listing, "latest_train_state.pt") ||
          listing_find(s->listing, "LATEST") || listing_find(s->listing, "LATEST.txt"));
     int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
