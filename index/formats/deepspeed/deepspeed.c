@@ -94,10 +94,16 @@ static int tell_checkpoint(const struct sink_checkpoint *about,
     CLEANUP(buf_release) struct buf topology = {0};
     struct sink_checkpoint out = *about;
 
-    buf_addf(&topology,
-             "{\"files\": %" PRIu64 ", \"data_ranks\": %" PRIu64
-             ", \"model_ranks\": %" PRIu64 "}",
-             told->files, told->data_ranks, told->model_ranks);
+    buf_addf(&topology, "{\"files\": %" PRIu64, told->files);
+    if (told->data_ranks > 0)
+        buf_addf(&topology, ", \"data_parallel\": %" PRIu64, told->data_ranks);
+    if (told->tensor_ranks > 0)
+        buf_addf(&topology,
+                 ", \"tensor_parallel\": %" PRIu64 ", \"pipeline_parallel\": %" PRIu64,
+                 told->tensor_ranks, told->model_ranks / told->tensor_ranks);
+    else if (told->model_ranks > 0)
+        buf_addf(&topology, ", \"model_parallel\": %" PRIu64, told->model_ranks);
+    buf_addc(&topology, '}');
     if (buf_failed(&topology))
         return err_nomem(e);
     out.format = told->format;

@@ -43,6 +43,7 @@ struct deepspeed_how {
 struct deepspeed_told {
     const char *format; /* "deepspeed-zero2", "deepspeed-universal", ...; static */
     uint64_t files, data_ranks, model_ranks;
+    uint64_t tensor_ranks; /* of the model ranks: that slice tensors; 0: not told */
     bool has_step;
     int64_t step;
     char version[32];        /* of DeepSpeed, or "" */

@@ -126,12 +126,10 @@ static int refuse_slices(const struct ds_scan *s, struct err *e)
     if (tensor_ranks(s) == 1)
         return 0; /* stages of a pipeline: each has parameters of its own */
     err_set(e, ENOTSUP,
-            "%zu model-parallel ranks: DeepSpeed does not say how their "
-            "slices go together",
+            "tensors in slices of %zu tensor-parallel ranks are not supported",
             s->nparts);
-    return err_hint(e,
-                    "stages of a pipeline are supported; convert tensor-parallel saves "
-                    "with DeepSpeed's ds_to_universal.py");
+    return err_hint(e, "stages of a pipeline are; convert slices with DeepSpeed's "
+                       "ds_to_universal.py, whose result is read");
 }
 
 /* All ranks that took part have a file, and no others. */
@@ -192,6 +190,7 @@ static void tell(struct ds_scan *s)
     told->has_step = step_of_name(listing_name(s->listing), &told->step);
     if (!p)
         return;
+    told->tensor_ranks = s->nparts > 1 ? tensor_ranks(s) : 1;
     told->data_ranks = MAX(p->nranks, (uint64_t)p->nmodels);
     if (ds_get(&p->root, "dp_world_size", &v) && pv_u64(&v, &step))
         told->data_ranks = step;
