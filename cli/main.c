@@ -126,6 +126,8 @@ static int common_options(struct cli *c, const struct cli_command *cmd, char *te
             c->opt.mapping.map = o + 4;
         else if (!strncmp(o, "hf=", 3) && o[3])
             c->opt.mapping.hf = o + 3;
+        else if (!strcmp(o, "weights=module") || !strcmp(o, "weights=master"))
+            c->opt.mapping.module_weights = strcmp(o + 8, "module") == 0;
         else if (!strncmp(o, "dtype=", 6) &&
                  mapping_dtype(o + 6, &c->opt.mapping.dtype))
             continue;

@@ -192,6 +192,14 @@ static int take_hf(const char *value, struct mount_options *o, struct err *e)
     return 0;
 }
 
+static int take_weights(const char *value, struct mount_options *o, struct err *e)
+{
+    o->mapping.module_weights = strcmp(value, "module") == 0;
+    if (!o->mapping.module_weights && strcmp(value, "master") != 0)
+        return wrong_value("weights", value, e, "master or module");
+    return 0;
+}
+
 static int take_dtype(const char *value, struct mount_options *o, struct err *e)
 {
     if (!mapping_dtype(value, &o->mapping.dtype))
@@ -236,13 +244,13 @@ static const struct option_kind kinds[] = {
     {"map=", NULL, take_map},
     {"hf=", NULL, take_hf},
     {"dtype=", NULL, take_dtype},
+    {"weights=", NULL, take_weights},
     {"refresh=", NULL, take_refresh},
     {"follow_symlinks", NULL, take_follow},
     {"debug", NULL, take_debug},
     {"gpu=", NULL, take_gpu},
     {"rw", "saving by writing into the mount", NULL},
     {"save=", "saving by writing into the mount", NULL},
-    {"weights=", "the choice between DeepSpeed's copies", NULL},
     /* What fstab and mount(8) pass: true of every mount of ours, or not for us. */
     {"ro", NULL, take_nothing},
     {"defaults", NULL, take_nothing},

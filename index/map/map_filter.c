@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/keyset.h"
 #include "index/key_text.h"
 
 enum {
@@ -16,6 +17,20 @@ enum {
 };
 
 /* ---- taking ---- */
+
+/*
+ * DeepSpeed's module.NAME is the copy of NAME that the model computed with; the length of
+ * that prefix, or 0.
+ */
+static size_t module_prefix(const struct sink_taken *t)
+{
+    static const char prefix[] = "module.";
+    size_t n = sizeof prefix - 1;
+
+    return t->role == ROLE_OTHER && t->key_len > n && memcmp(t->key, prefix, n) == 0
+               ? n
+               : 0;
+}
 
 /* Which rule and pattern; false: none. The key is tried without its wrapper first. */
 static bool find_rule(const struct map *m, const struct sink_taken *t, const char *key,
@@ -98,36 +113,124 @@ static void note_left(struct filter *f, const struct sink_taken *t)
     f->left++;
 }
 
+/*
+ * Finds the rule of a tensor, which may see it without its wrapper; counts what is left.
+ * `skip` is how much of the key the rule did not see.
+ */
+static bool match(struct filter *f, const struct sink_taken *t, struct taken *out,
+                  size_t *skip)
+{
+    const struct map *m = f->map;
+
+    *skip = t->wrapper;
+    if (*skip && find_rule(m, t, t->key + *skip, t->key_len - *skip, out))
+        return true;
+    *skip = 0;
+    if (find_rule(m, t, t->key, t->key_len, out))
+        return true;
+    if (t->role == ROLE_MODEL && m->nrule > 0)
+        note_left(f, t);
+    return false;
+}
+
+/* Is it left out? */
+static bool is_dropped(const struct filter *f, const struct sink_taken *t,
+                       const struct map_rule *rule)
+{
+    return rule ? rule->kind == RULE_DROP
+                : t->role == ROLE_MODEL && f->map->nrule > 0 &&
+                      f->map->other == OTHER_DROP;
+}
+
+/* Which tensor is the model's is known when all are: see settle_weights(). */
+static bool has_copy_perhaps(const struct filter *f, const struct sink_taken *t)
+{
+    return f->map->module_weights && dtype_bits(t->dtype) >= 8 &&
+           (t->role == ROLE_MODEL || module_prefix(t) > 0);
+}
+
 /* 1: it is ours; 0: it stays as it is. */
 static int take(struct sink_filter *base, const struct sink_taken *t, struct err *e)
 {
     struct filter *f = container_of(base, struct filter, base);
-    const struct map *m = f->map;
     struct taken found = {0}, *kept = NULL;
-    size_t skip = t->wrapper;
-    bool ruled = skip && find_rule(m, t, t->key + skip, t->key_len - skip, &found);
-    bool cast = t->role == ROLE_MODEL && map_casts(t->dtype, m->cast);
+    size_t skip;
+    bool ruled;
     int ret;
 
-    if (!ruled) {
-        skip = 0;
-        ruled = find_rule(m, t, t->key, t->key_len, &found);
+    if (has_copy_perhaps(f, t)) {
+        ret = add_taken(f, t, &kept, e);
+        return ret < 0 ? ret : 1;
     }
-    if (!ruled && t->role == ROLE_MODEL && m->nrule > 0) {
-        note_left(f, t);
-        if (m->other == OTHER_DROP)
-            return 1;
-    }
+    ruled = match(f, t, &found, &skip);
     if (ruled)
         f->used[found.rule->number]++;
-    if (ruled ? found.rule->kind == RULE_DROP : !cast)
-        return ruled;
+    if (is_dropped(f, t, ruled ? found.rule : NULL))
+        return 1;
+    if (!ruled && !(t->role == ROLE_MODEL && map_casts(t->dtype, f->map->cast)))
+        return 0;
     ret = add_taken(f, t, &kept, e);
     if (ret < 0)
         return ret;
     if (ruled) /* once more: captures point into the kept key */
-        find_rule(m, &kept->t, kept->t.key + skip, kept->t.key_len - skip, kept);
+        find_rule(f->map, &kept->t, kept->t.key + skip, kept->t.key_len - skip, kept);
     return 1;
+}
+
+/* ---- the 16-bit copy as the model (weights=module) ---- */
+
+/* Keys of the pairs: NAME, and module.NAME without its prefix. */
+static int collect_names(const struct filter *f, struct keyset *masters,
+                         struct keyset *copies)
+{
+    for (size_t i = 0; i < f->ntaken; i++) {
+        const struct sink_taken *t = &f->taken[i].t;
+        size_t prefix = module_prefix(t);
+
+        if ((prefix && keyset_add(copies, t->key + prefix, t->key_len - prefix) < 0) ||
+            (t->role == ROLE_MODEL && keyset_add(masters, t->key, t->key_len) < 0))
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+/* A pair changes roles; the copy is called in the model as its master was. */
+static void settle_pair(struct sink_taken *t, const struct keyset *masters,
+                        const struct keyset *copies)
+{
+    size_t prefix = module_prefix(t);
+
+    if (prefix && keyset_has(masters, t->key + prefix, t->key_len - prefix)) {
+        t->role = ROLE_MODEL;
+        t->wrapper = prefix;
+    } else if (t->role == ROLE_MODEL && keyset_has(copies, t->key, t->key_len)) {
+        t->role = ROLE_OTHER;
+        t->wrapper = 0;
+    }
+}
+
+/* Roles are settled, and only now rules are looked for. */
+static int settle_weights(struct filter *f, struct err *e)
+{
+    CLEANUP(keyset_release) struct keyset masters = {0}, copies = {0};
+    size_t kept = 0;
+
+    if (!f->map->module_weights)
+        return 0;
+    if (collect_names(f, &masters, &copies) < 0)
+        return err_nomem(e);
+    for (size_t i = 0; i < f->ntaken; i++) {
+        struct taken *t = &f->taken[i];
+        size_t skip;
+
+        settle_pair(&t->t, &masters, &copies);
+        if (!t->rule && match(f, &t->t, t, &skip))
+            f->used[t->rule->number]++;
+        if (!is_dropped(f, &t->t, t->rule))
+            f->taken[kept++] = *t;
+    }
+    f->ntaken = kept;
+    return 0;
 }
 
 /* ---- the end of a scan ---- */
@@ -202,8 +305,10 @@ static int tell_unused(struct filter *f, struct sink *s, struct err *e)
 static int finish(struct sink_filter *base, struct sink *s, struct err *e)
 {
     struct filter *f = container_of(base, struct filter, base);
-    int ret = finish_rules(f, s, e);
+    int ret = settle_weights(f, e);
 
+    if (ret == 0)
+        ret = finish_rules(f, s, e);
     if (ret == 0)
         ret = tell_unused(f, s, e);
     return ret < 0 ? err_wrap(e, "map %s", f->map->name) : 0;

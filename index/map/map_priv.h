@@ -67,6 +67,7 @@ struct map {
     enum map_other other;
     enum dtype cast; /* of every tensor of role model of another float type */
     bool wants_config;
+    bool module_weights; /* where a tensor has a 16-bit copy, that is the model's */
 };
 
 /* Is it of a type that a cast changes? */

@@ -92,14 +92,20 @@ static int load_map(const struct mapping_choice *choice, struct mapping *m,
 {
     int ret;
 
-    if (!choice->map)
-        return map_parse_cast(choice->dtype, &m->map, e);
+    if (!choice->map) {
+        ret = map_parse_cast(choice->dtype, &m->map, e);
+        if (ret == 0)
+            m->map->module_weights = choice->module_weights;
+        return ret;
+    }
     ret = map_text(choice->map, text, e);
     if (ret == 0)
         ret =
             map_parse(choice->map, text->data ? text->data : "", text->len, &m->map, e);
     if (ret == 0 && choice->dtype)
         m->map->cast = choice->dtype;
+    if (ret == 0)
+        m->map->module_weights = choice->module_weights;
     return ret;
 }
 
@@ -121,7 +127,8 @@ static int load_config(const char *dir, struct buf *out, struct err *e)
 static void hash_all(const struct mapping_choice *choice, const struct buf *text,
                      struct mapping *m)
 {
-    XXH128_hash_t h = XXH3_128bits_withSeed(text->data, text->len, choice->dtype);
+    XXH128_hash_t h = XXH3_128bits_withSeed(
+        text->data, text->len, choice->dtype * 2u + choice->module_weights);
 
     h = XXH3_128bits_withSeed(m->config.data, m->config.len, h.low64 ^ h.high64);
     m->hash[0] = h.high64;
@@ -136,7 +143,7 @@ int mapping_open(const struct mapping_choice *choice, struct mapping **out,
     int ret;
 
     *out = NULL;
-    if (!choice->map && !choice->dtype)
+    if (!choice->map && !choice->dtype && !choice->module_weights)
         return 0;
     m = calloc(1, sizeof *m);
     if (!m)

@@ -15,8 +15,9 @@ struct mapping;
 struct mapping_choice {
     const char *map; /* a shipped map's name, or the path of a file */
     const char *hf;  /* a directory whose config.json gives "config.NAME" */
-    enum dtype
-        dtype; /* of floating-point tensors of role model; DTYPE_NONE: as they are */
+    /* of floating-point tensors of role model; DTYPE_NONE: as they are */
+    enum dtype dtype;
+    bool module_weights; /* DeepSpeed: the 16-bit copy is the model, not the master */
 };
 
 /* The type of a cast by its name, in either case ("bf16"); false: none that we cast to. */

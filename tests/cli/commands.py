@@ -274,12 +274,25 @@ def test_probe_and_formats(t):
     assert cli.run("version").stdout.startswith("unshard ")
 
 
+def test_weights_chooses_between_deepspeeds_copies(t):
+    cli = Cli(t)
+    fixture = os.path.join(DATA, "deepspeed", "z2_bf16_aligned_rr_w2")
+    roles = {o: {x["key"]: x["role"] for x in cli.json("ls", fixture, "-o", "weights=" + o)["tensors"]} for o in ("master", "module")}
+    pairs = [k for k in roles["master"] if "module." + k in roles["master"] and roles["master"][k] == "model"]
+    assert len(pairs) > 5, pairs
+    same("keys", set(roles["master"]), set(roles["module"]))
+    for key in pairs:
+        same(key, (roles["module"][key], roles["module"]["module." + key]), ("other", "model"))
+        same(key, roles["master"]["module." + key], "other")
+    cli.error("ls", fixture, "-o", "weights=both", status=USAGE, words=["-o"])
+
+
 def test_what_is_not_built_yet_is_refused_by_name(t):
     cli = Cli(t)
     for verb in ("diff", "stats", "load", "hold", "manifest", "doctor", "cache"):
         cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
     os.mkdir(t + "/mnt")
-    for option in ("rw", "save=dcp", "weights=master", "gpu=0"):
+    for option in ("rw", "save=dcp", "gpu=0"):
         cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=[option.split("=")[0], "not built yet"])
     for url in ("s3://bucket/run", "gs://b/x", "https://host/x", "hf://org/repo"):
         cli.error("ls", url, status=USAGE, words=["remote", url])
