@@ -188,6 +188,8 @@ def test_views_that_are_asked_for(t):
 def test_trackers_give_latest(t):
     write_checkpoint(t + "/meg/iter_0000200", make_tensors(5))
     write_file(t + "/meg/latest_checkpointed_iteration.txt", b"200\n")
+    write_checkpoint(t + "/rl/global_step_20/actor", make_tensors(5))
+    write_file(t + "/rl/latest_checkpointed_iteration.txt", b"20")
     write_checkpoint(t + "/ds/global_step10", make_tensors(6))
     write_file(t + "/ds/latest", b"global_step10")
     write_checkpoint(t + "/ucp/global_step10_universal", make_tensors(6))
@@ -203,6 +205,7 @@ def test_trackers_give_latest(t):
         same("beside trackers", os.listdir(m / "meg/.unshard"), ["latest"])
         same("length of the link", os.lstat(m / "meg/latest").st_size, len("iter_0000200"))
         same("through it", read_all(m / "meg/.unshard/latest/notes.txt"), b"n")
+        same("rl", os.readlink(m / "rl/latest"), "global_step_20")
         same("ds", sorted(os.listdir(m / "ds")), [".unshard", "global_step10", "latest"])
         same("the source's own", read_all(m / "ds/latest"), b"global_step10")
         same("ucp", os.readlink(m / "ucp/latest"), "global_step10_universal")
