@@ -100,6 +100,10 @@ void cli_close(struct cli_source *s);
 int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
                    struct checkpoint_info *out);
 
+/* One tensor of it by its full key; -ENOENT says where the keys are to be seen. */
+int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct arena *a,
+               struct checkpoint_info *info, struct tensor_info *out);
+
 /* 1 when the source is one checkpoint, 0 when it is a tree; negative errno. */
 int cli_is_checkpoint(struct cli *c, struct cli_source *s);
 

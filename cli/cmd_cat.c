@@ -37,16 +37,8 @@ static int cat_tensor(struct cli *c, struct cli_source *s)
     CLEANUP(reader_closep) struct reader *r = NULL;
     struct checkpoint_info info;
     struct tensor_info t;
-    const char *key = c->arg[1];
-    int ret = a ? cli_checkpoint(c, s, a, &info) : err_nomem(&c->err);
+    int ret = a ? cli_tensor(c, s, c->arg[1], a, &info, &t) : err_nomem(&c->err);
 
-    if (ret < 0)
-        return ret;
-    ret = catalog_tensor_by_key(s->catalog, info.id, key, strlen(key), a, &t, &c->err);
-    if (ret == -ENOENT) {
-        err_set(&c->err, ENOENT, "%s: no tensor %s", s->name, key);
-        return err_hint(&c->err, "`unshard ls %s` lists them", s->name);
-    }
     if (ret == 0)
         ret = reader_open_tensor(&s->env, info.id, t.ord, c->opt.npy, &r, &c->err);
     return ret < 0 ? ret : copy_out(c, r);

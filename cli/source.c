@@ -210,3 +210,18 @@ int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
     }
     return 0;
 }
+
+int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct arena *a,
+               struct checkpoint_info *info, struct tensor_info *out)
+{
+    int ret = cli_checkpoint(c, s, a, info);
+
+    if (ret < 0)
+        return ret;
+    ret =
+        catalog_tensor_by_key(s->catalog, info->id, key, strlen(key), a, out, &c->err);
+    if (ret != -ENOENT)
+        return ret;
+    err_set(&c->err, ENOENT, "%s: no tensor %s", s->name, key);
+    return err_hint(&c->err, "`unshard ls %s` lists them", s->name);
+}

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/hostile/test_hostile_deepspeed.c - damaged DeepSpeed saves: DATA, with deepspeed.json. */
+#include "tests/hostile/manifest.h"
 #include "tests/unit/unit.h"
 
 #include <errno.h>
@@ -7,16 +8,9 @@
 #include <stdio.h>
 
 #include "base/err.h"
-#include "base/guard.h"
-#include "base/json.h"
 #include "tests/formats/made.h"
 
 enum { MAX_CASES = 64 };
-
-/* One row of the manifest. */
-struct row {
-    const char *data, *file, *verdict;
-};
 
 /* Why each case is refused. */
 static const struct {
@@ -107,30 +101,5 @@ static void test_case(void **state)
 
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[MAX_CASES];
-    static struct row rows[MAX_CASES];
-    struct json *manifest;
-    char path[PATH_MAX];
-    size_t n = 0;
-    int rc;
-
-    if (argc != 2 || guard_install() < 0)
-        return 2;
-    snprintf(path, sizeof path, "%s/deepspeed.json", argv[1]);
-    manifest = read_json(path);
-    for (const struct json *v = json_first(manifest); v && n < MAX_CASES;
-         v = json_next(v)) {
-        rows[n].data = argv[1];
-        if (!json_string(json_get(v, "file"), &rows[n].file) ||
-            !json_string(json_get(v, "verdict"), &rows[n].verdict))
-            return 2;
-        tests[n] = (struct CMUnitTest){
-            .name = rows[n].file, .test_func = test_case, .initial_state = &rows[n]};
-        n++;
-    }
-    if (n == 0 || n != json_count(manifest))
-        return 2; /* a test that looked at nothing has not passed */
-    rc = _cmocka_run_group_tests("hostile deepspeed", tests, n, NULL, NULL);
-    json_free(manifest);
-    return rc;
+    return manifest_run(argc, argv, "deepspeed", test_case);
 }

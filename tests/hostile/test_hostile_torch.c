@@ -1,25 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/hostile/test_hostile_torch.c - damaged torch.save files: DATA, with torch_zip.json. */
+#include "tests/hostile/manifest.h"
 #include "tests/unit/unit.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
-#include <sys/resource.h>
-#include <time.h>
 
 #include "base/arena.h"
 #include "base/err.h"
-#include "base/guard.h"
-#include "base/json.h"
 #include "tests/formats/read_tensor.h"
-
-enum { MAX_MANIFEST = 1 << 20, MAX_CASES = 256 };
-
-/* One row of the manifest. */
-struct row {
-    const char *data, *file, *verdict;
-};
 
 /* What is to be seen: each tensor with its floats, or '!' where it cannot be read. */
 #define CONTROL "0 1 2 3 4 5"
@@ -127,14 +117,6 @@ static void look(struct world *w, struct buf *out)
         tell_tensor(w, info.id, &t[i], out);
 }
 
-static double cpu_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static void test_case(void **state)
 {
     const struct row *row = *state;
@@ -151,63 +133,7 @@ static void test_case(void **state)
     assert_true(cpu_seconds() - start < (getenv("UNSHARD_VALGRIND") ? 60 : 1));
 }
 
-/* The last one: what all of them together did and needed. */
-static void test_after(void **state)
-{
-    struct rusage use;
-
-    (void)state;
-    assert_int_equal(access("PWNED", F_OK), -1);
-    getrusage(RUSAGE_SELF, &use);
-    print_message("# at most %ld KiB resident\n", use.ru_maxrss);
-#ifndef __SANITIZE_ADDRESS__
-    if (!getenv("UNSHARD_VALGRIND"))
-        assert_true(use.ru_maxrss < 64 * 1024);
-#endif
-}
-
-static struct json *manifest_of(const char *data)
-{
-    char path[PATH_MAX];
-    CLEANUP_FREE char *text = malloc(MAX_MANIFEST);
-    struct json *doc = NULL;
-    struct err e = {0};
-    FILE *f;
-
-    snprintf(path, sizeof path, "%s/torch_zip.json", data);
-    f = fopen(path, "rb");
-    if (!f || !text)
-        return NULL;
-    json_parse(text, fread(text, 1, MAX_MANIFEST, f), NULL, &doc, &e);
-    fclose(f);
-    return doc;
-}
-
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[MAX_CASES + 1];
-    static struct row rows[MAX_CASES];
-    struct json *doc;
-    size_t count = 0;
-    int rc;
-
-    if (argc != 2 || guard_install() < 0 || access("PWNED", F_OK) == 0)
-        return 2;
-    doc = manifest_of(argv[1]);
-    if (json_count(doc) == 0 || json_count(doc) > MAX_CASES)
-        return 2; /* a test that looked at nothing has not passed */
-    for (const struct json *v = json_first(doc); v; v = json_next(v), count++) {
-        struct row *row = &rows[count];
-
-        row->data = argv[1];
-        if (!json_string(json_get(v, "file"), &row->file) ||
-            !json_string(json_get(v, "verdict"), &row->verdict))
-            return 2;
-        tests[count] = (struct CMUnitTest){
-            .name = row->file, .test_func = test_case, .initial_state = row};
-    }
-    tests[count++] = (struct CMUnitTest){.name = "after all", .test_func = test_after};
-    rc = _cmocka_run_group_tests("hostile torch", tests, count, NULL, NULL);
-    json_free(doc);
-    return rc;
+    return manifest_run(argc, argv, "torch_zip", test_case);
 }
