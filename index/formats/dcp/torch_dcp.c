@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "index/formats/dcp/dcp_origin.h"
 #include "index/formats/dcp/dcp_scan.h"
+#include "index/formats/dcp/dcp_write.h"
 #include "index/formats/format.h"
 #include "index/formats/step.h"
 #include "index/formats/torch/torch_zip.h"
@@ -139,10 +140,13 @@ static const struct chunk_codec *const dcp_codecs[] = {
     NULL,
 };
 
+static const struct format_writer *const dcp_writers[] = {&writer_dcp, NULL};
+
 const struct format_driver format_torch_dcp = {
     .name = "torch_dcp",
     .title = "PyTorch distributed checkpoint (DCP)",
     .bid = dcp_bid,
     .scan = dcp_scan,
     .codecs = dcp_codecs,
+    .writers = dcp_writers,
 };

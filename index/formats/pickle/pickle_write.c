@@ -2,6 +2,7 @@
 /* index/formats/pickle/pickle_write.c - opcodes of protocol 2 (CPython, Lib/pickletools.py). */
 #include "index/formats/pickle/pickle_write.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum { FIRST_MEMO = 64 };
@@ -54,6 +55,16 @@ void pickle_int(struct pickler *p, int64_t v)
         buf_add(&p->out, "\x8a\x08", 2);
         add_le(&p->out, (uint64_t)v, 8);
     }
+}
+
+void pickle_long(struct pickler *p, const unsigned char *v, size_t len)
+{
+    assert(len <= UINT8_MAX);
+    while (len > 1 && v[len - 1] == (v[len - 2] & 0x80 ? UINT8_MAX : 0))
+        len--;
+    buf_addc(&p->out, (char)0x8a);
+    add_le(&p->out, len, 1);
+    buf_add(&p->out, v, len);
 }
 
 /* BINFLOAT is big-endian. */
@@ -113,6 +124,27 @@ void pickle_global(struct pickler *p, const char *module, const char *name)
         return;
     p->global[p->globals] = (struct pickled_global){.module = module, .name = name};
     put(p, p->globals++);
+}
+
+void pickle_bytes(struct pickler *p, const void *data, size_t len)
+{
+    const unsigned char *from = data;
+    size_t text = len;
+
+    for (size_t i = 0; i < len; i++)
+        text += from[i] >> 7;
+    pickle_global(p, "_codecs", "encode");
+    pickle_mark(p);
+    buf_addc(&p->out, 'X');
+    add_le(&p->out, text, 4);
+    for (size_t i = 0; i < len; i++) {
+        if (from[i] & 0x80)
+            buf_addc(&p->out, (char)(0xc0 | from[i] >> 6));
+        buf_addc(&p->out, (char)(from[i] & 0x80 ? 0x80 | (from[i] & 0x3f) : from[i]));
+    }
+    pickle_string(p, "latin1");
+    pickle_tuple(p);
+    pickle_reduce(p);
 }
 
 /* ---- containers and objects ---- */

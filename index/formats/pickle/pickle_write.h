@@ -28,8 +28,12 @@ void pickle_release(struct pickler *p);
 void pickle_none(struct pickler *p);
 void pickle_bool(struct pickler *p, bool v);
 void pickle_int(struct pickler *p, int64_t v);
+/* Two's complement, little-endian, at most 255 bytes; leading sign bytes are dropped. */
+void pickle_long(struct pickler *p, const unsigned char *v, size_t len);
 void pickle_double(struct pickler *p, double v);
-/* UTF-8 text; bytes that are none become U+FFFD, so keys are to be checked before. */
+/* As protocol 2 spells them: _codecs.encode(text, 'latin1'). */
+void pickle_bytes(struct pickler *p, const void *data, size_t len);
+/* UTF-8 text of less than 4 GiB; what is none would not be read again: check before. */
 void pickle_text(struct pickler *p, const char *text, size_t len);
 void pickle_string(struct pickler *p, const char *text);
 

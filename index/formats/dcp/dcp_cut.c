@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/dcp/dcp_cut.c - cuts tensors for ranks, and finds a place for what is whole. */
+#include "index/formats/dcp/dcp_cut.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "index/layout.h"
+
+/* Each rank is a file; the largest runs there are have a fifth of this. */
+enum { MAX_RANKS = 100000 };
+
+/* ---- the grid ---- */
+
+static bool is_whole(const struct shape *units)
+{
+    for (uint32_t k = 0; k < units->nd; k++)
+        if (units->dim[k] == 0)
+            return true;
+    return units->nd == 0;
+}
+
+/* Rows of a piece, and pieces, when `dim` > 0 is cut for `ranks`. */
+static uint64_t piece_of(uint64_t dim, uint32_t ranks)
+{
+    return dim / ranks + (dim % ranks != 0);
+}
+
+static uint64_t pieces_of(uint64_t dim, uint32_t ranks)
+{
+    uint64_t piece = piece_of(dim, ranks);
+
+    return dim / piece + (dim % piece != 0);
+}
+
+uint64_t dcp_shares(const struct dcp_cut *cut, const struct shape *units)
+{
+    uint64_t n = 1;
+
+    if (is_whole(units))
+        return 1;
+    for (uint32_t k = 0; k < MIN(units->nd, 2u); k++)
+        n *= pieces_of(units->dim[k], cut->along[k]);
+    return n;
+}
+
+static void cut_axis(const struct shape *units, uint32_t k, uint32_t ranks, uint64_t n,
+                     struct dcp_share *out)
+{
+    uint64_t piece = piece_of(units->dim[k], ranks);
+
+    out->start[k] = n * piece;
+    out->size[k] = MIN(piece, units->dim[k] - n * piece);
+}
+
+void dcp_share(const struct dcp_cut *cut, size_t i, const struct shape *units,
+               uint64_t n, struct dcp_share *out)
+{
+    uint64_t columns = 1;
+
+    memset(out->start, 0, units->nd * sizeof *out->start);
+    memcpy(out->size, units->dim, units->nd * sizeof *out->size);
+    out->rank = cut->home[i];
+    if (is_whole(units))
+        return;
+    if (units->nd > 1) {
+        columns = pieces_of(units->dim[1], cut->along[1]);
+        cut_axis(units, 1, cut->along[1], n % columns, out);
+        out->rank = (uint32_t)(n % columns);
+    }
+    cut_axis(units, 0, cut->along[0], n / columns, out);
+    out->rank += (uint32_t)(n / columns) * cut->along[1];
+}
+
+/* ---- what is whole goes where least is ---- */
+
+/* Ranks as a heap: the one with the fewest bytes, of equals the first, is on top. */
+struct heap {
+    uint64_t *load; /* of each rank */
+    uint32_t *rank;
+    size_t count;
+};
+
+static bool goes_before(const struct heap *h, uint32_t a, uint32_t b)
+{
+    return h->load[a] != h->load[b] ? h->load[a] < h->load[b] : a < b;
+}
+
+static void sift_down(struct heap *h, size_t at)
+{
+    for (size_t next; (next = 2 * at + 1) < h->count; at = next) {
+        uint32_t moved = h->rank[at];
+
+        if (next + 1 < h->count && goes_before(h, h->rank[next + 1], h->rank[next]))
+            next++;
+        if (!goes_before(h, h->rank[next], moved))
+            return;
+        h->rank[at] = h->rank[next];
+        h->rank[next] = moved;
+    }
+}
+
+static void heap_make(struct heap *h)
+{
+    for (size_t i = 0; i < h->count; i++)
+        h->rank[i] = (uint32_t)i;
+    for (size_t i = h->count / 2; i-- > 0;)
+        sift_down(h, i);
+}
+
+static uint64_t box_bytes(const struct dcp_share *b, uint32_t nd, unsigned unit)
+{
+    uint64_t bytes = unit;
+
+    for (uint32_t k = 0; k < nd; k++)
+        bytes *= b->size[k];
+    return bytes;
+}
+
+static void add_load(const struct dcp_cut *cut, size_t i, const struct shape *units,
+                     unsigned unit, uint64_t *load)
+{
+    struct dcp_share box;
+
+    for (uint64_t n = 0; n < dcp_shares(cut, units); n++) {
+        dcp_share(cut, i, units, n, &box);
+        load[box.rank] += box_bytes(&box, units->nd, unit);
+    }
+}
+
+static uint32_t light_column(const struct dcp_cut *cut, const uint64_t *load)
+{
+    uint32_t best = 0;
+
+    for (uint32_t c = 1; c < cut->along[1]; c++)
+        if (load[c] < load[best])
+            best = c;
+    return best;
+}
+
+static void place_whole(struct heap *h, uint32_t *home, unsigned unit)
+{
+    *home = h->rank[0];
+    h->load[*home] += unit;
+    sift_down(h, 0);
+}
+
+/* In three rounds: all that is cut in two dimensions or more, in one, and not at all. */
+static int place_all(const struct layout_input *in, struct dcp_cut *cut, struct heap *h,
+                     struct err *e)
+{
+    for (int round = 0; round < 3; round++) {
+        if (round == 2)
+            heap_make(h);
+        for (size_t i = 0; i < cut->count; i++) {
+            const struct layout_tensor *t = &in->tensor[cut->chosen[i]];
+            unsigned unit = dtype_unit(t->dtype);
+            struct shape units;
+
+            if (shape_units(&t->shape, t->dtype, &units, e) < 0)
+                return -e->code;
+            if (round != (is_whole(&units) ? 2 : units.nd == 1 ? 1 : 0))
+                continue;
+            if (round == 2) {
+                place_whole(h, &cut->home[i], unit);
+                continue;
+            }
+            if (round == 1)
+                cut->home[i] = light_column(cut, h->load);
+            add_load(cut, i, &units, unit, h->load);
+        }
+    }
+    return 0;
+}
+
+int dcp_cut_new(const struct layout_input *in, const struct layout_options *o,
+                const size_t *chosen, size_t count, struct arena *a,
+                struct dcp_cut *out, struct err *e)
+{
+    uint64_t ranks;
+    struct heap h;
+
+    *out = (struct dcp_cut){.chosen = chosen, .count = count};
+    out->along[0] = o->mesh[0] ? o->mesh[0] : o->ranks ? o->ranks : 1;
+    out->along[1] = o->mesh[0] && o->mesh[1] ? o->mesh[1] : 1;
+    ranks = (uint64_t)out->along[0] * out->along[1];
+    if (ranks > MAX_RANKS)
+        return err_set(e, EINVAL, "%" PRIu64 " ranks: more than %d are not written",
+                       ranks, MAX_RANKS);
+    out->home = arena_array(a, count + 1, sizeof *out->home);
+    h = (struct heap){.load = arena_array(a, (size_t)ranks, sizeof *h.load),
+                      .rank = arena_array(a, (size_t)ranks, sizeof *h.rank),
+                      .count = (size_t)ranks};
+    if (!out->home || !h.load || !h.rank)
+        return err_nomem(e);
+    return place_all(in, out, &h, e);
+}
