@@ -403,9 +403,12 @@ static int hf_dcp_scan(const struct scan_context *c, struct sink *sink, struct e
     return r;
 }
 
+static const struct format_writer *const hf_dcp_writers[] = {&writer_dcp_hf, NULL};
+
 const struct format_driver format_hf_dcp = {
     .name = "hf_dcp",
     .title = "PyTorch DCP with the Hugging Face writer: sharded safetensors",
     .bid = hf_dcp_bid,
     .scan = hf_dcp_scan,
+    .writers = hf_dcp_writers,
 };

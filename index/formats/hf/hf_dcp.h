@@ -52,4 +52,6 @@ int hf_dcp_report(const struct scan_context *c, struct sink *sink,
                   const struct hf_dcp_how *how, struct hf_dcp_told *told,
                   struct err *e);
 
+extern const struct format_writer writer_dcp_hf; /* hf_dcp_write.c */
+
 #endif

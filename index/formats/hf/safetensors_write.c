@@ -39,13 +39,17 @@ static int by_size_and_name(const void *a, const void *b, void *user)
     return c ? c : (x->name_len > y->name_len) - (x->name_len < y->name_len);
 }
 
-/* Elements along each axis: of the tensor, or of a box of whole-byte elements. */
+/* Elements along each axis: of the tensor, or of a box, which has as many axes. */
 static void entry_shape(const struct layout_tensor *t,
                         const struct safetensors_entry *x, struct shape *out)
 {
     *out = t->shape;
-    for (uint32_t k = 0; x->size && k < out->nd; k++)
+    if (!x->size || out->nd == 0)
+        return;
+    for (uint32_t k = 0; k < out->nd; k++)
         out->dim[k] = x->size[k];
+    if (dtype_bits(t->dtype) % 8 != 0) /* a unit is a byte of packed elements */
+        out->dim[out->nd - 1] = out->dim[out->nd - 1] * 8 / dtype_bits(t->dtype);
 }
 
 static int add_entry(const struct layout_input *in, const struct safetensors_entry *x,

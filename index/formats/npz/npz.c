@@ -251,6 +251,8 @@ static int npz_scan(const struct scan_context *c, struct sink *sink, struct err 
 
 static const struct chunk_codec *const npz_codecs[] = {&codec_zip_deflate, NULL};
 
+static const struct format_writer *const npz_writers[] = {&writer_npz, NULL};
+
 const struct format_driver format_npz = {
     .name = "npz",
     .title = "NumPy: .npy and .npz files",
@@ -258,4 +260,5 @@ const struct format_driver format_npz = {
     .bid_file = npz_bid_file,
     .scan = npz_scan,
     .codecs = npz_codecs,
+    .writers = npz_writers,
 };

@@ -30,4 +30,6 @@ int npy_file_read(struct source *s, struct npz_array *out, struct err *e);
 int npz_member_read(struct source *s, struct zip *z, const struct zip_entry *entry,
                     struct npz_array *out, struct err *e);
 
+extern const struct format_writer writer_npz; /* npz_write.c */
+
 #endif

@@ -337,6 +337,8 @@ static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *
 
 static const struct chunk_codec *const tf_codecs[] = {&codec_zip_deflate, NULL};
 
+static const struct format_writer *const torch_writers[] = {&writer_pt, NULL};
+
 const struct format_driver format_torch_file = {
     .name = "torch_file",
     .title = "PyTorch torch.save: .pt/.pth/.ckpt files, TorchScript, pytorch_model.bin",
@@ -344,4 +346,5 @@ const struct format_driver format_torch_file = {
     .bid_file = tf_bid_file,
     .scan = tf_scan,
     .codecs = tf_codecs,
+    .writers = torch_writers,
 };

@@ -138,4 +138,6 @@ enum torch_kind {
 enum { TORCH_HEAD = 512 }; /* bytes that torch_sniff() wants to see */
 enum torch_kind torch_sniff(const void *head, size_t len);
 
+extern const struct format_writer writer_pt; /* pt_write.c */
+
 #endif
