@@ -128,11 +128,10 @@ static int common_options(struct cli *c, const struct cli_command *cmd, char *te
             c->opt.mapping.hf = o + 3;
         else if (!strcmp(o, "weights=module") || !strcmp(o, "weights=master"))
             c->opt.mapping.module_weights = strcmp(o + 8, "module") == 0;
-        else if (!strncmp(o, "dtype=", 6) &&
-                 mapping_dtype(o + 6, &c->opt.mapping.dtype))
-            continue;
-        else
+        else if (strncmp(o, "dtype=", 6) != 0)
             return wrong_option(c, cmd, "unknown -o option");
+        else if (!mapping_dtype(o + 6, &c->opt.mapping.dtype))
+            return wrong_option(c, cmd, "dtype= names no type to cast to");
     }
     return 0;
 }

@@ -117,11 +117,10 @@ static int load_config(const char *dir, struct buf *out, struct err *e)
         return err_set(e, ENAMETOOLONG, "hf=%.100s...", dir);
     if (read_path(path, out, e) == 0)
         return 0;
-    if (e->code == ENOENT) { /* a tokenizer alone is worth laying over as well */
-        *e = (struct err){0};
-        return 0;
-    }
-    return err_wrap(e, "hf=");
+    if (e->code != ENOENT || access(dir, F_OK) < 0)
+        return err_wrap(e, "hf=");
+    *e = (struct err){0}; /* a tokenizer alone is worth laying over as well */
+    return 0;
 }
 
 static void hash_all(const struct mapping_choice *choice, const struct buf *text,

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 
@@ -343,6 +344,60 @@ def test_a_change_is_seen(t):
     assert one != two
     same("after", cli.run("cat", t + "/hf", "model.layers.0.mlp.weight", text=False).stdout, two)
     same("in the file", read_all(t + "/hf/model-00001-of-00002.safetensors").count(two), 1)
+
+
+def mapped_checkpoint(t):
+    """(checkpoint, map, folder with config.json): w [4, 2] in F32 becomes a [1, 2] and b [3, 2]."""
+    data = struct.pack("<8f", *range(8))
+    write_checkpoint(t + "/ckpt", {"w": ("F32", (4, 2), data)}, shards=1)
+    os.mkdir(t + "/hf")
+    write_file(t + "/hf/config.json", b'{"rows": 1}')
+    rule = {"from": "w", "split": {"parts": [{"to": "a", "rows": "config.rows"}, {"to": "b", "rows": "dim - config.rows"}]}}
+    write_file(t + "/map.json", json.dumps({"unshard_map": 1, "rules": [rule]}).encode())
+    return t + "/ckpt", t + "/map.json", t + "/hf"
+
+
+def test_commands_with_a_map(t):
+    cli = Cli(t)
+    ckpt, map_, hf = mapped_checkpoint(t)
+    options = ["-o", f"map={map_},hf={hf}"]
+    rows = {r["key"]: (r["dtype"], r["shape"]) for r in cli.json("ls", ckpt, *options)["tensors"]}
+    same("ls", rows, {"a": ("F32", [1, 2]), "b": ("F32", [3, 2])})
+    same("cat", cli.run("cat", ckpt, "b", *options, text=False).stdout, struct.pack("<6f", *range(2, 8)))
+    same("cat --npy", cli.run("cat", ckpt, "b", "--npy", *options, text=False).stdout[-24:], struct.pack("<6f", *range(2, 8)))
+    same("without", [r["key"] for r in cli.json("ls", ckpt)["tensors"]], ["w"])
+    plan = cli.json("plan", ckpt, "b", *options)
+    same("plan", (plan["shape"], plan["bytes"], len(plan["chunks"])), ([3, 2], 24, 1))
+    same("verify", cli.json("verify", ckpt, "--deep", *options)["findings"], [])
+    same("info", cli.json("info", ckpt, *options)["warnings"], [])
+
+
+def test_commands_with_a_dtype(t):
+    cli = Cli(t)
+    ckpt, map_, hf = mapped_checkpoint(t)
+    same("ls", cli.json("ls", ckpt, "-o", "dtype=bf16")["tensors"][0]["dtype"], "BF16")
+    want = b"".join(struct.pack("<f", v)[2:] for v in range(8))
+    same("cat", cli.run("cat", ckpt, "w", "-o", "dtype=BF16", text=False).stdout, want)
+    both = ["-o", f"map={map_},hf={hf},dtype=F64"]
+    same("both", cli.run("cat", ckpt, "b", *both, text=False).stdout, struct.pack("<6d", *range(2, 8)))
+    plan = cli.json("plan", ckpt, "b", *both)
+    same("plan", (plan["dtype"], plan["bytes"]), ("F64", 48))
+    same("verify", cli.json("verify", ckpt, "--deep", *both)["findings"], [])
+
+
+def test_errors_of_maps(t):
+    cli = Cli(t)
+    ckpt, map_, hf = mapped_checkpoint(t)
+    cli.error("ls", ckpt, "-o", "map=megatron-to-hg", status=SOURCE,
+              words=["map megatron-to-hg: there is no such file, and no map of that name", "megatron-to-hf", "olmo-to-hf"])
+    cli.error("ls", ckpt, "-o", "dtype=int8", status=USAGE, words=["dtype= names no type to cast to"])
+    cli.error("ls", ckpt, "-o", f"map={map_},hf={t}/nowhere", status=SOURCE, words=["nowhere"])
+    cli.error("ls", ckpt, "-o", f"map={t}", status=SOURCE, words=["no regular file"])
+    write_file(t + "/bad.json", b'{"unshard_map": 1, "rules": [{"from": "a"}]}')
+    cli.error("ls", ckpt, "-o", f"map={t}/bad.json", status=SOURCE, words=["bad.json: rule 1: ", 'one of "to"'])
+    cli.error("ls", ckpt, "-o", f"map={map_}", status=SOURCE, words=["config.json has no rows"])
+    write_file(hf + "/config.json", b'{"rows": 5}')
+    cli.error("ls", ckpt, "-o", f"map={map_},hf={hf}", status=SOURCE, words=["rule 1: tensor w: part 1 has 5 elements of groups of 4"])
 
 
 if __name__ == "__main__":
