@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/guard.h"
+#include "base/json.h"
 #include "fixture.h"
 #include "index/formats/format.h"
 #include "index/formats/megatron/megatron.h"
@@ -31,7 +32,9 @@ static void test_topology(void **state)
         {"mcore019_torch_dist_tp2_pp2",
          "{\"backend\": \"torch_dist\", \"ranks\": 4, \"files\": 4, "
          "\"tensor_parallel\": 2, \"pipeline_parallel\": 2, "
-         "\"optimizer_sharding\": \"fully_reshardable\"}"},
+         "\"optimizer_sharding\": \"fully_reshardable\", "
+         "\"model\": {\"num_layers\": 4, \"hidden_size\": 10, \"vocab_size\": 48, "
+         "\"params_dtype\": \"torch.bfloat16\"}}"},
         {"mcore05_zarr_tp2_pp2_flat",
          "{\"backend\": \"zarr\", \"tensor_parallel\": 2, \"pipeline_parallel\": 2}"},
         {"bridge_dp_reshardable",
@@ -53,6 +56,31 @@ static void test_topology(void **state)
         assert_int_equal(o.info.step, 10);
         close_checkpoint(&o);
     }
+}
+
+/* Names and senses that Bridge has for what Megatron-LM was told. */
+static void test_terms(void **state)
+{
+    static const char args[] =
+        "{\"num_layers\": 2, \"num_experts\": 8, \"norm_epsilon\": 1e-05,"
+        " \"untie_embeddings_and_output_weights\": true, \"swiglu\": true,"
+        " \"group_query_attention\": true, \"num_query_groups\": 4,"
+        " \"num_attention_heads\": 16, \"kv_channels\": null,"
+        " \"position_embedding_type\": \"rope\"}";
+    CLEANUP(json_freep) struct json *doc = NULL;
+    CLEANUP(buf_release) struct buf out = {0};
+    struct err e = {0};
+
+    (void)state;
+    assert_ok(json_parse(args, strlen(args), NULL, &doc, &e), &e);
+    megatron_model_terms(doc, &out);
+    assert_string_equal(out.data,
+                        "{\"num_layers\": 2, \"num_attention_heads\": 16, "
+                        "\"num_moe_experts\": 8, \"layernorm_epsilon\": 1e-05, "
+                        "\"position_embedding_type\": \"rope\", "
+                        "\"share_embeddings_and_output_weights\": false, "
+                        "\"num_query_groups\": 4, \"gated_linear_unit\": true, "
+                        "\"activation_func\": \"silu\"}");
 }
 
 static void test_roles(void **state)
@@ -639,6 +667,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
         {.name = "topology", .test_func = test_topology},
+        {.name = "terms", .test_func = test_terms},
         {.name = "roles", .test_func = test_roles},
         {.name = "flattened", .test_func = test_flattened},
         {.name = "hidden", .test_func = test_hidden},

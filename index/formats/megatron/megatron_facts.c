@@ -106,7 +106,8 @@ static void learn_args(struct megatron_facts *f, const struct json *args)
 
     f->has_args = true;
     megatron_model_terms(state, &model);
-    if (buf_failed(&model) == 0) /* longer than any real one: then it is not told */
+    /* Longer than any real one, or empty: then it is not told. */
+    if (buf_failed(&model) == 0 && strcmp(model.data, "{}") != 0)
         snprintf(f->model, sizeof f->model, "%s", model.data);
     for (size_t i = 0; i < ARRAY_SIZE(settings); i++)
         if (json_u64(json_get(state, settings[i].name), &v))
