@@ -10,7 +10,15 @@
 #include "remote/ring.h"
 #include "remote/store.h"
 
-enum { BUCKETS = 4096 };
+enum {
+    BUCKETS = 4096,
+    /*
+     * Up to so many are looked through at each new one; of more at every SELDOM-th, or
+     * opening a tensor of 100,000 chunks takes a minute of looking.
+     */
+    FEW = 4096,
+    SELDOM = 1024,
+};
 
 struct open_file {
     struct ring lru;
@@ -26,6 +34,7 @@ struct open_files {
     /* guarded by lock */
     struct ring lru; /* least recently used first */
     size_t count;
+    unsigned untrimmed; /* times that trim() had better things to do */
     struct open_file *buckets[BUCKETS];
 };
 
@@ -129,8 +138,9 @@ static void trim(struct open_files *f, size_t keep, struct ring *gone)
 {
     size_t idle = 0;
 
-    if (f->count <= keep)
+    if (f->count <= keep || (keep > 0 && f->count > FEW && ++f->untrimmed < SELDOM))
         return;
+    f->untrimmed = 0;
     for (struct ring *r = f->lru.next; r != &f->lru; r = r->next)
         idle += unused(file_at(r));
     for (struct ring *r = f->lru.next, *next; r != &f->lru && idle > keep; r = next) {

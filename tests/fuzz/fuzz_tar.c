@@ -20,6 +20,14 @@ static void require(bool holds, const char *what)
     }
 }
 
+static bool climbs(const char *name)
+{
+    for (const char *p = name; *p; p += strcspn(p, "/") + (p[strcspn(p, "/")] == '/'))
+        if (p[0] == '.' && p[1] == '.' && (p[2] == '/' || p[2] == '\0'))
+            return true;
+    return false;
+}
+
 struct input {
     const uint8_t *data;
     size_t size;
@@ -57,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
         require(m->off <= size && m->size <= size - m->off, "outside");
         require(m->name[0] != '/' && !strstr(m->name, "//"), "name");
-        require(strcmp(m->name, "..") != 0 && !strstr(m->name, "../"), "climbs");
+        require(!climbs(m->name), "climbs");
         require(i == 0 || strcmp(tar_at(t, i - 1)->name, m->name) < 0, "order");
     }
     tar_free(t);
