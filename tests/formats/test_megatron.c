@@ -36,7 +36,9 @@ static void test_topology(void **state)
          "\"model\": {\"num_layers\": 4, \"hidden_size\": 10, \"vocab_size\": 48, "
          "\"params_dtype\": \"torch.bfloat16\"}}"},
         {"mcore05_zarr_tp2_pp2_flat",
-         "{\"backend\": \"zarr\", \"tensor_parallel\": 2, \"pipeline_parallel\": 2}"},
+         "{\"backend\": \"zarr\", \"tensor_parallel\": 2, \"pipeline_parallel\": 2, "
+         "\"model\": {\"num_layers\": 4, \"hidden_size\": 10, \"vocab_size\": 48, "
+         "\"params_dtype\": \"torch.bfloat16\"}}"},
         {"bridge_dp_reshardable",
          "{\"backend\": \"torch_dist\", \"ranks\": 4, \"files\": 4, \"world_size\": 4, "
          "\"tensor_parallel\": 2, \"pipeline_parallel\": 1, \"context_parallel\": 1, "
