@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints of Megatron Core and OLMo-core, mounted under transformers' names, answer as in their own framework."""
+import importlib.util
+import pathlib
+import tempfile
+import unittest
+
+import safetensors.torch
+import torch
+import transformers
+
+import llama_models
+import megatron_models
+import mounted
+import olmo_models
+import truth
+from megatron_models import IDS, Model
+
+
+def rope():
+    return {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def hf_config(m, kind, **more):
+    """The config.json of the same model in transformers."""
+    config = kind(vocab_size=m.vocab, hidden_size=m.hidden, intermediate_size=m.ffn, num_hidden_layers=m.layers, num_attention_heads=m.heads,
+                  num_key_value_heads=m.groups, head_dim=m.head_dim, rms_norm_eps=1e-6, tie_word_embeddings=m.tied, max_position_embeddings=64,
+                  rope_parameters=rope(), use_cache=False, **more)
+    config.dtype = "float32"
+    return config
+
+
+def load(path, kind):
+    """The model and its logits. Nothing may be missing, left over or of another shape."""
+    model, info = kind.from_pretrained(str(path), output_loading_info=True, attn_implementation="eager")
+    wrong = {k: v for k, v in info.items() if v}
+    assert not wrong, wrong
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+class Megatron(unittest.TestCase):
+    def check(self, m, kind, config, tp=1, pp=1):
+        config.architectures = [kind.__name__]
+        with tempfile.TemporaryDirectory(prefix="unshardfs-map-") as scratch:
+            saved, hf, out = (pathlib.Path(scratch) / n for n in ("saved", "hf", "logits.pt"))
+            saved.mkdir()
+            config.save_pretrained(hf)
+            truth.run_ranks(tp * pp, megatron_models.save, str(saved), m, tp, pp)
+            truth.run_ranks(1, megatron_models.answer, str(saved), m, str(out))
+            with mounted.mounted(saved, "map=megatron-to-hf", f"hf={hf}") as mnt:
+                ours = load(mnt, transformers.AutoModelForCausalLM)
+            theirs = torch.load(out)
+            self.assertGreater(theirs.std(), 0.1)  # not all the same
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+    def test_llama(self):
+        m = Model()
+        self.check(m, transformers.LlamaForCausalLM, hf_config(m, transformers.LlamaConfig), tp=2, pp=2)
+
+    def test_llama_tied_without_groups(self):
+        m = Model(tied=True, groups=4, seed=1)
+        self.check(m, transformers.LlamaForCausalLM, hf_config(m, transformers.LlamaConfig))
+
+    def test_qwen2(self):
+        m = Model(qkv_bias=True, tied=True, seed=2)
+        self.check(m, transformers.Qwen2ForCausalLM, hf_config(m, transformers.Qwen2Config), tp=2)
+
+    def test_qwen3(self):
+        m = Model(qk_norm=True, head_dim=12, seed=3)
+        self.check(m, transformers.Qwen3ForCausalLM, hf_config(m, transformers.Qwen3Config), pp=2)
+
+    def moe(self, **kw):
+        m = Model(qk_norm=True, experts=4, **kw)
+        config = hf_config(m, transformers.Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=m.ffn, norm_topk_prob=True,
+                           decoder_sparse_step=1)
+        self.check(m, transformers.Qwen3MoeForCausalLM, config)
+
+    def test_qwen3_moe(self):
+        self.moe(seed=4)
+
+
+class OlmoCore(unittest.TestCase):
+    def check(self, kind, architecture, **kw):
+        with tempfile.TemporaryDirectory(prefix="unshardfs-map-") as scratch:
+            truth.run_ranks(1, olmo_models.save, scratch, IDS, kind, kw)
+            want = torch.load(scratch + "/truth.pt")
+            with mounted.mounted(scratch + "/saved", "map=olmo-to-hf", f"hf={scratch}/hf") as mnt:
+                weights = safetensors.torch.load((mnt / "model.safetensors").read_bytes())
+                ours = load(mnt, getattr(transformers, architecture))
+            self.assertEqual(weights.keys(), want["export"].keys())
+            self.assertEqual([k for k in weights if not torch.equal(weights[k], want["export"][k])], [])
+            self.assertGreater(want["logits"].std(), 0.1)
+            torch.testing.assert_close(ours, want["logits"], atol=1e-4, rtol=1e-4)
+
+    def test_olmo2(self):
+        self.check("olmo2_14M", "Olmo2ForCausalLM", n_kv_heads=2)
+
+    def test_olmo3(self):
+        self.check("olmo3_14M", "Olmo3ForCausalLM")
+
+
+class Llama(unittest.TestCase):
+    def check(self, m, ranks):
+        w = llama_models.weights(m)
+        with tempfile.TemporaryDirectory(prefix="unshardfs-map-") as scratch:
+            saved = pathlib.Path(scratch) / "saved"
+            saved.mkdir()
+            llama_models.save(saved, m, w, ranks)
+            hf_config(m, transformers.LlamaConfig).save_pretrained(scratch + "/hf")
+            with mounted.mounted(saved, "map=llama-to-hf", f"hf={scratch}/hf") as mnt:
+                ours = load(mnt, transformers.LlamaForCausalLM)
+        torch.testing.assert_close(ours[0], llama_models.logits(m, w, IDS[0]), atol=1e-4, rtol=1e-4)
+
+    def test_one_file(self):
+        self.check(Model(groups=4), 1)
+
+    def test_two_ranks_with_groups(self):
+        self.check(Model(), 2)
+
+
+for name, package in (("Megatron", "megatron"), ("OlmoCore", "olmo_core")):
+    if not importlib.util.find_spec(package):
+        globals()[name] = unittest.skip(package + " is not installed")(globals()[name])
