@@ -7,7 +7,7 @@ _unshard() {
     if ((COMP_CWORD == 1)); then
         mapfile -t COMPREPLY < <(compgen -W "mount umount ls info cat plan verify probe formats version help" -- "$word")
     elif [[ $before == -o ]]; then
-        words="cache_dir= cache_size= index=memory jobs= follow_symlinks"
+        words="cache_dir= cache_size= index=memory jobs= follow_symlinks map= hf= dtype="
         [[ $verb != mount ]] ||
             words+=" allow_other uid= gid= umask= prefix= views= refresh= debug gpu=off"
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
