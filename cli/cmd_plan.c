@@ -67,20 +67,24 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
     const struct plan *plan = reader_plan(r);
     CLEANUP(buf_release) struct buf shape = {0};
     struct shape units;
-    int ret = shape_units(&t->shape, t->dtype, &units, &c->err);
+    int ret = shape_units(&t->shape, t->stored, &units, &c->err);
 
     if (ret < 0 || (ret = shape_format(&t->shape, &shape)) < 0)
         return ret;
     if (c->opt.json) {
         fputs("{\"schema\": 1, \"key\": ", stdout);
         out_json(stdout, t->key, t->key_len);
-        printf(", \"dtype\": \"%s\", \"shape\": %s, \"bytes\": %" PRIu64
-               ", \"chunks\": [",
-               dtype_name(t->dtype), shape.data, t->bytes);
+        printf(
+            ", \"dtype\": \"%s\", \"stored\": \"%s\", \"shape\": %s, \"bytes\": %" PRIu64
+            ", \"chunks\": [",
+            dtype_name(t->dtype), dtype_name(t->stored), shape.data, t->bytes);
     } else {
         out_text(stdout, t->key, t->key_len, 0);
-        printf("  %s %s, %" PRIu64 " bytes of %zu chunks\n", dtype_name(t->dtype),
+        printf("  %s %s, %" PRIu64 " bytes of %zu chunks", dtype_name(t->dtype),
                shape.data, t->bytes, plan_chunks(plan));
+        if (t->stored != t->dtype)
+            printf(", stored as %s", dtype_name(t->stored));
+        putchar('\n');
     }
     for (size_t i = 0; i < plan_chunks(plan); i++) {
         struct row row = {.chunk = plan_chunk(plan, i), .nd = units.nd};

@@ -381,8 +381,17 @@ def test_commands_with_a_dtype(t):
     both = ["-o", f"map={map_},hf={hf},dtype=F64"]
     same("both", cli.run("cat", ckpt, "b", *both, text=False).stdout, struct.pack("<6d", *range(2, 8)))
     plan = cli.json("plan", ckpt, "b", *both)
-    same("plan", (plan["dtype"], plan["bytes"]), ("F64", 48))
+    same("plan", (plan["dtype"], plan["stored"], plan["bytes"]), ("F64", "F32", 48))
     same("verify", cli.json("verify", ckpt, "--deep", *both)["findings"], [])
+
+
+def test_verify_with_a_map_beside_copies(t):
+    """A full copy holds the tensors without the map: turned ones do not differ from it."""
+    cli, copies = Cli(t), os.path.join(DATA, "nemo_automodel", "nemo_tied_consolidated")
+    rule = {"from": "{key...}", "ops": [{"transpose": []}], "to": "{key}"}
+    write_file(t + "/map.json", json.dumps({"unshard_map": 1, "rules": [rule]}).encode())
+    cli.run("verify", copies, "--deep")
+    cli.run("verify", copies, "--deep", "-o", f"map={t}/map.json")
 
 
 def test_errors_of_maps(t):
