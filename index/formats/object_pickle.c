@@ -210,14 +210,16 @@ static bool put_typed(struct walk *w, const struct json *v, const char *type)
 
 /* ---- plain values ---- */
 
+/* A number of 2^53 has lost whether it was an integer (object_value_int's limit). */
 static bool put_number(struct pickler *p, const struct json *v)
 {
+    static const double ambiguous = 9007199254740992.0;
     int64_t i;
     double d;
 
     if (json_i64(v, &i))
         pickle_int(p, i);
-    else if (json_double(v, &d))
+    else if (json_double(v, &d) && fabs(d) != ambiguous)
         pickle_double(p, d);
     else
         return false;

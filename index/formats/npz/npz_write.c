@@ -10,6 +10,7 @@
 #include "index/formats/torch/zip_write.h"
 #include "index/layout.h"
 #include "index/names.h"
+#include "remote/store.h"
 
 /* Of members' data, as numpy.lib.format aligns its own headers: mapped arrays are aligned. */
 enum { ALIGNMENT = 64 };
@@ -18,17 +19,18 @@ static const char suffix[] = ".npy";
 
 /*
  * NumPy's headers say less than our types: 8-bit floats are all |V1, packed ones |u1. And
- * a zip's names are text without NUL, which alone tell the role when it is read again.
+ * a zip's names are text that no unpacker stumbles over (no "..", no backslash), and alone
+ * tell the role when it is read again.
  */
 static bool fits(const struct layout_tensor *t)
 {
-    CLEANUP(buf_release) struct buf header = {0};
+    CLEANUP(buf_release) struct buf header = {0}, name = {0};
     struct npy_layout back;
     struct err ignored = {0};
 
-    return object_text_is_utf8(t->key, t->key_len) &&
-           !memchr(t->key, '\0', t->key_len) &&
-           t->key_len + strlen(suffix) <= UINT16_MAX &&
+    buf_add(&name, t->key, t->key_len);
+    return buf_adds(&name, suffix) == 0 && store_name_is_safe(name.data, name.len) &&
+           object_text_is_utf8(t->key, t->key_len) &&
            role_of(NULL, t->key, t->key_len) == t->role &&
            npy_header(t->dtype, &t->shape, &header, &ignored) == 0 &&
            npy_parse(header.data, header.len, &back, &ignored) == 0 &&
