@@ -2,6 +2,14 @@
 /* cli/cmd_formats.c - the formats that this build reads and writes. */
 #include "cli/cli.h"
 #include "index/formats/format.h"
+#include "index/map/map.h"
+
+/* The names that -o map= knows. */
+static void print_maps(bool json)
+{
+    for (size_t i = 0; map_shipped_name(i); i++)
+        printf(json ? "%s\"%s\"" : "%s%s", i ? ", " : "", map_shipped_name(i));
+}
 
 static int run(struct cli *c)
 {
@@ -17,8 +25,9 @@ static int run(struct cli *c)
         else
             printf("%-14s %-12s %s\n", d->name, can, d->title);
     }
-    if (c->opt.json)
-        fputs("\n]}\n", stdout);
+    fputs(c->opt.json ? "\n], \"maps\": [" : "\nmaps (-o map=NAME): ", stdout);
+    print_maps(c->opt.json);
+    fputs(c->opt.json ? "]}\n" : "\n", stdout);
     return STATUS_DONE;
 }
 

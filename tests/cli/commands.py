@@ -271,6 +271,8 @@ def test_probe_and_formats(t):
     assert max(b["score"] for b in bids["bids"]) >= 60
     assert "-> a checkpoint" in cli.run("probe", DCP).stdout
     names = {f["name"] for f in cli.json("formats")["formats"]}
+    same("maps", cli.json("formats")["maps"], ["llama-to-hf", "megatron-to-hf", "olmo-to-hf"])
+    assert "llama-to-hf, megatron-to-hf, olmo-to-hf" in cli.run("formats").stdout
     assert {"safetensors", "torch_dcp"} <= names, names
     assert cli.run("version").stdout.startswith("unshard ")
 
