@@ -91,17 +91,27 @@ bool tar_sniff(const void *head, size_t len)
 
 /* ---- members ---- */
 
-/* "./a//b/" is "a/b"; false for names that lead out. Works in place. */
-static bool clean_name(struct buf *name)
+/* Absolute, or with a ".." anywhere. */
+static bool leads_out(const char *name)
+{
+    if (name[0] == '/')
+        return true;
+    for (size_t len; *name; name += len + (name[len] == '/')) {
+        len = strcspn(name, "/");
+        if (len == 2 && memcmp(name, "..", 2) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* "./a//b/" is "a/b". Works in place. */
+static void clean_name(struct buf *name)
 {
     char *from = name->data, *to = name->data;
-    bool safe = from[0] != '/';
 
     while (*from) {
         size_t len = strcspn(from, "/");
 
-        if (len == 2 && memcmp(from, "..", 2) == 0)
-            safe = false;
         if (len > 0 && !(len == 1 && *from == '.')) {
             if (to > name->data)
                 *to++ = '/';
@@ -112,7 +122,6 @@ static bool clean_name(struct buf *name)
     }
     *to = '\0';
     name->len = (size_t)(to - name->data);
-    return safe;
 }
 
 static int make_room(struct tar *t, struct err *e)
@@ -139,9 +148,10 @@ static int add_member(struct reader *r, enum entry_kind kind, uint64_t size,
 
     if (r->path.len >= PATH_MAX)
         return err_set(e, ENAMETOOLONG, "a member whose name is too long");
-    if (!clean_name(&r->path))
+    if (leads_out(r->path.data))
         return err_set(e, EBADMSG, "member \"%.200s\" leads out of the archive",
                        r->path.data);
+    clean_name(&r->path);
     if (r->path.len == 0)
         return 0; /* "./": the root */
     if (make_room(r->t, e) < 0)

@@ -323,7 +323,7 @@ static void test_refused(void **state)
         char type;
         const char *data, *why;
     } cases[] = {
-        {"/etc/passwd", '0', "x", "leads out"},
+        {"/etc/passwd", '0', "x", "\"/etc/passwd\" leads out"},
         {"a/../../b", '0', "x", "leads out"},
         {"..", '5', NULL, "leads out"},
         {"s", 'S', NULL, "sparse"},
