@@ -229,7 +229,31 @@ static int copy_bytes(struct source *src, int fd, struct err *e)
     return ret;
 }
 
-/* A file of the layout with this name goes first: then nothing is copied. */
+/* Does the layout make something of this name, or below it? */
+static bool is_written(const struct convert *v, const char *name)
+{
+    size_t len = strlen(name);
+    struct layout_file_info f;
+
+    for (size_t i = 0; i < layout_files(v->layout); i++) {
+        layout_file_info(v->layout, i, &f);
+        if (strncmp(f.path, name, len) == 0 &&
+            (f.path[len] == '\0' || f.path[len] == '/'))
+            return true;
+    }
+    for (size_t i = 0; i < layout_directories(v->layout); i++) {
+        const char *path = layout_directory_at(v->layout, i);
+
+        if (strncmp(path, name, len) == 0 && (path[len] == '\0' || path[len] == '/'))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * What the layout writes goes first: then nothing is copied. A file that is there may be
+ * half of one, from a run that was killed: it is written anew.
+ */
 static int copy_side(struct convert *v, const char *path, const char *name)
 {
     CLEANUP(source_putp) struct source *src = NULL;
@@ -237,11 +261,11 @@ static int copy_side(struct convert *v, const char *path, const char *name)
     struct err *e = &v->c->err;
     int dir = staging_dir(v->staging), ret, fd;
 
-    if (faccessat(dir, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+    if (is_written(v, name))
         return 0;
     if (store->ops->open(store, path, &src, e) < 0)
         return -e->code;
-    fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    fd = openat(dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0)
         return err_set(e, errno, "%s: %s", name, strerror(errno));
     ret = copy_bytes(src, fd, e);

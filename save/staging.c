@@ -23,6 +23,13 @@ enum {
 
 static const char data_name[] = "data";
 
+/*
+ * Made when all is durable, just before data/ is renamed. Where it is without data/, the
+ * rest is what a published save left when it was killed: its journals speak of files that
+ * are no longer here, and must not be believed by the next save of this name.
+ */
+static const char published_name[] = "published";
+
 struct stage_progress {
     uint64_t units;
     bool done;
@@ -93,8 +100,11 @@ static void take_line(struct staging *s, const char *line)
     s->stage[stage].done = n == 3 && strcmp(word, "done") == 0;
 }
 
-/* The journal's first line says what is being saved. A last line that was cut is none. */
-static int read_journal(struct staging *s, int fd, bool *fresh, struct err *e)
+/*
+ * The journal's first line says what is being saved. A last line that was cut is none:
+ * *whole are the bytes before it, 0 where not even the first line is there.
+ */
+static int read_journal(struct staging *s, int fd, uint64_t *whole, struct err *e)
 {
     CLEANUP(buf_release) struct buf text = {.max = JOURNAL_MAX};
     struct stat st;
@@ -103,8 +113,8 @@ static int read_journal(struct staging *s, int fd, bool *fresh, struct err *e)
 
     if (fstat(fd, &st) < 0)
         return fail(e, "journal of", s->target);
-    *fresh = st.st_size == 0;
-    if (*fresh)
+    *whole = 0;
+    if (st.st_size == 0)
         return 0;
     dst = st.st_size < JOURNAL_MAX ? buf_grow(&text, (size_t)st.st_size) : NULL;
     if (!dst)
@@ -113,10 +123,8 @@ static int read_journal(struct staging *s, int fd, bool *fresh, struct err *e)
         return err_wrap(e, "%s", s->path);
     buf_addc(&text, '\0');
     end = text.data ? strchr(text.data, '\n') : NULL;
-    if (!end) {
-        *fresh = true; /* it was cut before it said anything */
-        return 0;
-    }
+    if (!end)
+        return 0; /* it was cut before it said anything */
     *end = '\0';
     if (strcmp(text.data, s->what) != 0) {
         err_set(e, EINVAL, "%s/%s holds another save", s->parent, s->path);
@@ -126,6 +134,7 @@ static int read_journal(struct staging *s, int fd, bool *fresh, struct err *e)
         *end = '\0';
         take_line(s, line);
     }
+    *whole = (uint64_t)(line - text.data);
     return 0;
 }
 
@@ -154,7 +163,7 @@ static int begin_journal(struct staging *s, struct err *e)
 static int open_journal(struct staging *s, struct err *e)
 {
     char name[64];
-    bool fresh;
+    uint64_t whole;
 
     journal_name(s->part, s->parts, name);
     s->journal_fd =
@@ -166,9 +175,13 @@ static int open_journal(struct staging *s, struct err *e)
             return fail(e, "lock the journal of", s->target);
         return err_set(e, EBUSY, "%s: another process is writing it", s->target);
     }
-    if (read_journal(s, s->journal_fd, &fresh, e) < 0)
+    if (read_journal(s, s->journal_fd, &whole, e) < 0)
         return -e->code;
-    return fresh ? begin_journal(s, e) : 0;
+    if (whole == 0)
+        return begin_journal(s, e);
+    /* What is noted next must not become the rest of a line that was cut. */
+    return ftruncate(s->journal_fd, (off_t)whole) < 0 ? fail(e, "journal of", s->target)
+                                                      : 0;
 }
 
 /* ---- opening ---- */
@@ -213,7 +226,7 @@ static int check_part(struct staging *s, unsigned part, struct err *e)
 {
     struct staging seen = *s;
     char name[64];
-    bool fresh;
+    uint64_t whole = 0;
     int fd, ret;
 
     journal_name(part, s->parts, name);
@@ -223,9 +236,9 @@ static int check_part(struct staging *s, unsigned part, struct err *e)
         err_set(e, EINVAL, "part %u of %u has not begun", part, s->parts);
         return err_hint(e, "run it: --part %u/%u", part, s->parts);
     }
-    ret = read_journal(&seen, fd, &fresh, e);
+    ret = read_journal(&seen, fd, &whole, e);
     close(fd);
-    if (ret == 0 && (fresh || !seen.stage[0].done)) {
+    if (ret == 0 && (whole == 0 || !seen.stage[0].done)) {
         err_set(e, EINVAL, "part %u of %u is not done", part, s->parts);
         err_hint(e, "run it again: --part %u/%u", part, s->parts);
         ret = -EINVAL;
@@ -257,6 +270,27 @@ static int count_parts(struct staging *s, struct err *e)
     return 0;
 }
 
+static int remove_tree(int at, const char *name, unsigned depth, struct err *e);
+
+/* See published_name. */
+static int clear_leftovers(struct staging *s, struct err *e)
+{
+    int fd =
+        openat(s->parent_fd, s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    int ret = 0;
+
+    if (fd < 0)
+        return errno == ENOENT ? 0 : fail(e, "open", s->path);
+    if (faccessat(fd, published_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
+        if (faccessat(fd, data_name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
+            ret = remove_tree(s->parent_fd, s->path, 0, e);
+        else if (unlinkat(fd, published_name, 0) < 0 && errno != ENOENT)
+            ret = fail(e, "remove", published_name);
+    }
+    close(fd);
+    return ret;
+}
+
 static int open_all(struct staging *s, const struct staging_claim *claim, struct err *e)
 {
     int ret = split_target(s, claim->target, e);
@@ -266,7 +300,8 @@ static int open_all(struct staging *s, const struct staging_claim *claim, struct
     s->parent_fd = open(s->parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->parent_fd < 0)
         return fail(e, "open", s->parent);
-    if (check_target(s, e) < 0 || make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
+    if (check_target(s, e) < 0 || clear_leftovers(s, e) < 0 ||
+        make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
         make_dir(s->fd, data_name, &s->data_fd, e) < 0)
         return -e->code;
     s->what = strdup(claim->what);
@@ -338,8 +373,6 @@ int staging_note(struct staging *s, unsigned stage, uint64_t units, bool done,
 
 /* ---- the end ---- */
 
-static int remove_tree(int at, const char *name, unsigned depth, struct err *e);
-
 static int remove_entries(int fd, unsigned depth, struct err *e)
 {
     DIR *dir = fdopendir(fd);
@@ -381,12 +414,25 @@ int staging_discard(struct staging *s, struct err *e)
     return remove_tree(s->parent_fd, s->path, 0, e);
 }
 
+static int mark_published(struct staging *s, struct err *e)
+{
+    int fd = openat(s->fd, published_name, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
+                    0600);
+
+    if (fd < 0)
+        return fail(e, "make", published_name);
+    close(fd);
+    return fsync(s->fd) < 0 ? fail(e, "fsync", s->path) : 0;
+}
+
 int staging_publish(struct staging *s, struct err *e)
 {
     struct err ignored = {0};
 
     if (fsync(s->data_fd) < 0)
         return fail(e, "fsync", s->target);
+    if (mark_published(s, e) < 0)
+        return -e->code;
     /* Over nothing, or over the empty directory that we saw: never over another's files. */
     if (renameat(s->fd, data_name, s->parent_fd, s->name) < 0)
         return fail(e, "publish", s->target);

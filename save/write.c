@@ -723,6 +723,28 @@ static int sync_directories(const struct save_run *r, struct err *e)
     return ret;
 }
 
+/*
+ * Before it is published: what journals say was written, by us, before, or by others, is
+ * there. (A disk that lost its latest names would otherwise make a checkpoint with holes.)
+ */
+static int check_files(const struct save_run *r, struct err *e)
+{
+    struct layout_file_info f;
+    struct stat st;
+
+    for (size_t i = 0; i < layout_files(r->layout); i++) {
+        layout_file_info(r->layout, i, &f);
+        if (fstatat(staging_dir(r->staging), f.path, &st, AT_SYMLINK_NOFOLLOW) < 0)
+            return file_error(&f, e);
+        if (!S_ISREG(st.st_mode) ||
+            (f.codec == LAYOUT_PLAIN ? (uint64_t)st.st_size != f.size
+                                     : f.size > 0 && st.st_size == 0))
+            return err_set(e, EIO, "%s: %" PRIu64 " bytes are staged, not %" PRIu64,
+                           f.path, (uint64_t)st.st_size, f.size);
+    }
+    return 0;
+}
+
 int save_write(const struct save_run *r, struct err *e)
 {
     unsigned last = last_stage(r->layout);
@@ -743,5 +765,7 @@ int save_write(const struct save_run *r, struct err *e)
     }
     if (ret == 0)
         ret = make_directories(r, e);
+    if (ret == 0 && r->other_stages)
+        ret = check_files(r, e);
     return ret == 0 ? sync_directories(r, e) : ret;
 }
