@@ -68,7 +68,7 @@ struct cli_command {
 };
 
 extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
-    cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert;
+    cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert, cmd_stats;
 
 /* The source of a command, opened with everything that reads it. */
 struct cli_source {
@@ -120,6 +120,8 @@ int out_width(const char *text, size_t len);
 void out_json(FILE *f, const char *text, size_t len);
 /* "1.4 GiB". Valid until the next call on this buffer of 16. */
 const char *out_size(uint64_t bytes, char dst[16]);
+/* Do people look at standard output; `colour`: and want colours (NO_COLOR)? */
+bool out_terminal(bool colour);
 
 /* Progress on a terminal only: bytes done of all, rate, time left. */
 struct progress {

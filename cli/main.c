@@ -11,11 +11,11 @@
 
 static const struct cli_command *const commands[] = {
     &cmd_mount, &cmd_umount, &cmd_ls,    &cmd_info,    &cmd_cat,     &cmd_convert,
-    &cmd_plan,  &cmd_verify, &cmd_probe, &cmd_formats, &cmd_version,
+    &cmd_plan,  &cmd_verify, &cmd_probe, &cmd_formats, &cmd_version, &cmd_stats,
 };
 
 /* In CONTRACT.md, and coming: refused by name rather than as unknown. */
-static const char *const later[] = {"diff",     "stats",  "load", "hold",
+static const char *const later[] = {"diff",     "load",   "hold",
                                     "manifest", "doctor", "cache"};
 
 static void print_usage(FILE *f)

@@ -77,6 +77,15 @@ const char *out_size(uint64_t bytes, char dst[16])
     return dst;
 }
 
+bool out_terminal(bool colour)
+{
+    const char *term = getenv("TERM"), *plain = getenv("NO_COLOR");
+
+    if (!isatty(STDOUT_FILENO) || !term || strcmp(term, "dumb") == 0)
+        return false;
+    return !colour || !plain || !*plain;
+}
+
 static int status_of(int code)
 {
     switch (code) {

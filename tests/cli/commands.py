@@ -144,7 +144,7 @@ def test_a_full_disk_is_told(t):
     """Of output that fits a buffer, and of output that does not."""
     cli = Cli(t)
     for args in (["formats"], ["ls", DCP], ["ls", DCP, "-l", "--json"], ["info", DCP], ["plan", DCP, "model.emb.weight"],
-                 ["verify", DCP]):
+                 ["verify", DCP], ["stats", DCP]):
         with open("/dev/full", "w") as full:
             done = cli.run(*args, status=ROOM, stdout=full, stderr=subprocess.PIPE)
         assert "standard output: No space left" in done.stderr, (args, done.stderr)
@@ -255,6 +255,59 @@ def test_verify_counts_nan_and_inf(t):
     assert "w: 1 NaN, 2 Inf" in out, out
 
 
+def test_stats_of_every_type(t):
+    """What numpy says of the same numbers."""
+    cli = Cli(t)
+    tensors = {
+        "f32": ("F32", (4,), struct.pack("<4f", 1, -2, 0, 4)),
+        "nan": ("F32", (4,), bytes.fromhex("0000c07f 0000807f 000080ff 0000803f")),
+        "i64": ("I64", (2,), struct.pack("<2q", -(1 << 62) - 1, (1 << 62) + 1)),
+        "u8": ("U8", (2, 2), bytes([0, 255, 7, 8])),
+        "bool": ("BOOL", (3,), bytes([1, 0, 1])),
+        "e4m3": ("F8_E4M3", (3,), bytes([0x3a, 0xc5, 0x7f])),
+        "none": ("F16", (0,), b""),
+    }
+    write_checkpoint(t + "/hf", tensors, shards=1)
+    out = cli.json("stats", t + "/hf")
+    rows = {r["key"]: r for r in out["tensors"]}
+    same("keys", sorted(rows), sorted(tensors))
+    f = rows["f32"]
+    same("f32", (f["numbers"], f["min"], f["max"], f["mean"], f["zero"], f["nan"]), (4, -2, 4, 0.75, 1, 0))
+    assert abs(f["std"] - 2.165063509461097) < 1e-14, f
+    same("its histogram", sum(f["histogram"]["counts"]), 4)
+    n = rows["nan"]
+    same("nan", (n["numbers"], n["nan"], n["inf"], n["min"], n["max"], n["std"]), (4, 1, 2, 1, 1, 0))
+    same("i64", (rows["i64"]["min"], rows["i64"]["max"]), (-(1 << 62) - 1, (1 << 62) + 1))
+    same("u8", (rows["u8"]["max"], rows["u8"]["mean"], rows["u8"]["shape"]), (255, 67.5, [2, 2]))
+    same("bool", (rows["bool"]["zero"], rows["bool"]["max"]), (1, 1))
+    same("e4m3", (rows["e4m3"]["min"], rows["e4m3"]["max"], rows["e4m3"]["nan"]), (-3.25, 1.25, 1))
+    same("none", (rows["none"]["numbers"], "min" in rows["none"]), (0, False))
+    total = out["total"]
+    same("total", (total["tensors"], total["numbers"], total["nan"], total["inf"], total["damaged"]), (7, 20, 2, 2, 0))
+
+
+def test_stats_text_and_pattern(t):
+    cli = Cli(t)
+    text = cli.run("stats", DCP, "model.emb.*").stdout.splitlines()
+    same("lines: head, tensor, total", len(text), 3)
+    same("head", text[0].split(), ["key", "dtype", "shape", "min", "max", "mean", "std", "zero"])
+    assert text[1].startswith("model.emb.weight  F32 ") and "\x1b" not in "".join(text), text
+    cli.error("stats", DCP, "no.such.*", status=SOURCE, words=["no tensor matches no.such.*", "unshard ls"])
+    one = cli.run("stats", DCP, "-o", "jobs=1", "--json").stdout
+    same("on one thread and on many", cli.run("stats", DCP, "-o", "jobs=7", "--json").stdout, one)
+
+
+def test_stats_of_what_is_damaged(t):
+    cli = Cli(t)
+    write_checkpoint(t + "/hf", make_tensors(1))
+    os.remove(t + "/hf/model-00002-of-00002.safetensors")
+    done = cli.run("stats", t + "/hf", status=SOURCE)
+    assert "damaged: " in done.stdout and "tensors cannot be read" in done.stderr, done
+    out = json.loads(cli.run("stats", t + "/hf", "--json", status=SOURCE).stdout)
+    assert 0 < out["total"]["damaged"] < out["total"]["tensors"], out["total"]
+    same("damaged rows", sum("damage" in r for r in out["tensors"]), out["total"]["damaged"])
+
+
 def test_an_unreadable_checkpoint(t):
     cli = Cli(t)
     os.mkdir(t + "/bad")
@@ -292,7 +345,7 @@ def test_weights_chooses_between_deepspeeds_copies(t):
 
 def test_what_is_not_built_yet_is_refused_by_name(t):
     cli = Cli(t)
-    for verb in ("diff", "stats", "load", "hold", "manifest", "doctor", "cache"):
+    for verb in ("diff", "load", "hold", "manifest", "doctor", "cache"):
         cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
     os.mkdir(t + "/mnt")
     for option in ("rw", "save=dcp", "gpu=0"):
