@@ -104,6 +104,15 @@ int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
 int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct arena *a,
                struct checkpoint_info *info, struct tensor_info *out);
 
+/*
+ * Calls fn for each file that a mount shows beside the checkpoint's tensors: its name, and
+ * its path in the store; those of parts where no name is in their way. Stops at and
+ * returns what is not 0.
+ */
+typedef int side_file_fn(void *user, const char *name, const char *path);
+int cli_side_files(struct cli *c, struct cli_source *s,
+                   const struct checkpoint_info *info, side_file_fn *fn, void *user);
+
 /* 1 when the source is one checkpoint, 0 when it is a tree; negative errno. */
 int cli_is_checkpoint(struct cli *c, struct cli_source *s);
 

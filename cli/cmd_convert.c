@@ -195,23 +195,6 @@ static int describe(const struct convert *v, struct buf *out)
 
 /* ---- side files ---- */
 
-struct side_files {
-    struct convert *v;
-    struct listing *listing;
-    bool *hidden;
-};
-
-static int hide(void *user, const char *name, bool part)
-{
-    struct side_files *s = user;
-
-    (void)part;
-    for (size_t i = 0; i < listing_count(s->listing); i++)
-        if (strcmp(listing_at(s->listing, i)->name, name) == 0)
-            s->hidden[i] = true;
-    return 0;
-}
-
 static int copy_bytes(struct source *src, int fd, struct err *e)
 {
     CLEANUP_FREE char *block = malloc(COPY_BLOCK);
@@ -254,8 +237,9 @@ static bool is_written(const struct convert *v, const char *name)
  * What the layout writes goes first: then nothing is copied. A file that is there may be
  * half of one, from a run that was killed: it is written anew.
  */
-static int copy_side(struct convert *v, const char *path, const char *name)
+static int copy_side(void *user, const char *name, const char *path)
 {
+    struct convert *v = user;
     CLEANUP(source_putp) struct source *src = NULL;
     struct store *store = v->source->store;
     struct err *e = &v->c->err;
@@ -274,34 +258,6 @@ static int copy_side(struct convert *v, const char *path, const char *name)
     close(fd);
     if (ret < 0)
         unlinkat(dir, name, 0);
-    return ret;
-}
-
-/* What stands beside the tensors in a mount goes along: config, tokenizer, notes. */
-static int copy_side_files(struct convert *v, const struct checkpoint_info *info)
-{
-    struct store *store = v->source->store;
-    struct side_files s = {.v = v};
-    int ret = store->ops->list(store, info->path, &s.listing, &v->c->err);
-
-    if (ret < 0 || info->file) {
-        listing_free(s.listing);
-        return ret;
-    }
-    s.hidden = calloc(listing_count(s.listing) + 1, sizeof *s.hidden);
-    ret = s.hidden ? catalog_hidden(v->source->catalog, info->id, hide, &s, &v->c->err)
-                   : err_nomem(&v->c->err);
-    for (size_t i = 0; ret == 0 && i < listing_count(s.listing); i++) {
-        const struct listing_entry *entry = listing_at(s.listing, i);
-        char path[4096];
-
-        if (s.hidden[i] || entry->st.kind != ENTRY_FILE)
-            continue;
-        if (store_join(info->path, entry->name, path, sizeof path) == 0)
-            ret = copy_side(v, path, entry->name);
-    }
-    listing_free(s.listing);
-    free(s.hidden);
     return ret;
 }
 
@@ -337,7 +293,8 @@ static int write_files(struct convert *v, const struct checkpoint_info *info)
     progress_end(&v->progress);
     if (ret < 0 || !run.other_stages)
         return ret;
-    ret = copy_side_files(v, info);
+    /* What stands beside the tensors in a mount goes along: config, tokenizer, notes. */
+    ret = cli_side_files(v->c, v->source, info, copy_side, v);
     return ret == 0 ? staging_publish(v->staging, &v->c->err) : ret;
 }
 

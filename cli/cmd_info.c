@@ -42,55 +42,12 @@ static int print_fault(void *user, const struct tensor_info *t)
     return 0;
 }
 
-struct side {
-    struct listing *listing;
-    bool *hidden; /* one an entry */
-};
-
-/* Entries are sorted by name. */
-static int hide(void *user, const char *name, bool part)
+static int print_side(void *user, const char *name, const char *path)
 {
-    struct side *s = user;
-    size_t lo = 0, hi = listing_count(s->listing);
-
-    (void)part;
-    while (lo < hi) {
-        size_t mid = lo + (hi - lo) / 2;
-        int order = strcmp(listing_at(s->listing, mid)->name, name);
-
-        if (order == 0)
-            s->hidden[mid] = true;
-        if (order < 0)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
+    (void)user;
+    (void)path;
+    field("side file", name);
     return 0;
-}
-
-/* Files of the directory that the mount shows as they are. */
-static int print_side_files(struct cli *c, struct cli_source *s,
-                            const struct checkpoint_info *info)
-{
-    CLEANUP(listing_freep) struct listing *l = NULL;
-    struct side side;
-    int ret = s->store->ops->list(s->store, info->path, &l, &c->err);
-
-    if (ret < 0)
-        return ret;
-    CLEANUP_FREE bool *hidden = calloc(listing_count(l) + 1, sizeof *hidden);
-    if (!hidden)
-        return err_nomem(&c->err);
-    side = (struct side){.listing = l, .hidden = hidden};
-    ret = catalog_hidden(s->catalog, info->id, hide, &side, &c->err);
-    for (size_t i = 0; ret == 0 && i < listing_count(l); i++) {
-        const struct listing_entry *e = listing_at(l, i);
-
-        if (!hidden[i] && e->st.kind == ENTRY_FILE &&
-            !(info->file && !strcmp(info->file, e->name)))
-            field("side file", e->name);
-    }
-    return ret;
 }
 
 /* ---- what a person wants to know first ---- */
@@ -324,7 +281,7 @@ static int print_info(struct cli *c, struct cli_source *s,
     ret = print_totals(c, s, i);
     field("format", i->format);
     if (ret == 0)
-        ret = print_side_files(c, s, i);
+        ret = cli_side_files(c, s, i, print_side, NULL);
     if (ret == 0)
         ret = catalog_warnings(s->catalog, i->id, print_warning, NULL, &c->err);
     if (ret == 0 && i->faults)
