@@ -14,6 +14,7 @@ enum { NAMES_MEMORY = 64 << 20 };
 /* Names relative to the checkpoint that its mount does not show, sorted; its parts. */
 struct hidden {
     struct arena *arena;
+    const char *dir; /* the checkpoint's, in the store */
     const char **name, **part;
     size_t names, parts, names_cap, parts_cap;
     struct keyset given; /* names that were given to the caller */
@@ -44,6 +45,19 @@ static int note_hidden(void *user, const char *name, bool part)
                             : ret;
 }
 
+/* Storage files below the checkpoint's directory, as fs/slot.c has them. */
+static int note_file(void *user, const struct catalog_file *f)
+{
+    struct hidden *h = user;
+    size_t len = strlen(h->dir);
+    const char *name = f->path + len + (len > 0);
+
+    if (strncmp(f->path, h->dir, len) != 0 || (len && f->path[len] != '/') ||
+        !f->storage || !strchr(name, '/'))
+        return 0;
+    return add(h->arena, &h->name, &h->names, &h->names_cap, name);
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -70,7 +84,10 @@ static int read_hidden(struct cli *c, struct cli_source *s,
     h->arena = arena_new(NAMES_MEMORY);
     if (!h->arena)
         return err_nomem(&c->err);
+    h->dir = info->path;
     ret = catalog_hidden(s->catalog, info->id, note_hidden, h, &c->err);
+    if (ret == 0)
+        ret = catalog_files(s->catalog, info->id, note_file, h, &c->err);
     if (ret == -ENOMEM && !c->err.code)
         return err_nomem(&c->err);
     if (ret == 0 && h->names)
