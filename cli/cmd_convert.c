@@ -11,6 +11,7 @@
 #include "base/fsutil.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "fs/overlay.h"
 #include "index/formats/format.h"
 #include "index/layout.h"
 #include "remote/source.h"
@@ -237,11 +238,10 @@ static bool is_written(const struct convert *v, const char *name)
  * What the layout writes goes first: then nothing is copied. A file that is there may be
  * half of one, from a run that was killed: it is written anew.
  */
-static int copy_side(void *user, const char *name, const char *path)
+static int copy_file(struct convert *v, struct store *store, const char *path,
+                     const char *name)
 {
-    struct convert *v = user;
     CLEANUP(source_putp) struct source *src = NULL;
-    struct store *store = v->source->store;
     struct err *e = &v->c->err;
     int dir = staging_dir(v->staging), ret, fd;
 
@@ -258,6 +258,30 @@ static int copy_side(void *user, const char *name, const char *path)
     close(fd);
     if (ret < 0)
         unlinkat(dir, name, 0);
+    return ret;
+}
+
+static int copy_side(void *user, const char *name, const char *path)
+{
+    struct convert *v = user;
+
+    return copy_file(v, v->source->store, path, name);
+}
+
+/* What --hf lays over goes over the source's own, as in a mount. */
+static int copy_overlay(struct convert *v, const char *dir)
+{
+    struct overlay *o;
+    int ret = overlay_open(dir, &o, &v->c->err);
+
+    if (ret < 0)
+        return ret;
+    for (size_t i = 0; ret == 0 && i < overlay_count(o); i++) {
+        const char *name = overlay_at(o, i)->name;
+
+        ret = copy_file(v, overlay_store(o), name, name);
+    }
+    overlay_free(o);
     return ret;
 }
 
@@ -295,6 +319,8 @@ static int write_files(struct convert *v, const struct checkpoint_info *info)
         return ret;
     /* What stands beside the tensors in a mount goes along: config, tokenizer, notes. */
     ret = cli_side_files(v->c, v->source, info, copy_side, v);
+    if (ret == 0 && v->c->opt.mapping.hf)
+        ret = copy_overlay(v, v->c->opt.mapping.hf);
     return ret == 0 ? staging_publish(v->staging, &v->c->err) : ret;
 }
 

@@ -94,6 +94,11 @@ const struct overlay_file *overlay_at(const struct overlay *o, size_t i)
     return &o->file[i];
 }
 
+struct store *overlay_store(const struct overlay *o)
+{
+    return o->store;
+}
+
 int overlay_open_file(const struct overlay *o, size_t i, struct side **out,
                       struct err *e)
 {

@@ -26,6 +26,9 @@ struct overlay_file {
 size_t overlay_count(const struct overlay *o); /* NULL: 0 */
 const struct overlay_file *overlay_at(const struct overlay *o, size_t i);
 
+/* Where the files are, under their names. */
+struct store *overlay_store(const struct overlay *o);
+
 /* -ESTALE: another file has the name by now. */
 int overlay_open_file(const struct overlay *o, size_t i, struct side **out,
                       struct err *e);
