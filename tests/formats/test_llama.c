@@ -3,12 +3,16 @@
 #include "tests/unit/unit.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 
 #include "base/err.h"
+#include "gpu/reader.h"
+#include "index/formats/format.h"
 #include "index/formats/llama/llama_rules.h"
 #include "made.h"
+#include "remote/open_files.h"
 
 static void test_kinds(void **state)
 {
@@ -162,12 +166,76 @@ static void test_single(void **state)
     made_end(&m);
 }
 
+/* What `verify --deep` asks of chunk 0 of a tensor. */
+static int compare(struct opened *o, const char *key, struct err *e)
+{
+    struct reader_env env = {
+        .catalog = o->w.catalog, .decoded = o->w.decoded, .codec = format_codec};
+    CLEANUP(reader_closep) struct reader *r = NULL;
+    int rc = open_files_new(o->w.store, 8, &env.files, e);
+
+    if (rc == 0)
+        rc = reader_open_tensor(&env, o->info.id, tensor(o, key)->ord, false, &r, e);
+    if (rc == 0)
+        rc = reader_compare(r, 0, e);
+    reader_close(steal(&r));
+    open_files_free(env.files);
+    return rc;
+}
+
+/* Where the copy of the next rank begins: the list is "FILE OFFSET ...". */
+static uint64_t second_copy(const struct opened *o, const char *key)
+{
+    unsigned file;
+    uint64_t offset;
+
+    assert_int_equal(sscanf(tensor(o, key)->codec_key, "%u %" SCNu64, &file, &offset),
+                     2);
+    return offset;
+}
+
+/* A norm that differs in one byte is the first rank's, and told. */
+static void test_copies(void **state)
+{
+    static const char key[] = "layers.0.attention_norm.weight";
+    char path[PATH_MAX], name[32], byte = 0x55;
+    struct made m;
+    struct opened o;
+    struct err e = {0};
+    FILE *f;
+
+    made_begin(&m, "llama");
+    for (unsigned i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "consolidated.0%u.pth", i);
+        copy(state, &m, "hand_no_params_mp3", name, name);
+    }
+    made_open(&m, &o);
+    assert_int_equal(compare(&o, key, &e), 1);
+    assert_int_equal(compare(&o, "norm.weight", &e), 1);
+    assert_int_equal(compare(&o, "tok_embeddings.weight", &e), 0);
+    snprintf(path, sizeof path, "%s/consolidated.01.pth", m.dir);
+    f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)second_copy(&o, key) + 5, SEEK_SET), 0);
+    assert_int_equal(fwrite(&byte, 1, 1, f), 1);
+    fclose(f);
+    close_checkpoint(&o);
+    made_open(&m, &o);
+    assert_int_equal(compare(&o, key, &e), -EBADMSG);
+    assert_string_equal(e.text, "the copies in consolidated.00.pth and "
+                                "consolidated.01.pth differ from byte 5 on");
+    expect(state, &o, "hand_no_params_mp3");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds),   cmocka_unit_test(test_params),
         cmocka_unit_test(test_missing), cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_mixed),   cmocka_unit_test(test_single),
+        cmocka_unit_test(test_copies),
     };
 
     return run_with_fixtures("llama", argc, argv, tests, ARRAY_SIZE(tests));

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "index/formats/format.h"
 #include "index/formats/megatron/megatron_rules.h"
+#include "index/formats/ranks/rank_merge.h"
 #include "index/formats/torch/torch_zip.h"
 #include "index/sink.h"
 
@@ -18,10 +19,10 @@ struct merge {
     uint32_t p, v, e;            /* stage, model of it, expert rank */
     const struct rank_tensor *x; /* as the first tensor rank has it */
     struct megatron_name name;
-    const struct rank_tensor **part; /* by tensor rank; nparts of them */
-    struct rank **rank;
+    struct rank_part *part; /* by tensor rank; nparts of them */
     uint32_t nparts;
-    uint64_t rows; /* of the whole, or columns: along the axis that was cut */
+    struct torch_file absent; /* stands for the first directory that is not there */
+    char absent_name[24];
 };
 
 /* ---- names ---- */
@@ -125,59 +126,21 @@ static int faulted(int r, struct err *e)
 static int add_rows(const struct merge *m, uint32_t t, uint64_t row, uint64_t step,
                     uint64_t count, uint64_t to, struct err *e)
 {
-    uint64_t start[SHAPE_MAX_DIMS] = {to};
-    struct torch_tensor x;
+    const struct rank_tensor *x = m->part[t].x;
+    uint64_t start[SHAPE_MAX_DIMS] = {to}, size[SHAPE_MAX_DIMS];
+    int64_t steps[SHAPE_MAX_DIMS];
+    struct chunk c;
 
-    rank_tensor_open(m->part[t], &x);
-    x.storage_offset += row * (uint64_t)x.stride[0];
-    x.stride[0] *= (int64_t)step;
-    x.shape.dim[0] = count;
-    return torch_file_chunk(m->l->sink, &m->rank[t]->file, &x, start, e);
-}
-
-static int add_whole(const struct merge *m, uint32_t t, uint32_t axis, uint64_t to,
-                     struct err *e)
-{
-    uint64_t start[SHAPE_MAX_DIMS] = {0};
-    struct torch_tensor x;
-
-    rank_tensor_open(m->part[t], &x);
-    start[axis] = to;
-    return torch_file_chunk(m->l->sink, &m->rank[t]->file, &x, start, e);
-}
-
-static int add_joined(const struct merge *m, uint32_t axis, struct err *e)
-{
-    uint64_t to = 0;
-
-    for (uint32_t t = 0; t < m->nparts; t++) {
-        if (add_whole(m, t, axis, to, e) < 0)
-            return -e->code;
-        to += m->part[t]->dim[axis];
-    }
-    return 0;
-}
-
-/* Each rank has [w; v]: the whole is all w and then all v. */
-static int add_gated(const struct merge *m, struct err *e)
-{
-    uint64_t to = 0;
-
-    for (uint32_t t = 0; t < m->nparts; t++)
-        if (m->part[t]->dim[0] % 2 != 0)
-            return faulted(sink_fault(m->l->sink,
-                                      "%s has an odd number of rows, and no two halves",
-                                      m->rank[t]->dir),
-                           e);
-    for (uint32_t t = 0; t < m->nparts; t++) {
-        uint64_t half = m->part[t]->dim[0] / 2;
-
-        if (add_rows(m, t, 0, 1, half, to, e) < 0 ||
-            add_rows(m, t, half, 1, half, m->rows / 2 + to, e) < 0)
-            return -e->code;
-        to += half;
-    }
-    return 0;
+    memcpy(size, x->dim, x->nd * sizeof *size);
+    memcpy(steps, x->stride, x->nd * sizeof *steps);
+    rank_tensor_chunk(x, m->part[t].file->number, &c);
+    c.first += row * (uint64_t)x->stride[0];
+    size[0] = count;
+    steps[0] *= (int64_t)step;
+    c.start = start;
+    c.size = size;
+    c.step = steps;
+    return sink_chunk(m->l->sink, &c, e);
 }
 
 /*
@@ -187,7 +150,7 @@ static int add_gated(const struct merge *m, struct err *e)
 static int add_old_qkv(const struct merge *m, uint32_t t, uint64_t heads, uint64_t to,
                        struct err *e)
 {
-    uint64_t d = m->part[t]->dim[0] / (3 * heads);
+    uint64_t d = m->part[t].x->dim[0] / (3 * heads);
     bool first = m->l->version < 1.0;
 
     for (uint64_t h = 0; h < heads; h++) {
@@ -213,13 +176,13 @@ static int add_old_qkvs(const struct merge *m, struct err *e)
                        m->l->version),
             e);
     for (uint32_t t = 0; t < m->nparts; t++) {
-        uint64_t rows = m->part[t]->dim[0];
+        uint64_t rows = m->part[t].x->dim[0];
 
         if (rows % 3 != 0 || rows / 3 % heads != 0 || rows == 0)
             return faulted(sink_fault(m->l->sink,
                                       "its rows in %s are not those of %" PRIu64
                                       " heads",
-                                      m->rank[t]->dir, heads),
+                                      m->part[t].file->path, heads),
                            e);
         if (add_old_qkv(m, t, heads, to, e) < 0)
             return -e->code;
@@ -228,129 +191,35 @@ static int add_old_qkvs(const struct merge *m, struct err *e)
     return 0;
 }
 
-static int add_chunks(const struct merge *m, enum megatron_rule rule, struct err *e)
-{
-    switch (rule) {
-    case MEGATRON_ROWS:
-        return add_joined(m, 0, e);
-    case MEGATRON_COLUMNS:
-        return add_joined(m, 1, e);
-    case MEGATRON_FC1:
-        return add_gated(m, e);
-    case MEGATRON_QKV:
-        return add_old_qkvs(m, e);
-    case MEGATRON_SAME:
-    case MEGATRON_UNKNOWN:
-        break;
-    }
-    return 0; /* lie in one place: add_alone() */
-}
-
 /* ---- the whole tensor ---- */
 
-static uint32_t axis_of(enum megatron_rule rule)
+/* What each tensor rank has. */
+static void find_parts(struct merge *m)
 {
-    return rule == MEGATRON_COLUMNS ? 1 : 0;
-}
-
-/* Finds each rank's part; *why is set when one is missing or damaged. */
-static void find_parts(struct merge *m, char *why, size_t size)
-{
+    m->absent.path = NULL;
     for (uint32_t t = 0; t < m->nparts; t++) {
-        struct rank *r = legacy_rank(m->l, t, m->p, m->e);
+        const struct rank *r = legacy_rank(m->l, t, m->p, m->e);
+        struct rank_part *part = &m->part[t];
 
-        m->rank[t] = r;
-        m->part[t] = r && !r->err.code
-                         ? rank_tensors_find(&r->model[m->v], m->x->name, m->x->len)
-                         : NULL;
-        if (why[0])
-            continue;
+        *part = (struct rank_part){.file = r ? &r->file : &m->absent};
+        if (!r && !m->absent.path) {
+            snprintf(m->absent_name, sizeof m->absent_name, "tensor rank %" PRIu32, t);
+            m->absent.path = m->absent_name;
+        }
         if (!r)
-            snprintf(why, size, "tensor rank %" PRIu32 " is missing", t);
+            part->why = "it is missing";
         else if (r->err.code)
-            snprintf(why, size, "%.60s: %.150s", r->path, r->err.text);
-        else if (!m->part[t])
-            snprintf(why, size, "%.60s does not have it", r->path);
-        else if (m->part[t]->why)
-            snprintf(why, size, "%.60s: %.150s", r->path, m->part[t]->why);
+            part->why = r->err.text;
+        else
+            part->x = rank_tensors_find(&r->model[m->v], m->x->name, m->x->len);
+        if (!part->x && !part->why)
+            part->why = "it does not have it";
     }
 }
 
-/* Are all parts alike but along the axis? Adds up what they have of it. */
-static bool parts_fit(struct merge *m, enum megatron_rule rule)
+/* Stages share it: the first one's is shown. */
+static int once(struct merge *m, int r, struct err *e)
 {
-    uint32_t axis = axis_of(rule);
-    const struct rank_tensor *x = m->part[0];
-
-    m->rows = 0;
-    for (uint32_t t = 0; t < m->nparts; t++) {
-        const struct rank_tensor *y = m->part[t];
-
-        if (y->dtype != x->dtype || y->nd != x->nd || y->nd <= axis || y->packed ||
-            add_overflows(m->rows, y->dim[axis], &m->rows))
-            return false;
-        for (uint32_t k = 0; k < y->nd; k++)
-            if (k != axis && y->dim[k] != x->dim[k])
-                return false;
-    }
-    return true;
-}
-
-/* Begins the tensor: 1 when it was there already. */
-static int begin(struct merge *m, const struct shape *shape, enum dtype dtype,
-                 struct err *e)
-{
-    CLEANUP(buf_release) struct buf key = {0};
-    struct sink_tensor t = {.dtype = dtype, .shape = shape, .role = ROLE_MODEL};
-    int r;
-
-    if (write_key(m, &key, e) < 0)
-        return -e->code;
-    t.key = key.data;
-    t.key_len = key.len;
-    r = sink_tensor_begin(m->l->sink, &t, e);
-    if (r != -EEXIST)
-        return r;
-    /* Stages share it: the first one's is shown. */
-    *e = (struct err){0};
-    m->l->tied++;
-    return 1;
-}
-
-static int add_broken(struct merge *m, enum megatron_rule rule, const char *why,
-                      struct err *e)
-{
-    static const struct shape none = {.nd = 1};
-    struct torch_tensor x;
-    uint32_t axis = axis_of(rule);
-    int r;
-
-    rank_tensor_open(m->x, &x);
-    if (rule != MEGATRON_SAME && axis < x.shape.nd &&
-        mul_overflows(x.shape.dim[axis], m->nparts, &x.shape.dim[axis]))
-        x.shape.dim[axis] = 0;
-    r = m->x->why ? begin(m, &none, DTYPE_U8, e) : begin(m, &x.shape, x.dtype, e);
-    if (r != 0)
-        return MIN(r, 0);
-    if (faulted(sink_fault(m->l->sink, "%s", why), e) < 0)
-        return -e->code;
-    return sink_tensor_end(m->l->sink, e);
-}
-
-/* All of it lies in one place. */
-static int add_alone(struct merge *m, struct err *e)
-{
-    CLEANUP(buf_release) struct buf key = {0};
-    struct sink_tensor t = {.role = ROLE_MODEL};
-    struct torch_tensor x;
-    int r;
-
-    if (write_key(m, &key, e) < 0)
-        return -e->code;
-    t.key = key.data;
-    t.key_len = key.len;
-    rank_tensor_open(m->part[0], &x);
-    r = torch_file_tensor(m->l->sink, &m->rank[0]->file, &x, &t, e);
     if (r != -EEXIST)
         return r;
     *e = (struct err){0};
@@ -358,33 +227,66 @@ static int add_alone(struct merge *m, struct err *e)
     return 0;
 }
 
-static int add_merged(struct merge *m, enum megatron_rule rule, struct err *e)
+static bool all_there(const struct merge *m)
 {
-    struct torch_tensor x;
-    int r;
+    for (uint32_t t = 0; t < m->nparts; t++)
+        if (!m->part[t].x || m->part[t].x->why)
+            return false;
+    return true;
+}
 
-    rank_tensor_open(m->part[0], &x);
-    x.shape.dim[axis_of(rule)] = m->rows;
-    r = begin(m, &x.shape, x.dtype, e);
-    if (r != 0)
-        return MIN(r, 0);
-    if (add_chunks(m, rule, e) < 0)
+/* Of versions before 2.0, whose rows are put into today's order. */
+static int merge_old_qkv(struct merge *m, struct sink_tensor *t, struct err *e)
+{
+    struct rank_cut rows = rank_rule_cut(RANK_ROWS);
+    struct torch_tensor x;
+    uint64_t whole;
+
+    if (!all_there(m) || !rank_parts_fit(m->part, m->nparts, &rows, &whole))
+        return once(m, rank_merge(m->l->sink, RANK_ROWS, m->part, m->nparts, t, e), e);
+    rank_tensor_open(m->part[0].x, &x);
+    x.shape.dim[0] = whole;
+    t->dtype = x.dtype;
+    t->shape = &x.shape;
+    if (sink_tensor_begin(m->l->sink, t, e) < 0)
+        return once(m, -e->code, e);
+    if (add_old_qkvs(m, e) < 0)
         return -e->code;
     return sink_tensor_end(m->l->sink, e);
 }
 
+static enum rank_rule cut_of(enum megatron_rule rule)
+{
+    switch (rule) {
+    case MEGATRON_QKV:
+    case MEGATRON_ROWS:
+        return RANK_ROWS;
+    case MEGATRON_COLUMNS:
+        return RANK_COLUMNS;
+    case MEGATRON_FC1:
+        return RANK_HALVES;
+    case MEGATRON_SAME:
+        return RANK_SAME;
+    case MEGATRON_UNKNOWN:
+        break;
+    }
+    return RANK_UNKNOWN;
+}
+
 static int merge_parts(struct merge *m, enum megatron_rule rule, struct err *e)
 {
-    char why[256] = "";
+    CLEANUP(buf_release) struct buf key = {0};
+    struct sink_tensor t = {.role = ROLE_MODEL};
 
-    m->nparts = rule == MEGATRON_SAME ? 1 : m->l->tensor;
-    find_parts(m, why, sizeof why);
-    if (!why[0] && rule == MEGATRON_SAME)
-        return add_alone(m, e);
-    if (!why[0] && !parts_fit(m, rule))
-        snprintf(why, sizeof why,
-                 "its parts in the files of the tensor ranks do not fit together");
-    return why[0] ? add_broken(m, rule, why, e) : add_merged(m, rule, e);
+    m->nparts = m->l->tensor;
+    find_parts(m);
+    if (write_key(m, &key, e) < 0)
+        return -e->code;
+    t.key = key.data;
+    t.key_len = key.len;
+    if (rule == MEGATRON_QKV)
+        return merge_old_qkv(m, &t, e);
+    return once(m, rank_merge(m->l->sink, cut_of(rule), m->part, m->nparts, &t, e), e);
 }
 
 /* ---- as the ranks have it ---- */
@@ -492,13 +394,11 @@ int legacy_merge_stage(struct legacy *l, uint32_t p, struct err *e)
     struct merge m = {.l = l, .p = p};
 
     m.part = reallocarray(NULL, l->tensor, sizeof *m.part);
-    m.rank = reallocarray(NULL, l->tensor, sizeof *m.rank);
-    if (!m.part || !m.rank)
+    if (!m.part)
         err_nomem(e);
     for (m.v = 0; e->code == 0 && m.v < l->models; m.v++)
         for (m.e = 0; e->code == 0 && m.e < l->expert; m.e++)
             merge_model(&m, e);
     free(m.part);
-    free(m.rank);
     return -e->code;
 }
