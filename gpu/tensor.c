@@ -74,18 +74,23 @@ static int compare_numbers(const void *a, const void *b)
     return (*x > *y) - (*x < *y);
 }
 
-static int open_shard(struct tensor *t, int64_t checkpoint, uint32_t number,
-                      struct err *e)
+/*
+ * One of few is opened now. Of many it is noted what they are: the index may be made anew
+ * while the tensor is open.
+ */
+static int add_shard(struct tensor *t, uint32_t number, struct err *e)
 {
-    struct catalog_file file;
     struct shard *s = &t->shards[t->nshards];
-    int ret = catalog_file(t->env.catalog, checkpoint, number, t->arena, &file, e);
+    struct catalog_file file;
+    int ret = catalog_file(t->env.catalog, t->checkpoint, number, t->arena, &file, e);
 
-    if (ret == 0)
+    if (ret == 0 && t->keeps_shards)
         ret = open_files_get(t->env.files, file.path, &file.id, &s->src, e);
     if (ret < 0)
         return ret;
     s->number = number;
+    s->path = file.path;
+    s->id = file.id;
     t->nshards++;
     return 0;
 }
@@ -99,8 +104,8 @@ static size_t count_shards(const uint32_t *number, size_t n)
     return count;
 }
 
-/* Opens each file that a chunk names, once, unless they are too many. */
-static int open_shards(struct tensor *t, int64_t checkpoint, struct err *e)
+/* Each file that a chunk names, once. */
+static int add_shards(struct tensor *t, struct err *e)
 {
     size_t n = plan_chunks(t->plan);
     CLEANUP_FREE uint32_t *number = calloc(n + 1, sizeof *number);
@@ -111,14 +116,13 @@ static int open_shards(struct tensor *t, int64_t checkpoint, struct err *e)
     for (size_t i = 0; i < n; i++)
         number[i] = plan_chunk(t->plan, i)->file;
     qsort(number, n, sizeof *number, compare_numbers);
-    if (count_shards(number, n) > SHARDS_KEPT)
-        return 0;
-    t->shards = arena_array(t->arena, n + 1, sizeof *t->shards);
+    t->keeps_shards = count_shards(number, n) <= SHARDS_KEPT;
+    t->shards = arena_array(t->arena, count_shards(number, n) + 1, sizeof *t->shards);
     if (!t->shards)
         return err_nomem(e);
     for (size_t i = 0; ret == 0 && i < n; i++)
         if (i == 0 || number[i] != number[i - 1])
-            ret = open_shard(t, checkpoint, number[i], e);
+            ret = add_shard(t, number[i], e);
     return ret;
 }
 
@@ -158,7 +162,7 @@ static int load(struct tensor *t, int64_t checkpoint, uint32_t ord, struct err *
         return err_set(e, EBADMSG, "%s", t->info.fault);
     ret = build_plan(t, checkpoint, e);
     if (ret == 0)
-        ret = open_shards(t, checkpoint, e);
+        ret = add_shards(t, e);
     return ret;
 }
 
@@ -202,14 +206,9 @@ static int open_other(void *user, uint32_t number, struct source **out, struct e
     return ret < 0 ? ret : open_files_get(t->env.files, file.path, &file.id, out, e);
 }
 
-/* The caller's reference. */
-static int shard_get(struct tensor *t, uint32_t number, struct source **out,
-                     struct err *e)
+static const struct shard *find_shard(const struct tensor *t, uint32_t number)
 {
     size_t lo = 0, hi = t->nshards;
-
-    if (t->nshards == 0)
-        return open_other(t, number, out, e);
 
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
@@ -218,7 +217,18 @@ static int shard_get(struct tensor *t, uint32_t number, struct source **out,
         else
             hi = mid;
     }
-    *out = source_get(t->shards[lo].src);
+    return &t->shards[lo];
+}
+
+/* The caller's reference. */
+static int shard_get(struct tensor *t, uint32_t number, struct source **out,
+                     struct err *e)
+{
+    const struct shard *s = find_shard(t, number);
+
+    if (!t->keeps_shards)
+        return open_files_get(t->env.files, s->path, &s->id, out, e);
+    *out = source_get(s->src);
     return 0;
 }
 
@@ -340,6 +350,15 @@ static int find_place(struct tensor *t, const struct chunk *c, struct chunk_plac
     return shard_place(t, c, shard, out, e);
 }
 
+bool tensor_decodes(const struct tensor *t, size_t i)
+{
+    const struct chunk *c = plan_chunk(t->plan, i);
+    const struct chunk_codec *codec =
+        c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
+
+    return codec && codec->decodes;
+}
+
 /* Publishes what was found; when another thread was first, its finding stands. */
 static void publish(struct tensor *t, size_t i, struct resolved *r)
 {
@@ -365,7 +384,7 @@ static int note_place(struct tensor *t, size_t i, const struct chunk_place *plac
     if (ret < 0)
         return ret;
     r->size = place->src->size;
-    if (!place->decoded && t->nshards > 0)
+    if (!place->decoded && t->keeps_shards)
         r->src = source_get(place->src);
     publish(t, i, r);
     return 0;
@@ -401,17 +420,8 @@ int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char
 {
     const struct chunk *c = plan_chunk(t->plan, i);
 
-    CLEANUP(source_putp) struct source *shard = NULL;
-
-    if (shard_get(t, c->file, &shard, e) < 0)
-        return -e->code;
-    *path = shard->name;
-    if (t->nshards == 0) { /* then nobody else keeps the name */
-        pthread_mutex_lock(&t->lock);
-        *path = arena_memdup(t->arena, shard->name, strlen(shard->name));
-        pthread_mutex_unlock(&t->lock);
-    }
-    return *path ? find_place(t, c, out, e) : err_nomem(e);
+    *path = find_shard(t, c->file)->path;
+    return find_place(t, c, out, e);
 }
 
 int tensor_verify(struct tensor *t, size_t i, struct err *e)

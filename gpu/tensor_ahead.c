@@ -75,13 +75,6 @@ static int note_chunk(void *user, size_t i)
     return 0;
 }
 
-static bool is_decoded(const struct tensor *t, size_t i)
-{
-    const struct chunk_codec *codec = t->env.codec(plan_chunk(t->plan, i)->encoding);
-
-    return codec && codec->decodes;
-}
-
 /* One past the last chunk that may lie decoded before the reader comes to it. */
 static size_t end_of_ahead(const struct tensor *t, const struct span_of_chunks *s)
 {
@@ -100,7 +93,7 @@ bool tensor_decode_ahead(struct tensor *t, uint64_t off, uint64_t len)
     struct span_of_chunks s = {0};
 
     if (plan_touched(t->plan, off, len, note_chunk, &s) != 0 || s.n == 0 ||
-        !is_decoded(t, s.last))
+        !tensor_decodes(t, s.last))
         return false;
     atomic_store(&t->wanted, s.first);
     if (atomic_exchange(&t->ahead_busy, true))

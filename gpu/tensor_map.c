@@ -125,13 +125,17 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
     if (tensor_is_cast(t))
         return 0;
     ret = cut_begin(&c, off, len, e);
+    if (ret == 0 && !cut_is_small(&c))
+        return 0;
     if (ret == 0)
+        ret = cut_next(&c, e);
+    if (ret == 1)
         ret = c.flags ? 0 : cut_runs(&c, off, len, e);
     if (ret == 0)
         ret = cut_check(&c, e);
     if (ret < 0)
         return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key, off, len);
-    sources = (struct fetch_sources){.src = c.src, .count = c.n};
+    sources = (struct fetch_sources){.src = c.src, .count = c.count};
     pieces = count_pieces(&c, v->max - v->count);
     if (!pieces || !fetch_all_mapped(&c.runs, &sources))
         return 0;
@@ -154,8 +158,9 @@ void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len)
     }
     if (tensor_decode_ahead(t, off, len))
         return;
-    if (cut_begin(&c, off, len, &ignored) < 0 || cut_runs(&c, off, len, &ignored) < 0)
+    if (cut_begin(&c, off, len, &ignored) < 0 || !cut_is_small(&c) ||
+        cut_next(&c, &ignored) != 1 || cut_runs(&c, off, len, &ignored) < 0)
         return;
-    sources = (struct fetch_sources){.src = c.src, .count = c.n};
+    sources = (struct fetch_sources){.src = c.src, .count = c.count};
     fetch_will_need(&c.runs, &sources);
 }

@@ -20,7 +20,9 @@ struct resolved {
 
 struct shard {
     uint32_t number;
-    struct source *src;
+    struct source *src; /* NULL: opened when it is needed */
+    const char *path;   /* then: as it was scanned */
+    struct file_id id;
 };
 
 struct tensor {
@@ -34,7 +36,8 @@ struct tensor {
     unsigned unit;
     const struct plan *plan;
     struct shard *shards; /* sorted by number */
-    size_t nshards;       /* 0: too many to be kept, opened when needed */
+    size_t nshards;
+    bool keeps_shards;                    /* they are few: all are open */
     _Atomic(struct resolved *) *resolved; /* one a chunk of the plan */
     atomic_size_t ahead; /* chunks before this one were decoded ahead of their reader */
     atomic_size_t wanted; /* the first chunk of the window that it wants next */
@@ -53,25 +56,38 @@ bool tensor_decode_ahead(struct tensor *t, uint64_t off, uint64_t len);
  */
 int tensor_resolve(struct tensor *t, size_t i, struct source **out, struct err *e);
 
-/* The chunks of one window of stored bytes, resolved, and the runs that copy them. */
+/* Are the places of chunk i decoded copies? */
+bool tensor_decodes(const struct tensor *t, size_t i);
+
+/*
+ * The chunks of one window of stored bytes, batch after batch: of some thousand small
+ * files or decoded chunks no more than fit are held at once.
+ */
 struct cut {
     struct tensor *t;
-    size_t *chunk; /* indices in the plan */
+    size_t *chunk; /* all of the window: indices in the plan */
     size_t n, cap;
-    struct source **src; /* by tag: place in `chunk`; owned */
+    size_t first, count; /* the batch: chunk[first], ... */
+    struct source **src; /* of the batch, by tag; owned */
     struct run_list runs;
-    bool flags;   /* any work on elements */
+    bool flags;   /* any work on elements of the batch */
     uint64_t end; /* of the window */
-    bool done;    /* its bytes were had */
+    bool done;    /* the bytes of the batch were had */
 };
 
 void cut_release(struct cut *c);
 
-/* Resolves the chunks of [off, off + len); the runs are made by the second. */
+/* Finds the chunks of [off, off + len); there is no batch yet. */
 int cut_begin(struct cut *c, uint64_t off, uint64_t len, struct err *e);
+
+/* Resolves the next batch: 1; 0: there is none. The runs of it are made by the second. */
+int cut_next(struct cut *c, struct err *e);
 int cut_runs(struct cut *c, uint64_t off, uint64_t len, struct err *e);
 
-/* Are all files of it still those that were scanned? */
+/* Would one batch be all of it? */
+bool cut_is_small(const struct cut *c);
+
+/* Are all files of the batch still those that were scanned? */
 int cut_check(const struct cut *c, struct err *e);
 
 static inline bool tensor_is_cast(const struct tensor *t)

@@ -9,10 +9,16 @@
 #include "base/pool.h"
 #include "gpu/cast.h"
 #include "gpu/fetch.h"
+#include "remote/decoded.h"
 #include "remote/source.h"
 
-/* Longer windows are filled piece by piece, so that memory stays bounded. */
-enum { WINDOW_MAX = 4 << 20 };
+enum {
+    /* Longer windows are filled piece by piece, so that memory stays bounded. */
+    WINDOW_MAX = 4 << 20,
+    /* Files or decoded chunks that are held at once. */
+    BATCH_CHUNKS = 256,
+    BATCH_MEMORY = DECODED_MEMORY / 4,
+};
 
 /* The byte of the tensor behind the last one of a chunk. */
 static uint64_t op_end(const struct plan_op *op)
@@ -27,20 +33,29 @@ static uint64_t op_end(const struct plan_op *op)
 /* Tells of a decoded copy when its reader is through with it. */
 static void put_source(const struct cut *c, size_t n)
 {
-    const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[n]]);
+    const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[c->first + n]]);
 
     if (c->done && c->src[n] && r && !r->src && op_end(&r->op) <= c->end)
         atomic_store(&c->src[n]->used_up, true);
     source_put(c->src[n]);
 }
 
+static void end_batch(struct cut *c)
+{
+    for (size_t n = 0; c->src && n < c->count; n++)
+        put_source(c, n);
+    free(steal(&c->src));
+    run_list_release(&c->runs);
+    c->first += c->count;
+    c->count = 0;
+    c->flags = false;
+    c->done = false;
+}
+
 void cut_release(struct cut *c)
 {
-    for (size_t n = 0; c->src && n < c->n; n++)
-        put_source(c, n);
+    end_batch(c);
     free(c->chunk);
-    free(c->src);
-    run_list_release(&c->runs);
 }
 
 static int note_chunk(void *user, size_t i)
@@ -60,48 +75,84 @@ static int note_chunk(void *user, size_t i)
     return 0;
 }
 
+int cut_begin(struct cut *c, uint64_t off, uint64_t len, struct err *e)
+{
+    c->end = off + len;
+    return plan_touched(c->t->plan, off, len, note_chunk, c) < 0 ? err_nomem(e) : 0;
+}
+
+static bool decodes_any(const struct cut *c)
+{
+    for (size_t n = c->first; n < c->n; n++)
+        if (tensor_decodes(c->t, c->chunk[n]))
+            return true;
+    return false;
+}
+
+/* How many chunks may be held at once. */
+static size_t batch_limit(const struct cut *c)
+{
+    uint64_t bytes = c->t->info.bytes / MAX(plan_chunks(c->t->plan), (size_t)1);
+    bool decodes = decodes_any(c);
+
+    if (!decodes && c->t->keeps_shards)
+        return SIZE_MAX;
+    if (!decodes)
+        return BATCH_CHUNKS;
+    bytes = BATCH_MEMORY / MAX(bytes, (uint64_t)1);
+    return (size_t)MAX(MIN(bytes, (uint64_t)BATCH_CHUNKS), (uint64_t)1);
+}
+
+bool cut_is_small(const struct cut *c)
+{
+    return c->n <= batch_limit(c);
+}
+
 static int resolve_nth(void *user, size_t n, struct err *e)
 {
     struct cut *c = user;
 
-    return tensor_resolve(c->t, c->chunk[n], &c->src[n], e);
+    return tensor_resolve(c->t, c->chunk[c->first + n], &c->src[n], e);
 }
 
 static bool all_known(const struct cut *c)
 {
-    for (size_t n = 0; n < c->n; n++) {
-        const struct resolved *r =
-            atomic_load_explicit(&c->t->resolved[c->chunk[n]], memory_order_acquire);
+    for (size_t n = 0; n < c->count; n++) {
+        const struct resolved *r = atomic_load_explicit(
+            &c->t->resolved[c->chunk[c->first + n]], memory_order_acquire);
         if (!r || !r->src)
             return false;
     }
     return true;
 }
 
-int cut_begin(struct cut *c, uint64_t off, uint64_t len, struct err *e)
+int cut_next(struct cut *c, struct err *e)
 {
-    int ret = plan_touched(c->t->plan, off, len, note_chunk, c);
+    int ret;
 
-    c->end = off + len;
-    c->src = calloc(c->n + 1, sizeof *c->src);
-    if (ret < 0 || !c->src)
+    end_batch(c);
+    if (c->first == c->n)
+        return 0;
+    c->count = MIN(c->n - c->first, batch_limit(c));
+    c->src = calloc(c->count, sizeof *c->src);
+    if (!c->src)
         return err_nomem(e);
     /* What has to be read or decoded first is so side by side. */
-    ret = pool_each(c->n > 1 && !all_known(c) ? c->t->env.pool : NULL, c->n,
+    ret = pool_each(c->count > 1 && !all_known(c) ? c->t->env.pool : NULL, c->count,
                     resolve_nth, c, e);
     if (ret < 0)
         return ret;
-    for (size_t n = 0; n < c->n; n++)
-        c->flags |= atomic_load(&c->t->resolved[c->chunk[n]])->op.flags != 0;
-    return 0;
+    for (size_t n = 0; n < c->count; n++)
+        c->flags |= atomic_load(&c->t->resolved[c->chunk[c->first + n]])->op.flags != 0;
+    return 1;
 }
 
 int cut_runs(struct cut *c, uint64_t off, uint64_t len, struct err *e)
 {
     int ret = 0;
 
-    for (size_t n = 0; ret == 0 && n < c->n; n++) {
-        const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[n]]);
+    for (size_t n = 0; ret == 0 && n < c->count; n++) {
+        const struct resolved *r = atomic_load(&c->t->resolved[c->chunk[c->first + n]]);
 
         ret = plan_op_cut(&r->op, off, len, (uint32_t)n, &c->runs, e);
     }
@@ -112,16 +163,15 @@ int cut_check(const struct cut *c, struct err *e)
 {
     int ret = 0;
 
-    for (size_t n = 0; ret == 0 && n < c->n; n++)
+    for (size_t n = 0; ret == 0 && n < c->count; n++)
         if (n == 0 || c->src[n] != c->src[n - 1])
             ret = source_check(c->src[n], e);
     return ret;
 }
 
-/* Fills a window whose edges cut no element that needs work. */
-static int fill(struct cut *c, uint64_t off, size_t len, void *dst, struct err *e)
+static int fill_batch(struct cut *c, uint64_t off, size_t len, void *dst, struct err *e)
 {
-    struct fetch_sources sources = {.src = c->src, .count = c->n};
+    struct fetch_sources sources = {.src = c->src, .count = c->count};
     int ret = cut_runs(c, off, len, e);
 
     if (ret == 0)
@@ -130,39 +180,38 @@ static int fill(struct cut *c, uint64_t off, size_t len, void *dst, struct err *
         ret = fetch_window(&c->runs, &sources, c->t->env.pool, dst, len, e);
     if (ret == 0) /* what was copied is what was scanned only if nothing moved since */
         ret = cut_check(c, e);
+    c->done = ret == 0;
     return ret;
 }
 
-/* Elements at the edges are needed whole: fills a wider window and copies its middle. */
-static int fill_widened(struct cut *c, uint64_t off, size_t len, void *dst,
-                        struct err *e)
+/* Fills a window whose edges cut no element. */
+static int fill(struct tensor *t, uint64_t off, size_t len, void *dst, struct err *e)
+{
+    CLEANUP(cut_release) struct cut c = {.t = t};
+    int ret = cut_begin(&c, off, len, e);
+
+    while (ret == 0 && (ret = cut_next(&c, e)) == 1)
+        ret = fill_batch(&c, off, len, dst, e);
+    return ret;
+}
+
+/* Elements at the edges may need work as a whole: then a wider window is filled. */
+static int read_window(struct tensor *t, uint64_t off, size_t len, void *dst,
+                       struct err *e)
 {
     uint64_t wide_off = off, wide_len = len;
     CLEANUP_FREE unsigned char *wide = NULL;
     int ret;
 
-    plan_widen(c->t->plan, &wide_off, &wide_len);
+    plan_widen(t->plan, &wide_off, &wide_len);
     if (wide_off == off && wide_len == len)
-        return fill(c, off, len, dst, e);
+        return fill(t, off, len, dst, e);
     wide = malloc((size_t)wide_len);
     if (!wide)
         return err_nomem(e);
-    ret = fill(c, wide_off, (size_t)wide_len, wide, e);
+    ret = fill(t, wide_off, (size_t)wide_len, wide, e);
     if (ret == 0)
         memcpy(dst, wide + (off - wide_off), len);
-    return ret;
-}
-
-static int read_window(struct tensor *t, uint64_t off, size_t len, void *dst,
-                       struct err *e)
-{
-    CLEANUP(cut_release) struct cut c = {.t = t};
-    int ret = cut_begin(&c, off, len, e);
-
-    if (ret < 0)
-        return ret;
-    ret = c.flags ? fill_widened(&c, off, len, dst, e) : fill(&c, off, len, dst, e);
-    c.done = ret == 0;
     return ret;
 }
 
