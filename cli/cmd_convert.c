@@ -301,6 +301,7 @@ static int write_files(struct convert *v, const struct checkpoint_info *info)
         .layout = v->layout,
         .input = save_input_of(v->input),
         .source = save_input_source(v->input),
+        .dir = staging_dir(v->staging),
         .staging = v->staging,
         .pool = v->source->pool,
         .part = v->part,

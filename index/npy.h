@@ -46,6 +46,10 @@ int npy_header_size(const void *head, size_t len, uint64_t *size, struct err *e)
  */
 int npy_parse(const void *head, size_t len, struct npy_layout *out, struct err *e);
 
+/* The same where elements of |V1 are known to be of a type of one byte. */
+int npy_parse_as(const void *head, size_t len, enum dtype one_byte,
+                 struct npy_layout *out, struct err *e);
+
 /* Unit strides of the elements: row-major, or column-major where `fortran`. */
 void npy_steps(const struct npy_layout *x, int64_t step[SHAPE_MAX_DIMS]);
 

@@ -209,8 +209,11 @@ static const char *foreign_type(const char *descr)
 
 static int type_of(const char *descr, struct npy_layout *out, struct err *e)
 {
+    enum dtype one_byte = out->dtype; /* see npy_parse_as() */
     char shown[64];
 
+    if (one_byte && strcmp(descr, "|V1") == 0)
+        return 0;
     for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
         if (!strchr("<>|", descr[0]) ||
             strcmp(descr + (descr[0] != '\0'), types[i].text))
@@ -303,10 +306,16 @@ static int take_dict(struct cursor *c, struct npy_layout *out, struct err *e)
 
 int npy_parse(const void *head, size_t len, struct npy_layout *out, struct err *e)
 {
+    return npy_parse_as(head, len, DTYPE_NONE, out, e);
+}
+
+int npy_parse_as(const void *head, size_t len, enum dtype one_byte,
+                 struct npy_layout *out, struct err *e)
+{
     const char *text = head;
     struct cursor c;
 
-    *out = (struct npy_layout){0};
+    *out = (struct npy_layout){.dtype = one_byte};
     if (npy_header_size(head, len, &out->header, e) < 0)
         return -e->code;
     if (out->header > len)

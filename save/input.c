@@ -69,7 +69,8 @@ static int grow(struct save_input *in, struct err *e)
 static bool is_wanted(const struct save_input *in, const struct tensor_info *t)
 {
     return !in->choice.drop_roles[t->role] &&
-           (!in->choice.only || fnmatch(in->choice.only, t->key, 0) == 0);
+           (!in->choice.only || fnmatch(in->choice.only, t->key, 0) == 0) &&
+           (!in->choice.wanted || in->choice.wanted(in->choice.user, t));
 }
 
 static int add_tensor(void *user, const struct tensor_info *t)
@@ -202,7 +203,7 @@ static int list_all(struct save_input *in, struct err *e)
         ret = sort_tensors(in, e);
     if (ret == 0)
         ret = settle_wrappers(in, e);
-    if (ret == 0 && in->in.tensors == 0)
+    if (ret == 0 && in->in.tensors == 0 && !in->choice.wanted)
         ret = err_set(e, ENOENT, "no tensor is left to be written");
     in->in.tensor = in->tensor;
     in->in.object = in->object;

@@ -22,6 +22,8 @@ enum {
 };
 
 static const char data_name[] = "data";
+static const char spool_name[] = "in";
+static const char path_prefix[] = ".unshard-staging-";
 
 /*
  * Made when all is durable, just before data/ is renamed. Where it is without data/, the
@@ -39,7 +41,7 @@ struct staging {
     char *target, *parent, *name, *path; /* of the target, of its directory; of ours */
     char *what;
     unsigned part, parts;
-    int parent_fd, fd, data_fd, journal_fd;
+    int parent_fd, fd, data_fd, journal_fd, spool_fd;
     struct stage_progress stage[STAGES];
 };
 
@@ -70,13 +72,23 @@ static int split_target(struct staging *s, const char *target, struct err *e)
         return err_nomem(e);
     if (!s->name[0] || !strcmp(s->name, ".") || !strcmp(s->name, ".."))
         return err_set(e, EINVAL, "%s is no name for a new checkpoint", target);
-    if (asprintf(&s->path, ".unshard-staging-%s", s->name) < 0) {
+    return 0;
+}
+
+static int name_staging(struct staging *s, struct err *e)
+{
+    if (asprintf(&s->path, "%s%s", path_prefix, s->name) < 0) {
         s->path = NULL;
         return err_nomem(e);
     }
     return strlen(s->path) > NAME_MAX
-               ? err_set(e, ENAMETOOLONG, "%s: the name is too long", target)
+               ? err_set(e, ENAMETOOLONG, "%s: the name is too long", s->target)
                : 0;
+}
+
+bool staging_is_named(const char *name)
+{
+    return strncmp(name, path_prefix, sizeof path_prefix - 1) == 0;
 }
 
 static void journal_name(unsigned part, unsigned parts, char dst[64])
@@ -291,11 +303,123 @@ static int clear_leftovers(struct staging *s, struct err *e)
     return ret;
 }
 
+/* ---- of a mount ---- */
+
+/*
+ * "unshardfs mount-save HOST BOOT PID": who writes. Another host's lock may not be seen
+ * from here (a network disk), so its directory is left alone.
+ */
+static int writer_line(struct buf *out, struct err *e)
+{
+    char host[HOST_NAME_MAX + 1] = "", boot[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+    if (f) {
+        if (!fgets(boot, sizeof boot, f))
+            boot[0] = '\0';
+        fclose(f);
+    }
+    boot[strcspn(boot, "\n")] = '\0';
+    gethostname(host, sizeof host - 1);
+    buf_addf(out, "unshardfs mount-save host %s boot %s pid %d", host, boot,
+             (int)getpid());
+    return buf_failed(out) ? err_nomem(e) : 0;
+}
+
+/* The lock is ours: is what the journal speaks of a mount's of this host, and dead? */
+static int check_dead(const struct staging *s, struct err *e)
+{
+    char line[512] = "", host[HOST_NAME_MAX + 1] = "", want[HOST_NAME_MAX + 64];
+    ssize_t n = pread(s->journal_fd, line, sizeof line - 1, 0);
+
+    if (n < 0)
+        return fail(e, "journal of", s->target);
+    line[strcspn(line, "\n")] = '\0';
+    if (n == 0)
+        return 0;
+    gethostname(host, sizeof host - 1);
+    snprintf(want, sizeof want, "unshardfs mount-save host %s ", host);
+    if (strncmp(line, want, strlen(want)) == 0)
+        return 0;
+    err_set(e, EBUSY, "%s: %s/%s is another save's (%s)", s->target, s->parent, s->path,
+            line);
+    return err_hint(e, "let it finish, or remove that directory");
+}
+
+static int lock_journal(struct staging *s, struct err *e)
+{
+    char name[64];
+
+    journal_name(1, 1, name);
+    s->journal_fd =
+        openat(s->fd, name, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (s->journal_fd < 0)
+        return fail(e, "journal of", s->target);
+    if (flock(s->journal_fd, LOCK_EX | LOCK_NB) == 0)
+        return 0;
+    if (errno != EWOULDBLOCK)
+        return fail(e, "lock the journal of", s->target);
+    return err_set(e, EBUSY, "%s: another process is writing it", s->target);
+}
+
+/* Parts of a conversion have other journals: nothing of theirs may be touched. */
+static int check_foreign(const struct staging *s, struct err *e)
+{
+    int fd = openat(s->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    bool foreign = false;
+    struct dirent *d;
+    char name[64];
+
+    if (!dir)
+        return fail(e, "look at", s->path);
+    journal_name(1, 1, name);
+    while ((d = readdir(dir)))
+        foreign |= !strncmp(d->d_name, "journal.", 8) && strcmp(d->d_name, name) != 0;
+    closedir(dir);
+    if (!foreign)
+        return 0;
+    err_set(e, EBUSY, "%s: %s/%s is a conversion's", s->target, s->parent, s->path);
+    return err_hint(e, "finish it, or remove that directory");
+}
+
+static int open_mount(struct staging *s, const struct staging_claim *claim,
+                      struct err *e)
+{
+    CLEANUP(buf_release) struct buf line = {0};
+
+    s->target = strdup(claim->target);
+    s->parent = strdup(claim->target);
+    s->name = strdup(claim->name);
+    s->part = s->parts = 1;
+    if (!s->target || !s->parent || !s->name || name_staging(s, e) < 0)
+        return err_nomem(e);
+    if (strrchr(s->parent, '/'))
+        *strrchr(s->parent, '/') = '\0';
+    s->parent_fd = fcntl(claim->parent, F_DUPFD_CLOEXEC, 0);
+    if (s->parent_fd < 0)
+        return fail(e, "open", s->parent);
+    if (make_dir(s->parent_fd, s->path, &s->fd, e) < 0 || check_foreign(s, e) < 0 ||
+        lock_journal(s, e) < 0 || check_dead(s, e) < 0 ||
+        remove_tree(s->fd, data_name, 0, e) < 0 ||
+        remove_tree(s->fd, spool_name, 0, e) < 0 ||
+        make_dir(s->fd, data_name, &s->data_fd, e) < 0 ||
+        make_dir(s->fd, spool_name, &s->spool_fd, e) < 0)
+        return -e->code;
+    if (writer_line(&line, e) < 0)
+        return -e->code;
+    s->what = buf_steal(&line, NULL);
+    return s->what ? begin_journal(s, e) : err_nomem(e);
+}
+
 static int open_all(struct staging *s, const struct staging_claim *claim, struct err *e)
 {
-    int ret = split_target(s, claim->target, e);
+    int ret =
+        claim->mount ? open_mount(s, claim, e) : split_target(s, claim->target, e);
 
-    if (ret < 0)
+    if (ret == 0 && !claim->mount)
+        ret = name_staging(s, e);
+    if (ret < 0 || claim->mount)
         return ret;
     s->parent_fd = open(s->parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->parent_fd < 0)
@@ -321,7 +445,7 @@ int staging_open(const struct staging_claim *claim, struct staging **out, struct
 
     if (!s)
         return err_nomem(e);
-    s->parent_fd = s->fd = s->data_fd = s->journal_fd = -1;
+    s->parent_fd = s->fd = s->data_fd = s->journal_fd = s->spool_fd = -1;
     ret = open_all(s, claim, e);
     if (ret < 0) {
         staging_close(s);
@@ -337,7 +461,7 @@ void staging_close(struct staging *s)
 {
     if (!s)
         return;
-    int fds[] = {s->journal_fd, s->data_fd, s->fd, s->parent_fd};
+    int fds[] = {s->journal_fd, s->data_fd, s->spool_fd, s->fd, s->parent_fd};
 
     for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
         if (fds[i] >= 0)
@@ -353,6 +477,11 @@ void staging_close(struct staging *s)
 int staging_dir(const struct staging *s)
 {
     return s->data_fd;
+}
+
+int staging_spool(const struct staging *s)
+{
+    return s->spool_fd;
 }
 
 uint64_t staging_progress(const struct staging *s, unsigned stage, bool *done)
@@ -439,5 +568,66 @@ int staging_publish(struct staging *s, struct err *e)
     if (fsync(s->parent_fd) < 0)
         return fail(e, "fsync", s->parent);
     staging_discard(s, &ignored); /* journals; what is left of them harms nobody */
+    return 0;
+}
+
+int staging_restart(struct staging *s, struct err *e)
+{
+    if (s->data_fd >= 0)
+        close(s->data_fd);
+    s->data_fd = -1;
+    memset(s->stage, 0, sizeof s->stage);
+    if (remove_tree(s->fd, data_name, 0, e) < 0 ||
+        make_dir(s->fd, data_name, &s->data_fd, e) < 0)
+        return -e->code;
+    return begin_journal(s, e);
+}
+
+/* What stands there is what was seen when the save began, or nothing of worth. */
+static int check_replaced(const struct staging *s, int parent, const char *name,
+                          const struct stat *replaces, bool *exchange, struct err *e)
+{
+    struct stat now;
+
+    *exchange = replaces != NULL;
+    if (fstatat(parent, name, &now, AT_SYMLINK_NOFOLLOW) < 0) {
+        if (errno == ENOENT && !replaces)
+            return 0;
+        return errno == ENOENT ? err_set(e, ESTALE, "%s is gone meanwhile", s->target)
+                               : fail(e, "look at", s->target);
+    }
+    if (!replaces || (replaces->st_dev == now.st_dev && replaces->st_ino == now.st_ino))
+        return 0; /* where only an empty one may be, rename(2) sees to it */
+    return err_set(e, ESTALE, "%s is another directory by now", s->target);
+}
+
+static int rename_error(const struct staging *s, bool exchange, struct err *e)
+{
+    if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR)
+        return err_set(e, EEXIST, "publish %s: there is something of that name by now",
+                       s->target);
+    if (exchange && (errno == EINVAL || errno == ENOSYS || errno == EBUSY)) {
+        err_set(e, EROFS, "publish %s: directories cannot be exchanged there: %s",
+                s->target, strerror(errno));
+        return err_hint(e, "save under a new name");
+    }
+    return fail(e, "publish", s->target);
+}
+
+int staging_replace(struct staging *s, int parent, const char *name,
+                    const struct stat *replaces, struct err *e)
+{
+    struct err ignored = {0};
+    bool exchange;
+
+    if (fsync(s->data_fd) < 0)
+        return fail(e, "fsync", s->target);
+    if (check_replaced(s, parent, name, replaces, &exchange, e) < 0)
+        return -e->code;
+    if (renameat2(s->fd, data_name, parent, name, exchange ? RENAME_EXCHANGE : 0) < 0)
+        return rename_error(s, exchange, e);
+    if (fsync(parent) < 0)
+        return fail(e, "fsync", s->target);
+    staging_discard(s, &ignored); /* the old one; what is left of it harms nobody */
     return 0;
 }

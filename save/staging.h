@@ -3,6 +3,8 @@
 #ifndef UFS_SAVE_STAGING_H
 #define UFS_SAVE_STAGING_H
 
+#include <sys/stat.h>
+
 #include "base/base.h"
 
 struct err;
@@ -19,6 +21,15 @@ struct staging_claim {
         *what; /* pins sources, options and version: another text is another save */
     unsigned part, parts; /* 1 to parts; 1, 1: the whole */
     bool finish;          /* takes up what all parts have written */
+    /*
+     * For a save by writing into a mount: the target may be there, the staging directory
+     * has a spool besides, and what a mount that died has left is removed. `parent` is a
+     * descriptor of the target's directory, in which the target is called `name`; `target`
+     * is for messages then. -EBUSY: something else is saved there.
+     */
+    bool mount;
+    int parent;
+    const char *name;
 };
 
 /*
@@ -32,7 +43,8 @@ int staging_open(const struct staging_claim *claim, struct staging **out,
 /* Leaves what is staged for another try. NULL is fine. */
 void staging_close(struct staging *s);
 
-int staging_dir(const struct staging *s); /* a descriptor of data/ */
+int staging_dir(const struct staging *s);   /* a descriptor of data/ */
+int staging_spool(const struct staging *s); /* of a mount's in/: files as they come */
 
 /* Units of this part's stage that are durable, from the journal; `done`: all are. */
 uint64_t staging_progress(const struct staging *s, unsigned stage, bool *done);
@@ -43,6 +55,20 @@ int staging_note(struct staging *s, unsigned stage, uint64_t units, bool done,
 
 /* All of data/ becomes the target; the staging directory goes away. */
 int staging_publish(struct staging *s, struct err *e);
+
+/*
+ * The same for a mount: in one step data/ takes the place of directory `name` of `parent`,
+ * which is then deleted; -EEXIST when there is one that is not `replaces` (NULL: only an
+ * empty one may be there). -EROFS where the file system cannot exchange directories.
+ */
+int staging_replace(struct staging *s, int parent, const char *name,
+                    const struct stat *replaces, struct err *e);
+
+/* Empties data/ for another try. */
+int staging_restart(struct staging *s, struct err *e);
+
+/* Is this the name of a staging directory? */
+bool staging_is_named(const char *name);
 
 /* Removes it with all that is in it. */
 int staging_discard(struct staging *s, struct err *e);

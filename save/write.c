@@ -156,8 +156,7 @@ static int make_parents(int dir, const char *path, struct err *e)
 static int open_file(const struct stage_run *s, const struct layout_file_info *f,
                      int flags, struct err *e)
 {
-    int fd = openat(staging_dir(s->run->staging), f->path,
-                    flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int fd = openat(s->run->dir, f->path, flags | O_CLOEXEC | O_NOFOLLOW, 0666);
 
     return fd < 0 ? file_error(f, e) : fd;
 }
@@ -185,7 +184,7 @@ static int write_at(int fd, const struct layout_file_info *f, const void *data,
 static int begin_file(struct stage_run *s, const struct layout_file_info *f,
                       struct err *e)
 {
-    int ret = make_parents(staging_dir(s->run->staging), f->path, e), fd;
+    int ret = make_parents(s->run->dir, f->path, e), fd;
 
     if (ret < 0)
         return ret;
@@ -293,9 +292,8 @@ static int make_durable(struct stage_run *s, struct err *e)
 {
     if (s->files < MANY_FILES)
         return pool_each(s->run->pool, s->files, sync_nth, s, e);
-    return syncfs(staging_dir(s->run->staging)) < 0
-               ? err_set(e, errno, "syncfs: %s", strerror(errno))
-               : 0;
+    return syncfs(s->run->dir) < 0 ? err_set(e, errno, "syncfs: %s", strerror(errno))
+                                   : 0;
 }
 
 /* ---- buffers ---- */
@@ -605,7 +603,7 @@ static int run_units(struct stage_run *s, uint64_t from, struct err *e)
         s->base += n;
         if (s->base < s->units)
             ret = make_durable(s, e);
-        if (ret == 0 && s->base < s->units)
+        if (ret == 0 && s->base < s->units && staging)
             ret = staging_note(staging, s->stage, s->base, false, e);
         if (ret < 0)
             return ret;
@@ -616,11 +614,11 @@ static int run_units(struct stage_run *s, uint64_t from, struct err *e)
 static int run_stage(struct stage_run *s, struct err *e)
 {
     struct pool *pool = s->run->pool;
-    uint64_t from;
-    bool done;
+    struct staging *staging = s->run->staging;
+    bool done = false;
+    uint64_t from = staging ? staging_progress(staging, s->stage, &done) : 0;
     int ret;
 
-    from = staging_progress(s->run->staging, s->stage, &done);
     if (done)
         return 0;
     ret = collect(s, e);
@@ -636,7 +634,9 @@ static int run_stage(struct stage_run *s, struct err *e)
         ret = pool_each(pool, s->files, end_nth, s, e);
     if (ret == 0 && s->files >= MANY_FILES)
         ret = make_durable(s, e);
-    return ret == 0 ? staging_note(s->run->staging, s->stage, s->units, true, e) : ret;
+    if (ret < 0 || !staging)
+        return ret;
+    return staging_note(staging, s->stage, s->units, true, e);
 }
 
 static void stage_release(struct stage_run *s)
@@ -657,7 +657,7 @@ static int check_room(const struct save_run *r, struct err *e)
     uint64_t need = save_bytes(r), have;
     struct statvfs v;
 
-    if (fstatvfs(staging_dir(r->staging), &v) < 0)
+    if (fstatvfs(r->dir, &v) < 0)
         return 0; /* then writing will tell */
     have = (uint64_t)v.f_bavail * v.f_frsize;
     if (need <= have)
@@ -668,7 +668,7 @@ static int check_room(const struct save_run *r, struct err *e)
 
 static int make_directories(const struct save_run *r, struct err *e)
 {
-    int dir = staging_dir(r->staging);
+    int dir = r->dir;
 
     for (size_t i = 0; r->other_stages && i < layout_directories(r->layout); i++) {
         const char *path = layout_directory_at(r->layout, i);
@@ -704,7 +704,7 @@ static int sync_directory(int dir, const char *path, size_t len, struct err *e)
  */
 static int sync_directories(const struct save_run *r, struct err *e)
 {
-    int dir = staging_dir(r->staging), ret = sync_directory(dir, "", 0, e);
+    int dir = r->dir, ret = sync_directory(dir, "", 0, e);
     const char *before = "";
     struct layout_file_info f;
 
@@ -734,7 +734,7 @@ static int check_files(const struct save_run *r, struct err *e)
 
     for (size_t i = 0; i < layout_files(r->layout); i++) {
         layout_file_info(r->layout, i, &f);
-        if (fstatat(staging_dir(r->staging), f.path, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        if (fstatat(r->dir, f.path, &st, AT_SYMLINK_NOFOLLOW) < 0)
             return file_error(&f, e);
         if (!S_ISREG(st.st_mode) ||
             (f.codec == LAYOUT_PLAIN ? (uint64_t)st.st_size != f.size
@@ -748,10 +748,11 @@ static int check_files(const struct save_run *r, struct err *e)
 int save_write(const struct save_run *r, struct err *e)
 {
     unsigned last = last_stage(r->layout);
-    bool done;
+    bool done = false;
     int ret = 0;
 
-    staging_progress(r->staging, 0, &done);
+    if (r->staging)
+        staging_progress(r->staging, 0, &done);
     if (!done && check_room(r, e) < 0)
         return -e->code;
     for (unsigned stage = 0; ret == 0 && stage <= last; stage++) {

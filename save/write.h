@@ -21,9 +21,10 @@ struct save_run {
     const struct layout *layout;
     const struct layout_input *input;
     struct save_source source;
-    struct staging *staging;
-    struct pool *pool;    /* may be NULL */
-    unsigned part, parts; /* files of stage 0 that are ours: see save_part() */
+    int dir;                 /* a descriptor of where the files go */
+    struct staging *staging; /* its journal; NULL: a save that is not taken up again */
+    struct pool *pool;       /* may be NULL */
+    unsigned part, parts;    /* files of stage 0 that are ours: see save_part() */
     bool first_stage, other_stages;
     /* Called with bytes written since the last call, from any thread, one at a time. */
     void (*progress)(void *user, uint64_t bytes);

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+/* save/merge.h - files that came in and the checkpoint that is there, as one that is to be written. */
+#ifndef UFS_SAVE_MERGE_H
+#define UFS_SAVE_MERGE_H
+
+#include "gpu/reader.h"
+#include "index/layout.h"
+#include "save/incoming.h"
+#include "save/write.h"
+
+struct err;
+struct merge;
+
+/* A file as it came in. Borrowed for as long as the merge. */
+struct merge_file {
+    const char *path;  /* relative to the checkpoint, as it was written */
+    const char *spool; /* its name in the spool directory */
+    uint64_t order;    /* of its last close: what was closed later wins */
+    const char *dtype; /* user.unshard.dtype that was set on it, or NULL */
+    bool open;         /* somebody writes it now */
+};
+
+struct merge_spec {
+    int spool; /* a descriptor of the spool directory */
+    const struct merge_file *file;
+    size_t files;
+    const struct reader_env *env;
+    int64_t checkpoint;         /* that is there, or 0 */
+    const char *const *removed; /* names in tensors/ that are to go */
+    size_t removals;
+    bool drop_roles[3], drop_objects;
+};
+
+/*
+ * Every tensor by its full key once: of the files, else of the checkpoint. A whole role
+ * replaces that role, other files merge (CONTRACT.md, "Saving"); names of the view are
+ * taken back to the keys that they show. -EINVAL with words when a file is not whole, a
+ * set is not complete or a key cannot be told.
+ */
+int merge_new(const struct merge_spec *spec, struct merge **out, struct err *e);
+void merge_free(struct merge *m); /* NULL is fine */
+void merge_freep(struct merge **m);
+
+/* Does it differ from the checkpoint that is there? If not, only side files came. */
+bool merge_changes(const struct merge *m);
+
+const struct layout_input *merge_input(const struct merge *m);
+struct save_source merge_source(struct merge *m);
+
+#endif
