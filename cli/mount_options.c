@@ -221,6 +221,30 @@ static int take_views(const char *value, struct mount_options *o, struct err *e)
     return mount_views_parse(list, &o->views, e);
 }
 
+static int take_rw(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)e;
+    o->rw = true;
+    return 0;
+}
+
+static int take_ro(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)e;
+    o->rw = false;
+    return 0;
+}
+
+static int take_save(const char *value, struct mount_options *o, struct err *e)
+{
+    if (!*value)
+        return wrong_value("save", value, e, "a format, as in hf or dcp:ranks=8");
+    o->save = value;
+    return mount_save_check(value, e);
+}
+
 static int take_gpu(const char *value, struct mount_options *o, struct err *e)
 {
     (void)o;
@@ -249,10 +273,10 @@ static const struct option_kind kinds[] = {
     {"follow_symlinks", NULL, take_follow},
     {"debug", NULL, take_debug},
     {"gpu=", NULL, take_gpu},
-    {"rw", "saving by writing into the mount", NULL},
-    {"save=", "saving by writing into the mount", NULL},
+    {"rw", NULL, take_rw},
+    {"save=", NULL, take_save},
     /* What fstab and mount(8) pass: true of every mount of ours, or not for us. */
-    {"ro", NULL, take_nothing},
+    {"ro", NULL, take_ro},
     {"defaults", NULL, take_nothing},
     {"default_permissions", NULL, take_nothing},
     {"nosuid", NULL, take_nothing},
@@ -338,5 +362,10 @@ int mount_options_parse(char *text, struct mount_options *out, struct err *e)
     for (char *o; ret == 0 && (o = option_next(&text));)
         if (*o)
             ret = take_option(o, out, e);
+    if (ret == 0 && out->save && !out->rw) {
+        err_set(e, EINVAL, "-o save=%s: nothing is saved in a mount for reading",
+                out->save);
+        return err_hint(e, "add rw");
+    }
     return ret;
 }

@@ -21,7 +21,7 @@ enum {
 
 static mode_t plain_mode(const struct fs *fs, const struct attr *a)
 {
-    mode_t mode = a->mode & 0555;
+    mode_t mode = a->mode & (fs->stages ? 0777 : 0555);
 
     if (S_ISLNK(a->type))
         return 0777;

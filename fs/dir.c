@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fs/lookup.h"
+#include "fs/staged.h"
 
 /*
  * An open directory. A mirrored one keeps the snapshot of what it showed, so positions
@@ -17,8 +18,12 @@ struct dir_handle {
     struct opened opened;
     struct shown *shown;
     struct slot *slot;
-    char *latest; /* of an .unshard: there is a `latest` */
+    char *latest;  /* of an .unshard: there is a `latest` */
+    char **staged; /* names that were written and are not published; or NULL */
 };
+
+/* Positions from here on are of staged names. */
+#define STAGED_POS ((off_t)1 << 48)
 
 /* Positions: 1 is behind ".", 2 behind "..", then the entries. */
 enum { DOTS = 2 };
@@ -38,7 +43,23 @@ static void handle_free(struct fs *fs, struct opened *o)
     shown_put(fs, h->shown);
     slot_unref(fs, h->slot, 1);
     free(h->latest);
+    for (size_t i = 0; h->staged && h->staged[i]; i++)
+        free(h->staged[i]);
+    free(h->staged);
     free(h);
+}
+
+/* What was written into it, as of now. */
+static void look_at_stages(const struct request *r, struct dir_handle *h)
+{
+    const struct node *n = h->slot ? NULL : node_of_ino(r->fs, r->ino);
+
+    if (r->fs->stages)
+        h->staged =
+            staged_names(r->fs, r->ino, n && n->kind == NODE_DIR ? n->path : NULL,
+                         h->slot    ? h->slot
+                         : h->shown ? h->shown->slot
+                                    : NULL);
 }
 
 static int open_inside(const struct request *r, struct dir_handle *h, struct err *e)
@@ -76,6 +97,7 @@ int opendir_run(struct request *r, struct err *e)
         handle_free(r->fs, &h->opened);
         return rc;
     }
+    look_at_stages(r, h);
     h->opened.free = handle_free;
     opened_add(&r->fs->opened, &h->opened);
     r->fi.fh = (uintptr_t)h;
@@ -93,7 +115,18 @@ struct page {
     struct err *e;
     struct slot *slot; /* whose entries are added */
     enum inside dir;
+    const struct dir_handle *h;
 };
+
+/* Is there something else of this name, or nothing any more? */
+static bool is_covered(const struct page *p, const char *name)
+{
+    const struct slot *slot = p->slot       ? p->slot
+                              : p->h->shown ? p->h->shown->slot
+                                            : NULL;
+
+    return p->r->fs->stages && slot && staged_hides(p->r->fs, p->r->ino, slot, name);
+}
 
 /* Does an entry of this name still fit? */
 static bool has_room(const struct page *p, const char *name)
@@ -144,6 +177,8 @@ static int put_tensor(void *user, const struct tensor_info *t)
     struct fuse_entry_param entry = {0};
     int rc;
 
+    if (is_covered(p, name))
+        return 0;
     if (!has_room(p, name))
         return 1;
     rc = attr_tensor(p->r->fs, kind, t, &entry.attr, p->e);
@@ -209,14 +244,32 @@ static int put_fixed(struct page *p, const struct dir_handle *h, size_t from)
         struct fuse_entry_param entry = {0};
         int rc;
 
+        if (is_covered(p, f->name))
+            continue;
         if (!has_room(p, f->name))
-            break;
+            return 1;
         rc = fixed_entry(p, f->kind, &entry);
         if (rc < 0)
             return rc;
         put_entry(p, f->name, &entry, (off_t)i + 1 + DOTS);
     }
     return 0;
+}
+
+/* Behind all others. The kernel asks for their attributes when it needs them. */
+static void put_staged(struct page *p, off_t off)
+{
+    const struct fuse_entry_param entry = {.attr = {.st_ino = 1, .st_mode = S_IFREG}};
+    char **name = p->h->staged;
+    off_t i = off >= STAGED_POS ? off - STAGED_POS : 0;
+
+    for (off_t k = 0; name && name[k]; k++) {
+        if (k < i)
+            continue;
+        if (!has_room(p, name[k]))
+            break;
+        put_entry(p, name[k], &entry, STAGED_POS + k + 1);
+    }
 }
 
 static int list_inside(struct page *p, const struct dir_handle *h, off_t off)
@@ -231,6 +284,10 @@ static int list_inside(struct page *p, const struct dir_handle *h, off_t off)
     rc = attr_inside(p->r->fs, p->slot, p->dir, ino_index(p->r->ino), &self, p->e);
     if (rc < 0 || put_dots(p, self.st_ino, &off))
         return rc;
+    if (off >= STAGED_POS) {
+        put_staged(p, off);
+        return 0;
+    }
     if (off - DOTS > UINT32_MAX)
         return 0;
     if (p->dir == INSIDE_TENSORS || p->dir == INSIDE_RAW)
@@ -240,6 +297,8 @@ static int list_inside(struct page *p, const struct dir_handle *h, off_t off)
                                put_tree_entry, p, p->e);
     else
         rc = put_fixed(p, h, (size_t)(off - DOTS));
+    if (rc == 0)
+        put_staged(p, 0);
     return MIN(rc, 0); /* 1: the page is full */
 }
 
@@ -266,11 +325,14 @@ static int list_shown(struct page *p, struct node *dir, const struct shown *show
                  attr_path_ino(dir->path, dir->kind == NODE_FILE_DIR ? "/" : "", 0, 0),
                  &off))
         return 0;
-    for (size_t i = (size_t)(off - DOTS); i < shown->count; i++) {
+    for (size_t i = (size_t)(off - DOTS); off < STAGED_POS && i < shown->count; i++) {
+        if (is_covered(p, shown->entry[i].name))
+            continue;
         if (!has_room(p, shown->entry[i].name))
-            break;
+            return 0;
         put_shown(p, dir, shown, &shown->entry[i], (off_t)i + 1 + DOTS);
     }
+    put_staged(p, off);
     return 0;
 }
 
@@ -339,7 +401,7 @@ static void forget_page(const struct page *p)
 int readdir_run(struct request *r, struct err *e)
 {
     struct dir_handle *h = handle_of(&r->fi);
-    struct page p = {.r = r, .e = e, .slot = h->slot};
+    struct page p = {.r = r, .e = e, .slot = h->slot, .h = h};
     int rc;
 
     if (r->off < 0)

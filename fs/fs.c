@@ -15,6 +15,7 @@
 #include "fs/overlay.h"
 #include "fs/read.h"
 #include "fs/slot.h"
+#include "fs/stage.h"
 #include "fs/watch.h"
 #include "remote/decoded.h"
 #include "remote/open_files.h"
@@ -148,6 +149,8 @@ static int open_all(struct fs *fs, struct err *e)
         rc = nodes_new(&fs->nodes, e);
     if (rc == 0)
         rc = slots_new(&fs->slots, e);
+    if (rc == 0 && fs->options.rw)
+        rc = stages_new(&fs->stages, e);
     return rc;
 }
 
@@ -185,6 +188,7 @@ void fs_close(struct fs *fs)
     watch_free(fs->watch);
     fs->watch = NULL; /* nobody is told any more */
     opened_end_all(fs);
+    stages_free(fs);
     nodes_free(fs);
     slots_free(fs->slots);
     scanner_free(fs->scanner);

@@ -24,6 +24,8 @@ struct nodes;
 struct overlay;
 struct session;
 struct slots;
+struct stages;
+struct saver;
 struct watch;
 
 /*
@@ -56,6 +58,8 @@ struct fs {
 
     struct nodes *nodes;
     struct slots *slots;
+    struct stages *stages; /* NULL: mounted for reading only */
+    struct saver *saver;   /* publishes what was not touched for a while; or NULL */
     struct lane *lane;
     struct watch *watch;
     struct opened_list opened;

@@ -12,6 +12,8 @@
 #include "fs/lookup.h"
 #include "fs/overlay.h"
 #include "fs/report.h"
+#include "fs/staged.h"
+#include "fs/write.h"
 
 enum { TENSOR_MEMORY = 16 << 20, NAME_SHOWN = 512 };
 
@@ -164,11 +166,54 @@ static int open_outside(struct request *r, struct handle *h, struct err *e)
     return side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
 }
 
+int handle_open(struct fs *fs, fuse_ino_t ino, struct handle **out, struct err *e)
+{
+    struct request r = {.fs = fs, .ino = ino, .may_block = true};
+    struct handle *h = calloc(1, sizeof *h);
+    int rc;
+
+    if (!h)
+        return err_nomem(e);
+    rc = ino_is_inside(ino) ? open_inside(&r, h, e) : open_outside(&r, h, e);
+    if (rc < 0)
+        handle_free(fs, &h->opened);
+    else
+        *out = h;
+    return rc;
+}
+
+int handle_read(struct handle *h, uint64_t off, size_t len, void *dst, size_t *got,
+                struct err *e)
+{
+    uint64_t size;
+
+    if (h->side)
+        return side_read(h->side, off, len, dst, got, e);
+    size = h->reader ? reader_size(h->reader) : h->text.len;
+    *got = off < size ? (size_t)MIN(size - off, (uint64_t)len) : 0;
+    if (h->reader)
+        return *got ? reader_read(h->reader, off, *got, dst, e) : 0;
+    if (*got)
+        memcpy(dst, h->text.data + off, *got);
+    return 0;
+}
+
+void handle_close(struct fs *fs, struct handle *h)
+{
+    if (h)
+        handle_free(fs, &h->opened);
+}
+
 int open_run(struct request *r, struct err *e)
 {
     struct handle *h;
     int rc;
 
+    if (r->fs->stages) {
+        rc = write_open(r, e);
+        if (rc != STAGED_NONE)
+            return rc;
+    }
     if ((r->fi.flags & O_ACCMODE) != O_RDONLY || (r->fi.flags & O_TRUNC))
         return -EROFS;
     h = calloc(1, sizeof *h);

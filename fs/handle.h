@@ -26,6 +26,12 @@ static inline struct handle *handle_of(const struct fuse_file_info *fi)
     return (struct handle *)(uintptr_t)fi->fh;
 }
 
+/* For ourselves: what a program would read. Any thread that may wait. */
+int handle_open(struct fs *fs, fuse_ino_t ino, struct handle **out, struct err *e);
+int handle_read(struct handle *h, uint64_t off, size_t len, void *dst, size_t *got,
+                struct err *e);
+void handle_close(struct fs *fs, struct handle *h); /* NULL is fine */
+
 int open_run(struct request *r, struct err *e);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "fs/report.h"
+#include "fs/staged.h"
 
 enum { TENSOR_MEMORY = 16 << 20 };
 
@@ -132,7 +133,15 @@ void entry_brief(struct fs *fs, const struct node *dir, const struct shown *show
 
 void entry_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
 {
-    if (ino_is_inside(ino))
+    if (fs->stages && ino_is_staged(ino)) {
+        struct staged *staged;
+
+        stages_lock(fs);
+        staged = staged_of_ino(fs, ino);
+        if (staged)
+            staged_unref(fs, staged, n);
+        stages_unlock(fs);
+    } else if (ino_is_inside(ino))
         slot_forget(fs, ino, n);
     else
         node_forget(fs, ino, n);
@@ -375,6 +384,10 @@ static int lookup_outside(struct request *r, struct err *e)
 
 int lookup_run(struct request *r, struct err *e)
 {
+    int rc = r->fs->stages ? staged_lookup(r, e) : STAGED_NONE;
+
+    if (rc != STAGED_NONE)
+        return rc;
     if (strlen(r->name) > NAME_MAX)
         return -ENAMETOOLONG;
     return ino_is_inside(r->ino) ? lookup_inside(r, e) : lookup_outside(r, e);

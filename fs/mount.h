@@ -39,10 +39,15 @@ struct mount_options {
     enum view_prefix prefix;
     unsigned views;                /* enum mount_show; 0: all */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
+    bool rw;
+    const char *save; /* save=: how new checkpoints are written; NULL: hf */
 };
 
 /* "tensors,raw" as bits; -EINVAL names the word that is no view. */
 int mount_views_parse(const char *text, unsigned *out, struct err *e);
+
+/* Is this a value of save=? -EINVAL with words. */
+int mount_save_check(const char *text, struct err *e);
 
 /*
  * Mounts. In the background (the default) it returns 0 in the calling process once the

@@ -10,10 +10,12 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <time.h>
 
 #include "base/err.h"
 #include "fs/mount.h"
+#include "fs/save.h"
 
 enum {
     GONE_TRIES = 200, /* 10 s for a mount to leave the table */
@@ -264,6 +266,30 @@ static int unmount_failed(const char *path, int rc, struct err *e)
     return err_hint(e, "try fuser -vm %s", path);
 }
 
+/*
+ * What was written is saved before the mount goes, as long as there is somebody to tell
+ * when it cannot be. A mount for reading only has the kernel say EROFS at once.
+ */
+static int save_first(const char *path, struct err *e)
+{
+    char why[1200];
+    ssize_t n;
+    int code;
+
+    if (setxattr(path, SAVE_ATTRIBUTE, "", 0, 0) == 0)
+        return 0;
+    code = errno;
+    if (code != EINVAL && code != EBUSY && code != ENOSPC && code != EDQUOT &&
+        code != EIO && code != EEXIST)
+        return 0; /* nothing to save, or nobody to ask */
+    n = getxattr(path, SAVE_ATTRIBUTE, why, sizeof why - 1);
+    why[MAX(n, (ssize_t)0)] = '\0';
+    why[strcspn(why, "\n")] = '\0';
+    err_set(e, code, "%s: something was written that cannot be saved: %s", path,
+            n > 0 ? why : strerror(code));
+    return err_hint(e, "complete or remove it; to give it up: fusermount3 -u %s", path);
+}
+
 int fs_umount(const char *mountpoint, struct err *e)
 {
     const struct timespec wait = {.tv_nsec = GONE_WAIT_NS};
@@ -276,6 +302,9 @@ int fs_umount(const char *mountpoint, struct err *e)
         memcpy(path, real, strlen(real) + 1); /* a link to the mount point */
     if (!mounts_ours(path))
         return err_set(e, EINVAL, "%s: no unshardfs is mounted there", path);
+    rc = save_first(path, e);
+    if (rc < 0)
+        return rc;
     rc = unmount(path);
     if (rc < 0)
         return unmount_failed(path, rc, e);

@@ -363,6 +363,17 @@ void nodes_tidy(struct fs *fs)
     } while (n == TIDY_AT_ONCE);
 }
 
+void nodes_look_again(struct fs *fs, const char *path)
+{
+    struct nodes *t = fs->nodes;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->cap; i++)
+        if (t->table[i] && t->table[i]->shown && strcmp(t->table[i]->path, path) == 0)
+            t->table[i]->shown->until_ns = 0;
+    pthread_mutex_unlock(&t->lock);
+}
+
 int node_watched(struct fs *fs, struct node ***out, size_t *count)
 {
     struct nodes *t = fs->nodes;

@@ -80,6 +80,9 @@ struct slot *node_slot(struct fs *fs, struct node *n); /* a reference, or NULL *
 /* Takes up a checkpoint (NULL: none any more); takes one reference of its own. */
 void node_set_slot(struct fs *fs, struct node *n, struct slot *slot);
 
+/* What directories of this path showed lately counts no more. */
+void nodes_look_again(struct fs *fs, const char *path);
+
 /* Forgets snapshots that nobody looked at for a while; long ones are megabytes. */
 void nodes_tidy(struct fs *fs);
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/base.h"
 #include "remote/ring.h"
 
 struct fs;
@@ -19,6 +20,7 @@ struct opened;
 struct opened {
     struct ring ring;
     atomic_uint refs; /* one is the kernel's */
+    bool staged;      /* of what was written into the mount (fs/staged.h) */
     void (*free)(struct fs *fs, struct opened *o);
 };
 

@@ -15,6 +15,8 @@
 #include "fs/read.h"
 #include "fs/report.h"
 #include "fs/request.h"
+#include "fs/staged.h"
+#include "fs/write.h"
 #include "fs/xattr.h"
 
 static struct request request(fuse_req_t req, request_fn *fn, fuse_ino_t ino)
@@ -24,6 +26,8 @@ static struct request request(fuse_req_t req, request_fn *fn, fuse_ino_t ino)
     counter_add(&r.fs->counters, COUNT_REQUESTS, 1);
     return r;
 }
+
+static void change(struct request *r);
 
 static void op_init(void *user, struct fuse_conn_info *conn)
 {
@@ -79,6 +83,8 @@ static int getattr_run(struct request *r, struct err *e)
     struct stat st;
     int rc;
 
+    if (r->fs->stages && (rc = staged_getattr(r, e)) != STAGED_NONE)
+        return rc;
     if (ino_is_inside(r->ino)) {
         struct slot *slot = slot_of_ino(r->fs, r->ino);
         enum inside kind = ino_kind(r->ino);
@@ -159,6 +165,8 @@ static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
     r.size = size;
     r.off = off;
     r.fi = *fi;
+    if (staged_handle_of(fi))
+        r.fn = staged_read;
     request_run(&r);
 }
 
@@ -170,7 +178,7 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     fuse_reply_err(req, 0);
 }
 
-/* Nothing is ever written: there is nothing to flush. */
+/* What is written goes to its file at once; close(2) of a part is no error. */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     (void)ino;
@@ -181,13 +189,30 @@ static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 static void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
                      struct fuse_file_info *fi)
 {
+    struct request r = request(req, write_fsync, ino);
+
     (void)datasync;
-    op_flush(req, ino, fi);
+    r.fi = *fi;
+    request_run(&r);
+}
+
+static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
+                        struct fuse_file_info *fi)
+{
+    struct request r = request(req, write_fsyncdir, ino);
+
+    (void)datasync;
+    (void)fi;
+    if (r.fs->stages)
+        change(&r);
+    else
+        fuse_reply_err(req, 0);
 }
 
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct request r = request(req, opendir_run, ino);
+    struct request r =
+        request(req, ino_is_staged(ino) ? staged_opendir : opendir_run, ino);
 
     r.fi = *fi;
     request_run(&r);
@@ -196,7 +221,8 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static void read_dir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
                      const struct fuse_file_info *fi, bool plus)
 {
-    struct request r = request(req, readdir_run, ino);
+    struct request r =
+        request(req, staged_handle_of(fi) ? staged_readdir : readdir_run, ino);
 
     r.size = size;
     r.off = off;
@@ -217,6 +243,12 @@ static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
     read_dir(req, ino, size, off, fi, true);
 }
 
+/* Programs that save look whether there is room. */
+static bool statfs_of_source(const struct fs *fs, struct statvfs *out)
+{
+    return fs->stages && statvfs(fs->store->url, out) == 0;
+}
+
 /* From memory, so that df(1) never waits: what is known so far, and no room. */
 static void op_statfs(fuse_req_t req, fuse_ino_t ino)
 {
@@ -227,6 +259,7 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino)
                          .f_blocks = bytes / 4096 + (bytes % 4096 > 0),
                          .f_namemax = NAME_MAX};
 
+    statfs_of_source(r.fs, &st);
     fuse_reply_statfs(req, &st);
 }
 
@@ -247,128 +280,171 @@ static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
     request_run(&r);
 }
 
-/* ---- what would change something ---- */
+/* ---- what changes something ---- */
 
-static void refuse(fuse_req_t req)
+/* Of a mount for reading only: the kernel refuses most by itself. */
+static bool refused(fuse_req_t req)
 {
-    fuse_reply_err(req, EROFS);
+    const struct fs *fs = fuse_req_userdata(req);
+
+    if (!fs->stages)
+        fuse_reply_err(req, EROFS);
+    return !fs->stages;
+}
+
+static void finish(struct request *r, int rc, const struct err *e)
+{
+    if (rc < 0)
+        request_fail(r, rc, e);
+}
+
+/* These may wait for a scan on their own thread: who saves has few of them. */
+static void change(struct request *r)
+{
+    struct err e = {0};
+
+    r->may_block = true;
+    finish(r, r->fn(r, &e), &e);
 }
 
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
                        struct fuse_file_info *fi)
 {
-    (void)ino;
-    (void)attr;
-    (void)to_set;
-    (void)fi;
-    refuse(req);
-}
+    struct request r;
+    struct err e = {0};
+    int rc;
 
-static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
-                     dev_t rdev)
-{
-    (void)parent;
-    (void)name;
-    (void)mode;
-    (void)rdev;
-    refuse(req);
+    if (refused(req))
+        return;
+    r = request(req, NULL, ino);
+    if (fi)
+        r.fi = *fi;
+    r.may_block = true;
+    rc = write_setattr(&r, attr, to_set, &e);
+    if (rc == STAGED_NONE)
+        op_getattr(req, ino, NULL);
+    else
+        finish(&r, rc, &e);
 }
 
 static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
-    (void)parent;
-    (void)name;
-    (void)mode;
-    refuse(req);
+    struct request r;
+
+    if (refused(req))
+        return;
+    r = request(req, write_mkdir, parent);
+    r.name = name;
+    r.mode = mode;
+    change(&r);
 }
 
-/* unlink and rmdir */
-static void op_remove(fuse_req_t req, fuse_ino_t parent, const char *name)
+static void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    (void)parent;
-    (void)name;
-    refuse(req);
+    struct request r;
+
+    if (refused(req))
+        return;
+    r = request(req, write_unlink, parent);
+    r.name = name;
+    change(&r);
 }
 
-static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent,
-                       const char *name)
+static void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    (void)link;
-    (void)parent;
-    (void)name;
-    refuse(req);
+    struct request r;
+
+    if (refused(req))
+        return;
+    r = request(req, write_rmdir, parent);
+    r.name = name;
+    change(&r);
 }
 
 static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
                       fuse_ino_t newparent, const char *newname, unsigned int flags)
 {
-    (void)parent;
-    (void)name;
-    (void)newparent;
-    (void)newname;
-    (void)flags;
-    refuse(req);
-}
+    struct request r;
 
-static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,
-                    const char *newname)
-{
-    (void)ino;
-    (void)newparent;
-    (void)newname;
-    refuse(req);
+    if (refused(req))
+        return;
+    r = request(req, write_rename, parent);
+    r.name = name;
+    r.to = newparent;
+    r.as = newname;
+    r.flags = flags;
+    change(&r);
 }
 
 static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
                       struct fuse_file_info *fi)
 {
-    (void)parent;
-    (void)name;
-    (void)mode;
-    (void)fi;
-    refuse(req);
+    struct request r;
+
+    if (refused(req))
+        return;
+    r = request(req, write_create, parent);
+    r.name = name;
+    r.mode = mode;
+    r.fi = *fi;
+    change(&r);
 }
 
 static void op_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t size,
                      off_t off, struct fuse_file_info *fi)
 {
-    (void)ino;
-    (void)data;
-    (void)size;
-    (void)off;
-    (void)fi;
-    refuse(req);
+    struct request r;
+    struct err e = {0};
+
+    if (refused(req))
+        return;
+    r = request(req, NULL, ino);
+    r.size = size;
+    r.off = off;
+    r.fi = *fi;
+    finish(&r, write_bytes(&r, data, &e), &e);
 }
 
 static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
                          struct fuse_file_info *fi)
 {
-    (void)ino;
-    (void)mode;
-    (void)off;
-    (void)len;
-    (void)fi;
-    refuse(req);
+    struct request r;
+    struct err e = {0};
+
+    if (refused(req))
+        return;
+    r = request(req, NULL, ino);
+    r.flags = (unsigned)mode;
+    r.off = off;
+    r.fi = *fi;
+    finish(&r, write_fallocate(&r, len, &e), &e);
 }
 
 static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
                         const char *value, size_t size, int flags)
 {
-    (void)ino;
-    (void)name;
-    (void)value;
-    (void)size;
+    struct request r;
+    struct err e = {0};
+
     (void)flags;
-    refuse(req);
+    if (refused(req))
+        return;
+    r = request(req, NULL, ino);
+    r.name = name;
+    r.size = size;
+    r.may_block = true;
+    finish(&r, write_setxattr(&r, value, &e), &e);
 }
 
 static void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 {
     (void)ino;
     (void)name;
-    refuse(req);
+    if (!refused(req))
+        fuse_reply_err(req, EOPNOTSUPP);
 }
 
+/* Programs copy by reading and writing then. */
 static void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in,
                                struct fuse_file_info *fi_in, fuse_ino_t out,
                                off_t off_out, struct fuse_file_info *fi_out, size_t len,
@@ -382,7 +458,40 @@ static void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in,
     (void)fi_out;
     (void)len;
     (void)flags;
-    refuse(req);
+    if (!refused(req))
+        fuse_reply_err(req, EOPNOTSUPP);
+}
+
+/* Devices, sockets, links: no checkpoint has them. mknod(2) of a file comes as create. */
+static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+                     dev_t rdev)
+{
+    (void)parent;
+    (void)name;
+    (void)mode;
+    (void)rdev;
+    if (!refused(req))
+        fuse_reply_err(req, EPERM);
+}
+
+static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent,
+                       const char *name)
+{
+    (void)link;
+    (void)parent;
+    (void)name;
+    if (!refused(req))
+        fuse_reply_err(req, EPERM);
+}
+
+static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,
+                    const char *newname)
+{
+    (void)ino;
+    (void)newparent;
+    (void)newname;
+    if (!refused(req))
+        fuse_reply_err(req, EPERM);
 }
 
 const struct fuse_lowlevel_ops fs_operations = {
@@ -401,15 +510,15 @@ const struct fuse_lowlevel_ops fs_operations = {
     .readdir = op_readdir,
     .readdirplus = op_readdirplus,
     .releasedir = op_release,
-    .fsyncdir = op_fsync,
+    .fsyncdir = op_fsyncdir,
     .statfs = op_statfs,
     .getxattr = op_getxattr,
     .listxattr = op_listxattr,
     .setattr = op_setattr,
     .mknod = op_mknod,
     .mkdir = op_mkdir,
-    .unlink = op_remove,
-    .rmdir = op_remove,
+    .unlink = op_unlink,
+    .rmdir = op_rmdir,
     .symlink = op_symlink,
     .rename = op_rename,
     .link = op_link,

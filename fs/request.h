@@ -21,6 +21,10 @@ struct request {
     request_fn *fn;
     fuse_ino_t ino;
     const char *name; /* of a lookup or an xattr */
+    fuse_ino_t to;    /* of a rename: the other directory, */
+    const char *as;   /* and the new name */
+    unsigned flags;
+    mode_t mode;
     size_t size;
     off_t off;
     struct fuse_file_info fi;

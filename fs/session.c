@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "fs/lane.h"
 #include "fs/mounts.h"
+#include "fs/save.h"
 #include "fs/watch.h"
 
 enum {
@@ -256,7 +257,8 @@ static void *signal_thread(void *user)
         if (signo == SIGUSR1) {
             counters_log(&s->fs->counters);
         } else if (!s->ended) {
-            set_deadline(s);
+            if (!s->fs->stages) /* else what is whole is saved first */
+                set_deadline(s);
             end_loop(s);
         }
     }
@@ -280,7 +282,8 @@ static int session_args(const struct session *s, struct fuse_args *args, struct 
     CLEANUP(buf_release) struct buf list = {0};
     int rc;
 
-    buf_adds(&list, "ro,default_permissions,subtype=" MOUNT_SUBTYPE ",fsname=");
+    buf_addf(&list, "%s,default_permissions,subtype=" MOUNT_SUBTYPE ",fsname=",
+             s->options->rw ? "rw" : "ro");
     add_value(&list, s->fs->store->url);
     if (s->options->allow_other)
         buf_adds(&list, ",allow_other");
@@ -322,11 +325,24 @@ static int session_threads(struct session *s, struct err *e)
 
     if (rc == 0)
         rc = watch_new(s->fs, &s->fs->watch, e);
+    if (rc == 0 && s->fs->stages)
+        rc = saver_new(s->fs, &s->fs->saver, e);
     if (rc < 0)
         return rc;
     s->main = pthread_self();
     rc = pthread_create(&s->signals, NULL, signal_thread, s);
     return rc ? err_set(e, rc, "start a thread: %s", strerror(rc)) : 0;
+}
+
+/* What is whole is saved, though umount(8) promises nothing. */
+static void save_the_rest(struct fs *fs)
+{
+    struct err e = {0};
+
+    saver_free(fs->saver);
+    fs->saver = NULL;
+    if (fs->stages && save_all(fs, &e) < 0)
+        log_err(LOG_FS, &e);
 }
 
 /* Serves until the file system was unmounted or a signal came. */
@@ -342,6 +358,7 @@ static int session_loop(struct session *s, struct err *e)
     fuse_loop_cfg_set_idle_threads(config, THREADS);
     rc = fuse_session_loop_mt(s->fs->session, config);
     fuse_loop_cfg_destroy(config);
+    save_the_rest(s->fs);
     s->ended = true;
     set_deadline(s);
     pthread_kill(s->signals, SIGTERM); /* it waits for one */
@@ -377,6 +394,8 @@ static int session_serve(struct session *s, struct err *e)
         rc = session_loop(s, e);
     if (s->device)
         cut_connection(s);
+    saver_free(s->fs->saver);
+    s->fs->saver = NULL;
     watch_stop(s->fs->watch);
     lane_free(s->fs->lane);
     s->fs->lane = NULL;

@@ -11,6 +11,7 @@
 #include "fs/overlay.h"
 #include "index/view.h"
 #include "remote/archives.h"
+#include "save/staging.h"
 
 enum {
     VIEW_MEMORY = 1 << 20,
@@ -198,6 +199,8 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     struct shown_entry s = {
         .kind = SHOWN_FILE, .name = entry->name, .part = part, .st = entry->st};
 
+    if (staging_is_named(entry->name))
+        return 0; /* a save in the making */
     if (entry->st.kind == ENTRY_OTHER) {
         log_msg(
             LOG_FS, LOG_DEBUG,

@@ -9,6 +9,8 @@
 #include "base/arena.h"
 #include "base/json.h"
 #include "fs/lookup.h"
+#include "fs/save.h"
+#include "fs/staged.h"
 #include "index/names.h"
 
 enum {
@@ -220,8 +222,16 @@ int getxattr_run(struct request *r, struct err *e)
     struct xattrs x = {.r = r, .out = {.max = VALUE_MAX}};
     int rc;
 
+    if (ino_is_staged(r->ino))
+        return -ENODATA;
     if (strncmp(r->name, PREFIX, strlen(PREFIX)) != 0)
         return -ENODATA;
+    if (r->fs->stages && strcmp(r->name, SAVE_ATTRIBUTE) == 0) {
+        rc = last_error_text(&r->fs->last_error, &x.out);
+        rc = rc < 0 ? rc : reply(r, &x.out, e);
+        buf_release(&x.out);
+        return rc;
+    }
     x.want = r->name + strlen(PREFIX);
     rc = collect(&x, e);
     if (rc == 0)
@@ -233,7 +243,7 @@ int getxattr_run(struct request *r, struct err *e)
 int listxattr_run(struct request *r, struct err *e)
 {
     struct xattrs x = {.r = r, .out = {.max = VALUE_MAX}};
-    int rc = collect(&x, e);
+    int rc = ino_is_staged(r->ino) ? 0 : collect(&x, e);
 
     if (rc == 0)
         rc = reply(r, &x.out, e);

@@ -348,8 +348,11 @@ def test_what_is_not_built_yet_is_refused_by_name(t):
     for verb in ("diff", "load", "hold", "manifest", "doctor", "cache"):
         cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
     os.mkdir(t + "/mnt")
-    for option in ("rw", "save=dcp", "gpu=0"):
+    for option in ("gpu=0",):
         cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=[option.split("=")[0], "not built yet"])
+    for option, words in {"save=hf": ["rw"], "rw,save=nothing": ["save=nothing", "hf"], "rw,save=hf:what=1": ["what"],
+                          "rw,save=hf:max_shard_size=x": ["max_shard_size"]}.items():
+        cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=words)
     for url in ("s3://bucket/run", "gs://b/x", "https://host/x", "hf://org/repo"):
         cli.error("ls", url, status=USAGE, words=["remote", url])
         cli.error("mount", url, t + "/mnt", status=USAGE, words=["remote", url])

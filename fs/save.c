@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/save.c - publication: what was staged becomes a checkpoint of the source. */
+#include "fs/save.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+#include "fs/node.h"
+#include "fs/save_files.h"
+#include "fs/slot.h"
+#include "index/formats/format.h"
+#include "save/merge.h"
+#include "save/staging.h"
+#include "save/write.h"
+
+enum {
+    IDLE_SECONDS = 5,
+    TICK_NS = 250000000,
+    CLOSE_SECONDS = 2, /* close(2) returns before the kernel tells us of it */
+    LOSSES_SHOWN = 5,
+};
+
+/* ---- the format ---- */
+
+/* The bytes of the largest storage file: what the shards of a checkpoint are cut to. */
+struct shards {
+    uint64_t largest;
+    size_t count;
+};
+
+static int see_shard(void *user, const struct catalog_file *f)
+{
+    struct shards *s = user;
+
+    if (f->storage) {
+        s->largest = MAX(s->largest, f->id.size);
+        s->count++;
+    }
+    return 0;
+}
+
+/* One that is there keeps its format; shards stay about as large as they are. */
+static int own_format(struct fs *fs, const struct slot *slot, struct save_format *out,
+                      struct err *e)
+{
+    struct shards shards = {0};
+
+    *out = (struct save_format){0};
+    for (const struct format_driver *const *d = format_drivers; *d; d++)
+        if (strcmp((*d)->name, slot->info.format) == 0 && (*d)->writers)
+            out->writer = (*d)->writers[0];
+    if (!out->writer)
+        return err_set(e, EROFS, "%s: checkpoints of format %s are not written",
+                       slot->path, slot->info.format);
+    if (catalog_files(fs->catalog, slot->info.id, see_shard, &shards, e) < 0)
+        return -e->code;
+    out->options.max_shard_size = shards.count > 1 ? shards.largest : UINT64_MAX;
+    return 0;
+}
+
+static int refuse_losses(const struct layout *l, const struct format_writer *w,
+                         struct err *e)
+{
+    static const char *const name[] = {
+        [LOSS_OBJECT] = "object", [LOSS_TENSOR] = "tensor", [LOSS_ROLE] = "role"};
+    CLEANUP(buf_release) struct buf list = {.max = 800};
+    size_t n = layout_losses(l);
+    enum layout_loss kind;
+
+    if (n == 0)
+        return 0;
+    for (size_t i = 0; i < MIN(n, (size_t)LOSSES_SHOWN); i++) {
+        const char *what = layout_loss_at(l, i, &kind);
+
+        buf_addf(&list, "%s%s %.100s", i ? ", " : "", name[kind], what);
+    }
+    err_set(e, EINVAL, "%s cannot hold %s%s", w->name, list.data ? list.data : "",
+            n > LOSSES_SHOWN ? ", ..." : "");
+    return err_hint(e, "leave them out: save=%s:drop=optimizer+other+objects", w->name);
+}
+
+/* ---- writing ---- */
+
+struct publication {
+    struct fs *fs;
+    struct stage *stage;
+    struct save_files files; /* that came, and names that are to go */
+    struct save_format format;
+    struct merge *merge;
+    struct layout *layout;
+};
+
+/* Not more rights than the files had that came, and the owner who wrote them. */
+static int set_rights(const struct publication *p, struct err *e)
+{
+    mode_t mode = save_files_mode(p->stage, &p->files);
+    int dir = staging_dir(p->stage->staging);
+    struct layout_file_info f;
+
+    for (size_t i = 0; i < layout_files(p->layout); i++) {
+        layout_file_info(p->layout, i, &f);
+        if (fchmodat(dir, f.path, mode, 0) < 0 ||
+            (geteuid() == 0 && !p->stage->slot &&
+             fchownat(dir, f.path, p->files.uid, p->files.gid, AT_SYMLINK_NOFOLLOW) <
+                 0))
+            return err_set(e, errno, "%s: %s", f.path, strerror(errno));
+    }
+    return 0;
+}
+
+static int write_tensors(struct publication *p, struct err *e)
+{
+    const struct layout_input *in = merge_input(p->merge);
+    const struct format_writer *w = p->format.writer;
+    int ret = layout_new(&p->layout, e);
+
+    if (ret == 0)
+        ret = w->layout(in, &p->format.options, p->layout, e);
+    if (ret == 0)
+        ret = refuse_losses(p->layout, w, e);
+    if (ret == 0) {
+        const struct save_run run = {.layout = p->layout,
+                                     .input = in,
+                                     .source = merge_source(p->merge),
+                                     .dir = staging_dir(p->stage->staging),
+                                     .pool = p->fs->pool,
+                                     .part = 1,
+                                     .parts = 1,
+                                     .first_stage = true,
+                                     .other_stages = true};
+
+        ret = save_write(&run, e);
+    }
+    if (ret == 0)
+        ret = set_rights(p, e);
+    if (ret == -ENOTSUP)
+        e->code = EINVAL;
+    return ret < 0 ? -e->code : 0;
+}
+
+static int merge_files(struct publication *p, struct err *e)
+{
+    struct merge_spec spec = {.spool = staging_spool(p->stage->staging),
+                              .file = p->files.file,
+                              .files = p->files.count,
+                              .env = &p->fs->env,
+                              .checkpoint =
+                                  p->stage->slot ? p->stage->slot->info.id : 0,
+                              .removed = p->files.removed,
+                              .removals = p->files.removals,
+                              .drop_objects = p->format.drop_objects};
+
+    memcpy(spec.drop_roles, p->format.drop_roles, sizeof spec.drop_roles);
+    return merge_new(&spec, &p->merge, e);
+}
+
+/* Is the checkpoint still the one that was changed? */
+static int check_fresh(struct fs *fs, struct slot *slot, struct err *e)
+{
+    if (!slot)
+        return 0;
+    scanner_suspect(fs->scanner, slot->path, slot->file);
+    if (slot_refresh(fs, slot, e) == 0)
+        return 0;
+    err_set(e, EINVAL, "%s: the checkpoint was changed by another writer meanwhile",
+            slot->path);
+    return err_hint(e, "what was written here is kept: copy it, then remove it");
+}
+
+static int build(struct publication *p, struct err *e)
+{
+    struct stage *s = p->stage;
+    struct save_format *f = &p->format;
+    int ret =
+        s->slot ? own_format(p->fs, s->slot, f, e)
+                : save_format_parse(s->format ? s->format : p->fs->options.save, f, e);
+
+    if (ret == 0)
+        ret = check_fresh(p->fs, s->slot, e);
+    if (ret == 0)
+        ret = staging_restart(s->staging, e);
+    if (ret == 0)
+        ret = merge_files(p, e);
+    if (ret == 0 && merge_changes(p->merge))
+        ret = write_tensors(p, e);
+    if (ret == 0)
+        ret = save_files_place(p->fs, s, &p->files, merge_changes(p->merge), e);
+    return ret;
+}
+
+/* ---- the step ---- */
+
+static int put_in_place(struct publication *p, struct err *e)
+{
+    struct stage *s = p->stage;
+    struct stat old;
+    const char *name;
+    CLEANUP_FD int parent = stage_parent(p->fs, s->path, &name, e);
+
+    if (parent < 0)
+        return parent;
+    if (s->slot && fstatat(parent, name, &old, AT_SYMLINK_NOFOLLOW) < 0)
+        return err_set(e, errno, "%s: %s", s->path, strerror(errno));
+    return staging_replace(s->staging, parent, name, s->slot ? &old : NULL, e);
+}
+
+/* Nobody goes on believing what was there before. */
+static void tell(struct fs *fs, const char *path, struct slot *slot)
+{
+    CLEANUP_FREE char *above = strdup(path);
+    char *slash = above ? strrchr(above, '/') : NULL;
+
+    if (slot) {
+        scanner_suspect(fs->scanner, slot->path, slot->file);
+        slot_retire(fs, slot);
+    }
+    if (slash)
+        *slash = '\0';
+    else if (above)
+        above[0] = '\0';
+    nodes_look_again(fs, path);
+    if (above)
+        nodes_look_again(fs, above);
+}
+
+static int publish(struct fs *fs, struct stage *s, struct err *e)
+{
+    struct publication p = {.fs = fs, .stage = s};
+    int ret;
+
+    stages_lock(fs);
+    ret = save_files_list(s, &p.files, e);
+    stages_unlock(fs);
+    if (ret == 0)
+        ret = build(&p, e);
+    if (ret == 0)
+        ret = put_in_place(&p, e);
+    merge_free(p.merge);
+    layout_free(p.layout);
+    save_files_release(&p.files);
+    return ret < 0 ? err_wrap(e, "save %s", s->path) : 0;
+}
+
+/* ---- stages ---- */
+
+/* Waits a moment for writers to be gone: -EBUSY. */
+static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
+{
+    int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
+
+    while (s->writers > 0) {
+        if (now_ns() > until)
+            return err_set(e, EBUSY, "save %s: a file is open for writing", s->path);
+        stage_sleep(fs, 20000000);
+        if (!stage_wait(fs, s))
+            return 0; /* somebody else has published it */
+    }
+    return 0;
+}
+
+static bool is_alive(struct fs *fs, const struct stage *s)
+{
+    for (const struct stage *x = stage_first(fs); x; x = x->next)
+        if (x == s)
+            return true;
+    return false;
+}
+
+int save_publish(struct fs *fs, struct stage *s, struct err *e)
+{
+    struct slot *slot;
+    int ret = wait_closed(fs, s, e);
+
+    if (ret < 0 || !is_alive(fs, s))
+        return ret;
+    s->publishing = true;
+    stages_unlock(fs);
+    ret = publish(fs, s, e);
+    if (ret == 0) {
+        slot = s->slot;
+        tell(fs, s->path, slot);
+        log_msg(LOG_FS, LOG_INFO, "saved %s", s->path);
+    }
+    stages_lock(fs);
+    s->publishing = false;
+    if (ret == 0)
+        stage_end(fs, s, true);
+    else
+        s->failed = true;
+    stage_wake(fs);
+    return ret;
+}
+
+int save_all(struct fs *fs, struct err *e)
+{
+    CLEANUP(buf_release) struct buf paths = {0};
+    int first = 0;
+
+    stages_lock(fs);
+    for (const struct stage *s = stage_first(fs); s; s = s->next)
+        buf_add(&paths, s->path, strlen(s->path) + 1);
+    if (buf_failed(&paths)) {
+        stages_unlock(fs);
+        return err_nomem(e);
+    }
+    for (size_t at = 0; at < paths.len; at += strlen(paths.data + at) + 1) {
+        struct stage *s = stage_at(fs, paths.data + at);
+        struct err here = {0};
+        int rc = s && stage_wait(fs, s) ? save_publish(fs, s, &here) : 0;
+
+        if (rc < 0 && first == 0) {
+            first = rc;
+            *e = here;
+        } else if (rc < 0) {
+            last_error_report(&fs->last_error, &here);
+        }
+    }
+    stages_unlock(fs);
+    return first;
+}
+
+/* ---- what is idle ---- */
+
+struct saver {
+    struct fs *fs;
+    pthread_t thread;
+    atomic_bool stop;
+};
+
+/* With the lock: a stage that nobody has touched for a while. */
+static struct stage *find_idle(struct fs *fs)
+{
+    int64_t before = now_ns() - IDLE_SECONDS * 1000000000ll;
+    struct stage *s = stage_first(fs);
+
+    while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before))
+        s = s->next;
+    return s;
+}
+
+static void *saver_thread(void *user)
+{
+    struct saver *v = user;
+    const struct timespec tick = {.tv_nsec = TICK_NS};
+    struct stage *s;
+
+    while (!v->stop) {
+        struct err e = {0};
+
+        stages_lock(v->fs);
+        s = find_idle(v->fs);
+        if (s && save_publish(v->fs, s, &e) < 0)
+            last_error_report(&v->fs->last_error, &e);
+        stages_unlock(v->fs);
+        if (!s)
+            nanosleep(&tick, NULL);
+    }
+    return NULL;
+}
+
+int saver_new(struct fs *fs, struct saver **out, struct err *e)
+{
+    struct saver *v = calloc(1, sizeof *v);
+    int rc;
+
+    if (!v)
+        return err_nomem(e);
+    v->fs = fs;
+    rc = pthread_create(&v->thread, NULL, saver_thread, v);
+    if (rc) {
+        free(v);
+        return err_set(e, rc, "start a thread: %s", strerror(rc));
+    }
+    *out = v;
+    return 0;
+}
+
+void saver_free(struct saver *s)
+{
+    if (!s)
+        return;
+    s->stop = true;
+    pthread_join(s->thread, NULL);
+    free(s);
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/save.h - publication: a stage becomes a checkpoint of the source, in one step. */
+#ifndef UFS_FS_SAVE_H
+#define UFS_FS_SAVE_H
+
+#include "fs/fs.h"
+#include "fs/stage.h"
+#include "index/layout.h"
+
+struct format_writer;
+
+/*
+ * Setting this attribute on the mount's root publishes all that is staged, and fails
+ * where something cannot be: what `unshard umount` does first. Getting it tells why.
+ */
+#define SAVE_ATTRIBUTE "user.unshard.publish"
+
+/* save=FORMAT[:ranks=N][:mesh=AxB][:max_shard_size=S][:drop=optimizer+other+objects] */
+struct save_format {
+    const struct format_writer *writer;
+    struct layout_options options;
+    bool drop_roles[3], drop_objects;
+};
+
+/* NULL: the default. -EINVAL with words. */
+int save_format_parse(const char *text, struct save_format *out, struct err *e);
+
+/*
+ * Publishes the stage and ends it. With the lock of stages, which is let go meanwhile.
+ * -EBUSY: a file of it is open for writing; -EINVAL: something is not whole; -ENOSPC, ...:
+ * then nothing has changed in the source, and the stage stays.
+ */
+int save_publish(struct fs *fs, struct stage *s, struct err *e);
+
+/* All stages; the first error, after all were tried. */
+int save_all(struct fs *fs, struct err *e);
+
+/* The thread that publishes what was not touched for a while. */
+int saver_new(struct fs *fs, struct saver **out, struct err *e);
+void saver_free(struct saver *s); /* NULL is fine */
+
+#endif

@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/save_files.c - side files of a checkpoint that is published. */
+#include "fs/save_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/arena.h"
+#include "base/fsutil.h"
+#include "fs/slot.h"
+#include "save/incoming.h"
+#include "save/staging.h"
+
+enum { LIST_MEMORY = 512 << 20, COPY_BLOCK = 1 << 20, MAX_DEPTH = 32 };
+
+/* ---- the list ---- */
+
+struct lister {
+    struct save_files *out;
+    int failed;
+};
+
+static void *grow(void *list, size_t count, size_t *cap, size_t item)
+{
+    size_t more = *cap ? 2 * *cap : 64;
+    void *grown = list;
+
+    if (count < *cap)
+        return list;
+    grown = reallocarray(list, more, item);
+    if (grown)
+        *cap = more;
+    return grown;
+}
+
+static bool add_text(struct save_files *f, const char ***list, size_t *count,
+                     size_t *cap, const char *text)
+{
+    const char **grown = grow(*list, *count, cap, sizeof *grown);
+
+    if (!grown)
+        return false;
+    *list = grown;
+    grown[*count] = arena_memdup(f->arena, text, strlen(text));
+    return grown[*count] && ++*count;
+}
+
+static bool add_file(struct save_files *f, const struct staged *n, const char *path)
+{
+    size_t cap = f->cap;
+    struct merge_file *file = grow(f->file, f->count, &cap, sizeof *file), *x;
+    mode_t *mode;
+    char spool[24];
+
+    if (!file)
+        return false;
+    f->file = file;
+    mode = grow(f->mode, f->count, &f->cap, sizeof *mode);
+    if (!mode)
+        return false;
+    f->mode = mode;
+    snprintf(spool, sizeof spool, "%" PRIu64, n->spool);
+    x = &file[f->count];
+    *x = (struct merge_file){.path = arena_memdup(f->arena, path, strlen(path)),
+                             .spool = arena_memdup(f->arena, spool, strlen(spool)),
+                             .order = n->order};
+    if (n->dtype)
+        x->dtype = arena_memdup(f->arena, n->dtype, strlen(n->dtype));
+    mode[f->count] = n->mode;
+    return x->path && x->spool && (!n->dtype || x->dtype) && ++f->count;
+}
+
+static bool add_dir(struct save_files *f, const struct staged *n, const char *path)
+{
+    size_t cap = f->dirs_cap;
+    mode_t *mode = grow(f->dir_mode, f->dirs, &cap, sizeof *mode);
+
+    if (!mode)
+        return false;
+    f->dir_mode = mode;
+    mode[f->dirs] = n->mode;
+    return add_text(f, &f->dir, &f->dirs, &f->dirs_cap, path);
+}
+
+static bool add_gone(struct save_files *f, const char *path)
+{
+    if (strncmp(path, "tensors/", 8) == 0)
+        return add_text(f, &f->removed, &f->removals, &f->removals_cap, path + 8);
+    return strchr(path, '/') || add_text(f, &f->gone, &f->gones, &f->gones_cap, path);
+}
+
+static void list_node(void *user, struct staged *n)
+{
+    struct lister *l = user;
+    char path[PATH_MAX];
+    bool fine = staged_path(n, path, sizeof path) == 0;
+
+    if (!fine && !l->failed)
+        l->failed = -ENAMETOOLONG;
+    if (l->failed)
+        return;
+    if (n->kind == STAGED_FILE)
+        fine = add_file(l->out, n, path);
+    else if (n->kind == STAGED_GONE)
+        fine = add_gone(l->out, path);
+    else
+        fine = add_dir(l->out, n, path);
+    if (!fine)
+        l->failed = -ENOMEM;
+    else if (n->kind == STAGED_DIR)
+        staged_each(n, list_node, l);
+}
+
+int save_files_list(const struct stage *s, struct save_files *out, struct err *e)
+{
+    struct lister l = {.out = out};
+
+    *out = (struct save_files){
+        .root_mode = s->root->mode, .uid = s->root->uid, .gid = s->root->gid};
+    out->arena = arena_new(LIST_MEMORY);
+    if (!out->arena)
+        return err_nomem(e);
+    staged_each(s->root, list_node, &l);
+    return l.failed ? err_set(e, -l.failed, "%s", strerror(-l.failed)) : 0;
+}
+
+void save_files_release(struct save_files *f)
+{
+    free(f->file);
+    free(f->mode);
+    free(f->dir);
+    free(f->dir_mode);
+    free(f->removed);
+    free(f->gone);
+    arena_free(f->arena);
+}
+
+/* ---- files that came ---- */
+
+static int fail(const char *path, struct err *e)
+{
+    return err_set(e, errno, "%s: %s", path, strerror(errno));
+}
+
+/* Directories of views are none of the checkpoint's. */
+static bool is_view(const char *path)
+{
+    static const char *const views[] = {"tensors", "tree", "raw", "optimizer",
+                                        ".unshard"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(views); i++) {
+        size_t n = strlen(views[i]);
+
+        if (strncmp(path, views[i], n) == 0 && (path[n] == '\0' || path[n] == '/'))
+            return true;
+    }
+    return false;
+}
+
+static int make_dirs_of(int dir, const struct save_files *f, struct err *e)
+{
+    for (size_t i = 0; i < f->dirs; i++) {
+        if (is_view(f->dir[i]))
+            continue;
+        if (mkdirat(dir, f->dir[i], 0700) < 0 && errno != EEXIST)
+            return fail(f->dir[i], e);
+    }
+    return 0;
+}
+
+/* Their own rights come last: a directory may be read-only. */
+static int finish_dirs(int dir, const struct save_files *f, struct err *e)
+{
+    for (size_t i = f->dirs; i-- > 0;) {
+        CLEANUP_FD int fd = -1;
+
+        if (is_view(f->dir[i]))
+            continue;
+        fd = openat(dir, f->dir[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0 || fsync(fd) < 0 || fchmod(fd, f->dir_mode[i]) < 0)
+            return fail(f->dir[i], e);
+    }
+    return 0;
+}
+
+static int place_file(int spool, int dir, const struct merge_file *file, mode_t mode,
+                      const struct save_files *f, struct err *e)
+{
+    CLEANUP_FD int fd = openat(spool, file->spool, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+
+    if (fd < 0 || fchmod(fd, mode) < 0)
+        return fail(file->path, e);
+    if (geteuid() == 0 && fchown(fd, f->uid, f->gid) < 0)
+        return fail(file->path, e);
+    if (fsync(fd) < 0)
+        return fail(file->path, e);
+    /* A file that the format's writer has made goes first. */
+    if (linkat(spool, file->spool, dir, file->path, 0) < 0 && errno != EEXIST)
+        return fail(file->path, e);
+    return 0;
+}
+
+static int place_incoming(const struct stage *s, const struct save_files *f,
+                          struct err *e)
+{
+    int dir = staging_dir(s->staging), spool = staging_spool(s->staging);
+    int ret = make_dirs_of(dir, f, e);
+
+    for (size_t i = 0; ret == 0 && i < f->count; i++)
+        if (incoming_kind(f->file[i].path) == INCOMING_SIDE &&
+            !is_view(f->file[i].path))
+            ret = place_file(spool, dir, &f->file[i], f->mode[i], f, e);
+    return ret == 0 ? finish_dirs(dir, f, e) : ret;
+}
+
+/* ---- files that stay ---- */
+
+struct carry {
+    const struct slot *slot;
+    const struct save_files *files;
+    bool tensors; /* have changed: storage does not stay */
+};
+
+static int copy_file(int from, const char *name, int to, const struct stat *st,
+                     struct err *e)
+{
+    CLEANUP_FREE char *block = malloc(COPY_BLOCK);
+    CLEANUP_FD int in = openat(from, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    CLEANUP_FD int out =
+        openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    struct timespec times[2] = {st->st_atim, st->st_mtim};
+    ssize_t n = 1;
+
+    if (!block)
+        return err_nomem(e);
+    if (in < 0 || out < 0)
+        return fail(name, e);
+    while ((n = read(in, block, COPY_BLOCK)) > 0)
+        if (write_all(out, block, (size_t)n, e) < 0)
+            return err_wrap(e, "%s", name);
+    if (n < 0 || fchmod(out, st->st_mode & 07777) < 0 || futimens(out, times) < 0 ||
+        fsync(out) < 0)
+        return fail(name, e);
+    return 0;
+}
+
+static int carry_file(int from, const char *name, int to, const struct stat *st,
+                      struct err *e)
+{
+    if (linkat(from, name, to, name, 0) == 0 || errno == EEXIST)
+        return 0;
+    /* Links to files of others may be forbidden (protected_hardlinks), or not be had. */
+    if (S_ISREG(st->st_mode) && (errno == EPERM || errno == EMLINK || errno == EXDEV))
+        return copy_file(from, name, to, st, e);
+    return fail(name, e);
+}
+
+static bool is_gone(const struct save_files *f, const char *path)
+{
+    for (size_t i = 0; i < f->gones; i++)
+        if (strcmp(f->gone[i], path) == 0)
+            return true;
+    return false;
+}
+
+static bool stays(const struct carry *c, const char *path)
+{
+    return !staging_is_named(path) && !is_gone(c->files, path) &&
+           !(c->tensors && slot_hides(c->slot, path));
+}
+
+static int carry_dir(const struct carry *c, int from, int to, const char *path,
+                     unsigned depth, struct err *e);
+
+static int carry_sub(const struct carry *c, int from, const char *name, int to,
+                     const char *path, unsigned depth, const struct stat *st,
+                     struct err *e)
+{
+    CLEANUP_FD int in =
+        openat(from, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    CLEANUP_FD int out = -1;
+    struct timespec times[2] = {st->st_atim, st->st_mtim};
+    int ret;
+
+    if (in < 0 || (mkdirat(to, name, 0700) < 0 && errno != EEXIST))
+        return fail(path, e);
+    out = openat(to, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (out < 0)
+        return fail(path, e);
+    ret = carry_dir(c, in, out, path, depth + 1, e);
+    if (ret == 0 && (fchmod(out, st->st_mode & 07777) < 0 || fsync(out) < 0))
+        return fail(path, e);
+    if (ret == 0 && geteuid() == 0 && fchown(out, st->st_uid, st->st_gid) < 0)
+        return fail(path, e);
+    futimens(out, times);
+    return ret;
+}
+
+static int carry_entry(const struct carry *c, int from, const char *name, int to,
+                       const char *path, unsigned depth, struct err *e)
+{
+    struct stat st;
+
+    if (fstatat(from, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return fail(path, e);
+    if (S_ISDIR(st.st_mode))
+        return carry_sub(c, from, name, to, path, depth, &st, e);
+    return carry_file(from, name, to, &st, e);
+}
+
+static int carry_dir(const struct carry *c, int from, int to, const char *path,
+                     unsigned depth, struct err *e)
+{
+    int fd = openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret = 0;
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    struct dirent *d;
+    char below[PATH_MAX];
+
+    if (!dir)
+        return fail(path, e);
+    if (depth > MAX_DEPTH)
+        ret = err_set(e, ELOOP, "%s: more than %d directories deep", path, MAX_DEPTH);
+    while (ret == 0 && (d = readdir(dir))) {
+        if (!strcmp(d->d_name, ".") || !strcmp(d->d_name, ".."))
+            continue;
+        if (store_join(path, d->d_name, below, sizeof below) < 0)
+            ret = err_set(e, ENAMETOOLONG, "%s/%s", path, d->d_name);
+        else if (stays(c, below))
+            ret = carry_entry(c, from, d->d_name, to, below, depth, e);
+    }
+    closedir(dir);
+    return ret;
+}
+
+static int carry_old(struct fs *fs, const struct stage *s, const struct save_files *f,
+                     bool tensors, struct err *e)
+{
+    const struct carry c = {.slot = s->slot, .files = f, .tensors = tensors};
+    const struct open_rule rule = {.flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW};
+    const char *name;
+    CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
+    CLEANUP_FD int old = -1;
+    int dir = staging_dir(s->staging), ret;
+    struct stat st;
+
+    (void)rule;
+    if (parent < 0)
+        return parent;
+    old = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (old < 0 || fstat(old, &st) < 0)
+        return fail(s->path, e);
+    ret = carry_dir(&c, old, dir, "", 0, e);
+    if (ret == 0 && fchmod(dir, st.st_mode & 07777) < 0)
+        return fail(s->path, e);
+    if (ret == 0 && geteuid() == 0 && fchown(dir, st.st_uid, st.st_gid) < 0)
+        return fail(s->path, e);
+    return ret;
+}
+
+mode_t save_files_mode(const struct stage *s, const struct save_files *f)
+{
+    mode_t mode = s->slot ? s->slot->info.mode & 0666 : 0666;
+
+    for (size_t i = 0; i < f->count; i++) {
+        enum incoming_kind kind = incoming_kind(f->file[i].path);
+
+        if (kind == INCOMING_SAFETENSORS || kind == INCOMING_NPY ||
+            kind == INCOMING_RAW)
+            mode &= f->mode[i];
+    }
+    return mode | 0600; /* the owner's: who saved it can read it */
+}
+
+int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
+                     bool tensors, struct err *e)
+{
+    int dir = staging_dir(s->staging), ret = place_incoming(s, f, e);
+
+    if (ret < 0)
+        return ret;
+    if (s->slot)
+        return carry_old(fs, s, f, tensors, e);
+    if (fchmod(dir, f->root_mode) < 0)
+        return fail(s->path, e);
+    return geteuid() == 0 && fchown(dir, f->uid, f->gid) < 0 ? fail(s->path, e) : 0;
+}

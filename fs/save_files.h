@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/save_files.h - the files of a stage when it is published: those that came, those that stay. */
+#ifndef UFS_FS_SAVE_FILES_H
+#define UFS_FS_SAVE_FILES_H
+
+#include "fs/stage.h"
+#include "save/merge.h"
+
+struct arena;
+
+struct save_files {
+    struct arena *arena; /* holds all texts */
+    struct merge_file *file;
+    mode_t *mode; /* of each */
+    size_t count, cap;
+    const char **dir; /* directories, those above first */
+    mode_t *dir_mode;
+    size_t dirs, dirs_cap;
+    const char **removed; /* names in tensors/ */
+    size_t removals, removals_cap;
+    const char **gone; /* side files */
+    size_t gones, gones_cap;
+    mode_t root_mode;
+    uid_t uid;
+    gid_t gid;
+};
+
+/* With the lock of stages. */
+int save_files_list(const struct stage *s, struct save_files *out, struct err *e);
+void save_files_release(struct save_files *f);
+
+/* The rights of storage files: those that all files had from which they were made. */
+mode_t save_files_mode(const struct stage *s, const struct save_files *f);
+
+/*
+ * Puts into the new checkpoint what is no tensor: side files that came, and of the
+ * checkpoint that was there all that is not its storage (or that too, where no tensor has
+ * changed). Files of the old one are linked, not copied. All of it is durable then.
+ */
+int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
+                     bool tensors, struct err *e);
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/save_format.c - how new checkpoints are written: the value of save=. */
+#include "fs/save.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "index/formats/format.h"
+
+enum { TEXT_MAX = 200 };
+
+static const char default_format[] = "hf:max_shard_size=5GB";
+
+static int wrong(const char *what, const char *why, struct err *e)
+{
+    err_set(e, EINVAL, "save=: %s: %s", what, why);
+    return err_hint(e, "as in save=hf:max_shard_size=5GB or save=dcp:ranks=8");
+}
+
+static bool take_number(const char **text, uint64_t max, uint64_t *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoull(*text, &end, 10);
+    if (errno || end == *text || **text == '-' || *out == 0 || *out > max)
+        return false;
+    *text = end;
+    return true;
+}
+
+/* "5GB" is decimal, "5G" and "5GiB" binary, as --max-shard-size has it. */
+static bool take_size(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    const char *unit;
+    uint64_t base;
+
+    if (!take_number(&text, UINT64_MAX, out))
+        return false;
+    if (!*text)
+        return true;
+    unit = strchr(units, *text);
+    base = strcmp(text + 1, "B") == 0 ? 1000 : 1024;
+    if (!unit || (text[1] && base == 1024 && strcmp(text + 1, "iB") != 0))
+        return false;
+    for (const char *u = units; u <= unit; u++)
+        if (__builtin_mul_overflow(*out, base, out))
+            return false;
+    return true;
+}
+
+static bool take_drop(char *list, struct save_format *out)
+{
+    static const char *const roles[] = {"model", "optimizer", "other"};
+    char *word;
+
+    while ((word = strsep(&list, "+"))) {
+        unsigned i = 0;
+
+        while (i < ARRAY_SIZE(roles) && strcmp(word, roles[i]) != 0)
+            i++;
+        if (i < ARRAY_SIZE(roles))
+            out->drop_roles[i] = true;
+        else if (strcmp(word, "objects") == 0)
+            out->drop_objects = true;
+        else
+            return false;
+    }
+    return true;
+}
+
+static int take_option(char *word, struct save_format *out, struct err *e)
+{
+    char *value = strchr(word, '=');
+    const char *text;
+    uint64_t a, b;
+    bool fine = false;
+
+    if (!value)
+        return wrong(word, "no option of it", e);
+    *value++ = '\0';
+    text = value;
+    if (strcmp(word, "ranks") == 0) {
+        fine = take_number(&text, 1 << 20, &a) && !*text;
+        out->options.ranks = (unsigned)a;
+    } else if (strcmp(word, "mesh") == 0) {
+        fine = take_number(&text, 1 << 20, &a) && *text++ == 'x' &&
+               take_number(&text, 1 << 20, &b) && !*text;
+        if (fine) {
+            out->options.mesh[0] = (unsigned)a;
+            out->options.mesh[1] = (unsigned)b;
+        }
+    } else if (strcmp(word, "max_shard_size") == 0) {
+        fine = take_size(text, &out->options.max_shard_size);
+    } else if (strcmp(word, "drop") == 0) {
+        fine = take_drop(value, out);
+    } else {
+        return wrong(word, "no option of it", e);
+    }
+    return fine ? 0 : wrong(word, "not a value of this option", e);
+}
+
+static int no_writer(const char *name, struct err *e)
+{
+    CLEANUP(buf_release) struct buf names = {0};
+    const struct format_writer *w;
+
+    for (size_t i = 0; (w = format_writer_at(i)); i++)
+        buf_addf(&names, "%s%s", i ? ", " : "", w->name);
+    err_set(e, EINVAL, "save=%s: no format that is written", name);
+    return err_hint(e, "there are %s", names.data ? names.data : "none");
+}
+
+int save_format_parse(const char *text, struct save_format *out, struct err *e)
+{
+    char copy[TEXT_MAX], *list = copy, *word;
+    int ret = 0;
+
+    *out = (struct save_format){0};
+    if (!text)
+        text = default_format;
+    if (snprintf(copy, sizeof copy, "%s", text) >= (int)sizeof copy)
+        return wrong("the value", "too long", e);
+    word = strsep(&list, ":");
+    out->writer = format_writer(word);
+    if (!out->writer)
+        return no_writer(word, e);
+    while (ret == 0 && (word = strsep(&list, ":")))
+        ret = take_option(word, out, e);
+    return ret;
+}
+
+int mount_save_check(const char *text, struct err *e)
+{
+    struct save_format ignored;
+
+    return save_format_parse(text, &ignored, e);
+}

@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/stage.c - stages and their nodes. */
+#include "fs/stage.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <search.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/log.h"
+#include "fs/slot.h"
+#include "save/staging.h"
+
+#define STAGED_BIT (1ull << 62)
+enum { FIRST_TABLE = 256 };
+
+struct stages {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    /* guarded by lock */
+    struct stage *first;
+    struct staged **table; /* by number */
+    size_t cap, free;
+    uint64_t generation;
+    void *covers; /* staged nodes by what they cover */
+};
+
+int stages_new(struct stages **out, struct err *e)
+{
+    struct stages *t = calloc(1, sizeof *t);
+
+    if (!t)
+        return err_nomem(e);
+    t->table = calloc(FIRST_TABLE, sizeof(struct staged *));
+    if (!t->table) {
+        free(t);
+        return err_nomem(e);
+    }
+    t->cap = FIRST_TABLE;
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->wake, NULL);
+    *out = t;
+    return 0;
+}
+
+void stages_lock(struct fs *fs)
+{
+    pthread_mutex_lock(&fs->stages->lock);
+}
+
+void stages_unlock(struct fs *fs)
+{
+    pthread_mutex_unlock(&fs->stages->lock);
+}
+
+struct stage *stage_first(struct fs *fs)
+{
+    return fs->stages->first;
+}
+
+struct stage *stage_at(struct fs *fs, const char *path)
+{
+    struct stage *s = fs->stages->first;
+
+    while (s && strcmp(s->path, path) != 0)
+        s = s->next;
+    return s;
+}
+
+bool stage_wait(struct fs *fs, struct stage *s)
+{
+    struct stage *x;
+
+    for (;;) {
+        for (x = fs->stages->first; x && x != s;)
+            x = x->next;
+        if (!x || !x->publishing)
+            return x != NULL;
+        pthread_cond_wait(&fs->stages->wake, &fs->stages->lock);
+    }
+}
+
+void stage_wake(struct fs *fs)
+{
+    pthread_cond_broadcast(&fs->stages->wake);
+}
+
+void stage_sleep(struct fs *fs, long ns)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += ns;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&fs->stages->wake, &fs->stages->lock, &t);
+}
+
+void stage_touch(struct stage *s)
+{
+    s->touched_ns = now_ns();
+    s->failed = false;
+}
+
+/* ---- nodes ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    const struct staged *x = a, *y = b;
+
+    return strcmp(x->name, y->name);
+}
+
+static int by_cover(const void *a, const void *b)
+{
+    const struct staged *x = a, *y = b;
+
+    return (x->covers > y->covers) - (x->covers < y->covers);
+}
+
+struct staged *staged_of_ino(struct fs *fs, fuse_ino_t ino)
+{
+    const struct stages *t = fs->stages;
+    uint64_t number = ino & ~STAGED_BIT;
+    struct staged key = {.covers = ino};
+    void *found;
+
+    if (ino_is_staged(ino))
+        return number < t->cap ? t->table[number] : NULL;
+    found = tfind(&key, &t->covers, by_cover);
+    return found ? *(struct staged **)found : NULL;
+}
+
+struct staged *staged_find(const struct staged *dir, const char *name)
+{
+    struct staged key = {.name = (char *)(uintptr_t)name};
+    void *found = tfind(&key, &dir->children, by_name);
+
+    return found ? *(struct staged **)found : NULL;
+}
+
+static bool table_add(struct stages *t, struct staged *n)
+{
+    while (t->free < t->cap && t->table[t->free])
+        t->free++;
+    if (t->free == t->cap) {
+        struct staged **grown = reallocarray(t->table, 2 * t->cap, sizeof *grown);
+
+        if (!grown)
+            return false;
+        memset(grown + t->cap, 0, t->cap * sizeof *grown);
+        t->table = grown;
+        t->cap *= 2;
+    }
+    n->ino = STAGED_BIT | t->free;
+    n->generation = ++t->generation;
+    t->table[t->free] = n;
+    return true;
+}
+
+static void staged_free(struct staged *n)
+{
+    free(n->name);
+    free(n->dtype);
+    free(n);
+}
+
+static struct staged *staged_make(struct fs *fs, const char *name,
+                                  enum staged_kind kind, mode_t mode)
+{
+    struct staged *n = calloc(1, sizeof *n);
+
+    if (!n)
+        return NULL;
+    n->kind = kind;
+    n->mode = mode & 07777;
+    n->uid = geteuid();
+    n->gid = getegid();
+    n->refs = 1; /* its place in the tree */
+    clock_gettime(CLOCK_REALTIME, &n->mtime);
+    n->name = strdup(name);
+    if (n->name && table_add(fs->stages, n))
+        return n;
+    staged_free(n);
+    return NULL;
+}
+
+int staged_add(struct fs *fs, struct staged *dir, const char *name,
+               enum staged_kind kind, mode_t mode, struct staged **out, struct err *e)
+{
+    struct staged *n = staged_make(fs, name, kind, mode);
+
+    if (!n)
+        return err_nomem(e);
+    n->stage = dir->stage;
+    n->parent = dir;
+    if (kind == STAGED_FILE)
+        n->spool = ++n->stage->spools;
+    if (!tsearch(n, &dir->children, by_name)) {
+        n->stage = NULL;
+        staged_unref(fs, n, 1);
+        return err_nomem(e);
+    }
+    dir->count++;
+    clock_gettime(CLOCK_REALTIME, &dir->mtime);
+    stage_touch(n->stage);
+    *out = n;
+    return 0;
+}
+
+void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino)
+{
+    n->covers = ino;
+    if (!tsearch(n, &fs->stages->covers, by_cover))
+        n->covers =
+            0; /* out of memory: its old name has the old bytes a while longer */
+}
+
+void staged_ref(struct staged *n)
+{
+    n->refs++;
+}
+
+void staged_unref(struct fs *fs, struct staged *n, uint64_t refs)
+{
+    struct stages *t = fs->stages;
+
+    n->refs -= MIN(refs, n->refs);
+    if (n->refs > 0)
+        return;
+    t->table[n->ino & ~STAGED_BIT] = NULL;
+    t->free = MIN(t->free, (size_t)(n->ino & ~STAGED_BIT));
+    staged_free(n);
+}
+
+int staged_stat(const struct staged *n, struct stat *st)
+{
+    char name[24];
+
+    if (n->kind != STAGED_FILE || !n->stage)
+        return -ENOENT;
+    snprintf(name, sizeof name, "%" PRIu64, n->spool);
+    return fstatat(staging_spool(n->stage->staging), name, st, AT_SYMLINK_NOFOLLOW) < 0
+               ? -errno
+               : 0;
+}
+
+int staged_open_spool(const struct staged *n, int flags)
+{
+    char name[24];
+    int fd;
+
+    if (!n->stage)
+        return -ESTALE;
+    snprintf(name, sizeof name, "%" PRIu64, n->spool);
+    fd = openat(staging_spool(n->stage->staging), name, flags | O_CLOEXEC | O_NOFOLLOW,
+                0600);
+    return fd < 0 ? -errno : fd;
+}
+
+/* Out of its stage: what has it open may go on. */
+static void detach(struct fs *fs, struct staged *n)
+{
+    struct stat st;
+    char name[24];
+
+    if (n->refs > 1 && staged_stat(n, &st) == 0)
+        n->size = (uint64_t)st.st_size;
+    if (n->covers)
+        tdelete(n, &fs->stages->covers, by_cover);
+    if (n->kind == STAGED_FILE && n->stage) {
+        snprintf(name, sizeof name, "%" PRIu64, n->spool);
+        unlinkat(staging_spool(n->stage->staging), name, 0);
+    }
+    n->stage = NULL;
+    n->parent = NULL;
+    staged_unref(fs, n, 1);
+}
+
+void staged_remove(struct fs *fs, struct staged *n)
+{
+    stage_touch(n->stage);
+    if (n->parent) {
+        tdelete(n, &n->parent->children, by_name);
+        n->parent->count--;
+        clock_gettime(CLOCK_REALTIME, &n->parent->mtime);
+    }
+    while (n->children) {
+        struct staged *child = *(struct staged **)n->children;
+
+        staged_remove(fs, child);
+    }
+    n->stage->writers -= n->writers;
+    n->writers = 0;
+    detach(fs, n);
+}
+
+int staged_rename(struct fs *fs, struct staged *n, struct staged *dir, const char *name,
+                  struct err *e)
+{
+    char *copy = strdup(name);
+    struct staged *there = staged_find(dir, name);
+
+    if (!copy)
+        return err_nomem(e);
+    if (there == n) {
+        free(copy);
+        return 0;
+    }
+    if (there)
+        staged_remove(fs, there);
+    tdelete(n, &n->parent->children, by_name);
+    n->parent->count--;
+    free(n->name);
+    n->name = copy;
+    n->parent = dir;
+    dir->count++;
+    n->checked = false; /* what it is follows from its name */
+    stage_touch(n->stage);
+    if (tsearch(n, &dir->children, by_name))
+        return 0;
+    dir->count--;
+    n->parent = NULL;
+    staged_remove(fs, n);
+    return err_nomem(e);
+}
+
+struct walk {
+    void (*fn)(void *user, struct staged *n);
+    void *user;
+};
+
+static void visit(const void *node, VISIT which, void *closure)
+{
+    const struct walk *w = closure;
+
+    if (which == postorder || which == leaf)
+        w->fn(w->user, *(struct staged *const *)node);
+}
+
+void staged_each(const struct staged *dir, void (*fn)(void *user, struct staged *n),
+                 void *user)
+{
+    struct walk w = {fn, user};
+
+    twalk_r(dir->children, visit, &w);
+}
+
+int staged_path(const struct staged *n, char *dst, size_t size)
+{
+    size_t at = size;
+
+    if (size == 0)
+        return -ENAMETOOLONG;
+    dst[--at] = '\0';
+    for (; n->parent; n = n->parent) {
+        size_t len = strlen(n->name);
+
+        if (at < len + 1)
+            return -ENAMETOOLONG;
+        memcpy(dst + (at -= len), n->name, len);
+        if (n->parent->parent)
+            dst[--at] = '/';
+    }
+    memmove(dst, dst + at, size - at);
+    return 0;
+}
+
+/* ---- stages ---- */
+
+/* The directory that holds `path`, beneath the source's root; "" has none in it. */
+int stage_parent(const struct fs *fs, const char *path, const char **name,
+                 struct err *e)
+{
+    const struct open_rule rule = {.beneath = true,
+                                   .flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC};
+    const char *slash = strrchr(path, '/');
+    char dir[PATH_MAX];
+    CLEANUP_FD int root = -1;
+    int fd;
+
+    if (path[0] == '\0') {
+        err_set(e, EROFS, "the source itself is the checkpoint: it cannot be replaced");
+        return err_hint(e, "mount the directory above it");
+    }
+    *name = slash ? slash + 1 : path;
+    if (snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1,
+                 slash ? path : ".") >= (int)sizeof dir)
+        return err_set(e, ENAMETOOLONG, "%s", path);
+    root = open(fs->store->url, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0)
+        return err_set(e, errno, "%s: %s", fs->store->url, strerror(errno));
+    fd = open_below(root, dir, &rule);
+    return fd < 0 ? err_set(e, -fd, "%s: %s", dir, strerror(-fd)) : fd;
+}
+
+static int begin(struct fs *fs, struct stage *s, struct err *e)
+{
+    CLEANUP_FREE char *target = NULL;
+    struct staging_claim claim = {.mount = true};
+    CLEANUP_FD int parent = stage_parent(fs, s->path, &claim.name, e);
+
+    if (parent < 0)
+        return parent;
+    if (asprintf(&target, "%s/%s", fs->store->url, s->path) < 0) {
+        target = NULL;
+        return err_nomem(e);
+    }
+    claim.parent = parent;
+    claim.target = target;
+    return staging_open(&claim, &s->staging, e);
+}
+
+static void stage_free(struct fs *fs, struct stage *s)
+{
+    struct err e = {0};
+
+    if (s->staging)
+        staging_discard(s->staging, &e);
+    staging_close(s->staging);
+    slot_unref(fs, s->slot, 1);
+    free(s->format);
+    free(s->path);
+    free(s);
+}
+
+int stage_new(struct fs *fs, const char *path, struct slot *slot, struct stage **out,
+              struct err *e)
+{
+    struct stage *s = calloc(1, sizeof *s);
+    int rc;
+
+    if (!s)
+        return err_nomem(e);
+    s->path = strdup(path);
+    s->slot = slot ? slot_get(fs, slot) : NULL;
+    rc = s->path ? begin(fs, s, e) : err_nomem(e);
+    if (rc == 0)
+        s->root = staged_make(fs, "", STAGED_DIR, 0777);
+    if (rc == 0 && !s->root)
+        rc = err_nomem(e);
+    if (rc < 0) {
+        stage_free(fs, s);
+        return rc;
+    }
+    s->root->stage = s;
+    stage_touch(s);
+    s->next = fs->stages->first;
+    fs->stages->first = s;
+    *out = s;
+    return 0;
+}
+
+static void end_tree(struct fs *fs, struct staged *n)
+{
+    while (n->children) {
+        struct staged *child = *(struct staged **)n->children;
+
+        tdelete(child, &n->children, by_name);
+        end_tree(fs, child);
+    }
+    detach(fs, n);
+}
+
+void stage_end(struct fs *fs, struct stage *s, bool published)
+{
+    struct stage **p = &fs->stages->first;
+
+    while (*p && *p != s)
+        p = &(*p)->next;
+    if (*p)
+        *p = s->next;
+    end_tree(fs, s->root);
+    if (published) { /* which has removed what was staged */
+        staging_close(s->staging);
+        s->staging = NULL;
+    }
+    stage_free(fs, s);
+    stage_wake(fs);
+}
+
+void stages_free(struct fs *fs)
+{
+    struct stages *t = fs->stages;
+
+    if (!t)
+        return;
+    while (t->first)
+        stage_end(fs, t->first, false);
+    for (size_t i = 0; i < t->cap; i++)
+        if (t->table[i])
+            staged_free(t->table[i]);
+    free(t->table);
+    pthread_cond_destroy(&t->wake);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+    fs->stages = NULL;
+}

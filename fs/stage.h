@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/stage.h - what was written into the mount and is not published yet. */
+#ifndef UFS_FS_STAGE_H
+#define UFS_FS_STAGE_H
+
+#include "fs/fs.h"
+
+struct node;
+struct slot;
+struct staging;
+
+/*
+ * A stage is one checkpoint in the making: a new directory, or changes of one that is
+ * there. Its files lie in a spool on the source's disk under numbers, in the order in which
+ * they came; what they are called stands in memory only, for a stage that nobody published
+ * is worth nothing to another process. fs/save.c publishes it.
+ */
+struct stage;
+
+enum staged_kind { STAGED_DIR, STAGED_FILE, STAGED_GONE /* hides a name */ };
+
+/* A node of a stage. Fields other than the constant ones: under the lock of stages. */
+struct staged {
+    /* constant */
+    fuse_ino_t ino;
+    uint64_t generation;
+    enum staged_kind kind;
+    uint64_t spool;    /* STAGED_FILE: its name in the spool */
+    fuse_ino_t covers; /* the node of a checkpoint in whose place it is, or 0 */
+
+    struct stage *stage; /* NULL: published, or removed */
+    struct staged *parent;
+    char *name;
+    void *children;   /* of a directory: a tree of them by name (search.h) */
+    size_t count;     /* of them */
+    uint64_t refs;    /* lookups of the kernel, handles, its place in the tree */
+    unsigned writers; /* handles that may write */
+    uint64_t order;   /* when it was closed last, among all of its stage */
+    char *dtype;      /* user.unshard.dtype, or NULL */
+    mode_t mode;      /* permission bits */
+    uid_t uid;
+    gid_t gid;
+    struct timespec mtime;
+    uint64_t prefix; /* bytes from the start that were written without a hole */
+    bool checked;    /* its header was seen whole, and is sound */
+    uint64_t size;   /* at the time it left its stage */
+};
+
+struct stage {
+    struct stage *next;
+    char *path;              /* of the directory in the store */
+    struct staging *staging; /* beside it */
+    struct staged *root;
+    struct slot *slot; /* the checkpoint that is changed; NULL: a new directory */
+    char *format;      /* user.unshard.save, or NULL: the mount's */
+    unsigned writers;
+    uint64_t spools, closes;
+    int64_t touched_ns; /* the last change */
+    bool publishing;    /* no change now */
+    bool failed;        /* nothing changed since it could not be published */
+};
+
+struct stages;
+
+int stages_new(struct stages **out, struct err *e);
+void stages_free(struct fs *fs);
+
+void stages_lock(struct fs *fs);
+void stages_unlock(struct fs *fs);
+
+/* With the lock: the stage of this directory, or NULL. */
+struct stage *stage_at(struct fs *fs, const char *path);
+/* The first one, with the lock. */
+struct stage *stage_first(struct fs *fs);
+
+/* Waits until it is not being published; with the lock. False: it is gone since. */
+bool stage_wait(struct fs *fs, struct stage *s);
+/* With the lock, which it lets go: for so long, or until something ends. */
+void stage_sleep(struct fs *fs, long ns);
+/* With the lock: publication has ended, who waits may go on. */
+void stage_wake(struct fs *fs);
+
+/*
+ * Makes a stage for `path`: a new directory (slot NULL) or the checkpoint that is there.
+ * With the lock. -EBUSY: another process writes it.
+ */
+int stage_new(struct fs *fs, const char *path, struct slot *slot, struct stage **out,
+              struct err *e);
+
+/*
+ * A descriptor of the directory that holds `path`, beneath the source's root, and the
+ * name in it.
+ */
+int stage_parent(const struct fs *fs, const char *path, const char **name,
+                 struct err *e);
+
+/* With the lock: takes all of its nodes out of it and frees it with what is on disk. */
+void stage_end(struct fs *fs, struct stage *s, bool published);
+
+static inline bool ino_is_staged(fuse_ino_t ino)
+{
+    return ino >> 62 == 1;
+}
+
+/* With the lock: the node of an id, or of what it covers; NULL: none. */
+struct staged *staged_of_ino(struct fs *fs, fuse_ino_t ino);
+
+/* With the lock. */
+struct staged *staged_find(const struct staged *dir, const char *name);
+int staged_add(struct fs *fs, struct staged *dir, const char *name,
+               enum staged_kind kind, mode_t mode, struct staged **out, struct err *e);
+void staged_remove(struct fs *fs, struct staged *n);
+int staged_rename(struct fs *fs, struct staged *n, struct staged *dir, const char *name,
+                  struct err *e);
+void staged_ref(struct staged *n);
+void staged_unref(struct fs *fs, struct staged *n, uint64_t refs);
+void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino);
+
+/* The file in the spool: its size and times; -errno. A descriptor of it. */
+int staged_stat(const struct staged *n, struct stat *st);
+int staged_open_spool(const struct staged *n, int flags);
+
+/* Calls fn for each child in order of names. */
+void staged_each(const struct staged *dir, void (*fn)(void *user, struct staged *n),
+                 void *user);
+
+/* Something changed: publication is not due for a while. */
+void stage_touch(struct stage *s);
+
+/* Its path from the stage's root, "a/b"; -ENAMETOOLONG. */
+int staged_path(const struct staged *n, char *dst, size_t size);
+
+#endif

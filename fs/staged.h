@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/staged.h - reading side of what was written and is not published: names, attributes, bytes. */
+#ifndef UFS_FS_STAGED_H
+#define UFS_FS_STAGED_H
+
+#include "fs/request.h"
+#include "fs/stage.h"
+
+/* What a handler says when nothing that is staged has to do with the request. */
+enum { STAGED_NONE = 2 };
+
+/* An open file of a spool, or an open directory. */
+struct staged_handle {
+    struct opened opened;
+    struct staged *node; /* a reference */
+    int fd;              /* of a file */
+    bool writes;
+    char **name; /* of a directory: what it held, as a listing is one moment's */
+    mode_t *type;
+    size_t names;
+};
+
+static inline struct staged_handle *staged_handle_of(const struct fuse_file_info *fi)
+{
+    struct opened *o = (struct opened *)(uintptr_t)fi->fh;
+
+    return o && o->staged ? container_of(o, struct staged_handle, opened) : NULL;
+}
+
+int staged_lookup(struct request *r, struct err *e);
+int staged_getattr(struct request *r, struct err *e);
+int staged_opendir(struct request *r, struct err *e);
+int staged_readdir(struct request *r, struct err *e);
+int staged_read(struct request *r, struct err *e);
+
+/* With the lock: attributes; an entry that counts as a lookup. */
+void staged_attr(const struct staged *n, struct stat *st);
+void staged_entry(struct staged *n, struct fuse_entry_param *out);
+
+/* With the lock: opens a file of the spool; the handle is on no list yet. */
+int staged_open_handle(struct fs *fs, struct staged *n, int flags,
+                       struct staged_handle **out, struct err *e);
+
+/* A handle that nobody was given. Without the lock. */
+void staged_drop(struct fs *fs, struct staged_handle *h);
+
+/* With the lock: the directory of a stage that stands for this node, or NULL. */
+struct staged *staged_dir_of(struct fs *fs, fuse_ino_t ino, const struct slot *slot);
+
+/* The name that a fixed directory of a checkpoint has; NULL: it is none of these. */
+const char *staged_fixed_name(enum inside kind);
+
+/*
+ * Names that come to the listing of a directory of the source (or of a checkpoint) from
+ * stages, malloc'd with their texts, NULL behind the last; and: is this one hidden?
+ */
+char **staged_names(struct fs *fs, fuse_ino_t ino, const char *path, struct slot *slot);
+bool staged_hides(struct fs *fs, fuse_ino_t ino, const struct slot *slot,
+                  const char *name);
+
+#endif

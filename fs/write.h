@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/write.h - requests that change something, of a mount with -o rw. */
+#ifndef UFS_FS_WRITE_H
+#define UFS_FS_WRITE_H
+
+#include "fs/request.h"
+
+/* All answer the request, or return a negative errno. */
+int write_mkdir(struct request *r, struct err *e);
+int write_create(struct request *r, struct err *e);
+int write_unlink(struct request *r, struct err *e);
+int write_rmdir(struct request *r, struct err *e);
+int write_rename(struct request *r, struct err *e);
+int write_setattr(struct request *r, const struct stat *attr, int to_set,
+                  struct err *e);
+int write_setxattr(struct request *r, const char *value, struct err *e);
+int write_bytes(struct request *r, const char *data, struct err *e);
+int write_fallocate(struct request *r, off_t len, struct err *e);
+int write_fsync(struct request *r, struct err *e);
+int write_fsyncdir(struct request *r, struct err *e);
+
+/* open(2) of what is staged, or for writing; STAGED_NONE: neither. */
+int write_open(struct request *r, struct err *e);
+
+#endif
