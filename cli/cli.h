@@ -33,6 +33,12 @@ struct convert_options {
     bool finish;
 };
 
+/* What diff takes beside --only and --drop, which are convert's too. */
+struct compare_options {
+    const char *rtol, *atol;
+    bool values;
+};
+
 struct cli_options {
     bool json, quiet, verbose;
     bool long_rows;  /* -l */
@@ -45,6 +51,7 @@ struct cli_options {
     unsigned jobs;                 /* 0: one a core */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
     struct convert_options convert;
+    struct compare_options compare;
     char *mount; /* -o text of mount, not yet taken apart */
 };
 
@@ -61,14 +68,15 @@ struct cli_command {
     const char *name, *usage, *summary;
     int min_args, max_args;
     /* Options it takes beside --json, -q, -v and -o: letters of "ldnfc" (long rows, deep,
-     * npy, foreground, those of convert). */
+     * npy, foreground, those of convert, "t": those of diff). */
     const char *takes;
     /* Returns a cli_status, or a negative errno with the words in c->err. */
     int (*run)(struct cli *c);
 };
 
 extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
-    cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert, cmd_stats;
+    cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert, cmd_stats,
+    cmd_diff;
 
 /* The source of a command, opened with everything that reads it. */
 struct cli_source {
@@ -140,6 +148,8 @@ struct progress {
 };
 void progress_begin(struct progress *p, const struct cli *c, uint64_t total);
 void progress_add(struct progress *p, uint64_t bytes);
+/* Takes its line away until the next time, so that others can print. */
+void progress_clear(struct progress *p);
 void progress_end(struct progress *p);
 
 /* "a,b=c" cut in place at the next comma ("\," is a comma of the value). */

@@ -157,7 +157,7 @@ static void print_numbers(const struct stats *s, const struct element_stats *st)
 static void print_row(struct stats *s, const struct listed_tensor *t,
                       const struct item *it)
 {
-    progress_end(&s->progress);
+    progress_clear(&s->progress);
     out_text(stdout, t->key, t->key_len, s->key_width);
     printf("  %-7s  %-*s", dtype_name(t->dtype), s->shape_width, t->shape);
     if (it->damage) {

@@ -10,13 +10,13 @@
 #include "cli/mount_helper.h"
 
 static const struct cli_command *const commands[] = {
-    &cmd_mount, &cmd_umount, &cmd_ls,    &cmd_info,    &cmd_cat,     &cmd_convert,
-    &cmd_plan,  &cmd_verify, &cmd_probe, &cmd_formats, &cmd_version, &cmd_stats,
+    &cmd_mount,   &cmd_umount, &cmd_ls,     &cmd_info,  &cmd_cat,
+    &cmd_convert, &cmd_plan,   &cmd_verify, &cmd_probe, &cmd_formats,
+    &cmd_version, &cmd_stats,  &cmd_diff,
 };
 
 /* In CONTRACT.md, and coming: refused by name rather than as unknown. */
-static const char *const later[] = {"diff",     "load",   "hold",
-                                    "manifest", "doctor", "cache"};
+static const char *const later[] = {"load", "hold", "manifest", "doctor", "cache"};
 
 static void print_usage(FILE *f)
 {
@@ -60,6 +60,9 @@ enum {
     OPT_BINARY,
     OPT_CACHE_DIR,
     OPT_INDEX_MEMORY,
+    OPT_RTOL,
+    OPT_ATOL,
+    OPT_VALUES,
     OPT_TO, /* from here on: of convert, as take_convert() knows them */
     OPT_RANKS,
     OPT_MESH,
@@ -82,6 +85,9 @@ static const struct option long_options[] = {
     {"binary", no_argument, NULL, OPT_BINARY},
     {"cache-dir", required_argument, NULL, OPT_CACHE_DIR},
     {"index-memory", no_argument, NULL, OPT_INDEX_MEMORY},
+    {"rtol", required_argument, NULL, OPT_RTOL},
+    {"atol", required_argument, NULL, OPT_ATOL},
+    {"values", no_argument, NULL, OPT_VALUES},
     {"to", required_argument, NULL, OPT_TO},
     {"ranks", required_argument, NULL, OPT_RANKS},
     {"mesh", required_argument, NULL, OPT_MESH},
@@ -141,7 +147,26 @@ static bool takes(const struct cli_command *cmd, char letter)
     return strchr(cmd->takes, letter) != NULL;
 }
 
-/* Options that only convert has; their values are judged where they are used. */
+/* Options of diff that convert has as well. */
+static bool is_diffs_too(int o)
+{
+    return o == OPT_ONLY || o == OPT_DROP || o >= OPT_MAP;
+}
+
+static int take_compare(struct cli *c, const struct cli_command *cmd, int o)
+{
+    struct compare_options *v = &c->opt.compare;
+
+    if (!takes(cmd, 't'))
+        return wrong_option(c, cmd, "unknown option");
+    if (o == OPT_VALUES)
+        v->values = true;
+    else
+        *(o == OPT_RTOL ? &v->rtol : &v->atol) = optarg;
+    return 0;
+}
+
+/* Options of convert; their values are judged where they are used. */
 static int take_convert(struct cli *c, const struct cli_command *cmd, int o)
 {
     struct convert_options *v = &c->opt.convert;
@@ -159,7 +184,7 @@ static int take_convert(struct cli *c, const struct cli_command *cmd, int o)
         [OPT_HF - OPT_TO] = &c->opt.mapping.hf,
     };
 
-    if (!takes(cmd, 'c'))
+    if (!takes(cmd, 'c') && !(takes(cmd, 't') && is_diffs_too(o)))
         return wrong_option(c, cmd, "unknown option");
     if (o == OPT_FINISH)
         v->finish = true;
@@ -217,6 +242,10 @@ static int one_option(struct cli *c, const struct cli_command *cmd, int o)
         err_set(&c->err, ENOTSUP, "%s: --binary is not built yet", cmd->name);
         err_hint(&c->err, "--json is");
         return cli_usage(c);
+    case OPT_RTOL:
+    case OPT_ATOL:
+    case OPT_VALUES:
+        return take_compare(c, cmd, o);
     default:
         if (o >= OPT_TO)
             return take_convert(c, cmd, o);

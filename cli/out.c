@@ -154,6 +154,12 @@ void progress_add(struct progress *p, uint64_t bytes)
             left);
 }
 
+void progress_clear(struct progress *p)
+{
+    if (p->on)
+        fputs("\r\033[K", stderr);
+}
+
 void progress_end(struct progress *p)
 {
     if (p->on)

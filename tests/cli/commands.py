@@ -144,7 +144,8 @@ def test_a_full_disk_is_told(t):
     """Of output that fits a buffer, and of output that does not."""
     cli = Cli(t)
     for args in (["formats"], ["ls", DCP], ["ls", DCP, "-l", "--json"], ["info", DCP], ["plan", DCP, "model.emb.weight"],
-                 ["verify", DCP], ["stats", DCP]):
+                 ["verify", DCP], ["stats", DCP],
+                 ["diff", DCP, DCP]):
         with open("/dev/full", "w") as full:
             done = cli.run(*args, status=ROOM, stdout=full, stderr=subprocess.PIPE)
         assert "standard output: No space left" in done.stderr, (args, done.stderr)
@@ -308,6 +309,130 @@ def test_stats_of_what_is_damaged(t):
     same("damaged rows", sum("damage" in r for r in out["tensors"]), out["total"]["damaged"])
 
 
+def test_diff_of_the_same(t):
+    cli = Cli(t)
+    same("words", cli.run("diff", DCP, DCP).stdout, "54 tensors identical; 16 objects equal\n")
+    same("quiet", cli.run("diff", DCP, DCP, "-q").stdout, "")
+    out = cli.json("diff", DCP, DCP)
+    same("rows", (out["tensors"], out["objects"]), ([], []))
+    same("totals", (out["totals"]["identical"], out["totals"]["objects-equal"]), (54, 16))
+    for name in ("torch_dcp/dcp_layouts", "safetensors/hf_safetensors_dtypes", "olmo_core/" + sorted(
+            f for f in os.listdir(os.path.join(DATA, "olmo_core")) if not f.endswith(".json"))[0]):
+        path = os.path.join(DATA, name)
+        cli.run("diff", path, path)
+
+
+def test_diff_with_an_export(t):
+    """Another format and the names that its framework gives: the model is the same, the rest is only in A."""
+    cli = Cli(t)
+    cli.run("convert", DCP, t + "/hf", "--to", "hf", "--drop", "optimizer,other,objects")
+    model = sum(r["role"] == "model" for r in cli.json("ls", DCP)["tensors"])
+    out = cli.json("diff", DCP, t + "/hf", status=NO)
+    same("totals", (out["totals"]["identical"], out["totals"]["only-a"], out["totals"]["only-b"]), (model, 54 - model, 0))
+    same("states", {r["state"] for r in out["tensors"]}, {"only-a"})
+    same("objects", len(out["objects"]), 16)
+    same("words", cli.run("diff", DCP, t + "/hf", "--drop", "optimizer,other,objects").stdout, f"{model} tensors identical\n")
+    # its names and the keys both choose
+    for pattern in ("layers.0.*", "model.layers.0.*"):
+        same(pattern, cli.run("diff", DCP, t + "/hf", "--only", pattern, "--drop", "optimizer").stdout.split()[0], "4")
+    cli.run("convert", DCP, t + "/bf16", "--to", "hf", "--drop", "optimizer,other,objects", "--dtype", "bf16")
+    args = ["diff", DCP, t + "/bf16", "--drop", "optimizer,other,objects"]
+    same("types", {r["state"] for r in cli.json(*args, status=NO)["tensors"]}, {"dtype"})
+    cli.run(*args, "--values", status=NO)
+    cli.run(*args, "--values", "--rtol", "0.004", "-o", "jobs=3")
+    row = next(r for r in cli.json(*args, "--values", "--rtol", "0.004")["tensors"] if r["name"] == "freqs")
+    same("equal", (row["state"], row["key_a"], row["key_b"], row["outside"]), ("equal", "model.freqs", "freqs", 0))
+    assert row["differing"] == 8 and 0.0015 < row["max_abs"] < 0.0016, row
+
+
+def test_diff_finds_one_changed_element(t):
+    cli = Cli(t)
+    path, key, chunk = damaged_copy(t)
+    out = cli.json("diff", DCP, path, status=NO)
+    same("rows", len(out["tensors"]), 1)
+    row = out["tensors"][0]
+    width = out["tensors"][0]["shape_a"][1]
+    at = [chunk["start"][0], chunk["start"][1] + 1]
+    same("where", (row["key_a"], row["first_at"], row["first"]), (key, at, at[0] * width + at[1]))
+    same("how many", (row["differing"], row["outside"], row["nonfinite"], row["elements"]), (1, 1, 0, 53 * 37))
+    whole = [struct.unpack(f"<{53 * 37}f", cli.run("cat", p, key, text=False).stdout) for p in (DCP, path)]
+    a, b = (w[row["first"]] for w in whole)
+    same("the distance", row["max_abs"], abs(a - b))
+    same("as rel", row["max_rel"], abs(a - b) / abs(b))
+    same("the values", [struct.pack("<f", float(row["value_" + s])) for s in "ab"], [struct.pack("<f", v) for v in (a, b)])
+    text = cli.run("diff", DCP, path, status=NO).stdout
+    assert "differs      emb.weight" in text and f"first at {at}" in text and "1 of 1961 elements" in text, text
+    cli.run("diff", DCP, path, "--atol", str(abs(a - b) * 1.01))
+    cli.run("diff", DCP, path, "--atol", str(abs(a - b) * 0.99), status=NO)
+
+
+def test_diff_of_shapes_types_and_special_values(t):
+    cli = Cli(t)
+    a = {
+        "only.a": ("U8", (1,), b"\x01"),
+        "shape": ("U8", (2, 1), b"\x01\x02"),
+        "zero": ("F32", (2,), struct.pack("<2f", 0.0, 1)),
+        "nan": ("F32", (2,), bytes.fromhex("0000c07f 0000803f")),
+        "long": ("I64", (1,), struct.pack("<q", (1 << 53) + 1)),
+        "same": ("BOOL", (2,), b"\x01\x00"),
+    }
+    b = {
+        "only.b": ("U8", (1,), b"\x01"),
+        "shape": ("U8", (1, 2), b"\x01\x02"),
+        "zero": ("F32", (2,), struct.pack("<2f", -0.0, 1)),
+        "nan": ("F32", (2,), bytes.fromhex("0100c07f 0000807f")),
+        "long": ("I64", (1,), struct.pack("<q", 1 << 53)),
+        "same": ("BOOL", (2,), b"\x01\x00"),
+    }
+    write_checkpoint(t + "/a", a, shards=1)
+    write_checkpoint(t + "/b", b, shards=1)
+
+    def rows(*args):
+        out = cli.json("diff", t + "/a", t + "/b", *args, status=NO)
+        return {r["name"]: r for r in out["tensors"]}
+
+    bits = rows()
+    same("states", {k: r["state"] for k, r in bits.items()},
+         {"only.a": "only-a", "only.b": "only-b", "shape": "shape", "zero": "differs", "nan": "differs", "long": "differs"})
+    same("bits", [bits[k]["outside"] for k in ("zero", "nan", "long")], [1, 2, 1])
+    same("distance", [bits[k]["max_abs"] for k in ("zero", "nan", "long")], [0, 0, 1])
+    values = rows("--values")
+    assert "zero" not in values, values
+    same("NaN meets NaN; 1 meets Inf", (values["nan"]["outside"], values["nan"]["nonfinite"]), (1, 1))
+    same("long", values["long"]["outside"], 1)
+    assert "nan, nan in other bits" in cli.run("diff", t + "/a", t + "/b", "--only", "nan", status=NO).stdout
+    same("close", rows("--rtol", "0", "--atol", "1")["long"]["state"], "equal")
+
+
+def test_diff_of_objects(t):
+    cli = Cli(t)
+    other = os.path.join(DATA, "torch_dcp", "dcp_plain_dtypes_objects")
+    same("of itself", cli.run("diff", other, other).stdout, "44 tensors identical; 30 objects equal\n")
+    out = cli.json("diff", DCP, other, "--drop", "model,optimizer,other", status=NO)
+    same("tensors", out["tensors"], [])
+    same("objects", (out["totals"]["objects-only-a"], out["totals"]["objects-only-b"], len(out["objects"])), (16, 30, 46))
+    flat = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_3r_bf16")
+    states = {o["state"] for o in cli.json("diff", DCP, flat, status=NO)["objects"]}
+    assert states <= {"differs", "only-a", "only-b"}, states
+
+
+def test_diff_errors(t):
+    cli = Cli(t)
+    write_checkpoint(t + "/hf", make_tensors(1))
+    shutil.copytree(t + "/hf", t + "/torn")
+    os.remove(t + "/torn/model-00002-of-00002.safetensors")
+    done = cli.run("diff", t + "/hf", t + "/torn", status=SOURCE)
+    assert "damaged " in done.stdout and ": in B: " in done.stdout and "were not compared" in done.stderr, done
+    cli.error("diff", DCP, status=USAGE, words=["wrong number of arguments"])
+    cli.error("diff", DCP, t + "/none", status=SOURCE, words=["none"])
+    cli.error("diff", DCP, DCP, "--rtol", "-1", status=USAGE, words=["--rtol=-1"])
+    cli.error("diff", DCP, DCP, "--atol", "x", status=USAGE, words=["--atol=x"])
+    cli.error("diff", DCP, DCP, "--drop", "everything", status=USAGE, words=["--drop=everything", "optimizer"])
+    cli.error("diff", DCP, DCP, "--to", "hf", status=USAGE, words=["unknown option"])
+    cli.error("ls", DCP, "--rtol", "1", status=USAGE, words=["unknown option"])
+    cli.error("diff", DCP, DCP, "--only", "no.such", status=SOURCE, words=["no tensor of either matches"])
+
+
 def test_an_unreadable_checkpoint(t):
     cli = Cli(t)
     os.mkdir(t + "/bad")
@@ -345,7 +470,7 @@ def test_weights_chooses_between_deepspeeds_copies(t):
 
 def test_what_is_not_built_yet_is_refused_by_name(t):
     cli = Cli(t)
-    for verb in ("diff", "load", "hold", "manifest", "doctor", "cache"):
+    for verb in ("load", "hold", "manifest", "doctor", "cache"):
         cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
     os.mkdir(t + "/mnt")
     for option in ("gpu=0",):
