@@ -2,6 +2,7 @@
 /* index/formats/object_pickle.c - walks a value of objects.json and writes its opcodes. */
 #include "index/formats/object_pickle.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -17,15 +18,25 @@ enum {
 /* What is open: its next child, and what is written when there is none. */
 struct level {
     const struct json *next;
-    enum closing { CLOSE_LIST, CLOSE_TUPLE, CLOSE_DICT, CLOSE_SET, CLOSE_PAIR } closing;
+    enum closing {
+        CLOSE_LIST,
+        CLOSE_TUPLE,
+        CLOSE_DICT,
+        CLOSE_SET,
+        CLOSE_PAIR,
+        CLOSE_CALL,
+        CLOSE_STATE,
+    } closing;
     bool named; /* members: each value has its key before it */
+    bool alone; /* `next` has no brothers that are children of this level */
 };
 
 struct walk {
     struct pickler *p;
     struct level level[MAX_DEPTH];
     unsigned depth;
-    bool foreign; /* something was met that cannot be written */
+    const struct object_pickle_how *how; /* NULL: plain values only */
+    bool foreign;                        /* something was met that cannot be written */
 };
 
 static void open_level(struct walk *w, const struct json *of, enum closing closing,
@@ -55,6 +66,13 @@ static void close_level(struct walk *w)
         pickle_append(w->p);
         pickle_tuple(w->p);
         pickle_reduce(w->p);
+        break;
+    case CLOSE_CALL:
+        pickle_tuple(w->p);
+        pickle_reduce(w->p);
+        break;
+    case CLOSE_STATE:
+        pickle_build(w->p);
         break;
     case CLOSE_PAIR:
         break;
@@ -133,7 +151,7 @@ static int base64_digit(char c)
     return at ? (int)(at - digits) : -1;
 }
 
-static bool decode_base64(const char *text, struct buf *out)
+bool object_base64(const char *text, struct buf *out)
 {
     unsigned bits = 0, have = 0;
 
@@ -157,7 +175,7 @@ static bool put_bytes_text(struct pickler *p, const char *text)
 {
     CLEANUP(buf_release) struct buf bytes = {0};
 
-    if (!decode_base64(text, &bytes) || buf_failed(&bytes))
+    if (!object_base64(text, &bytes) || buf_failed(&bytes))
         return false;
     pickle_bytes(p, bytes.data, bytes.len);
     return true;
@@ -176,11 +194,130 @@ static bool put_set(struct walk *w, const struct json *v)
     return true;
 }
 
+/* ---- classes ---- */
+
+static void open_state(struct walk *w, const struct json *state)
+{
+    open_level(w, NULL, CLOSE_STATE, false);
+    if (!w->foreign) {
+        w->level[w->depth - 1].next = state;
+        w->level[w->depth - 1].alone = true;
+    }
+}
+
+/*
+ * Instances that are a class and what is put on it. BytesIO's state is a tuple (bytes,
+ * position, attributes).
+ */
+static bool put_instance(struct walk *w, const struct json *v, const char *class)
+{
+    static const struct {
+        const char *class, *module, *name;
+    } known[] = {
+        {"argparse.Namespace", "argparse", "Namespace"},
+        {"_io.BytesIO", "_io", "BytesIO"},
+        {"types.SimpleNamespace", "types", "SimpleNamespace"},
+    };
+    const struct json *state = json_get(v, "state");
+
+    for (size_t i = 0; i < ARRAY_SIZE(known); i++) {
+        if (strcmp(class, known[i].class) != 0)
+            continue;
+        if (json_count(v) != (state ? 3u : 2u))
+            return false;
+        pickle_global(w->p, known[i].module, known[i].name);
+        pickle_empty_tuple(w->p);
+        pickle_new(w->p);
+        if (state)
+            open_state(w, state);
+        return true;
+    }
+    return false;
+}
+
+/* A dotted Python name, cut at its last dot; it is not ours, so it does not go to the memo. */
+static bool put_name_of(struct pickler *p, const char *class)
+{
+    const char *dot = strrchr(class, '.');
+
+    for (const char *c = class; *c; c++)
+        if (!isalnum((unsigned char)*c) && *c != '_' && *c != '.')
+            return false;
+    if (!dot || dot == class || !dot[1])
+        return false;
+    buf_addf(&p->out, "c%.*s\n%s\n", (int)(dot - class), class, dot + 1);
+    return true;
+}
+
+/* Enums are called with their value; torch's element types are names in its module. */
+static bool put_called(struct walk *w, const struct json *v, const char *class)
+{
+    const struct json *value = json_get(v, "value");
+    const char *text;
+    int64_t number;
+
+    if (!value || json_count(v) != 3)
+        return false;
+    if (strcmp(class, "torch.dtype") == 0)
+        return json_string(value, &text) && strncmp(text, "torch.", 6) == 0 &&
+               put_name_of(w->p, text);
+    if (strcmp(class, "torch.device") != 0 && strcmp(class, "signal.Signals") != 0 &&
+        strncmp(class, "megatron.", 9) != 0)
+        return false;
+    if (!put_name_of(w->p, class))
+        return false;
+    pickle_mark(w->p);
+    if (json_string(value, &text))
+        pickle_string(w->p, text);
+    else if (json_i64(value, &number))
+        pickle_int(w->p, number);
+    else
+        return false;
+    pickle_tuple(w->p);
+    pickle_reduce(w->p);
+    return true;
+}
+
+/* pathlib: a class of the system's own kind, with the parts of the path. */
+static bool put_path(struct walk *w, const struct json *v, const char *class)
+{
+    const struct json *args = json_get(v, "args");
+
+    if (strcmp(class, "pathlib.PosixPath") != 0 || !args || json_count(v) != 3 ||
+        json_kind(args) != JSON_ARRAY)
+        return false;
+    pickle_global(w->p, "pathlib", "PosixPath");
+    pickle_mark(w->p);
+    open_level(w, args, CLOSE_CALL, false);
+    return true;
+}
+
+static bool put_class(struct walk *w, const struct json *v, const char *type)
+{
+    const char *text;
+
+    if (strcmp(type, "tensor") == 0)
+        return json_string(json_get(v, "key"), &text) &&
+               w->how->tensor(w->how->user, text, w->p);
+    if (strcmp(type, "ndarray") == 0)
+        return object_pickle_array(w->p, v);
+    return strcmp(type, "opaque") == 0 && json_string(json_get(v, "class"), &text) &&
+           (put_instance(w, v, text) || put_called(w, v, text) || put_path(w, v, text));
+}
+
+static bool is_class(const char *type)
+{
+    return strcmp(type, "tensor") == 0 || strcmp(type, "ndarray") == 0 ||
+           strcmp(type, "opaque") == 0;
+}
+
 static bool put_typed(struct walk *w, const struct json *v, const char *type)
 {
     const struct json *items = json_get(v, "items");
     const char *text = NULL;
 
+    if (is_class(type))
+        return w->how && put_class(w, v, type);
     if (json_string(json_get(v, "value"), &text)) {
         if (strcmp(type, "int") == 0)
             return put_int_text(w->p, text);
@@ -293,18 +430,20 @@ static void walk_all(struct walk *w, const struct json *root)
             close_level(w);
             continue;
         }
-        l->next = json_next(child);
+        l->next = l->alone ? NULL : json_next(child);
         if (l->named)
             put_name(w->p, json_key(child));
         w->foreign |= !put_value(w, child);
     }
 }
 
-int object_pickle(const char *json, size_t len, struct pickler *p, struct err *e)
+int object_pickle_with(const char *json, size_t len,
+                       const struct object_pickle_how *how, struct pickler *p,
+                       struct err *e)
 {
     static const struct json_limits limits = {.depth = MAX_DEPTH, .nul_ok = true};
     CLEANUP(json_freep) struct json *doc = NULL;
-    struct walk w = {.p = p};
+    struct walk w = {.p = p, .how = how};
 
     if (json_parse(json, len, &limits, &doc, e) < 0)
         return e->code == EBADMSG ? 0 : -e->code;
@@ -312,4 +451,9 @@ int object_pickle(const char *json, size_t len, struct pickler *p, struct err *e
     if (buf_failed(&p->out))
         return err_nomem(e);
     return !w.foreign;
+}
+
+int object_pickle(const char *json, size_t len, struct pickler *p, struct err *e)
+{
+    return object_pickle_with(json, len, NULL, p, e);
 }

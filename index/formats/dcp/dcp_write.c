@@ -2,6 +2,7 @@
 /* index/formats/dcp/dcp_write.c - the writer of PyTorch's distributed checkpoints. */
 #include "index/formats/dcp/dcp_write.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "base/keyset.h"
 #include "index/formats/object_pickle.h"
 #include "index/formats/object_value.h"
+#include "index/formats/torch/torch_object_write.h"
 #include "index/formats/torch/torch_zip_write.h"
 #include "index/names.h"
 
@@ -20,13 +22,15 @@
 /*
  * A key is text in the pickle, and all that tells a tensor's role when it is read again.
  */
-static bool fits(const struct layout_tensor *t)
+static bool fits(const struct dcp_writing *w, const struct layout_tensor *t)
 {
+    int role = w->how->role_of ? w->how->role_of(t->key, t->key_len) : -1;
     struct shape units;
 
+    if (role < 0)
+        role = (int)role_of(NULL, t->key, t->key_len);
     return torch_shape(t->dtype, &t->shape, &units) &&
-           object_text_is_utf8(t->key, t->key_len) &&
-           role_of(NULL, t->key, t->key_len) == t->role;
+           object_text_is_utf8(t->key, t->key_len) && role == (int)t->role;
 }
 
 static int choose_tensors(struct dcp_writing *w, size_t **out, size_t *count,
@@ -41,7 +45,9 @@ static int choose_tensors(struct dcp_writing *w, size_t **out, size_t *count,
     for (size_t i = 0; i < w->in->tensors; i++) {
         const struct layout_tensor *t = &w->in->tensor[i];
 
-        if (fits(t)) {
+        if (w->how->skip && w->how->skip[i])
+            continue;
+        if (fits(w, t)) {
             chosen[n++] = i;
             if (keyset_add(keys, t->key, t->key_len) < 0)
                 return err_nomem(e);
@@ -55,8 +61,8 @@ static int choose_tensors(struct dcp_writing *w, size_t **out, size_t *count,
 }
 
 /* 1: it can be written as a pickle; 0: it cannot. */
-static int object_fits(const struct layout_object *o, struct keyset *keys,
-                       struct err *e)
+static int object_fits(const struct dcp_writing *w, const struct layout_object *o,
+                       struct keyset *keys, struct err *e)
 {
     struct pickler p = {0};
     int rc;
@@ -64,8 +70,8 @@ static int object_fits(const struct layout_object *o, struct keyset *keys,
     if (!object_text_is_utf8(o->key, o->key_len))
         return 0;
     rc = keyset_add(keys, o->key, o->key_len);
-    if (rc <= 0)
-        return rc;
+    if (rc <= 0 || w->how->objects)
+        return rc; /* the caller has tried it */
     rc = object_pickle(o->json, o->json_len, &p, e);
     pickle_release(&p);
     return rc;
@@ -81,7 +87,7 @@ static int choose_objects(struct dcp_writing *w, struct keyset *keys, struct err
     w->object = chosen;
     for (size_t i = 0; i < w->in->objects; i++) {
         const struct layout_object *o = &w->in->object[i];
-        int rc = object_fits(o, keys, e);
+        int rc = object_fits(w, o, keys, e);
 
         if (rc < 0)
             return err_nomem(e);
@@ -146,8 +152,11 @@ static int make_files(struct dcp_writing *w, struct data_files *d, struct err *e
     if (!w->placed || !d->file)
         return err_nomem(e);
     for (uint32_t r = 0; r < dcp_ranks(&w->cut); r++) {
+        char path[80];
+
         dcp_file_name(r, name);
-        if (used[r] && layout_file_new(w->out, name, 0, &d->file[r], e) < 0)
+        dcp_path(w, name, path, sizeof path);
+        if (used[r] && layout_file_new(w->out, path, 0, &d->file[r], e) < 0)
             return -e->code;
     }
     return 0;
@@ -175,6 +184,23 @@ static int put_tensor(struct dcp_writing *w, struct data_files *d, size_t i,
     return ret;
 }
 
+/* With tensors in it, if need be. */
+static int put_list_of_one(struct dcp_writing *w, struct data_files *d,
+                           const struct layout_object *o, struct dcp_placed *p,
+                           struct err *e)
+{
+    struct torch_object x;
+    int rc = torch_object_make(w->how->objects, o, true, &x, e);
+
+    assert(rc != 0);
+    if (rc > 0) {
+        p->at = layout_file_at(d->file[0]);
+        rc = torch_object_put(&x, &d->zip, d->file[0], &p->len, e);
+    }
+    torch_object_release(&x);
+    return rc;
+}
+
 static int put_object(struct dcp_writing *w, struct data_files *d, size_t i,
                       struct err *e)
 {
@@ -183,6 +209,8 @@ static int put_object(struct dcp_writing *w, struct data_files *d, size_t i,
     struct pickler pickle = {0};
     int ret;
 
+    if (w->how->objects)
+        return put_list_of_one(w, d, o, p, e);
     pickle_begin(&pickle);
     ret = object_pickle(o->json, o->json_len, &pickle, e);
     pickle_end(&pickle);
@@ -208,24 +236,37 @@ static int put_data(struct dcp_writing *w, struct err *e)
     return ret;
 }
 
-static int layout_dcp(const struct layout_input *in, const struct layout_options *o,
-                      struct layout *out, struct err *e)
+void dcp_path(const struct dcp_writing *w, const char *name, char *dst, size_t size)
 {
-    struct dcp_writing w = {.in = in, .out = out};
-    int ret;
+    snprintf(dst, size, "%s%s%s", w->how->dir ? w->how->dir : "",
+             w->how->dir ? "/" : "", name);
+}
 
-    if (o->max_shard_size || o->codec)
-        return err_set(e, EINVAL,
-                       "dcp: a file a rank is written, plain: no shard size, no codec");
-    ret = choose(&w, o, e);
+int dcp_write(const struct layout_input *in, const struct layout_options *o,
+              const struct dcp_write_how *how, struct layout *out, struct err *e)
+{
+    struct dcp_writing w = {.in = in, .how = how, .out = out};
+    int ret = choose(&w, o, e);
+
     if (ret == 0)
         ret = put_data(&w, e);
-    if (ret == 0)
+    if (ret == 0 && !how->no_paths)
         ret = dcp_paths_new(&w, &w.paths, e);
     if (ret == 0)
         ret = dcp_write_metadata(&w, e);
     dcp_paths_free(w.paths);
     return ret;
+}
+
+static int layout_dcp(const struct layout_input *in, const struct layout_options *o,
+                      struct layout *out, struct err *e)
+{
+    static const struct dcp_write_how how = {0};
+
+    if (o->max_shard_size || o->codec)
+        return err_set(e, EINVAL,
+                       "dcp: a file a rank is written, plain: no shard size, no codec");
+    return dcp_write(in, o, &how, out, e);
 }
 
 const struct format_writer writer_dcp = {

@@ -15,8 +15,25 @@ struct dcp_placed {
     uint64_t at, len;
 };
 
+/* How a DCP directory is written. All zero: it is the whole checkpoint. */
+struct torch_objects;
+struct dcp_write_how {
+    const char *dir; /* of the checkpoint; NULL: itself */
+    /* Tensors of the input that stand elsewhere; NULL: none. */
+    const bool *skip;
+    /* Optional, as dcp_how.role_of: what its reader takes a key for, or -1. */
+    int (*role_of)(const char *key, size_t len);
+    /*
+     * Where objects may have tensors: those of the input that are written, each in a list
+     * of one (Megatron Core). NULL: objects are plain values.
+     */
+    const struct torch_objects *objects;
+    bool no_paths; /* keys are no paths of a nested state dict: planner_data is None */
+};
+
 struct dcp_writing {
     const struct layout_input *in;
+    const struct dcp_write_how *how;
     struct layout *out;
     struct dcp_cut cut;
     const size_t *object; /* of the input: those that can be written */
@@ -39,6 +56,13 @@ void dcp_path_object(const struct dcp_writing *w, const struct layout_object *o,
 
 /* The file .metadata, of stage 1. */
 int dcp_write_metadata(const struct dcp_writing *w, struct err *e);
+
+/* Lays out a DCP directory; what it cannot hold of what is not skipped is a loss. */
+int dcp_write(const struct layout_input *in, const struct layout_options *o,
+              const struct dcp_write_how *how, struct layout *out, struct err *e);
+
+/* "NAME" or "DIR/NAME" */
+void dcp_path(const struct dcp_writing *w, const char *name, char *dst, size_t size);
 
 extern const struct format_writer writer_dcp;
 

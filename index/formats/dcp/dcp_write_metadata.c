@@ -169,6 +169,10 @@ static void put_planner(struct pickling *x)
     const struct dcp_writing *w = x->w;
 
     pickle_string(&x->p, "planner_data");
+    if (w->how->no_paths) {
+        pickle_none(&x->p);
+        return;
+    }
     pickle_dict(&x->p);
     pickle_mark(&x->p);
     for (size_t i = 0; i < w->cut.count; i++) {
@@ -282,13 +286,15 @@ int dcp_write_metadata(const struct dcp_writing *w, struct err *e)
     struct pickling x = {.w = w};
     struct arena *a = layout_arena(w->out);
     struct layout_file *f;
+    char path[80];
     int ret;
 
+    dcp_path(w, ".metadata", path, sizeof path);
     x.key = arena_array(a, w->cut.count + w->objects + 1, sizeof *x.key);
     x.file = arena_array(a, dcp_ranks(&w->cut), sizeof *x.file);
     ret = x.key && x.file ? put_all(&x, e) : err_nomem(e);
     if (ret == 0)
-        ret = layout_file_new(w->out, ".metadata", 1, &f, e);
+        ret = layout_file_new(w->out, path, 1, &f, e);
     if (ret == 0)
         ret = layout_bytes(f, x.p.out.data, x.p.out.len, e);
     pickle_release(&x.p);

@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/megatron/megatron_write.h"
 #include "index/formats/step.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/torch/torch_file.h"
@@ -445,6 +446,9 @@ static const struct chunk_codec *const megatron_codecs[] = {
     NULL,
 };
 
+static const struct format_writer *const megatron_writers[] = {&writer_torch_dist,
+                                                               NULL};
+
 const struct format_driver format_megatron = {
     .name = "megatron",
     .title = "Megatron Core and Megatron Bridge (torch_dist, zarr)",
@@ -452,4 +456,5 @@ const struct format_driver format_megatron = {
     .bid_file = megatron_bid_file,
     .scan = megatron_scan,
     .codecs = megatron_codecs,
+    .writers = megatron_writers,
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* index/formats/olmo/olmo_core.c - OLMo-core's stepN/: model_and_optim/, a DCP, and train/. */
-#include "index/formats/format.h"
+#include "index/formats/olmo/olmo_core.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -116,7 +116,7 @@ static bool ends_in(const char *key, size_t len, const char *suffix)
  * The module for experts in parallel puts an optimizer's state beside each weight, without
  * a prefix: NAME.main, NAME.exp_avg, ...
  */
-static int role_of_key(const char *key, size_t len)
+int olmo_core_role(const char *key, size_t len)
 {
     static const char *const states[] = {".exp_avg", ".exp_avg_sq", ".step",
                                          ".muon_momentum"};
@@ -172,7 +172,7 @@ static int scan_all(const struct scan_context *c, struct sink *sink, struct abou
                     struct err *e)
 {
     static const struct dcp_how how = {
-        .dir = STATE, .role = -1, .role_of = role_of_key};
+        .dir = STATE, .role = -1, .role_of = olmo_core_role};
 
     if (take_mark(c, sink, &a->mark, e) < 0 || olmo_part_add(sink, STATE, e) < 0 ||
         dcp_report(c, sink, &how, &a->state, e) < 0)
@@ -200,10 +200,13 @@ static const struct chunk_codec *const core_codecs[] = {
     NULL,
 };
 
+static const struct format_writer *const core_writers[] = {&writer_olmo_step, NULL};
+
 const struct format_driver format_olmo_core = {
     .name = "olmo_core",
     .title = "OLMo-core from 1.0 on: stepN with model_and_optim/ and train/",
     .bid = core_bid,
     .scan = core_scan,
     .codecs = core_codecs,
+    .writers = core_writers,
 };
