@@ -235,17 +235,21 @@ static bool put_instance(struct walk *w, const struct json *v, const char *class
     return false;
 }
 
-/* A dotted Python name, cut at its last dot; it is not ours, so it does not go to the memo. */
-static bool put_name_of(struct pickler *p, const char *class)
+/*
+ * A dotted Python name, cut at its last dot; it is not ours, so it does not go to the memo.
+ * `class`: its last part has to begin as classes do; functions do not get into a pickle of
+ * ours.
+ */
+static bool put_name_of(struct pickler *p, const char *name, bool class)
 {
-    const char *dot = strrchr(class, '.');
+    const char *dot = strrchr(name, '.');
 
-    for (const char *c = class; *c; c++)
+    for (const char *c = name; *c; c++)
         if (!isalnum((unsigned char)*c) && *c != '_' && *c != '.')
             return false;
-    if (!dot || dot == class || !dot[1])
+    if (!dot || dot == name || !dot[1] || (class && !isupper((unsigned char)dot[1])))
         return false;
-    buf_addf(&p->out, "c%.*s\n%s\n", (int)(dot - class), class, dot + 1);
+    buf_addf(&p->out, "c%.*s\n%s\n", (int)(dot - name), name, dot + 1);
     return true;
 }
 
@@ -260,11 +264,12 @@ static bool put_called(struct walk *w, const struct json *v, const char *class)
         return false;
     if (strcmp(class, "torch.dtype") == 0)
         return json_string(value, &text) && strncmp(text, "torch.", 6) == 0 &&
-               put_name_of(w->p, text);
-    if (strcmp(class, "torch.device") != 0 && strcmp(class, "signal.Signals") != 0 &&
-        strncmp(class, "megatron.", 9) != 0)
-        return false;
-    if (!put_name_of(w->p, class))
+               put_name_of(w->p, text, false);
+    if (strcmp(class, "torch.device") == 0)
+        pickle_global(w->p, "torch", "device");
+    else if ((strcmp(class, "signal.Signals") != 0 &&
+              strncmp(class, "megatron.", 9) != 0) ||
+             !put_name_of(w->p, class, true))
         return false;
     pickle_mark(w->p);
     if (json_string(value, &text))

@@ -44,16 +44,19 @@ static int choose_tensors(struct dcp_writing *w, size_t **out, size_t *count,
         return err_nomem(e);
     for (size_t i = 0; i < w->in->tensors; i++) {
         const struct layout_tensor *t = &w->in->tensor[i];
+        const struct layout_tensor *known = w->how->known ? &w->how->known[i] : t;
+        int rc = 0; /* a key that is there twice would hide a tensor */
 
         if (w->how->skip && w->how->skip[i])
             continue;
-        if (fits(w, t)) {
+        if (fits(w, t))
+            rc = keyset_add(keys, t->key, t->key_len);
+        if (rc < 0)
+            return err_nomem(e);
+        if (rc > 0)
             chosen[n++] = i;
-            if (keyset_add(keys, t->key, t->key_len) < 0)
-                return err_nomem(e);
-        } else if (layout_loss(w->out, LOSS_TENSOR, t->key, t->key_len, e) < 0) {
+        else if (layout_loss(w->out, LOSS_TENSOR, known->key, known->key_len, e) < 0)
             return -e->code;
-        }
     }
     *out = chosen;
     *count = n;

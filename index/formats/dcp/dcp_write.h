@@ -19,6 +19,8 @@ struct dcp_placed {
 struct torch_objects;
 struct dcp_write_how {
     const char *dir; /* of the checkpoint; NULL: itself */
+    /* The same tensors by the names that the user knows; NULL: the input's own. */
+    const struct layout_tensor *known;
     /* Tensors of the input that stand elsewhere; NULL: none. */
     const bool *skip;
     /* Optional, as dcp_how.role_of: what its reader takes a key for, or -1. */

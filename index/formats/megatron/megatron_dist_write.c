@@ -20,6 +20,7 @@ static int layout_torch_dist(const struct layout_input *in,
             e, EINVAL,
             "torch_dist: a file a rank is written, plain: no shard size, no codec");
     ret = mega_write_begin(in, out, &w, e);
+    how.known = in->tensor;
     how.skip = w.objects.taken;
     how.objects = &w.objects;
     if (ret == 0)

@@ -170,6 +170,7 @@ static int layout_step(const struct layout_input *in, const struct layout_option
         ret = name_tensors(&w, e);
     if (ret == 0)
         ret = put_train(&w, e);
+    how.known = in->tensor;
     how.skip = w.objects.taken;
     if (ret == 0)
         ret = dcp_write(&w.state, o, &how, out, e);
