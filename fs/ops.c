@@ -487,11 +487,14 @@ static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent,
 static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,
                     const char *newname)
 {
-    (void)ino;
-    (void)newparent;
-    (void)newname;
-    if (!refused(req))
-        fuse_reply_err(req, EPERM);
+    struct request r;
+
+    if (refused(req))
+        return;
+    r = request(req, write_link, ino);
+    r.to = newparent;
+    r.as = newname;
+    change(&r);
 }
 
 const struct fuse_lowlevel_ops fs_operations = {

@@ -50,10 +50,7 @@ static int own_format(struct fs *fs, const struct slot *slot, struct save_format
 {
     struct shards shards = {0};
 
-    *out = (struct save_format){0};
-    for (const struct format_driver *const *d = format_drivers; *d; d++)
-        if (strcmp((*d)->name, slot->info.format) == 0 && (*d)->writers)
-            out->writer = (*d)->writers[0];
+    *out = (struct save_format){.writer = save_format_of(slot->info.format)};
     if (!out->writer)
         return err_set(e, EROFS, "%s: checkpoints of format %s are not written",
                        slot->path, slot->info.format);

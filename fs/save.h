@@ -25,6 +25,9 @@ struct save_format {
 /* NULL: the default. -EINVAL with words. */
 int save_format_parse(const char *text, struct save_format *out, struct err *e);
 
+/* The writer that keeps a checkpoint of this format what it is, or NULL. */
+const struct format_writer *save_format_of(const char *format);
+
 /*
  * Publishes the stage and ends it. With the lock of stages, which is let go meanwhile.
  * -EBUSY: a file of it is open for writing; -EINVAL: something is not whole; -ENOSPC, ...:

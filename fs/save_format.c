@@ -113,6 +113,27 @@ static int no_writer(const char *name, struct err *e)
     return err_hint(e, "there are %s", names.data ? names.data : "none");
 }
 
+/*
+ * What scans call the formats (`unshard info`) that a writer keeps: the same files for the
+ * same framework. Composites and trainers' directories have more than their tensors.
+ */
+static const struct {
+    const char *format, *writer;
+} kept[] = {
+    {"hf-safetensors", "hf"},
+    {"hf-peft", "hf"},
+    {"torch-dcp", "dcp"},
+    {"hf-dcp-sharded", "dcp-hf"},
+};
+
+const struct format_writer *save_format_of(const char *format)
+{
+    for (size_t i = 0; format && i < ARRAY_SIZE(kept); i++)
+        if (strcmp(kept[i].format, format) == 0)
+            return format_writer(kept[i].writer);
+    return NULL;
+}
+
 int save_format_parse(const char *text, struct save_format *out, struct err *e)
 {
     char copy[TEXT_MAX], *list = copy, *word;

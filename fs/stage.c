@@ -261,6 +261,18 @@ int staged_open_spool(const struct staged *n, int flags)
     return fd < 0 ? -errno : fd;
 }
 
+int staged_link(const struct staged *from, const struct staged *to, struct err *e)
+{
+    int dir = staging_spool(from->stage->staging);
+    char old[24], new[24];
+
+    snprintf(old, sizeof old, "%" PRIu64, from->spool);
+    snprintf(new, sizeof new, "%" PRIu64, to->spool);
+    return linkat(dir, old, dir, new, 0) < 0
+               ? err_set(e, errno, "%s: %s", to->name, strerror(errno))
+               : 0;
+}
+
 /* Out of its stage: what has it open may go on. */
 static void detach(struct fs *fs, struct staged *n)
 {

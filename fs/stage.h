@@ -119,6 +119,8 @@ void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino);
 /* The file in the spool: its size and times; -errno. A descriptor of it. */
 int staged_stat(const struct staged *n, struct stat *st);
 int staged_open_spool(const struct staged *n, int flags);
+/* A new file of the same stage has the bytes of another from now on: a hard link. */
+int staged_link(const struct staged *from, const struct staged *to, struct err *e);
 
 /* Calls fn for each child in order of names. */
 void staged_each(const struct staged *dir, void (*fn)(void *user, struct staged *n),

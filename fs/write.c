@@ -38,15 +38,6 @@ static int not_writable(struct err *e, const char *what)
     return err_hint(e, "make a directory for a new checkpoint: mkdir DIR");
 }
 
-/* The writer of the checkpoint's own format. */
-static const struct format_writer *writer_of(const struct slot *slot)
-{
-    for (const struct format_driver *const *d = format_drivers; *d; d++)
-        if (strcmp((*d)->name, slot->info.format) == 0)
-            return (*d)->writers ? (*d)->writers[0] : NULL;
-    return NULL;
-}
-
 static int check_writable(const struct slot *slot, struct err *e)
 {
     CLEANUP(buf_release) struct buf names = {0};
@@ -54,7 +45,7 @@ static int check_writable(const struct slot *slot, struct err *e)
 
     if (slot->info.error)
         return err_set(e, EROFS, "%s: %s", slot->path, slot->info.error);
-    if (slot->file || !slot->info.format || !writer_of(slot)) {
+    if (slot->file || !save_format_of(slot->info.format)) {
         for (size_t i = 0; (w = format_writer_at(i)); i++)
             buf_addf(&names, "%s%s", i ? ", " : "", w->name);
         err_set(e, EROFS, "%s: checkpoints of format %s are not written%s", slot->path,
@@ -64,6 +55,25 @@ static int check_writable(const struct slot *slot, struct err *e)
                         names.data ? names.data : "none");
     }
     return 0;
+}
+
+static bool is_staged(struct fs *fs, const char *path)
+{
+    bool staged;
+
+    stages_lock(fs);
+    staged = stage_at(fs, path) != NULL;
+    stages_unlock(fs);
+    return staged;
+}
+
+/* Before the first change: is it what we know, or has another writer been there? */
+static int check_current(struct fs *fs, struct slot *slot, struct err *e)
+{
+    if (is_staged(fs, slot->path))
+        return 0;
+    scanner_suspect(fs->scanner, slot->path, slot->file);
+    return slot_refresh(fs, slot, e);
 }
 
 /* With the lock: the stage of a checkpoint that is there, made if need be. */
@@ -119,6 +129,8 @@ static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct
     if (rc == 0 && (!staged_fixed_name(ino_kind(ino)) ||
                     (ino_kind(ino) == INSIDE_TREE && ino_index(ino) > 0)))
         rc = not_writable(e, "tree/");
+    if (rc == 0)
+        rc = check_current(fs, slot, e);
     if (rc == 0) {
         stages_lock(fs);
         rc = stage_of_slot(fs, slot, &s, e);
@@ -129,6 +141,20 @@ static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct
     }
     slot_unref(fs, slot, 1);
     return rc;
+}
+
+/* What the directory shows, with a checkpoint that is as the source has it now. */
+static int shown_current(struct fs *fs, struct node *n, struct shown **out,
+                         struct err *e)
+{
+    int rc = tree_shown(fs, n, true, out, e);
+
+    if (rc != 0 || !(*out)->slot || check_current(fs, (*out)->slot, e) == 0)
+        return rc;
+    shown_put(fs, *out);
+    *e = (struct err){0};
+    nodes_look_again(fs, n->path);
+    return tree_shown(fs, n, true, out, e);
 }
 
 /* With the lock held when it returns 0. */
@@ -148,7 +174,7 @@ static int find_where(struct fs *fs, fuse_ino_t ino, struct where *out, struct e
         return -ESTALE;
     if (out->node->kind != NODE_DIR)
         return not_writable(e, out->node->path);
-    rc = tree_shown(fs, out->node, true, &shown, e);
+    rc = shown_current(fs, out->node, &shown, e);
     if (rc != 0)
         return rc;
     stages_lock(fs);
@@ -421,6 +447,8 @@ static int open_inside(struct request *r, struct err *e)
 
     if (rc == 0)
         rc = slot_ready(r, slot, e);
+    if (rc == 0)
+        rc = check_current(r->fs, slot, e);
     if (rc == 0)
         rc = name_of(r->fs, slot, r->ino, &dir, name, e);
     if (rc == 0)
@@ -805,6 +833,34 @@ static struct staged *new_root(struct fs *fs, const struct node *dir, const char
         s = stage_at(fs, path);
     } while (s && !stage_wait(fs, s));
     return s && !s->slot ? s->root : NULL;
+}
+
+/* cp -a makes one of two names of a tensor a link to the other. */
+int write_link(struct request *r, struct err *e)
+{
+    struct fuse_entry_param entry;
+    struct staged *from, *n;
+    struct where w;
+    int rc = find_where(r->fs, r->to, &w, e);
+
+    if (rc < 0)
+        return rc;
+    from = staged_of_ino(r->fs, r->ino);
+    if (!w.dir || !from || from->kind != STAGED_FILE || from->stage != w.dir->stage)
+        rc = -EPERM;
+    if (rc == 0) {
+        r->mode = from->mode;
+        rc = new_file(r, w.dir, r->as, &n, e);
+    }
+    if (rc == 0) {
+        rc = staged_link(from, n, e);
+        if (rc < 0)
+            staged_remove(r->fs, n);
+        else
+            staged_entry(n, &entry);
+    }
+    stages_unlock(r->fs);
+    return rc < 0 ? rc : reply_entry(r, &entry);
 }
 
 int write_rmdir(struct request *r, struct err *e)

@@ -147,4 +147,146 @@ def test_a_bad_header_is_told_at_once(t):
     same("nothing", os.listdir(t + "/run"), [])
 
 
+def npy_image(descr, shape, data):
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)!r}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def published(m):
+    """Publishes what is staged, as umount does."""
+    os.setxattr(m.path, "user.unshard.publish", b"")
+
+
+def test_one_tensor_of_a_checkpoint_that_is_there(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    write_file(t + "/run/step1/notes.txt", b"n")
+    os.mkdir(t + "/run/step1/logs")
+    write_file(t + "/run/step1/logs/a", b"log")
+    before = os.stat(t + "/run/step1/notes.txt").st_ino
+    key, (dtype, shape, data) = next(iter(tensors.items()))
+    new = bytes(reversed(data))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        same("before", read_all(m / f"step1/raw/{key}"), data)
+        with open(m / f"step1/tensors/{key}.npy", "wb") as f:
+            f.write(npy_image("<f4", shape, new))
+        same("what was written is read", read_all(m / f"step1/tensors/{key}.npy"), npy_image("<f4", shape, new))
+        same("the source is as it was", stored(t + "/run/step1"), tensors)
+        same("names", len(os.listdir(m / "step1/tensors")), len(tensors))
+        published(m)
+        want = dict(tensors)
+        want[key] = (dtype, shape, new)
+        same("tensors", stored(t + "/run/step1"), want)
+        same("through the mount", read_all(m / f"step1/raw/{key}"), new)
+        same("a side file is the same file", os.stat(t + "/run/step1/notes.txt").st_ino, before)
+        same("side directory", read_all(t + "/run/step1/logs/a"), b"log")
+        # another shape and dtype, by raw bytes and by a new key
+        with open(m / f"step1/raw/{key}", "r+b") as f:
+            f.seek(4)
+            f.write(b"ABCD")
+        with open(m / "step1/tensors/extra%2Fkey.npy", "wb") as f:
+            f.write(npy_image("<V2", (3,), b"abcdef"))
+        umount(m)
+    want[key] = (dtype, shape, new[:4] + b"ABCD" + new[8:])
+    want["extra/key"] = ("BF16", (3,), b"abcdef")
+    same("tensors", stored(t + "/run/step1"), want)
+    same("index", sorted(json.load(open(t + "/run/step1/model.safetensors.index.json"))["weight_map"]), sorted(want))
+    same("leftovers", leftovers(t + "/run"), [])
+
+
+def test_a_whole_role_is_replaced(t):
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    other = make_tensors(2, count=3)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        with open(m / "step1/model.safetensors", "wb") as f:
+            f.write(safetensors_image(other))
+        umount(m)
+    same("tensors", stored(t + "/run/step1"), other)
+
+
+def test_other_files_merge(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors, shards=1)
+    key = list(tensors)[1]
+    more = {key: ("U8", (2,), b"xy"), "new.key": ("F32", (), b"abcd")}
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        write_file(m / "step1/more.safetensors", safetensors_image(more))
+        fd = os.open(m / "step1", os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+        same("tensors", stored(t + "/run/step1"), {**tensors, **more})
+        same("new", read_all(m / "step1/raw/new.key"), b"abcd")
+
+
+def test_a_tensor_is_removed(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    key = list(tensors)[2]
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.unlink(m / f"step1/tensors/{key}.npy")
+        assert not os.path.exists(m / f"step1/tensors/{key}.npy")
+        same("listed", sorted(os.listdir(m / "step1/tensors")), sorted(f"{k}.npy" for k in tensors if k != key))
+        os.unlink(m / "step1/config.json")
+        umount(m)
+    del tensors[key]
+    same("tensors", stored(t + "/run/step1"), tensors)
+    assert not os.path.exists(t + "/run/step1/config.json")
+
+
+def test_side_files_leave_the_shards_alone(t):
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    shards = {n: os.stat(f"{t}/run/step1/{n}").st_ino for n in os.listdir(t + "/run/step1") if n.endswith(".safetensors")}
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        write_file(m / "step1/config.json", b"[1]")
+        os.mkdir(m / "step1/more")
+        write_file(m / "step1/more/a", b"a")
+        with open(m / "step1/notes.txt", "a") as f:
+            f.write("one")
+        umount(m)
+    same("config", read_all(t + "/run/step1/config.json"), b"[1]")
+    same("more", read_all(t + "/run/step1/more/a"), b"a")
+    same("notes", read_all(t + "/run/step1/notes.txt"), b"one")
+    same("the same files", {n: os.stat(f"{t}/run/step1/{n}").st_ino for n in shards}, shards)
+
+
+def test_two_writers(t):
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    with Mount(t + "/run", t + "/mnt", "rw") as a, Mount(t + "/run", t + "/mnt2", "rw") as b:
+        write_file(a / "step1/notes.txt", b"a")
+        fails("the second", errno.EBUSY, lambda: open(b / "step1/notes.txt", "wb"))
+        umount(a)
+        write_file(b / "step1/other.txt", b"b")
+        umount(b)
+    same("both", [read_all(t + "/run/step1/notes.txt"), read_all(t + "/run/step1/other.txt")], [b"a", b"b"])
+
+
+def test_a_checkpoint_is_copied(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    for command in ("cp -r", "cp -a", "rsync -a"):
+        if not shutil.which(command.split()[0]):
+            continue
+        with Mount(t + "/run", t + "/mnt", "rw") as m:
+            subprocess.run([*command.split(), m / "step1/" if "rsync" in command else m / "step1", m / "step2"], check=True)
+            umount(m)
+        same(command, stored(t + "/run/step2"), tensors)
+        same("names", sorted(os.listdir(t + "/run/step2")), ["config.json", "model.safetensors"])
+        shutil.rmtree(t + "/run/step2")
+
+
+def test_written_out_of_order(t):
+    os.makedirs(t + "/run")
+    image = safetensors_image(make_tensors(1, rows=512))
+    write_file(t + "/image", image)
+    blocks = -(-len(image) // 65536)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step1")
+        for i in sorted(range(blocks), key=lambda i: (i * 7) % blocks):
+            subprocess.run(["dd", f"if={t}/image", f"of={m / 'step1/model.safetensors'}", "bs=64K", "count=1",
+                            f"skip={i}", f"seek={i}", "conv=notrunc", "status=none"], check=True)
+        umount(m)
+    same("tensors", stored(t + "/run/step1"), make_tensors(1, rows=512))
+
+
 main(globals())
