@@ -12,12 +12,12 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include "base/err.h"
 #include "base/pool.h"
 #include "save/box.h"
 #include "save/staging.h"
+#include "save/sums.h"
 
 enum {
     WINDOW = 4 << 20,  /* read at once; a multiple of every unit */
@@ -47,7 +47,9 @@ struct stage_run {
     size_t *first;       /* of each tensor in `place`, and one behind the last */
     struct unit *unit;
     size_t units;
-    size_t base;          /* first unit of the batch that runs */
+    size_t base;  /* first unit of the batch that runs */
+    bool *summed; /* of each file of the layout: has it checksums? */
+    struct sums sums;
     pthread_mutex_t lock; /* of what follows, and of progress */
     void *buffer[BUFFERS];
     unsigned buffers;
@@ -216,7 +218,7 @@ static int range_crc(int fd, const struct layout_file_info *f, uint64_t from,
 {
     enum { BLOCK = 1 << 20 };
     CLEANUP_FREE unsigned char *block = malloc(BLOCK);
-    uLong crc = crc32(0, NULL, 0);
+    uint32_t crc = 0;
 
     if (!block)
         return err_nomem(e);
@@ -225,15 +227,17 @@ static int range_crc(int fd, const struct layout_file_info *f, uint64_t from,
 
         if (read_exact(fd, block, part, from, e) < 0)
             return err_wrap(e, "%s", f->path);
-        crc = crc32(crc, block, (uInt)part);
+        crc = sums_crc32(crc, block, part);
         from += part;
         len -= part;
     }
-    *out = (uint32_t)crc;
+    *out = crc;
     return 0;
 }
 
-static int fill_sums(int fd, const struct layout_file_info *f, struct err *e)
+/* What this run has written it knows; the rest is read. */
+static int fill_sums(const struct stage_run *s, uint32_t file, int fd,
+                     const struct layout_file_info *f, struct err *e)
 {
     int ret = 0;
 
@@ -244,7 +248,8 @@ static int fill_sums(int fd, const struct layout_file_info *f, struct err *e)
 
         if (p->kind != LAYOUT_CRC32)
             continue;
-        ret = range_crc(fd, f, p->from, p->sum, &crc, e);
+        if (!sums_find(&s->sums, file, f, p->from, p->sum, &crc))
+            ret = range_crc(fd, f, p->from, p->sum, &crc, e);
         for (unsigned k = 0; k < 4; k++)
             bytes[k] = (unsigned char)(crc >> 8 * k);
         if (ret == 0)
@@ -258,13 +263,14 @@ static int end_nth(void *user, size_t n, struct err *e)
 {
     struct stage_run *s = user;
     struct layout_file_info f;
-    int fd, ret;
+    int fd, ret = 0;
 
     layout_file_info(s->run->layout, s->file[n], &f);
     fd = open_file(s, &f, O_RDWR, e);
     if (fd < 0)
         return fd;
-    ret = fill_sums(fd, &f, e);
+    if (s->summed[s->file[n]])
+        ret = fill_sums(s, s->file[n], fd, &f, e);
     if (ret == 0 && s->files < MANY_FILES && fsync(fd) < 0)
         ret = file_error(&f, e);
     close(fd);
@@ -355,6 +361,8 @@ static int put_place(struct stage_run *s, const struct unit *u, const struct box
         return fd;
     ret = write_at(fd, &f, bytes, len, p->piece->at + at, e);
     close(fd);
+    if (ret == 0 && s->summed[p->file])
+        sums_add(&s->sums, p->file, p->piece->at + at, bytes, len);
     report(s, len);
     return ret;
 }
@@ -494,6 +502,8 @@ static int take_file(void *user, uint32_t i, const struct layout_file_info *f)
     struct stage_run *s = fill->s;
 
     s->file[s->files++] = i;
+    for (size_t k = 0; k < f->pieces; k++)
+        s->summed[i] |= f->piece[k].kind == LAYOUT_CRC32;
     for (size_t k = 0; f->codec == LAYOUT_PLAIN && k < f->pieces; k++)
         if (f->piece[k].kind == LAYOUT_BOX)
             s->place[fill->next[f->piece[k].tensor]++] =
@@ -516,8 +526,9 @@ static int collect(struct stage_run *s, struct err *e)
         s->first[i + 1] += s->first[i];
     s->file = calloc(files + 1, sizeof *s->file);
     s->place = calloc(s->first[tensors] + 1, sizeof *s->place);
+    s->summed = calloc(layout_files(s->run->layout) + 1, sizeof *s->summed);
     fill.next = calloc(tensors + 1, sizeof *fill.next);
-    if (!s->file || !s->place || !fill.next) {
+    if (!s->file || !s->place || !s->summed || !fill.next) {
         free(fill.next);
         return err_nomem(e);
     }
@@ -630,6 +641,7 @@ static int run_stage(struct stage_run *s, struct err *e)
         ret = run_units(s, from, e);
     if (ret == 0)
         ret = pool_each(pool, s->files, encode_nth, s, e);
+    sums_settle(&s->sums);
     if (ret == 0)
         ret = pool_each(pool, s->files, end_nth, s, e);
     if (ret == 0 && s->files >= MANY_FILES)
@@ -647,6 +659,8 @@ static void stage_release(struct stage_run *s)
     free(s->place);
     free(s->first);
     free(s->unit);
+    free(s->summed);
+    sums_release(&s->sums);
     pthread_mutex_destroy(&s->lock);
 }
 
@@ -761,6 +775,7 @@ int save_write(const struct save_run *r, struct err *e)
         if (stage == 0 ? !r->first_stage : !r->other_stages)
             continue;
         pthread_mutex_init(&s.lock, NULL);
+        sums_init(&s.sums);
         ret = run_stage(&s, e);
         stage_release(&s);
     }
