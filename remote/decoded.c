@@ -48,6 +48,7 @@ struct piece {
 struct decoded_cache {
     char *dir;
     uint64_t budget;
+    size_t memory_budget;
     size_t max_files;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a decoding ended or a file was closed */
@@ -81,6 +82,7 @@ int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
     if (!c || !(c->dir = strdup(dir)))
         return err_nomem(e);
     c->budget = budget;
+    c->memory_budget = (size_t)MIN(budget, (uint64_t)DECODED_MEMORY);
     c->max_files = files_to_keep();
     ring_init(&c->lru);
     ring_init(&c->memory_lru);
@@ -385,12 +387,12 @@ static struct source *take_memory(struct decoded_cache *c,
     struct piece *used_up;
 
     *rc = 0;
-    if (size > MEMORY_PIECE_MAX || was_in_memory(c, key))
+    if (size > MEMORY_PIECE_MAX || size > c->memory_budget || was_in_memory(c, key))
         return NULL;
     used_up = find_used_up(c, size);
     if (used_up)
         src = evict_memory(c, used_up, size);
-    while (!src && DECODED_MEMORY - c->memory_used < size) {
+    while (!src && c->memory_budget - c->memory_used < size) {
         struct piece *victim = find_victim(&c->memory_lru);
 
         if (!victim)

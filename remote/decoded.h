@@ -47,7 +47,7 @@ int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
 /*
  * The same for a piece of which it is known that `size` bytes come out. The function fills
  * dst[0..size) or fails. Short pieces lie in memory first, DECODED_MEMORY bytes of all
- * together: who reads a tensor from its start to its end needs each only for a moment. A
+ * together (or the budget, where that is less): who reads a tensor from its start to its end needs each only for a moment. A
  * piece that is wanted again after it had to go is decoded into a file and stays there,
  * within the budget.
  */

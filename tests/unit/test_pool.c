@@ -283,9 +283,72 @@ static void test_a_cut_file_is_caught_on_every_thread(void **state)
     pool_free(p);
 }
 
+/* ---- work that nobody waits for ---- */
+
+struct later {
+    atomic_uint ran, given_back;
+    atomic_bool hold;
+};
+
+static void later_piece(void *user, bool run)
+{
+    struct later *l = user;
+
+    while (run && atomic_load(&l->hold))
+        usleep(100);
+    atomic_fetch_add(run ? &l->ran : &l->given_back, 1);
+}
+
+/* As many as workers are taken; those that have not begun at the end are given back. */
+static void test_later(void **state)
+{
+    struct later l = {.hold = true};
+    struct pool *p = NULL;
+    struct err e = {0};
+    unsigned taken = 0;
+
+    (void)state;
+    assert_false(pool_later(NULL, later_piece, &l));
+    assert_ok(pool_new(2, &p, &e), &e);
+    while (pool_later(p, later_piece, &l))
+        taken++;
+    assert_int_equal(taken, 2);
+    atomic_store(&l.hold, false);
+    for (int i = 0; atomic_load(&l.ran) < taken && i < 100000; i++)
+        usleep(100);
+    assert_int_equal(l.ran, 2);
+    for (int i = 0; !pool_later(p, later_piece, &l) && i < 100000; i++)
+        usleep(100);
+    pool_free(p);
+    assert_int_equal(l.ran + l.given_back, 3);
+}
+
+/* It keeps no worker from what somebody waits for. */
+static void test_later_comes_after(void **state)
+{
+    enum { COUNT = 1000 };
+    atomic_int seen[COUNT] = {0};
+    struct later l = {0};
+    struct pool *p = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_ok(pool_new(3, &p, &e), &e);
+    for (int i = 0; i < 50; i++) {
+        (void)pool_later(p, later_piece, &l);
+        assert_ok(pool_each(p, COUNT, count_piece, seen, &e), &e);
+    }
+    pool_free(p);
+    for (int i = 0; i < COUNT; i++)
+        assert_int_equal(seen[i], 50);
+    assert_true(l.ran + l.given_back > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_later),
+        cmocka_unit_test(test_later_comes_after),
         cmocka_unit_test(test_every_piece_once),
         cmocka_unit_test(test_no_pool),
         cmocka_unit_test(test_default_size),
