@@ -93,9 +93,13 @@ static void zarr_bid(struct listing *l, struct bid *out)
 
 static const char *format_of(const struct zarr_found *f)
 {
+    bool group = f->groups > 0;
+
     if (f->arrays[2] > 0 && f->arrays[3] > 0)
-        return "zarr";
-    return f->arrays[3] > 0 ? "zarr3" : "zarr2";
+        return group ? "zarr-group" : "zarr";
+    if (f->arrays[3] > 0)
+        return group ? "zarr3-group" : "zarr3";
+    return group ? "zarr2-group" : "zarr2";
 }
 
 static int tell_checkpoint(const struct scan_context *c, const struct zarr_found *f,

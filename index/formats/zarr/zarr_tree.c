@@ -16,6 +16,7 @@
 #include "index/formats/json_object.h"
 #include "index/formats/zarr/zarr_dir.h"
 #include "index/formats/zarr/zarr_priv.h"
+#include "index/names.h"
 
 enum {
     MAX_GROUP = 64 << 20,      /* metadata of all arrays once more: 100,000 of them */
@@ -246,6 +247,17 @@ static size_t key_of(const struct tree *t, const char *path, const char **key)
     return len;
 }
 
+/* The rule speaks of parts between dots: here these are groups. */
+static int role_of_path(const char *path)
+{
+    char key[PATH_MAX];
+
+    snprintf(key, sizeof key, "%s", path);
+    for (char *p = key; (p = strchr(p, '/')); p++)
+        *p = '.';
+    return (int)role_of(NULL, key, strlen(key));
+}
+
 static int report_array(struct tree *t, const char *path, const char *metadata,
                         struct err *e)
 {
@@ -255,7 +267,7 @@ static int report_array(struct tree *t, const char *path, const char *metadata,
         .path = path,
         .metadata = metadata,
     };
-    struct sink_tensor about = {.role = -1};
+    struct sink_tensor about = {.role = role_of_path(path)};
     struct zarr_array a;
 
     about.key_len = key_of(t, path, &about.key);
@@ -422,7 +434,8 @@ static int report_lost(struct tree *t, const char *path, struct zarr_array *a,
                        struct err *e)
 {
     CLEANUP(zarr_chunks_freep) struct zarr_chunks *chunks = NULL;
-    const struct sink_tensor about = {.key = path, .key_len = strlen(path), .role = -1};
+    const struct sink_tensor about = {
+        .key = path, .key_len = strlen(path), .role = role_of_path(path)};
     static const struct zarr_how how;
 
     if (!store_name_is_safe(path, strlen(path)))
