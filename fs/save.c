@@ -23,6 +23,7 @@ enum {
     TICK_NS = 250000000,
     CLOSE_SECONDS = 2, /* close(2) returns before the kernel tells us of it */
     LOSSES_SHOWN = 5,
+    NOTHING = 1,
 };
 
 /* ---- the format ---- */
@@ -207,7 +208,7 @@ static int put_in_place(struct publication *p, struct err *e)
 }
 
 /* Nobody goes on believing what was there before. */
-static void tell(struct fs *fs, const char *path, struct slot *slot)
+void save_tell(struct fs *fs, const char *path, struct slot *slot)
 {
     CLEANUP_FREE char *above = strdup(path);
     char *slash = above ? strrchr(above, '/') : NULL;
@@ -233,6 +234,9 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
     stages_lock(fs);
     ret = save_files_list(s, &p.files, e);
     stages_unlock(fs);
+    /* Names that are hidden in this mount only are nothing to publish. */
+    if (ret == 0 && s->slot && save_files_none(&p.files))
+        ret = NOTHING;
     if (ret == 0)
         ret = build(&p, e);
     if (ret == 0)
@@ -240,7 +244,7 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
     merge_free(p.merge);
     layout_free(p.layout);
     save_files_release(&p.files);
-    return ret < 0 ? err_wrap(e, "save %s", s->path) : 0;
+    return ret < 0 ? err_wrap(e, "save %s", s->path) : ret;
 }
 
 /* ---- stages ---- */
@@ -280,7 +284,7 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e)
     ret = publish(fs, s, e);
     if (ret == 0) {
         slot = s->slot;
-        tell(fs, s->path, slot);
+        save_tell(fs, s->path, slot);
         log_msg(LOG_FS, LOG_INFO, "saved %s", s->path);
     }
     stages_lock(fs);
@@ -288,9 +292,9 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e)
     if (ret == 0)
         stage_end(fs, s, true);
     else
-        s->failed = true;
+        s->failed = true; /* until something changes */
     stage_wake(fs);
-    return ret;
+    return MIN(ret, 0);
 }
 
 int save_all(struct fs *fs, struct err *e)

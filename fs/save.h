@@ -35,6 +35,9 @@ const struct format_writer *save_format_of(const char *format);
  */
 int save_publish(struct fs *fs, struct stage *s, struct err *e);
 
+/* A directory of the source is another one by now, or gone; slot: what it was, or NULL. */
+void save_tell(struct fs *fs, const char *path, struct slot *slot);
+
 /* All stages; the first error, after all were tried. */
 int save_all(struct fs *fs, struct err *e);
 

@@ -13,6 +13,7 @@
 #include "base/arena.h"
 #include "base/fsutil.h"
 #include "fs/slot.h"
+#include "fs/tree.h"
 #include "save/incoming.h"
 #include "save/staging.h"
 
@@ -87,11 +88,21 @@ static bool add_dir(struct save_files *f, const struct staged *n, const char *pa
     return add_text(f, &f->dir, &f->dirs, &f->dirs_cap, path);
 }
 
-static bool add_gone(struct save_files *f, const char *path)
+/* Views, and storage: to unlink those hides the name, and removes nothing. */
+static bool is_shown_by_us(const struct stage *s, const char *name)
+{
+    for (const char *const *own = tree_own_names; *own; own++)
+        if (strcmp(*own, name) == 0)
+            return true;
+    return s->slot && slot_hides(s->slot, name);
+}
+
+static bool add_gone(const struct stage *s, struct save_files *f, const char *path)
 {
     if (strncmp(path, "tensors/", 8) == 0)
         return add_text(f, &f->removed, &f->removals, &f->removals_cap, path + 8);
-    return strchr(path, '/') || add_text(f, &f->gone, &f->gones, &f->gones_cap, path);
+    return strchr(path, '/') || is_shown_by_us(s, path) ||
+           add_text(f, &f->gone, &f->gones, &f->gones_cap, path);
 }
 
 static void list_node(void *user, struct staged *n)
@@ -107,7 +118,7 @@ static void list_node(void *user, struct staged *n)
     if (n->kind == STAGED_FILE)
         fine = add_file(l->out, n, path);
     else if (n->kind == STAGED_GONE)
-        fine = add_gone(l->out, path);
+        fine = add_gone(n->stage, l->out, path);
     else
         fine = add_dir(l->out, n, path);
     if (!fine)
@@ -129,6 +140,30 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
     return l.failed ? err_set(e, -l.failed, "%s", strerror(-l.failed)) : 0;
 }
 
+/* Directories of views are none of the checkpoint's. */
+static bool is_view(const char *path)
+{
+    static const char *const views[] = {"tensors", "tree", "raw", "optimizer",
+                                        ".unshard"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(views); i++) {
+        size_t n = strlen(views[i]);
+
+        if (strncmp(path, views[i], n) == 0 && (path[n] == '\0' || path[n] == '/'))
+            return true;
+    }
+    return false;
+}
+
+bool save_files_none(const struct save_files *f)
+{
+    size_t dirs = 0;
+
+    for (size_t i = 0; i < f->dirs; i++)
+        dirs += !is_view(f->dir[i]);
+    return f->count == 0 && f->removals == 0 && f->gones == 0 && dirs == 0;
+}
+
 void save_files_release(struct save_files *f)
 {
     free(f->file);
@@ -145,21 +180,6 @@ void save_files_release(struct save_files *f)
 static int fail(const char *path, struct err *e)
 {
     return err_set(e, errno, "%s: %s", path, strerror(errno));
-}
-
-/* Directories of views are none of the checkpoint's. */
-static bool is_view(const char *path)
-{
-    static const char *const views[] = {"tensors", "tree", "raw", "optimizer",
-                                        ".unshard"};
-
-    for (size_t i = 0; i < ARRAY_SIZE(views); i++) {
-        size_t n = strlen(views[i]);
-
-        if (strncmp(path, views[i], n) == 0 && (path[n] == '\0' || path[n] == '/'))
-            return true;
-    }
-    return false;
 }
 
 static int make_dirs_of(int dir, const struct save_files *f, struct err *e)

@@ -27,6 +27,8 @@ struct save_files {
 
 /* With the lock of stages. */
 int save_files_list(const struct stage *s, struct save_files *out, struct err *e);
+/* Does it change nothing? */
+bool save_files_none(const struct save_files *f);
 void save_files_release(struct save_files *f);
 
 /* The rights of storage files: those that all files had from which they were made. */

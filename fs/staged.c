@@ -74,9 +74,20 @@ struct staged *staged_dir_of(struct fs *fs, fuse_ino_t ino, const struct slot *s
     if (!ino_is_inside(ino))
         return s->root;
     name = staged_fixed_name(ino_kind(ino));
-    if (!name || (ino_kind(ino) == INSIDE_TREE && ino_index(ino) != 0))
-        return NULL;
-    return staged_find(s->root, name);
+    return name ? staged_find(s->root, name) : NULL;
+}
+
+static bool is_below_tree(fuse_ino_t ino)
+{
+    return ino_is_inside(ino) && ino_kind(ino) == INSIDE_TREE && ino_index(ino) > 0;
+}
+
+const char *staged_key(fuse_ino_t dir, const char *name, char *scratch, size_t size)
+{
+    if (!is_below_tree(dir))
+        return name;
+    snprintf(scratch, size, "%" PRIu32 "/%s", ino_index(dir), name);
+    return scratch;
 }
 
 /* The new directory `name` that is staged in this directory of the source, or NULL. */
@@ -95,7 +106,7 @@ static int reply(const struct request *r, struct staged *n)
 {
     struct fuse_entry_param entry = {0};
 
-    if (n->kind != STAGED_GONE)
+    if (n->kind != STAGED_GONE && !n->removed)
         staged_entry(n, &entry);
     stages_unlock(r->fs);
     if (fuse_reply_entry(r->req, &entry) < 0 && entry.ino)
@@ -106,7 +117,7 @@ static int reply(const struct request *r, struct staged *n)
 /* A directory that is shown anyway keeps its own node: here are only changes of it. */
 static bool is_own(const struct staged *n)
 {
-    return n && !(n->kind == STAGED_DIR && n->covers);
+    return n && (n->removed || !(n->kind == STAGED_DIR && n->covers));
 }
 
 static int lookup_staged(struct request *r)
@@ -131,6 +142,7 @@ int staged_lookup(struct request *r, struct err *e)
     struct fs *fs = r->fs;
     struct slot *slot = NULL;
     const struct node *node = NULL;
+    char scratch[STAGED_KEY_MAX];
     struct staged *dir, *n = NULL;
 
     (void)e;
@@ -146,7 +158,8 @@ int staged_lookup(struct request *r, struct err *e)
         return lookup_staged(r);
     if (stage_first(fs)) {
         dir = staged_dir_of(fs, r->ino, slot);
-        n = dir ? staged_find(dir, r->name) : NULL;
+        n = dir ? staged_find(dir, staged_key(r->ino, r->name, scratch, sizeof scratch))
+                : NULL;
         if (!n && node && node->kind == NODE_DIR)
             n = new_in(fs, node->path, r->name);
     }
@@ -347,7 +360,7 @@ static void add_to_list(void *user, struct staged *n)
 {
     struct list *l = user;
 
-    if (is_own(n) && n->kind != STAGED_GONE &&
+    if (is_own(n) && n->kind != STAGED_GONE && !n->removed &&
         (l->name[l->count] = strdup(n->name)) != NULL)
         l->count++;
 }
@@ -382,7 +395,7 @@ char **staged_names(struct fs *fs, fuse_ino_t ino, const char *path, struct slot
     const struct staged *dir;
 
     stages_lock(fs);
-    dir = staged_dir_of(fs, ino, slot);
+    dir = is_below_tree(ino) ? NULL : staged_dir_of(fs, ino, slot);
     l.name = calloc((dir ? dir->count : 0) + count_stages(fs) + 1, sizeof *l.name);
     if (l.name && dir)
         staged_each(dir, add_to_list, &l);
@@ -395,12 +408,13 @@ char **staged_names(struct fs *fs, fuse_ino_t ino, const char *path, struct slot
 bool staged_hides(struct fs *fs, fuse_ino_t ino, const struct slot *slot,
                   const char *name)
 {
+    char scratch[STAGED_KEY_MAX];
     const struct staged *dir, *n;
     bool hidden;
 
     stages_lock(fs);
     dir = staged_dir_of(fs, ino, slot);
-    n = dir ? staged_find(dir, name) : NULL;
+    n = dir ? staged_find(dir, staged_key(ino, name, scratch, sizeof scratch)) : NULL;
     hidden = is_own(n);
     stages_unlock(fs);
     return hidden;

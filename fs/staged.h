@@ -47,6 +47,13 @@ void staged_drop(struct fs *fs, struct staged_handle *h);
 /* With the lock: the directory of a stage that stands for this node, or NULL. */
 struct staged *staged_dir_of(struct fs *fs, fuse_ino_t ino, const struct slot *slot);
 
+/*
+ * Under which name changes of `name` in the directory stand there: those of all
+ * directories of tree/ stand in one.
+ */
+const char *staged_key(fuse_ino_t dir, const char *name, char *scratch, size_t size);
+enum { STAGED_KEY_MAX = 255 + 16 };
+
 /* The name that a fixed directory of a checkpoint has; NULL: it is none of these. */
 const char *staged_fixed_name(enum inside kind);
 

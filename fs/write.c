@@ -26,13 +26,7 @@ enum { TENSOR_MEMORY = 16 << 20, COPY_BLOCK = 1 << 20, XATTR_MAX = 256 };
 
 /* ---- where ---- */
 
-/* A directory that a request names, with the lock held once it was found. */
-struct where {
-    struct staged *dir; /* of a stage; or */
-    struct node *node;  /* a directory of the source that is no checkpoint */
-};
-
-static int not_writable(struct err *e, const char *what)
+int where_refused(struct err *e, const char *what)
 {
     err_set(e, EROFS, "%s: nothing can be written here", what);
     return err_hint(e, "make a directory for a new checkpoint: mkdir DIR");
@@ -99,8 +93,10 @@ static int fixed_dir(struct fs *fs, struct stage *s, enum inside kind,
     int rc;
 
     *out = staged_find(s->root, name);
-    if (*out)
+    if (*out) {
+        (*out)->removed = false;
         return 0;
+    }
     rc = staged_add(fs, s->root, name, STAGED_DIR, 0777, out, e);
     if (rc == 0)
         staged_cover(fs, *out, slot_ino(s->slot, kind, 0));
@@ -126,9 +122,10 @@ static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct
     struct stage *s;
     int rc = slot ? 0 : -ESTALE;
 
-    if (rc == 0 && (!staged_fixed_name(ino_kind(ino)) ||
-                    (ino_kind(ino) == INSIDE_TREE && ino_index(ino) > 0)))
-        rc = not_writable(e, "tree/");
+    if (rc == 0 &&
+        (!staged_fixed_name(ino_kind(ino)) ||
+         (ino_kind(ino) == INSIDE_TREE && ino_index(ino) > 0 && !out->remove)))
+        rc = where_refused(e, "tree/");
     if (rc == 0)
         rc = check_current(fs, slot, e);
     if (rc == 0) {
@@ -158,13 +155,13 @@ static int shown_current(struct fs *fs, struct node *n, struct shown **out,
 }
 
 /* With the lock held when it returns 0. */
-static int find_where(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
+int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
 {
     struct shown *shown;
     struct stage *s;
     int rc;
 
-    *out = (struct where){0};
+    *out = (struct where){.remove = out->remove};
     if (ino_is_staged(ino))
         return where_staged(fs, ino, out);
     if (ino_is_inside(ino))
@@ -173,7 +170,7 @@ static int find_where(struct fs *fs, fuse_ino_t ino, struct where *out, struct e
     if (!out->node)
         return -ESTALE;
     if (out->node->kind != NODE_DIR)
-        return not_writable(e, out->node->path);
+        return where_refused(e, out->node->path);
     rc = shown_current(fs, out->node, &shown, e);
     if (rc != 0)
         return rc;
@@ -254,8 +251,8 @@ int write_mkdir(struct request *r, struct err *e)
 {
     struct fuse_entry_param entry;
     struct staged *n = NULL;
-    struct where w;
-    int rc = find_where(r->fs, r->ino, &w, e);
+    struct where w = {0};
+    int rc = where_find(r->fs, r->ino, &w, e);
 
     if (rc < 0)
         return rc;
@@ -307,12 +304,12 @@ int write_create(struct request *r, struct err *e)
     struct staged_handle *h = NULL;
     struct fuse_entry_param entry;
     struct staged *n;
-    struct where w;
-    int rc = find_where(r->fs, r->ino, &w, e);
+    struct where w = {0};
+    int rc = where_find(r->fs, r->ino, &w, e);
 
     if (rc < 0)
         return rc;
-    rc = w.dir ? new_file(r, w.dir, r->name, &n, e) : not_writable(e, w.node->path);
+    rc = w.dir ? new_file(r, w.dir, r->name, &n, e) : where_refused(e, w.node->path);
     if (rc == 0) {
         rc = staged_open_handle(r->fs, n, r->fi.flags | O_CREAT | O_TRUNC, &h, e);
         if (rc < 0)
@@ -348,7 +345,7 @@ static int name_of(struct fs *fs, struct slot *slot, fuse_ino_t ino, enum inside
         return 0;
     }
     if (kind != INSIDE_NPY && kind != INSIDE_BARE)
-        return not_writable(e, slot->path);
+        return where_refused(e, slot->path);
     rc = a ? catalog_tensor(fs->catalog, slot->info.id, ino_index(ino), a, &t, e)
            : err_nomem(e);
     *dir = kind == INSIDE_NPY ? INSIDE_TENSORS : INSIDE_RAW;
@@ -433,7 +430,7 @@ static int open_side(struct request *r, struct err *e)
         return -ESTALE;
     if (n->kind != NODE_FILE)
         return -EISDIR;
-    rc = slot ? open_over(r, slot, 0, n->name, e) : not_writable(e, n->path);
+    rc = slot ? open_over(r, slot, 0, n->name, e) : where_refused(e, n->path);
     slot_unref(r->fs, slot, 1);
     return rc;
 }
@@ -780,68 +777,15 @@ int write_setxattr(struct request *r, const char *value, struct err *e)
     return rc;
 }
 
-/* ---- removing and renaming ---- */
-
-int write_unlink(struct request *r, struct err *e)
-{
-    struct staged *n;
-    struct where w;
-    int rc = find_where(r->fs, r->ino, &w, e);
-
-    if (rc < 0)
-        return rc;
-    n = w.dir ? staged_find(w.dir, r->name) : NULL;
-    if (!w.dir)
-        rc = not_writable(e, w.node->path);
-    else if (n && n->kind == STAGED_DIR)
-        rc = -EISDIR;
-    else if (n && n->kind == STAGED_GONE)
-        rc = -ENOENT;
-    else if (n)
-        staged_remove(r->fs, n);
-    /* What a checkpoint has is removed by publication; until then its name is hidden. */
-    if (rc == 0 && w.dir->stage->slot)
-        rc = staged_add(r->fs, w.dir, r->name, STAGED_GONE, 0, &n, e);
-    stages_unlock(r->fs);
-    if (rc == 0)
-        fuse_reply_err(r->req, 0);
-    return rc;
-}
-
-static int remove_dir(struct fs *fs, struct staged *n)
-{
-    if (n->kind != STAGED_DIR)
-        return -ENOTDIR;
-    if (n->count > 0)
-        return -ENOTEMPTY;
-    if (n->parent)
-        staged_remove(fs, n);
-    else
-        stage_end(fs, n->stage, false);
-    return 0;
-}
-
-/* With the lock: the root of the new checkpoint of this name in a plain directory. */
-static struct staged *new_root(struct fs *fs, const struct node *dir, const char *name)
-{
-    char path[PATH_MAX];
-    struct stage *s;
-
-    if (store_join(dir->path, name, path, sizeof path) < 0)
-        return NULL;
-    do {
-        s = stage_at(fs, path);
-    } while (s && !stage_wait(fs, s));
-    return s && !s->slot ? s->root : NULL;
-}
+/* ---- links and new names ---- */
 
 /* cp -a makes one of two names of a tensor a link to the other. */
 int write_link(struct request *r, struct err *e)
 {
     struct fuse_entry_param entry;
     struct staged *from, *n;
-    struct where w;
-    int rc = find_where(r->fs, r->to, &w, e);
+    struct where w = {0};
+    int rc = where_find(r->fs, r->to, &w, e);
 
     if (rc < 0)
         return rc;
@@ -863,23 +807,18 @@ int write_link(struct request *r, struct err *e)
     return rc < 0 ? rc : reply_entry(r, &entry);
 }
 
-int write_rmdir(struct request *r, struct err *e)
+/* With the lock: the root of the new checkpoint of this name in a plain directory. */
+struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name)
 {
-    struct staged *n;
-    struct where w;
-    int rc = find_where(r->fs, r->ino, &w, e);
+    char path[PATH_MAX];
+    struct stage *s;
 
-    if (rc < 0)
-        return rc;
-    n = w.dir ? staged_find(w.dir, r->name) : new_root(r->fs, w.node, r->name);
-    if (n && !(n->covers && w.dir))
-        rc = remove_dir(r->fs, n);
-    else
-        rc = not_writable(e, r->name);
-    stages_unlock(r->fs);
-    if (rc == 0)
-        fuse_reply_err(r->req, 0);
-    return rc;
+    if (store_join(dir->path, name, path, sizeof path) < 0)
+        return NULL;
+    do {
+        s = stage_at(fs, path);
+    } while (s && !stage_wait(fs, s));
+    return s && !s->slot ? s->root : NULL;
 }
 
 /* May n take the place of what has this name there? */
@@ -943,12 +882,12 @@ static int rename_within(struct request *r, struct staged *n, struct staged *to,
 static int find_both(struct request *r, struct where *from, struct where *to,
                      struct err *e)
 {
-    int rc = find_where(r->fs, r->to, to, e);
+    int rc = where_find(r->fs, r->to, to, e);
 
     if (rc < 0)
         return rc;
     stages_unlock(r->fs); /* what the second look finds may end the first: look again */
-    rc = find_where(r->fs, r->ino, from, e);
+    rc = where_find(r->fs, r->ino, from, e);
     if (rc < 0 || !to->dir)
         return rc;
     if (ino_is_staged(r->to)) {
@@ -976,13 +915,14 @@ static int find_both(struct request *r, struct where *from, struct where *to,
 
 int write_rename(struct request *r, struct err *e)
 {
-    struct where from, to;
+    struct where from = {0}, to = {0};
     struct staged *n;
     int rc = find_both(r, &from, &to, e);
 
     if (rc < 0)
         return rc;
-    n = from.dir ? staged_find(from.dir, r->name) : new_root(r->fs, from.node, r->name);
+    n = from.dir ? staged_find(from.dir, r->name)
+                 : where_new_root(r->fs, from.node, r->name);
     if (!n || n->kind == STAGED_GONE)
         rc = -EXDEV; /* what is published is copied, then removed */
     else if (from.dir && to.dir)

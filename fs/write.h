@@ -5,6 +5,22 @@
 
 #include "fs/request.h"
 
+struct staged;
+
+/* A directory that a request names, with the lock of stages held once it was found. */
+struct where {
+    bool remove;        /* asked for: also where nothing can be written */
+    struct staged *dir; /* of a stage; or */
+    struct node *node;  /* a directory of the source that is no checkpoint */
+};
+
+/* With the lock held when it returns 0. */
+int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e);
+int where_refused(struct err *e, const char *what);
+
+/* With the lock: the root of the new checkpoint of this name in a plain directory. */
+struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name);
+
 /* All answer the request, or return a negative errno. */
 int write_mkdir(struct request *r, struct err *e);
 int write_create(struct request *r, struct err *e);

@@ -649,6 +649,8 @@ static int settle(struct merge *m, struct err *e)
     if (!tensor || !from || !order || !m->tensor || !m->from)
         return err_nomem(e);
     n = collect(m, tensor, from);
+    if (n == 0 && m->spec.checkpoint)
+        return err_set(e, EINVAL, "no tensor would be left");
     for (size_t i = 0; i < n; i++)
         order[i] = i;
     qsort_r(order, n, sizeof *order, by_key, tensor);

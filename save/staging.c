@@ -631,3 +631,15 @@ int staging_replace(struct staging *s, int parent, const char *name,
     staging_discard(s, &ignored); /* the old one; what is left of it harms nobody */
     return 0;
 }
+
+int staging_take_away(struct staging *s, int parent, const char *name, struct err *e)
+{
+    struct err ignored = {0};
+
+    if (renameat2(parent, name, s->fd, "removed", RENAME_NOREPLACE) < 0)
+        return fail(e, "remove", s->target);
+    if (fsync(parent) < 0)
+        return fail(e, "fsync", s->target);
+    staging_discard(s, &ignored);
+    return 0;
+}

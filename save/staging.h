@@ -64,6 +64,9 @@ int staging_publish(struct staging *s, struct err *e);
 int staging_replace(struct staging *s, int parent, const char *name,
                     const struct stat *replaces, struct err *e);
 
+/* Directory `name` of `parent` is gone, in one step; then it is deleted. */
+int staging_take_away(struct staging *s, int parent, const char *name, struct err *e);
+
 /* Empties data/ for another try. */
 int staging_restart(struct staging *s, struct err *e);
 

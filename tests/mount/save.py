@@ -289,4 +289,33 @@ def test_written_out_of_order(t):
     same("tensors", stored(t + "/run/step1"), make_tensors(1, rows=512))
 
 
+def test_a_checkpoint_is_removed(t):
+    tensors = make_tensors(1)
+    for step in (1, 2):
+        write_checkpoint(f"{t}/run/step{step}", tensors)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        fails("a full one", errno.ENOTEMPTY, lambda: os.rmdir(m / "step1"))
+        fails("a view", errno.ENOTEMPTY, lambda: os.rmdir(m / "step1/tensors"))
+        subprocess.run(["rm", "-r", m / "step1"], check=True)
+        same("the source", os.listdir(t + "/run"), ["step2"])
+        same("the mount", os.listdir(m.path), ["step2"])
+        os.unlink(m / "step2/model.safetensors")
+        os.unlink(m / f"step2/raw/{list(tensors)[0]}")
+        assert not os.path.exists(m / "step2/model.safetensors"), "it is hidden"
+        umount(m)
+    same("nothing else", stored(t + "/run/step2"), tensors)
+
+
+def test_all_tensors_but_not_the_checkpoint(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for key in tensors:
+            os.unlink(m / f"step1/tensors/{key}.npy")
+        assert "no tensor would be left" in umount(m, ok=False)
+        m.process.send_signal(signal.SIGTERM)
+        m.process.wait(20)
+    same("nothing was removed", stored(t + "/run/step1"), tensors)
+
+
 main(globals())

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/remove.c - unlink(2) and rmdir(2): names are hidden now, publication removes. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "fs/node.h"
+#include "fs/save.h"
+#include "fs/slot.h"
+#include "fs/staged.h"
+#include "fs/tree.h"
+#include "fs/write.h"
+#include "save/staging.h"
+
+/* With the lock: a name that a checkpoint shows is gone from now on. */
+static int hide(struct fs *fs, struct staged *dir, const char *key, struct err *e)
+{
+    struct staged *n;
+
+    return staged_find(dir, key) ? 0 : staged_add(fs, dir, key, STAGED_GONE, 0, &n, e);
+}
+
+int write_unlink(struct request *r, struct err *e)
+{
+    char scratch[STAGED_KEY_MAX];
+    const char *key = staged_key(r->ino, r->name, scratch, sizeof scratch);
+    struct where w = {.remove = true};
+    struct staged *n;
+    int rc = where_find(r->fs, r->ino, &w, e);
+
+    if (rc < 0)
+        return rc;
+    n = w.dir ? staged_find(w.dir, key) : NULL;
+    if (!w.dir)
+        rc = where_refused(e, w.node->path);
+    else if (n && n->kind == STAGED_DIR)
+        rc = -EISDIR;
+    else if (n && n->kind == STAGED_GONE)
+        rc = -ENOENT;
+    else if (n)
+        staged_remove(r->fs, n);
+    if (rc == 0 && w.dir->stage->slot)
+        rc = hide(r->fs, w.dir, key, e);
+    stages_unlock(r->fs);
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    return rc;
+}
+
+/* ---- directories ---- */
+
+/* Something of a directory of tree/ that is not hidden. */
+struct rest {
+    const struct staged *dir; /* tree/ */
+    fuse_ino_t ino;
+    bool any;
+};
+
+static int see_entry(void *user, const struct tree_entry *t)
+{
+    struct rest *rest = user;
+    char scratch[STAGED_KEY_MAX];
+
+    rest->any |= !staged_find(rest->dir,
+                              staged_key(rest->ino, t->name, scratch, sizeof scratch));
+    return rest->any;
+}
+
+/* With the lock: is all of this directory of a checkpoint hidden? */
+static bool is_emptied(struct fs *fs, const struct stage *s, enum inside kind,
+                       uint32_t index)
+{
+    const struct checkpoint_info *info = &s->slot->info;
+    const struct staged *dir = staged_find(s->root, staged_fixed_name(kind));
+    struct rest rest = {.dir = dir, .ino = slot_ino(s->slot, kind, index)};
+    struct err e = {0};
+
+    if (kind == INSIDE_META)
+        return true; /* reports: nothing is lost with them */
+    if (!dir)
+        return false;
+    if (kind == INSIDE_TREE)
+        return catalog_tree_list(fs->catalog, info->id, index, 0, see_entry, &rest,
+                                 &e) >= 0 &&
+               !rest.any;
+    return dir->count >= (kind == INSIDE_OPTIMIZER ? 1 : info->tensors);
+}
+
+static enum inside fixed_kind(const char *name)
+{
+    for (enum inside k = INSIDE_TENSORS; k <= INSIDE_LAST_DIR; k++)
+        if (strcmp(staged_fixed_name(k), name) == 0)
+            return k;
+    return 0;
+}
+
+/* A view's directory, or one below tree/. */
+static int remove_view(struct request *r, struct staged *dir, struct err *e)
+{
+    struct stage *s = dir->stage;
+    char scratch[STAGED_KEY_MAX];
+    struct tree_entry entry;
+    struct staged *n;
+    enum inside kind;
+    int rc;
+
+    if (ino_is_inside(r->ino)) { /* below tree/ */
+        rc = catalog_tree_find(r->fs->catalog, s->slot->info.id, ino_index(r->ino),
+                               r->name, &entry, e);
+        if (rc < 0 || !entry.dir)
+            return rc < 0 ? rc : -ENOTDIR;
+        if (!is_emptied(r->fs, s, INSIDE_TREE, entry.dir))
+            return -ENOTEMPTY;
+        return hide(r->fs, dir, staged_key(r->ino, r->name, scratch, sizeof scratch),
+                    e);
+    }
+    kind = fixed_kind(r->name);
+    n = staged_find(dir, r->name);
+    if (!kind || (n && n->kind != STAGED_DIR))
+        return kind ? -ENOTDIR : where_refused(e, r->name);
+    if (!is_emptied(r->fs, s, kind, 0))
+        return -ENOTEMPTY;
+    rc = n ? 0 : staged_add(r->fs, dir, r->name, STAGED_DIR, 0777, &n, e);
+    if (rc == 0 && !n->covers)
+        staged_cover(r->fs, n, slot_ino(s->slot, kind, 0));
+    if (rc == 0)
+        n->removed = true;
+    return rc;
+}
+
+/* With the lock: is nothing left to be seen of the checkpoint? */
+static bool is_bare(const struct stage *s, const struct shown *shown)
+{
+    for (size_t i = 0; i < shown->count; i++) {
+        const struct shown_entry *entry = &shown->entry[i];
+        const struct staged *n = staged_find(s->root, entry->name);
+
+        if (strcmp(entry->name, ".unshard") != 0 &&
+            (!n || (n->kind != STAGED_GONE && !n->removed)))
+            return false;
+    }
+    return s->writers == 0;
+}
+
+/* The checkpoint goes away as a whole, in one step. */
+static int take_away(struct fs *fs, struct stage *s, struct err *e)
+{
+    const char *name;
+    CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
+    int rc = parent < 0 ? parent : staging_take_away(s->staging, parent, name, e);
+
+    if (rc < 0)
+        return rc;
+    save_tell(fs, s->path, s->slot);
+    stage_end(fs, s, true);
+    return 0;
+}
+
+/* A directory of the source: a checkpoint of which nothing is shown any more. */
+static int remove_checkpoint(struct request *r, const struct node *dir, struct err *e)
+{
+    char path[PATH_MAX];
+    struct shown *shown;
+    struct stage *s;
+    struct node *n;
+    int rc;
+
+    if (store_join(dir->path, r->name, path, sizeof path) < 0)
+        return -ENAMETOOLONG;
+    s = stage_at(r->fs, path);
+    if (!s || !s->slot)
+        return -ENOTEMPTY;
+    n = node_pin(r->fs, s->slot->dir_ino);
+    if (!n || strcmp(n->path, path) != 0)
+        rc = -ESTALE;
+    else
+        rc = tree_shown(r->fs, n, true, &shown, e);
+    if (rc == 0) {
+        rc = is_bare(s, shown) ? take_away(r->fs, s, e) : -ENOTEMPTY;
+        shown_put(r->fs, shown);
+    }
+    if (n)
+        node_unpin(r->fs, n);
+    return rc;
+}
+
+static int remove_staged(struct fs *fs, struct staged *n)
+{
+    if (n->kind != STAGED_DIR)
+        return -ENOTDIR;
+    if (n->count > 0)
+        return -ENOTEMPTY;
+    if (n->parent)
+        staged_remove(fs, n);
+    else
+        stage_end(fs, n->stage, false);
+    return 0;
+}
+
+int write_rmdir(struct request *r, struct err *e)
+{
+    struct where w = {.remove = true};
+    struct staged *n;
+    int rc = where_find(r->fs, r->ino, &w, e);
+
+    if (rc < 0)
+        return rc;
+    n = w.dir ? staged_find(w.dir, r->name) : where_new_root(r->fs, w.node, r->name);
+    if (n && !n->covers && n->kind != STAGED_GONE)
+        rc = remove_staged(r->fs, n);
+    else if (!w.dir)
+        rc = remove_checkpoint(r, w.node, e);
+    else
+        rc = w.dir->stage->slot ? remove_view(r, w.dir, e) : -ENOENT;
+    stages_unlock(r->fs);
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    return rc;
+}
