@@ -183,6 +183,9 @@ static const struct way ways[] = {
     {"torch_dist", {0}},
     {"torch_dist", {.ranks = 5}},
     {"torch_dist", {.mesh = {2, 2}}},
+    {"zarr", {0}},
+    {"zarr", {.ranks = 3}},
+    {"zarr", {.ranks = 4, .codec = "blosc-lz4"}},
 };
 
 static void check_same(const struct layout *a, const struct layout_input *in,
@@ -387,6 +390,10 @@ static void test_losses(void **state)
         {"pt", "other (1 tensors) types.F6_E2M3 types.F6_E3M2 f.odd4 "},
         {"olmo-step", "types.F6_E2M3 types.F6_E3M2 f.odd4 "},
         {"torch_dist", "types.F6_E2M3 types.F6_E3M2 f.odd4 "},
+        {"zarr", "types.C32 types.F8_E4M3 types.F8_E5M2 types.F8_E8M0 "
+                 "types.F8_E4M3FNUZ types.F8_E5M2FNUZ types.F4 types.F6_E2M3 "
+                 "types.F6_E3M2 a.scalar b.scalar f.odd4 f.line4 "
+                 "g.h\303\251 \"quoted\"\\ %/x "},
         {"npz", "types.C32 types.F8_E4M3 types.F8_E5M2 types.F8_E8M0 "
                 "types.F8_E4M3FNUZ types.F8_E5M2FNUZ types.F4 types.F6_E2M3 "
                 "types.F6_E3M2 f.odd4 f.line4 g.h\303\251 \"quoted\"\\ %/x "},
@@ -442,6 +449,8 @@ static void test_options_refused(void **state)
         {"npz", {.codec = "blosc-lz4"}},
         {"olmo-step", {.codec = "none"}},
         {"torch_dist", {.max_shard_size = 1}},
+        {"zarr", {.mesh = {2, 2}}},
+        {"zarr", {.codec = "zstd"}},
     };
     struct given *g = hard_ones();
 

@@ -447,7 +447,7 @@ static const struct chunk_codec *const megatron_codecs[] = {
 };
 
 static const struct format_writer *const megatron_writers[] = {&writer_torch_dist,
-                                                               NULL};
+                                                               &writer_zarr, NULL};
 
 const struct format_driver format_megatron = {
     .name = "megatron",
