@@ -2,7 +2,6 @@
 /* gpu/element_stats.c - minimum, maximum, mean, deviation, counts and a histogram at once. */
 #include "gpu/element_stats.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,15 +30,6 @@ uint64_t element_stats_finite(const struct element_stats *s)
 }
 
 /* ---- one block ---- */
-
-static bool all_finite(const double *v, size_t n)
-{
-    int bad = 0;
-
-    for (size_t i = 0; i < n; i++)
-        bad |= !(fabs(v[i]) <= DBL_MAX);
-    return !bad;
-}
 
 /* Counts what is not finite and moves the rest together; returns how much that is. */
 static size_t take_out_nonfinite(struct element_stats *s, double *v, size_t n)
@@ -142,20 +132,18 @@ static void grow(struct element_stats *s, int scale)
 static void count_block(struct element_stats *s, const double *v, size_t n, double most)
 {
     int index[BLOCK], scale;
-    double step, back;
+    double factor;
 
     frexp(most, &scale); /* most < 2^scale */
     if (most == 0 || scale < -900)
-        scale = -900; /* so that the factor below is finite */
+        scale = -900; /* so that the factor is finite */
     grow(s, scale);
-    /* In two factors, of which each is a power of two that doubles hold. */
-    step = ldexp(1, (HALF_BITS - s->scale) / 2);
-    back = ldexp(1, HALF_BITS - s->scale - (HALF_BITS - s->scale) / 2);
+    factor = ldexp(1, HALF_BITS - s->scale);
     for (size_t i = 0; i < n; i++) {
-        double x = v[i] * step * back;
+        double x = v[i] * factor;
         int whole = (int)x;
 
-        index[i] = whole - (x < (double)whole);
+        index[i] = whole - (x < (double)whole); /* floor() */
     }
     for (size_t i = 0; i < n; i++)
         s->bin[index[i] + HALF]++;
@@ -177,11 +165,14 @@ static void add_block(struct element_stats *s, double *v, size_t n)
     double mean;
 
     s->numbers += n;
-    if (!all_finite(v, n))
-        n = take_out_nonfinite(s, v, n);
-    if (n == 0)
-        return;
     sums = sum_block(v, n);
+    if (!isfinite(
+            sums.sum)) { /* what is not finite makes the sum so, and too large sums */
+        n = take_out_nonfinite(s, v, n);
+        if (n == 0)
+            return;
+        sums = sum_block(v, n);
+    }
     mean = sums.sum / (double)n;
     s->min = MIN(s->min, sums.min);
     s->max = MAX(s->max, sums.max);
