@@ -43,7 +43,7 @@ struct diff {
     struct element_rule rule;
     bool drop[3], drop_objects; /* by role */
     struct tensor_pair *pair;
-    struct item *item; /* one a pair */
+    struct item *item; /* of the pairs that are open */
     size_t n;
     struct slot *slot;
     struct progress progress;
@@ -159,7 +159,7 @@ static void open_item(void *user, size_t i, uint64_t *units, unsigned *unit)
     struct diff *d = user;
     const struct tensor_pair *p = &d->pair[i];
     const struct listed_tensor *t[2] = {p->a, p->b};
-    struct item *it = &d->item[i];
+    struct item *it = &d->item[i % SWEEP_OPEN];
     bool comparable = false;
 
     *units = 0;
@@ -189,7 +189,7 @@ static void work_piece(void *user, const struct sweep_piece *p, unsigned slot)
 {
     struct diff *d = user;
     struct slot *out = &d->slot[slot];
-    const struct item *it = &d->item[p->item];
+    const struct item *it = &d->item[p->item % SWEEP_OPEN];
     const unsigned unit[2] = {it->elements.a.unit, it->elements.b.unit};
     uint64_t step = SWEEP_WINDOW / MAX(unit[0], unit[1]);
     CLEANUP_FREE char *window = malloc((size_t)2 * SWEEP_WINDOW);
@@ -219,7 +219,7 @@ static void merge_piece(void *user, const struct sweep_piece *p, unsigned slot)
 {
     struct diff *d = user;
     struct slot *s = &d->slot[slot];
-    struct item *it = &d->item[p->item];
+    struct item *it = &d->item[p->item % SWEEP_OPEN];
 
     if (s->err.code)
         note_damage(it, s->where, &s->err);
@@ -230,7 +230,7 @@ static void merge_piece(void *user, const struct sweep_piece *p, unsigned slot)
 static void close_item(void *user, size_t i)
 {
     struct diff *d = user;
-    struct item *it = &d->item[i];
+    struct item *it = &d->item[i % SWEEP_OPEN];
     struct pair_result r = {.state = it->state, .pair = &d->pair[i]};
 
     if (it->state == PAIR_DAMAGED) {
@@ -275,7 +275,7 @@ static int sweep_pairs(struct diff *d)
                           .close = close_item};
     int ret;
 
-    d->item = calloc(d->n + 1, sizeof *d->item);
+    d->item = calloc(SWEEP_OPEN, sizeof *d->item);
     d->slot = calloc(sweep.slots, sizeof *d->slot);
     if (!d->item || !d->slot)
         return err_nomem(&d->c->err);

@@ -35,7 +35,7 @@ struct stats {
     int64_t checkpoint;
     const char *pattern; /* NULL: all */
     struct tensor_list list;
-    struct item *item; /* one a tensor */
+    struct item *item; /* of the tensors that are open */
     struct slot *slot;
     struct element_stats total;
     struct progress progress;
@@ -60,7 +60,7 @@ static void open_item(void *user, size_t i, uint64_t *units, unsigned *unit)
 {
     struct stats *s = user;
     const struct listed_tensor *t = &s->list.row[i];
-    struct item *it = &s->item[i];
+    struct item *it = &s->item[i % SWEEP_OPEN];
     struct err e = {0};
 
     *units = 0;
@@ -85,7 +85,7 @@ static void work_piece(void *user, const struct sweep_piece *p, unsigned slot)
 {
     struct stats *s = user;
     struct slot *out = &s->slot[slot];
-    const struct item *it = &s->item[p->item];
+    const struct item *it = &s->item[p->item % SWEEP_OPEN];
     CLEANUP_FREE char *window = malloc(SWEEP_WINDOW);
     uint64_t at = p->first * it->decoder.unit, end = at + p->units * it->decoder.unit;
 
@@ -107,7 +107,7 @@ static void work_piece(void *user, const struct sweep_piece *p, unsigned slot)
 static void merge_piece(void *user, const struct sweep_piece *p, unsigned slot)
 {
     struct stats *s = user;
-    struct item *it = &s->item[p->item];
+    struct item *it = &s->item[p->item % SWEEP_OPEN];
 
     if (s->slot[slot].err.code)
         note_damage(it, &s->slot[slot].err);
@@ -227,7 +227,7 @@ static void json_row(struct stats *s, const struct listed_tensor *t,
 static void close_item(void *user, size_t i)
 {
     struct stats *s = user;
-    struct item *it = &s->item[i];
+    struct item *it = &s->item[i % SWEEP_OPEN];
     const struct listed_tensor *t = &s->list.row[i];
 
     if (s->c->opt.json)
@@ -308,7 +308,7 @@ static int sweep_tensors(struct stats *s)
                           .close = close_item};
     int ret;
 
-    s->item = calloc(s->list.n + 1, sizeof *s->item);
+    s->item = calloc(SWEEP_OPEN, sizeof *s->item);
     s->slot = calloc(sweep.slots, sizeof *s->slot);
     if (!s->item || !s->slot)
         return err_nomem(&s->c->err);

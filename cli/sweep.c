@@ -5,7 +5,6 @@
 #include "base/pool.h"
 
 enum {
-    ITEMS = 128, /* open at a time */
     PIECE_BYTES = 4 << 20,
     SLOTS_MIN = 32,
     SLOTS_A_THREAD = 4,
@@ -20,8 +19,8 @@ unsigned sweep_slots(const struct pool *pool)
 struct set {
     struct sweep *sweep;
     size_t first, n; /* items */
-    uint64_t units[ITEMS];
-    unsigned unit[ITEMS];
+    uint64_t units[SWEEP_OPEN];
+    unsigned unit[SWEEP_OPEN];
     struct sweep_piece *piece;
     unsigned pieces;
 };
@@ -79,7 +78,7 @@ int sweep_run(struct sweep *sweep, struct err *e)
     int ret = s.piece ? 0 : err_nomem(e);
 
     for (; ret == 0 && s.first < sweep->items; s.first += s.n) {
-        s.n = MIN(sweep->items - s.first, (size_t)ITEMS);
+        s.n = MIN(sweep->items - s.first, (size_t)SWEEP_OPEN);
         ret = pool_each(sweep->pool, s.n, open_item, &s, e);
         for (size_t i = 0; ret == 0 && i < s.n; i++)
             ret = cut_item(&s, i, e);

@@ -5,7 +5,11 @@
 
 #include "cli/cli.h"
 
-enum { SWEEP_WINDOW = 512 << 10 }; /* bytes that are read at a time */
+enum {
+    SWEEP_WINDOW = 512 << 10, /* bytes that are read at a time */
+    /* Items that are open at once, one after the other: number modulo this is a place. */
+    SWEEP_OPEN = 128,
+};
 
 /* A piece of one item: storage units [first, first + units). */
 struct sweep_piece {

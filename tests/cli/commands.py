@@ -416,6 +416,32 @@ def test_diff_of_objects(t):
     assert states <= {"differs", "only-a", "only-b"}, states
 
 
+def test_diff_and_stats_of_many_tensors(t):
+    """More than are open at once."""
+    cli = Cli(t)
+    tensors = {f"t{i:04}": ("U8", (2,), bytes([i % 251, 7])) for i in range(700)}
+    write_checkpoint(t + "/a", tensors, shards=1)
+    tensors["t0300"] = ("U8", (2,), bytes([300 % 251, 9]))
+    write_checkpoint(t + "/b", tensors, shards=1)
+    out = cli.json("diff", t + "/a", t + "/b", status=NO)
+    same("rows", [(r["name"], r["first_at"], r["max_abs"]) for r in out["tensors"]], [("t0300", [1], 2)])
+    same("identical", out["totals"]["identical"], 699)
+    rows = cli.json("stats", t + "/b")["tensors"]
+    same("stats", [(r["key"], r["mean"] * 2) for r in rows],
+         [(f"t{i:04}", i % 251 + (9 if i == 300 else 7)) for i in range(700)])
+
+
+def test_diff_through_a_map(t):
+    """Both are seen through it; names that it does not know stay."""
+    cli = Cli(t)
+    ckpt, map_, hf = mapped_checkpoint(t)
+    options = ["-o", f"map={map_},hf={hf}"]
+    cli.run("convert", ckpt, t + "/export", "--to", "hf", "--map", map_, "--hf", hf)
+    cli.run("diff", ckpt, t + "/export", status=NO)
+    same("words", cli.run("diff", ckpt, t + "/export", *options).stdout.split(";")[0], "2 tensors identical")
+    same("as options", cli.run("diff", ckpt, t + "/export", "--map", map_, "--hf", hf).stdout.split(";")[0], "2 tensors identical")
+
+
 def test_diff_errors(t):
     cli = Cli(t)
     write_checkpoint(t + "/hf", make_tensors(1))
