@@ -24,6 +24,8 @@ enum {
     BATCH = 512,       /* units between two looks at durability: 2 GiB at most */
     MANY_FILES = 4096, /* from here on one syncfs costs less than an fsync a file */
     BUFFERS = 64,
+    EARLY = 1 << 20, /* bytes that are worth a hint to the disk */
+    TURNS = 64,      /* files have one of these locks each, by number */
 };
 
 /* One box of one file. */
@@ -50,6 +52,11 @@ struct stage_run {
     size_t base;  /* first unit of the batch that runs */
     bool *summed; /* of each file of the layout: has it checksums? */
     struct sums sums;
+    /*
+     * One thread at a time writes to a file: the kernel lets no more in, and would have the
+     * others spin for it, where they can read and cut what comes next.
+     */
+    pthread_mutex_t turn[TURNS];
     pthread_mutex_t lock; /* of what follows, and of progress */
     void *buffer[BUFFERS];
     unsigned buffers;
@@ -359,7 +366,13 @@ static int put_place(struct stage_run *s, const struct unit *u, const struct box
     fd = open_file(s, &f, O_WRONLY, e);
     if (fd < 0)
         return fd;
+    pthread_mutex_lock(&s->turn[p->file % TURNS]);
     ret = write_at(fd, &f, bytes, len, p->piece->at + at, e);
+    pthread_mutex_unlock(&s->turn[p->file % TURNS]);
+    /* The disk begins now, not at the fsync; a hint that some file systems do not know. */
+    if (ret == 0 && len >= EARLY)
+        (void)sync_file_range(fd, (off_t)(p->piece->at + at), (off_t)len,
+                              SYNC_FILE_RANGE_WRITE);
     close(fd);
     if (ret == 0 && s->summed[p->file])
         sums_add(&s->sums, p->file, p->piece->at + at, bytes, len);
@@ -661,6 +674,8 @@ static void stage_release(struct stage_run *s)
     free(s->unit);
     free(s->summed);
     sums_release(&s->sums);
+    for (unsigned i = 0; i < TURNS; i++)
+        pthread_mutex_destroy(&s->turn[i]);
     pthread_mutex_destroy(&s->lock);
 }
 
@@ -775,6 +790,8 @@ int save_write(const struct save_run *r, struct err *e)
         if (stage == 0 ? !r->first_stage : !r->other_stages)
             continue;
         pthread_mutex_init(&s.lock, NULL);
+        for (unsigned i = 0; i < TURNS; i++)
+            pthread_mutex_init(&s.turn[i], NULL);
         sums_init(&s.sums);
         ret = run_stage(&s, e);
         stage_release(&s);
