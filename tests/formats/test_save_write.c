@@ -109,8 +109,10 @@ static int run_once(struct run *x, struct err *e)
 {
     int ret = staging_open(&x->claim, &x->r.staging, e);
 
-    if (ret == 0)
+    if (ret == 0) {
+        x->r.dir = staging_dir(x->r.staging);
         ret = save_write(&x->r, e);
+    }
     if (ret == 0 && x->r.other_stages)
         ret = staging_publish(x->r.staging, e);
     staging_close(x->r.staging);
