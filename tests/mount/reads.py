@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import zipfile
 
 from mountlib import Mount, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, write_checkpoint, write_file
 
@@ -141,6 +142,29 @@ def test_growing_side_file(t):
             time.sleep(1.1)
             same("what came since", f.read(100), b"two\n")
             same("end", f.read(100), b"")
+
+
+def npy(n, seed):
+    head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({n},), }}"
+    head = head.ljust(117) + "\n"
+    data = (bytes([seed]) * 999 + b"\n") * (n // 1000)
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode(), data
+
+
+def test_open_files_do_not_hold_the_cache(t):
+    """Decoded copies stay for one read: more files can be open than the cache has room for."""
+    want = {}
+    os.makedirs(t + "/src")
+    with zipfile.ZipFile(t + "/src/arrays.npz", "w", zipfile.ZIP_DEFLATED) as z:
+        for i in range(6):
+            head, want[f"a{i}"] = npy(40000, i)
+            z.writestr(f"a{i}.npy", head + want[f"a{i}"])
+    with Mount(t + "/src", t + "/mnt", "cache_size=100K") as m:
+        opened = {key: open(m / f"raw/{key}", "rb", buffering=0) for key in want}
+        for key, f in opened.items():
+            same(key, f.read(50000), want[key])
+        for f in opened.values():
+            f.close()
 
 
 def test_a_faulty_tensor_and_its_neighbours(t):

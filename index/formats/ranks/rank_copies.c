@@ -402,11 +402,13 @@ static int sum_resolve(struct source *shard, const struct chunk *c,
     if (sum->size != c->length)
         return err_set(e, EBADMSG, "a sum of %" PRIu64 " bytes, not %" PRIu64,
                        sum->size, c->length);
+    out->decoded = true;
     return lay_out(c, t, sum, 0, out, e);
 }
 
 const struct chunk_codec codec_sum = {
     .encoding = CHUNK_SUM,
     .name = "sum",
+    .decodes = true,
     .resolve = sum_resolve,
 };

@@ -423,6 +423,7 @@ static int resolve_decoded(struct source *shard, const struct chunk *c,
 
     if (open_decoded(shard, c, decoded, &plain, e) < 0)
         return -e->code;
+    out->decoded = true;
     return resolve_in(plain, 0, plain->size, c, t, out, e);
 }
 
@@ -464,6 +465,7 @@ const struct chunk_codec codec_torch_zip = {
 const struct chunk_codec codec_torch_zip_zstd = {
     .encoding = CHUNK_TORCH_ZIP_ZSTD,
     .name = "torch-zip-zstd",
+    .decodes = true,
     .resolve = resolve_zstd,
     .verify = verify_zstd,
 };

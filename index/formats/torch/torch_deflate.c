@@ -201,6 +201,7 @@ static int decode(struct source *shard, const struct chunk *c,
         check_promise(&want, plain->size, e) < 0 || place(c, t, &want, out, e) < 0)
         return -e->code;
     out->flags = c->flags;
+    out->decoded = true;
     out->src = source_get(plain);
     return 0;
 }
@@ -218,5 +219,6 @@ static int resolve(struct source *shard, const struct chunk *c,
 const struct chunk_codec codec_zip_deflate = {
     .encoding = CHUNK_ZIP_DEFLATE,
     .name = "zip-deflate",
+    .decodes = true,
     .resolve = resolve,
 };
