@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "base/checked.h"
 #include "base/err.h"
@@ -31,6 +32,9 @@ enum {
     MEMORY_PIECE_MAX = DECODED_MEMORY / 4,
     GONE = 4096,  /* pieces that are known to have been in memory before */
     LOOK_AT = 64, /* pieces that are looked at for one to take over */
+    /* Readers hold pieces for a window each: who finds no room waits for that. */
+    PATIENCE_MS = 1000,
+    POLL_MS = 5,
 };
 
 struct piece {
@@ -432,11 +436,32 @@ static int decode_in_memory(struct decoded_cache *c, const struct job *job,
 
 /* ---- pieces of any size ---- */
 
+/*
+ * More than `got` bytes could not be set aside: waits until that may be otherwise. Those
+ * who read may wait for room themselves, so not for ever: false. Nobody tells when a
+ * reader puts a piece back. Locked, but not while waiting.
+ */
+static bool wait_for_room(struct decoded_cache *c, uint64_t got, unsigned *waited)
+{
+    const struct timespec moment = {.tv_nsec = POLL_MS * 1000000L};
+
+    while (*waited < PATIENCE_MS) {
+        pthread_mutex_unlock(&c->lock);
+        nanosleep(&moment, NULL);
+        pthread_mutex_lock(&c->lock);
+        *waited += POLL_MS;
+        if (c->budget - c->used > got || find_victim(&c->lru))
+            return true;
+    }
+    return false;
+}
+
 /* Decodes with more and more room. Locked, but not while decoding. */
 static int decode(struct decoded_cache *c, const struct job *job, struct source **out,
                   struct err *e)
 {
     uint64_t want = job->size, got;
+    unsigned waited = 0;
     int rc;
 
     if (want > 0 && want > c->budget)
@@ -447,6 +472,8 @@ static int decode(struct decoded_cache *c, const struct job *job, struct source 
     for (;;) {
         want = MIN(want, c->budget);
         reserve(c, want, &got);
+        if (got == 0 && wait_for_room(c, got, &waited))
+            continue;
         if (got == 0)
             return too_large(c, job->in, e);
         pthread_mutex_unlock(&c->lock);
@@ -458,6 +485,8 @@ static int decode(struct decoded_cache *c, const struct job *job, struct source 
         pthread_cond_broadcast(&c->changed);
         if (rc != -EFBIG)
             return rc;
+        if (got < want && wait_for_room(c, got, &waited))
+            continue;
         if (got < want || got == c->budget)
             return too_large(c, job->in, e);
         if (mul_overflows(want, GUESS_GROWTH, &want))
