@@ -93,7 +93,8 @@ static int entry_outside(struct fs *fs, struct node *dir,
     }
     out->ino = n->ino;
     out->generation = n->generation;
-    out->attr_timeout = out->entry_timeout = MIRROR_SECONDS;
+    /* What is written may take another's place at any time: then it is asked for anew. */
+    out->attr_timeout = out->entry_timeout = fs->stages ? 0 : MIRROR_SECONDS;
     return 0;
 }
 

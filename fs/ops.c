@@ -96,6 +96,8 @@ static int getattr_run(struct request *r, struct err *e)
         const struct node *n = node_of_ino(r->fs, r->ino);
 
         rc = n ? attr_node(r->fs, n, &st, e) : -ESTALE;
+        if (rc == -ESTALE && n && n->parent) /* the kernel looks its name up again */
+            nodes_look_again(r->fs, n->parent->path);
     }
     if (rc == 0)
         fuse_reply_attr(r->req, &st, seconds);

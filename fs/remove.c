@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* fs/remove.c - unlink(2) and rmdir(2): names are hidden now, publication removes. */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "fs/node.h"
+#include "fs/plain.h"
 #include "fs/save.h"
 #include "fs/slot.h"
 #include "fs/staged.h"
@@ -32,10 +34,12 @@ int write_unlink(struct request *r, struct err *e)
 
     if (rc < 0)
         return rc;
-    n = w.dir ? staged_find(w.dir, key) : NULL;
-    if (!w.dir)
-        rc = where_refused(e, w.node->path);
-    else if (n && n->kind == STAGED_DIR)
+    if (!w.dir) {
+        stages_unlock(r->fs);
+        return plain_remove(r, w.node, 0, e);
+    }
+    n = staged_find(w.dir, key);
+    if (n && n->kind == STAGED_DIR)
         rc = -EISDIR;
     else if (n && n->kind == STAGED_GONE)
         rc = -ENOENT;
@@ -186,6 +190,13 @@ static int remove_checkpoint(struct request *r, const struct node *dir, struct e
     return rc;
 }
 
+static bool is_changed(struct fs *fs, const struct node *dir, const char *name)
+{
+    char path[PATH_MAX];
+
+    return store_join(dir->path, name, path, sizeof path) == 0 && stage_at(fs, path);
+}
+
 static int remove_staged(struct fs *fs, struct staged *n)
 {
     if (n->kind != STAGED_DIR)
@@ -210,9 +221,12 @@ int write_rmdir(struct request *r, struct err *e)
     n = w.dir ? staged_find(w.dir, r->name) : where_new_root(r->fs, w.node, r->name);
     if (n && !n->covers && n->kind != STAGED_GONE)
         rc = remove_staged(r->fs, n);
-    else if (!w.dir)
+    else if (!w.dir && is_changed(r->fs, w.node, r->name))
         rc = remove_checkpoint(r, w.node, e);
-    else
+    else if (!w.dir) {
+        stages_unlock(r->fs);
+        return plain_remove(r, w.node, AT_REMOVEDIR, e);
+    } else
         rc = w.dir->stage->slot ? remove_view(r, w.dir, e) : -ENOENT;
     stages_unlock(r->fs);
     if (rc == 0)

@@ -204,7 +204,9 @@ static int put_in_place(struct publication *p, struct err *e)
         return parent;
     if (s->slot && fstatat(parent, name, &old, AT_SYMLINK_NOFOLLOW) < 0)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
-    return staging_replace(s->staging, parent, name, s->slot ? &old : NULL, e);
+    if (staging_replace(s->staging, parent, name, s->slot ? &old : NULL, e) < 0)
+        return -e->code;
+    return s->path[0] ? 0 : p->fs->store->ops->reopen(p->fs->store, e);
 }
 
 /* Nobody goes on believing what was there before. */

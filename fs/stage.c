@@ -383,6 +383,25 @@ int staged_path(const struct staged *n, char *dst, size_t size)
 
 /* ---- stages ---- */
 
+/* The source itself is the checkpoint: its directory lies outside of what is mounted. */
+static int root_parent(const struct fs *fs, const char **name, struct err *e)
+{
+    const char *url = fs->store->url, *slash = strrchr(url, '/');
+    char dir[PATH_MAX];
+    struct err ignored = {0};
+    int fd;
+
+    if (!slash || !slash[1] || !fs->store->ops->reopen ||
+        fs->store->ops->reopen(fs->store, &ignored) < 0) {
+        err_set(e, EROFS, "%s: the source itself cannot be replaced", url);
+        return err_hint(e, "mount the directory above it");
+    }
+    *name = slash + 1;
+    snprintf(dir, sizeof dir, "%.*s", slash == url ? 1 : (int)(slash - url), url);
+    fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 ? err_set(e, errno, "%s: %s", dir, strerror(errno)) : fd;
+}
+
 /* The directory that holds `path`, beneath the source's root; "" has none in it. */
 int stage_parent(const struct fs *fs, const char *path, const char **name,
                  struct err *e)
@@ -394,10 +413,8 @@ int stage_parent(const struct fs *fs, const char *path, const char **name,
     CLEANUP_FD int root = -1;
     int fd;
 
-    if (path[0] == '\0') {
-        err_set(e, EROFS, "the source itself is the checkpoint: it cannot be replaced");
-        return err_hint(e, "mount the directory above it");
-    }
+    if (path[0] == '\0')
+        return root_parent(fs, name, e);
     *name = slash ? slash + 1 : path;
     if (snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1,
                  slash ? path : ".") >= (int)sizeof dir)

@@ -190,11 +190,8 @@ int staged_getattr(struct request *r, struct err *e)
 
 /* ---- handles ---- */
 
-static void handle_free(struct fs *fs, struct opened *o)
+static void end_use(struct fs *fs, const struct staged_handle *h, struct staged *n)
 {
-    struct staged_handle *h = container_of(o, struct staged_handle, opened);
-    struct staged *n = h->node;
-
     stages_lock(fs);
     if (h->writes && n->stage) {
         n->writers--;
@@ -205,6 +202,14 @@ static void handle_free(struct fs *fs, struct opened *o)
     }
     staged_unref(fs, n, 1);
     stages_unlock(fs);
+}
+
+static void handle_free(struct fs *fs, struct opened *o)
+{
+    struct staged_handle *h = container_of(o, struct staged_handle, opened);
+
+    if (h->node)
+        end_use(fs, h, h->node);
     for (size_t i = 0; i < h->names; i++)
         free(h->name[i]);
     free(h->name);
@@ -212,6 +217,19 @@ static void handle_free(struct fs *fs, struct opened *o)
     if (h->fd >= 0)
         close(h->fd);
     free(h);
+}
+
+struct staged_handle *staged_plain(int fd)
+{
+    struct staged_handle *h = calloc(1, sizeof *h);
+
+    if (!h)
+        return NULL;
+    h->opened.free = handle_free;
+    h->opened.staged = true;
+    h->fd = fd;
+    h->writes = true;
+    return h;
 }
 
 void staged_drop(struct fs *fs, struct staged_handle *h)

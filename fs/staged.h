@@ -12,7 +12,7 @@ enum { STAGED_NONE = 2 };
 /* An open file of a spool, or an open directory. */
 struct staged_handle {
     struct opened opened;
-    struct staged *node; /* a reference */
+    struct staged *node; /* a reference; NULL: a file of the source itself */
     int fd;              /* of a file */
     bool writes;
     char **name; /* of a directory: what it held, as a listing is one moment's */
@@ -40,6 +40,9 @@ void staged_entry(struct staged *n, struct fuse_entry_param *out);
 /* With the lock: opens a file of the spool; the handle is on no list yet. */
 int staged_open_handle(struct fs *fs, struct staged *n, int flags,
                        struct staged_handle **out, struct err *e);
+
+/* A handle on a file of the source itself, which takes the descriptor over; or NULL. */
+struct staged_handle *staged_plain(int fd);
 
 /* A handle that nobody was given. Without the lock. */
 void staged_drop(struct fs *fs, struct staged_handle *h);

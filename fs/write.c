@@ -16,6 +16,7 @@
 #include "fs/handle.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
+#include "fs/plain.h"
 #include "fs/save.h"
 #include "fs/slot.h"
 #include "fs/staged.h"
@@ -286,6 +287,18 @@ static int reply_created(struct request *r, struct staged_handle *h,
     return 0;
 }
 
+int write_reply_plain(struct request *r, int fd, const struct fuse_entry_param *entry)
+{
+    struct staged_handle *h = staged_plain(fd);
+
+    if (h)
+        return reply_created(r, h, entry);
+    close(fd);
+    if (entry)
+        entry_forget(r->fs, entry->ino, 1);
+    return -ENOMEM;
+}
+
 /* With the lock. */
 static int new_file(struct request *r, struct staged *dir, const char *name,
                     struct staged **out, struct err *e)
@@ -309,7 +322,11 @@ int write_create(struct request *r, struct err *e)
 
     if (rc < 0)
         return rc;
-    rc = w.dir ? new_file(r, w.dir, r->name, &n, e) : where_refused(e, w.node->path);
+    if (!w.dir) {
+        stages_unlock(r->fs);
+        return plain_create(r, w.node, e);
+    }
+    rc = new_file(r, w.dir, r->name, &n, e);
     if (rc == 0) {
         rc = staged_open_handle(r->fs, n, r->fi.flags | O_CREAT | O_TRUNC, &h, e);
         if (rc < 0)
@@ -430,7 +447,11 @@ static int open_side(struct request *r, struct err *e)
         return -ESTALE;
     if (n->kind != NODE_FILE)
         return -EISDIR;
-    rc = slot ? open_over(r, slot, 0, n->name, e) : where_refused(e, n->path);
+    if (slot && check_current(r->fs, slot, e) < 0) {
+        slot_unref(r->fs, slot, 1);
+        return -e->code;
+    }
+    rc = slot ? open_over(r, slot, 0, n->name, e) : plain_open(r, n, e);
     slot_unref(r->fs, slot, 1);
     return rc;
 }
@@ -508,6 +529,11 @@ static bool is_judged(const struct staged *n)
            incoming_kind(path) == INCOMING_SAFETENSORS;
 }
 
+static const char *name_shown(const struct staged_handle *h)
+{
+    return h->node ? h->node->name : "a file of the source";
+}
+
 int write_bytes(struct request *r, const char *data, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
@@ -522,8 +548,12 @@ int write_bytes(struct request *r, const char *data, struct err *e)
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return err_set(e, errno, "%s: %s", h->node->name, strerror(errno));
+            return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
         done += (size_t)n;
+    }
+    if (!h->node) {
+        fuse_reply_write(r->req, done);
+        return 0;
     }
     stages_lock(r->fs);
     if ((uint64_t)r->off <= h->node->prefix)
@@ -547,7 +577,7 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
     if (r->flags & ~(unsigned)FALLOC_FL_KEEP_SIZE)
         return -EOPNOTSUPP;
     if (fallocate(h->fd, (int)r->flags, r->off, len) < 0)
-        return err_set(e, errno, "%s: %s", h->node->name, strerror(errno));
+        return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
     fuse_reply_err(r->req, 0);
     return 0;
 }
@@ -557,7 +587,7 @@ int write_fsync(struct request *r, struct err *e)
     struct staged_handle *h = staged_handle_of(&r->fi);
 
     if (h && h->fd >= 0 && fsync(h->fd) < 0)
-        return err_set(e, errno, "%s: %s", h->node->name, strerror(errno));
+        return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
     fuse_reply_err(r->req, 0);
     return 0;
 }
@@ -667,12 +697,32 @@ static bool is_harmless(const struct request *r, int to_set)
     return n && node_is_dir(n);
 }
 
-static int ignore_attr(struct request *r)
+/* A file or directory of the source that is no checkpoint's, or NULL. */
+static const struct node *plain_node(const struct request *r)
 {
-    struct fuse_file_info none = {0};
+    struct node *n = ino_is_inside(r->ino) ? NULL : node_of_ino(r->fs, r->ino);
+    struct slot *slot = n ? node_slot(r->fs, n) : NULL;
 
-    r->fi = none;
-    return STAGED_NONE;
+    if (n && !slot && n->parent)
+        slot = node_slot(r->fs, n->parent);
+    slot_unref(r->fs, slot, 1);
+    return !slot && n && (n->kind == NODE_FILE || n->kind == NODE_DIR) ? n : NULL;
+}
+
+/* Of what is not staged; the caller answers with the attributes as they are then. */
+static int set_other(struct request *r, int fd, const struct stat *attr, int to_set,
+                     struct err *e)
+{
+    const struct node *n = plain_node(r);
+    int rc;
+
+    if (n || fd >= 0) {
+        rc = plain_setattr(r, n, fd, attr, to_set, e);
+        return rc < 0 ? rc : STAGED_NONE;
+    }
+    if (is_harmless(r, to_set))
+        return STAGED_NONE;
+    return err_set(e, EROFS, "what is published changes by writing it anew only");
 }
 
 int write_setattr(struct request *r, const struct stat *attr, int to_set, struct err *e)
@@ -686,10 +736,7 @@ int write_setattr(struct request *r, const struct stat *attr, int to_set, struct
     n = h ? h->node : staged_of_ino(r->fs, r->ino);
     if (!n) {
         stages_unlock(r->fs);
-        if (is_harmless(r, to_set))
-            return ignore_attr(r);
-        err_set(e, EROFS, "what is published changes by writing it anew only");
-        return -EROFS;
+        return set_other(r, h ? h->fd : -1, attr, to_set, e);
     }
     rc = set_attr(n, h ? h->fd : -1, attr, to_set, e);
     staged_attr(n, &st);
@@ -913,6 +960,19 @@ static int find_both(struct request *r, struct where *from, struct where *to,
     return -ESTALE;
 }
 
+/* With the lock: a checkpoint that is renamed is published under its old name before. */
+static int settle_first(struct fs *fs, const struct node *dir, const char *name,
+                        struct err *e)
+{
+    char path[PATH_MAX];
+    struct stage *s;
+
+    if (store_join(dir->path, name, path, sizeof path) < 0)
+        return -ENAMETOOLONG;
+    s = stage_at(fs, path);
+    return s && stage_wait(fs, s) ? save_publish(fs, s, e) : 0;
+}
+
 int write_rename(struct request *r, struct err *e)
 {
     struct where from = {0}, to = {0};
@@ -923,6 +983,11 @@ int write_rename(struct request *r, struct err *e)
         return rc;
     n = from.dir ? staged_find(from.dir, r->name)
                  : where_new_root(r->fs, from.node, r->name);
+    if (!n && !from.dir && !to.dir) {
+        rc = settle_first(r->fs, from.node, r->name, e);
+        stages_unlock(r->fs);
+        return rc < 0 ? rc : plain_rename(r, from.node, to.node, e);
+    }
     if (!n || n->kind == STAGED_GONE)
         rc = -EXDEV; /* what is published is copied, then removed */
     else if (from.dir && to.dir)

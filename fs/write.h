@@ -21,6 +21,9 @@ int where_refused(struct err *e, const char *what);
 /* With the lock: the root of the new checkpoint of this name in a plain directory. */
 struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name);
 
+/* Answers create (entry) or open with a handle on a file of the source itself. */
+int write_reply_plain(struct request *r, int fd, const struct fuse_entry_param *entry);
+
 /* All answer the request, or return a negative errno. */
 int write_mkdir(struct request *r, struct err *e);
 int write_create(struct request *r, struct err *e);

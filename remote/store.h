@@ -30,6 +30,11 @@ struct store_ops {
      */
     int (*readlink)(struct store *s, const char *path, char *dst, size_t size,
                     struct err *e);
+    /*
+     * Optional: the root's directory was put in the place of another under its own name,
+     * and is the root from now on. -EROFS: its name says not which.
+     */
+    int (*reopen)(struct store *s, struct err *e);
     void (*close)(struct store *s);
 };
 

@@ -318,4 +318,50 @@ def test_all_tensors_but_not_the_checkpoint(t):
     same("nothing was removed", stored(t + "/run/step1"), tensors)
 
 
+def test_the_source_itself_is_the_checkpoint(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/step1", tensors)
+    key, (dtype, shape, data) = next(iter(tensors.items()))
+    with Mount(t + "/step1", t + "/mnt", "rw") as m:
+        for i in range(2):
+            new = tensors[key][2][::-1][:-1] + bytes([i])
+            with open(m / f"tensors/{key}.npy", "wb") as f:
+                f.write(npy_image("<f4", shape, new))
+            published(m)
+            tensors[key] = (dtype, shape, new)
+            same("stored", stored(t + "/step1"), tensors)
+            same("shown", read_all(m / f"raw/{key}"), new)
+        umount(m)
+    same("beside it", leftovers(t), [])
+
+
+def test_files_that_are_no_checkpoint(t):
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    os.mkdir(t + "/run/logs")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        with open(m / "latest", "w") as f:
+            f.write("step1")
+        same("at once", read_all(t + "/run/latest"), b"step1")
+        with open(m / "latest", "w") as f:
+            f.write("step")
+        with open(m / "latest", "a") as f:
+            f.write("1")
+        same("rewritten", read_all(t + "/run/latest"), b"step1")
+        os.rename(m / "latest", m / "logs/last")
+        same("moved", read_all(m / "logs/last"), b"step1")
+        os.truncate(m / "logs/last", 2)
+        same("cut", read_all(t + "/run/logs/last"), b"st")
+        os.utime(m / "logs/last", (1, 2))
+        same("time", os.stat(t + "/run/logs/last").st_mtime, 2)
+        os.unlink(m / "logs/last")
+        os.rmdir(m / "logs")
+        os.rename(m / "step1", m / "step2")
+        same("renamed", sorted(os.listdir(t + "/run")), ["step2"])
+        assert os.path.exists(m / "step2/tensors")
+        fails("tensors need a directory", errno.EROFS, lambda: open(m / "model.safetensors", "w"))
+        shutil.move(m / "step2", m / "step3")
+        umount(m)
+    same("tensors", stored(t + "/run/step3"), make_tensors(1))
+
+
 main(globals())
