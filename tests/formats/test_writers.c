@@ -183,6 +183,9 @@ static const struct way ways[] = {
     {"torch_dist", {0}},
     {"torch_dist", {.ranks = 5}},
     {"torch_dist", {.mesh = {2, 2}}},
+    {"olmo", {0}},
+    {"olmo", {.ranks = 3}},
+    {"olmo", {.ranks = 8}},
     {"zarr", {0}},
     {"zarr", {.ranks = 3}},
     {"zarr", {.ranks = 4, .codec = "blosc-lz4"}},
@@ -303,6 +306,7 @@ static const char *const fixtures[] = {
     "megatron/mcore018_torch_dist_commonpt",
     "megatron/mcore012_zarr_tp2_dp2_flat",
     "olmo_core/step100",
+    "olmo_v0/v01-plain-w4",
     "olmo_v0/v01-torchfsdp-w4",
     "safetensors/hf_gpt2_prefix",
     "safetensors/hf_safetensors_dtypes",
@@ -388,6 +392,10 @@ static void test_losses(void **state)
         {"dcp-hf", "types.C128 types.C32 types.F6_E2M3 types.F6_E3M2 f.odd4 "
                    "optimizer (1 tensors) other (1 tensors) "},
         {"pt", "other (1 tensors) types.F6_E2M3 types.F6_E3M2 f.odd4 "},
+        {"olmo", "types.U16 types.U32 types.U64 types.C64 types.C128 types.C32 "
+                 "types.F8_E8M0 types.F8_E4M3FNUZ types.F8_E5M2FNUZ types.F4 "
+                 "types.F6_E2M3 types.F6_E3M2 f.odd4 f.line4 optimizer (1 tensors) "
+                 "other (1 tensors) "},
         {"olmo-step", "types.F6_E2M3 types.F6_E3M2 f.odd4 "},
         {"torch_dist", "types.F6_E2M3 types.F6_E3M2 f.odd4 "},
         {"zarr", "types.C32 types.F8_E4M3 types.F8_E5M2 types.F8_E8M0 "
@@ -449,6 +457,7 @@ static void test_options_refused(void **state)
         {"npz", {.codec = "blosc-lz4"}},
         {"olmo-step", {.codec = "none"}},
         {"torch_dist", {.max_shard_size = 1}},
+        {"olmo", {.mesh = {2, 2}}},
         {"zarr", {.mesh = {2, 2}}},
         {"zarr", {.codec = "zstd"}},
     };

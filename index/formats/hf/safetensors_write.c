@@ -44,12 +44,18 @@ static void entry_shape(const struct layout_tensor *t,
                         const struct safetensors_entry *x, struct shape *out)
 {
     *out = t->shape;
-    if (!x->size || out->nd == 0)
-        return;
-    for (uint32_t k = 0; k < out->nd; k++)
+    for (uint32_t k = 0; x->size && k < out->nd; k++)
         out->dim[k] = x->size[k];
-    if (dtype_bits(t->dtype) % 8 != 0) /* a unit is a byte of packed elements */
+    if (x->size && out->nd && dtype_bits(t->dtype) % 8 != 0)
+        /* a unit is a byte of packed elements */
         out->dim[out->nd - 1] = out->dim[out->nd - 1] * 8 / dtype_bits(t->dtype);
+    if (x->flat) {
+        uint64_t elements = 1;
+
+        for (uint32_t k = 0; k < out->nd; k++)
+            elements *= out->dim[k]; /* of a tensor whose bytes are counted */
+        *out = (struct shape){.nd = 1, .dim = {elements}};
+    }
 }
 
 static int add_entry(const struct layout_input *in, const struct safetensors_entry *x,

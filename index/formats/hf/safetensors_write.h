@@ -12,6 +12,7 @@ struct safetensors_entry {
     const char *name;
     size_t name_len;
     const uint64_t *start, *size; /* of a box, in units; NULL: all of it */
+    bool flat;                    /* the header has its elements in one dimension */
 };
 
 /*

@@ -8,6 +8,7 @@
 #include "base/base.h"
 
 struct err;
+struct format_writer;
 struct listing;
 struct scan_context;
 struct sink;
@@ -41,5 +42,7 @@ struct olmo_part_told {
 int olmo_part_report(const struct scan_context *c, struct sink *sink,
                      const struct olmo_part_how *how, struct olmo_part_told *told,
                      struct err *e);
+
+extern const struct format_writer writer_olmo;
 
 #endif

@@ -146,9 +146,12 @@ static int v0_scan(const struct scan_context *c, struct sink *sink, struct err *
     return rc;
 }
 
+static const struct format_writer *const v0_writers[] = {&writer_olmo, NULL};
+
 const struct format_driver format_olmo_v0 = {
     .name = "olmo_v0",
     .title = "OLMo-core 0.1 and before: metadata.json and rank_N.safetensors",
     .bid = v0_bid,
     .scan = v0_scan,
+    .writers = v0_writers,
 };
