@@ -20,12 +20,16 @@
 #include "save/sums.h"
 
 enum {
-    WINDOW = 4 << 20,  /* read at once; a multiple of every unit */
-    BATCH = 512,       /* units between two looks at durability: 2 GiB at most */
+    /*
+     * Read at once; a multiple of every unit. What is written should still be in the
+     * processor's cache: 4 MiB took three to four times as long to write to ext4.
+     */
+    WINDOW = 512 << 10,
+    BATCH = 4096,      /* units between two looks at durability: 2 GiB at most */
     MANY_FILES = 4096, /* from here on one syncfs costs less than an fsync a file */
     BUFFERS = 64,
-    EARLY = 1 << 20, /* bytes that are worth a hint to the disk */
-    TURNS = 64,      /* files have one of these locks each, by number */
+    EARLY = 256 << 10, /* bytes that are worth a hint to the disk */
+    TURNS = 64,        /* files have one of these locks each, by number */
 };
 
 /* One box of one file. */

@@ -16,7 +16,7 @@
 #include "save/write.h"
 #include "tests/unit/unit.h"
 
-enum { MANY = 1300, LARGE = 9 << 20 };
+enum { MANY = 9000, LARGE = 9 << 20 };
 
 /* Tensors in memory, and a source that can fail. */
 struct given {
@@ -192,7 +192,7 @@ static void test_resumed(void **state)
         add(g, DTYPE_F32, 3, 2);
     made_begin(&m, "top");
     lay_out(&x, g, &m, "dcp", &(struct layout_options){.ranks = 4});
-    g->fail_after = 900;
+    g->fail_after = 6000;
     assert_int_equal(run_once(&x, &e), -EIO);
     assert_has(e.text, "the disk is gone");
     assert_int_not_equal(access(x.target, F_OK), 0);
@@ -201,7 +201,7 @@ static void test_resumed(void **state)
     assert_ok(run_once(&x, &e), &e);
     assert_true(g->reads <
                 MANY); /* at least one batch was durable and is not read again */
-    assert_true(g->reads >= MANY - 900);
+    assert_true(g->reads >= MANY - 6000);
     check_published(&x, g);
     layout_free(x.l);
     made_end(&m);
