@@ -441,8 +441,14 @@ static int decode_lz4(struct zarr_input *in, struct zarr_output *out, struct err
     return 0;
 }
 
+/*
+ * The library reads lengths a second time and trusts them: not out of the page cache,
+ * where somebody may write a new chunk over the one that was checked.
+ */
 static int decode_blosc(struct zarr_input *in, struct zarr_output *out, struct err *e)
 {
+    if (!in->owned)
+        in->data = NULL;
     return input_all(in, e) < 0 ? -e->code : zarr_blosc(in, out, e);
 }
 
