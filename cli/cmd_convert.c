@@ -189,8 +189,10 @@ static int describe(const struct convert *v, struct buf *out)
     for (size_t i = 0; i < source.len; i++)
         if (source.data[i] == '\n')
             source.data[i] = ' ';
-    buf_addf(out, "unshardfs " UFS_VERSION " %s %016" PRIx64 "%016" PRIx64 " from %s",
-             v->writer->name, digest[0], digest[1], source.data);
+    buf_addf(out,
+             "unshardfs " UFS_VERSION " %s %016" PRIx64 "%016" PRIx64
+             " windows of %d from %s",
+             v->writer->name, digest[0], digest[1], SAVE_WINDOW, source.data);
     return buf_failed(out) ? err_nomem(e) : 0;
 }
 

@@ -20,11 +20,7 @@
 #include "save/sums.h"
 
 enum {
-    /*
-     * Read at once; a multiple of every unit. What is written should still be in the
-     * processor's cache: 4 MiB took three to four times as long to write to ext4.
-     */
-    WINDOW = 512 << 10,
+    WINDOW = SAVE_WINDOW,
     BATCH = 4096,      /* units between two looks at durability: 2 GiB at most */
     MANY_FILES = 4096, /* from here on one syncfs costs less than an fsync a file */
     BUFFERS = 64,

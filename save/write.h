@@ -17,6 +17,13 @@ struct save_source {
     void *user;
 };
 
+/*
+ * Bytes that are read at once; a multiple of every unit of a type. What is written should
+ * still be in the processor's cache: 4 MiB took three to four times as long to write to
+ * ext4. Journals count in these windows, so that they are to say how large one is.
+ */
+enum { SAVE_WINDOW = 512 << 10 };
+
 struct save_run {
     const struct layout *layout;
     const struct layout_input *input;
