@@ -20,7 +20,7 @@
 #include "remote/source.h"
 
 enum {
-    BUCKETS = 1024,
+    BUCKETS = 8192,
     /* A first guess of what a piece needs: weights hardly shrink to a half. Room
      * is set aside before decoding, so a guess of "all" would let one thread work. */
     GUESS_TIMES = 2,
@@ -30,8 +30,10 @@ enum {
     FILES_SHARE = 4, /* else this part of them */
     /* A quarter of the memory: with fewer than four at hand threads would wait. */
     MEMORY_PIECE_MAX = DECODED_MEMORY / 4,
-    GONE = 4096,  /* pieces that are known to have been in memory before */
-    LOOK_AT = 64, /* pieces that are looked at for one to take over */
+    MEMORY_PIECE_COST = 2048,  /* what we keep of a piece, beside its bytes */
+    FILE_PIECE_MIN = 64 << 10, /* shorter ones are decoded again sooner than read */
+    GONE = 4096,               /* pieces that are known to have been in memory before */
+    LOOK_AT = 64,              /* pieces that are looked at for one to take over */
     /* Readers hold pieces for a window each: who finds no room waits for that. */
     PATIENCE_MS = 1000,
     POLL_MS = 5,
@@ -341,6 +343,11 @@ static bool was_in_memory(const struct decoded_cache *c, const struct decoded_ke
     return c->gone[h % GONE] == h;
 }
 
+static size_t memory_cost(size_t size)
+{
+    return size + MEMORY_PIECE_COST;
+}
+
 /*
  * A piece's memory is the next one's where the sizes agree, which saves the kernel from
  * clearing pages. Locked.
@@ -353,7 +360,7 @@ static struct source *evict_memory(struct decoded_cache *c, struct piece *p,
 
     unlink_piece(c, p);
     c->gone[h % GONE] = h;
-    c->memory_used -= src->size;
+    c->memory_used -= memory_cost(src->size);
     free(p);
     if (src->size == size)
         return src;
@@ -391,12 +398,13 @@ static struct source *take_memory(struct decoded_cache *c,
     struct piece *used_up;
 
     *rc = 0;
-    if (size > MEMORY_PIECE_MAX || size > c->memory_budget || was_in_memory(c, key))
+    if (size > MEMORY_PIECE_MAX || memory_cost(size) > c->memory_budget ||
+        (size >= FILE_PIECE_MIN && was_in_memory(c, key)))
         return NULL;
     used_up = find_used_up(c, size);
     if (used_up)
         src = evict_memory(c, used_up, size);
-    while (!src && c->memory_budget - c->memory_used < size) {
+    while (!src && c->memory_budget - c->memory_used < memory_cost(size)) {
         struct piece *victim = find_victim(&c->memory_lru);
 
         if (!victim)
@@ -406,7 +414,7 @@ static struct source *take_memory(struct decoded_cache *c,
     if (!src)
         *rc = source_from_pages(size, &src, e);
     if (*rc == 0)
-        c->memory_used += size;
+        c->memory_used += memory_cost(size);
     return src;
 }
 
@@ -429,7 +437,7 @@ static int decode_in_memory(struct decoded_cache *c, const struct job *job,
         *out = src;
         return 0;
     }
-    c->memory_used -= job->size;
+    c->memory_used -= memory_cost(job->size);
     source_put(src);
     return rc;
 }

@@ -64,12 +64,16 @@ int source_from_memory(const void *data, size_t len, bool own, const char *name,
 
 /* ---- whole pages ---- */
 
-enum { LARGE_PAGE = 2 << 20 };
+enum {
+    LARGE_PAGE = 2 << 20,
+    HEAP_MAX =
+        128 << 10, /* less is not worth a mapping, of which there are only so many */
+};
 
 struct pages {
     struct source base;
     void *map;
-    size_t len;
+    bool mapped; /* else malloc */
 };
 
 static struct pages *pages_of(struct source *s)
@@ -90,10 +94,18 @@ static const void *pages_map(struct source *s)
     return pages_of(s)->map;
 }
 
+static void pages_free(struct pages *p, size_t len)
+{
+    if (p->mapped)
+        munmap(p->map, len);
+    else
+        free(p->map);
+    free(p);
+}
+
 static void pages_close(struct source *s)
 {
-    munmap(pages_of(s)->map, pages_of(s)->len);
-    free(pages_of(s));
+    pages_free(pages_of(s), s->size);
 }
 
 static const struct source_ops pages_ops = {
@@ -103,25 +115,34 @@ static const struct source_ops pages_ops = {
     .close = pages_close,
 };
 
+static void *map_pages(size_t size)
+{
+    void *map =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (map == MAP_FAILED)
+        return NULL;
+    if (size >= LARGE_PAGE)
+        madvise(map, size, MADV_HUGEPAGE);
+    return map;
+}
+
 int source_from_pages(size_t size, struct source **out, struct err *e)
 {
-    CLEANUP_FREE struct pages *p = calloc(1, sizeof *p);
-    int rc;
+    struct pages *p = calloc(1, sizeof *p);
 
     if (!p)
         return err_nomem(e);
-    p->len = size;
-    p->map =
-        mmap(NULL, p->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p->map == MAP_FAILED)
+    p->mapped = size > HEAP_MAX;
+    p->map = p->mapped ? map_pages(size) : malloc(size + 1);
+    if (!p->map) {
+        free(p);
         return err_nomem(e);
-    if (size >= LARGE_PAGE)
-        madvise(p->map, p->len, MADV_HUGEPAGE);
-    rc = source_init(&p->base, &pages_ops, "a decoded piece", size, e);
-    if (rc < 0) {
-        munmap(p->map, p->len);
-        return rc;
     }
-    *out = &steal(&p)->base;
+    if (source_init(&p->base, &pages_ops, "a decoded piece", size, e) < 0) {
+        pages_free(p, size);
+        return -e->code;
+    }
+    *out = &p->base;
     return 0;
 }

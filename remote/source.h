@@ -99,7 +99,7 @@ int source_from_fd(int fd, const char *name, struct source **out, struct err *e)
 int source_from_memory(const void *data, size_t len, bool own, const char *name,
                        struct source **out, struct err *e);
 
-/* `size` bytes of memory, on pages of its own: source_map() may be written. */
+/* `size` bytes of memory, for more than a few on pages of its own: source_map() may be written. */
 int source_from_pages(size_t size, struct source **out, struct err *e);
 
 /*

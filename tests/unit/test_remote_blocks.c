@@ -117,7 +117,7 @@ static void test_long_pieces_lie_in_files(void **state)
  */
 static void test_memory_is_bounded(void **state)
 {
-    enum { SIZE = DECODED_MEMORY / 8 };
+    enum { SIZE = DECODED_MEMORY / 8 - 4096 };
     struct decoded_cache *c = cache_of(*state, 1ull << 30);
     unsigned before = tmp_open_fds();
     struct filler f = {0};
@@ -158,6 +158,32 @@ static void test_used_up_pieces_go_first(void **state)
     use_block(c, 1, 4 * MIB, &f);
     assert_int_equal(f.calls, 3);
     source_put(steal(&next));
+    decoded_free(c);
+}
+
+/* Tiny ones count for what it costs to know them, and never are files. */
+static void test_tiny_pieces(void **state)
+{
+    struct decoded_cache *c = cache_of(*state, 1 << 20);
+    unsigned before = tmp_open_fds();
+    struct filler f = {0};
+
+    for (int round = 1; round <= 3; round++) {
+        for (unsigned n = 0; n < 250; n++)
+            use_block(c, (unsigned char)n, 16, &f);
+        assert_int_equal(f.calls, 250);
+    }
+    for (unsigned n = 0; n < 1000; n++) {
+        const struct decoded_key key = {.dev = 9, .ino = n};
+        CLEANUP(source_putp) struct source *in = NULL, *out = NULL;
+        struct err e = {0};
+
+        assert_ok(source_from_memory("x", 1, false, "shard", &in, &e), &e);
+        assert_ok(decoded_get_block(c, &key, in, 16, fill, &f, &out, &e), &e);
+    }
+    use_block(c, 1, 16, &f);
+    assert_int_equal(f.calls, 1251); /* it had to go, and comes back */
+    assert_int_equal(tmp_open_fds(), before);
     decoded_free(c);
 }
 
@@ -296,6 +322,7 @@ int main(void)
         tmp_test(test_long_pieces_lie_in_files),
         tmp_test(test_memory_is_bounded),
         tmp_test(test_used_up_pieces_go_first),
+        tmp_test(test_tiny_pieces),
         tmp_test(test_what_is_read_stays),
         tmp_test(test_the_budget_counts),
         tmp_test(test_a_failure_is_not_kept),
