@@ -9,10 +9,12 @@ scan   `unshard info` of a torch .metadata of a million chunks with an empty ind
        Python's own unpickling of the same file.
 cat    the same tensors read by `dd bs=1M` from the mount, beside `cat` of all their shards:
        two programs as people run them, with all that they cost.
+zarr   a zarr array of blosc-lz4 chunks (float32 weights) read by `dd bs=1M` from a fresh mount,
+       beside the library alone: a C loop over the same files, as many threads as jobs=.
 first  from `unshard mount` to the first byte of a tensor, with a warm index.
 
 --write FILE replaces what stands below the line `<!-- measured -->` there. Needs Python 3.9
-and nothing else; the files take about 1 GiB, and must fit the page cache.
+and, for zarr, cc and libblosc; the files take about 1 GiB, and must fit the page cache.
 """
 import argparse
 import datetime
@@ -49,10 +51,10 @@ def threads_cpu(pid):
 
 
 class Mount:
-    def __init__(self, binary, source, cache):
+    def __init__(self, binary, source, cache, options=""):
         self.binary, self.path = binary, tempfile.mkdtemp(prefix="mnt-", dir=cache.parent)
         begin = time.monotonic()
-        subprocess.run([binary, "mount", str(source), self.path, "-o", f"cache_dir={cache}"], check=True)
+        subprocess.run([binary, "mount", str(source), self.path, "-o", f"cache_dir={cache}{options}"], check=True)
         self.mounted_in = time.monotonic() - begin
         self.server = self.find_server()
 
@@ -196,6 +198,36 @@ def bench_cat(binary, work, size, rounds):
     return lines
 
 
+def bench_zarr(binary, work, mib, rounds):
+    """Whole rows of the array in a chunk, and tiles of it; each round mounts anew, since what was decoded stays."""
+    tool, cores = work / "bench_zarr", len(os.sched_getaffinity(0))
+    subprocess.run(["cc", "-O2", "-D_GNU_SOURCE", "-I", str(HERE.parent.parent), "-o", str(tool), str(HERE / "bench_zarr.c"), "-lblosc", "-lpthread"], check=True)
+    lines = ["| chunks of 4 MiB | threads | blosc alone GB/s | mount GB/s | wall ratio, median (best) | blosc CPU µs/MiB | reader + server CPU µs/MiB |",
+             "|---|---|---|---|---|---|---|"]
+    for title, shape in (("256 x 4096, whole rows", (mib * 64, 4096, 256, 4096)), ("1024 x 1024, tiles", (mib * 16, 16384, 1024, 1024))):
+        folder, cache = work / "zarr", work / "zarr-cache"
+        (folder / "w").mkdir(parents=True)
+        shape = [str(n) for n in shape]
+        subprocess.run([tool, "make", folder / "w", *shape], check=True)
+        os.sync()
+        for threads in sorted({1, cores}):
+            rows = []
+            for _ in range(rounds + 1):
+                alone = program([tool, "decode", folder / "w", *shape, threads], None)
+                with Mount(binary, folder, cache, f",jobs={threads}") as m:
+                    rows.append((alone, program(["dd", f"if={m.path}/raw/w", "of=/dev/null", "bs=1M", "status=none"], m.server)))
+            rows = rows[1:]
+            times = [statistics.median(r[i][0] for r in rows) for i in (0, 1)]
+            cpu = [1e6 * statistics.median(r[i][1] for r in rows) / mib for i in (0, 1)]
+            best = min(r[0][0] for r in rows) / min(r[1][0] for r in rows)
+            lines.append(f"| {title} | {threads} | {mib * MIB / times[0] / 1e9:.2f} | {mib * MIB / times[1] / 1e9:.2f} | "
+                         f"{statistics.median(a[0] / m[0] for a, m in rows):.2f} ({best:.2f}) | {cpu[0]:.0f} | {cpu[1]:.0f} |")
+            print(lines[-1], flush=True)
+        shutil.rmtree(folder)
+        shutil.rmtree(cache, ignore_errors=True)
+    return lines
+
+
 def child(command):
     """(seconds, peak RSS in MiB, output) of one process."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # our own peak counts in a child's
@@ -262,7 +294,7 @@ def main():
     p.add_argument("--unshard", default=str(HERE.parent.parent / "build-release/cli/unshard"))
     p.add_argument("--quick", action="store_true", help="small files, few rounds: only that it runs")
     p.add_argument("--write", metavar="FILE")
-    p.add_argument("--only", choices=["read", "cat", "scan", "first"])
+    p.add_argument("--only", choices=["read", "cat", "zarr", "scan", "first"])
     a = p.parse_args()
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("/dev/fuse is not to be had: skipped")
@@ -276,6 +308,8 @@ def main():
             parts += ["## Warm reads", *bench_reads(binary, work, (8 if a.quick else 192) * MIB, 2 if a.quick else 9)]
         if a.only in (None, "cat"):
             parts += ["## Against cat", *bench_cat(binary, work, (8 if a.quick else 512) * MIB, 2 if a.quick else 7)]
+        if a.only in (None, "zarr"):
+            parts += ["## Compressed zarr chunks", *bench_zarr(binary, work, 64 if a.quick else 1024, 2 if a.quick else 7)]
         if a.only in (None, "scan"):
             parts += ["## A million chunks", *bench_scan(binary, work, 20000 if a.quick else 1000000, 100 if a.quick else 1000)]
         if a.only in (None, "first"):
