@@ -662,7 +662,8 @@ int zarr_decode(const struct zarr_chain *chain, struct source *src, unsigned cha
         .size = size,
         .e = e,
     };
-    const void *map = src->size > 0 ? source_map(src) : NULL;
+    bool in_place = chain->n > 0 && chain->codec[0].kind != ZARR_BLOSC;
+    const void *map = in_place && src->size > 0 ? source_map(src) : NULL;
     int rc;
 
     if (!chain_streams(chain) && check_length(src->size, size, e) < 0)
