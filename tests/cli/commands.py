@@ -475,10 +475,35 @@ def test_probe_and_formats(t):
     assert max(b["score"] for b in bids["bids"]) >= 60
     assert "-> a checkpoint" in cli.run("probe", DCP).stdout
     names = {f["name"] for f in cli.json("formats")["formats"]}
-    same("maps", cli.json("formats")["maps"], ["llama-to-hf", "megatron-to-hf", "olmo-to-hf"])
-    assert "llama-to-hf, megatron-to-hf, olmo-to-hf" in cli.run("formats").stdout
+    same("maps", cli.json("formats")["maps"], ["hf-to-megatron", "hf-to-olmo", "llama-to-hf", "megatron-to-hf", "olmo-to-hf"])
+    assert "hf-to-olmo, llama-to-hf, megatron-to-hf, olmo-to-hf" in cli.run("formats").stdout
     assert {"safetensors", "torch_dcp"} <= names, names
     assert cli.run("version").stdout.startswith("unshard ")
+
+
+def test_maps_have_their_way_back(t):
+    """To Hugging Face's names and back, by convert: seen through the first map again it is the same model."""
+    cli = Cli(t)
+    cases = (
+        ("megatron/bridge_moe_ep2", "megatron-to-hf", "hf-to-megatron",
+         {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "vocab_size": 46}),
+        ("olmo_core/step100", "olmo-to-hf", "hf-to-olmo", {}),
+    )
+    for source, there, back, config in cases:
+        hf = t + "/" + there
+        os.makedirs(hf)
+        write_file(hf + "/config.json", json.dumps(config).encode())
+        source = os.path.join(DATA, source)
+        drop = ["--drop", "optimizer,other,objects"]
+        cli.run("convert", source, t + "/to-" + there, "--to", "hf", "--map", there, "--hf", hf, *drop)
+        cli.run("convert", t + "/to-" + there, t + "/" + back, "--to", "dcp", "--ranks", "2", "--map", back, "--hf", hf, *drop)
+        mapped = f"map={there},hf={hf}"
+        model = [x["key"] for x in cli.json("ls", source, "-o", mapped)["tensors"] if x["role"] == "model"]
+        assert len(model) > 20 and all(k.startswith(("model.", "lm_head.")) for k in model), model
+        same("keys", sorted(x["key"] for x in cli.json("ls", t + "/" + back, "-o", mapped)["tensors"]), sorted(model))
+        for key in model:
+            got = [cli.run("cat", where, key, "-o", mapped, text=False).stdout for where in (source, t + "/" + back)]
+            assert got[0] and got[0] == got[1], key
 
 
 def test_weights_chooses_between_deepspeeds_copies(t):
