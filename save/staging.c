@@ -412,6 +412,40 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
     return s->what ? begin_journal(s, e) : err_nomem(e);
 }
 
+/*
+ * Another process may have published while we opened, and have taken the directory away
+ * under us: it did so before it let go of its journal, so that it shows now. What we made
+ * anew is of no use then.
+ */
+static int check_published(struct staging *s, const struct staging_claim *claim,
+                           int ret, struct err *e)
+{
+    struct err now = {0}, ignored = {0};
+
+    if ((ret < 0 && ret != -ENOENT) || check_target(s, &now) != -EEXIST)
+        return ret;
+    if (ret == 0 && claim->parts == 1 && !claim->finish)
+        remove_tree(s->parent_fd, s->path, 0, &ignored);
+    *e = now;
+    return -EEXIST;
+}
+
+static int open_claimed(struct staging *s, const struct staging_claim *claim,
+                        struct err *e)
+{
+    if (clear_leftovers(s, e) < 0 || make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
+        make_dir(s->fd, data_name, &s->data_fd, e) < 0)
+        return -e->code;
+    s->what = strdup(claim->what);
+    s->part = claim->part;
+    s->parts = claim->parts;
+    if (!s->what)
+        return err_nomem(e);
+    if (claim->finish && count_parts(s, e) < 0)
+        return -e->code;
+    return open_journal(s, e);
+}
+
 static int open_all(struct staging *s, const struct staging_claim *claim, struct err *e)
 {
     int ret =
@@ -424,18 +458,9 @@ static int open_all(struct staging *s, const struct staging_claim *claim, struct
     s->parent_fd = open(s->parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->parent_fd < 0)
         return fail(e, "open", s->parent);
-    if (check_target(s, e) < 0 || clear_leftovers(s, e) < 0 ||
-        make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
-        make_dir(s->fd, data_name, &s->data_fd, e) < 0)
+    if (check_target(s, e) < 0)
         return -e->code;
-    s->what = strdup(claim->what);
-    s->part = claim->part;
-    s->parts = claim->parts;
-    if (!s->what)
-        return err_nomem(e);
-    if (claim->finish && count_parts(s, e) < 0)
-        return -e->code;
-    return open_journal(s, e);
+    return check_published(s, claim, open_claimed(s, claim, e), e);
 }
 
 int staging_open(const struct staging_claim *claim, struct staging **out, struct err *e)
