@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "fs/node.h"
 #include "fs/save_files.h"
@@ -24,6 +25,7 @@ enum {
     CLOSE_SECONDS = 2, /* close(2) returns before the kernel tells us of it */
     LOSSES_SHOWN = 5,
     NOTHING = 1,
+    MAX_RANKS = 1 << 20,
 };
 
 /* ---- the format ---- */
@@ -45,6 +47,19 @@ static int see_shard(void *user, const struct catalog_file *f)
     return 0;
 }
 
+/* How many ranks have written it: as the scan told, else one a file. */
+static unsigned ranks_of(const struct slot *slot, size_t files)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+    const char *text = slot->info.topology;
+    uint64_t ranks = files;
+    struct err ignored = {0};
+
+    if (text && json_parse(text, strlen(text), NULL, &doc, &ignored) == 0)
+        json_u64(json_get(doc, "ranks"), &ranks);
+    return ranks > 0 && ranks <= MAX_RANKS ? (unsigned)ranks : 1;
+}
+
 /* One that is there keeps its format; shards stay about as large as they are. */
 static int own_format(struct fs *fs, const struct slot *slot, struct save_format *out,
                       struct err *e)
@@ -57,7 +72,10 @@ static int own_format(struct fs *fs, const struct slot *slot, struct save_format
                        slot->path, slot->info.format);
     if (catalog_files(fs->catalog, slot->info.id, see_shard, &shards, e) < 0)
         return -e->code;
-    out->options.max_shard_size = shards.count > 1 ? shards.largest : UINT64_MAX;
+    if (strcmp(out->writer->name, "hf") == 0)
+        out->options.max_shard_size = shards.count > 1 ? shards.largest : UINT64_MAX;
+    else
+        out->options.ranks = ranks_of(slot, shards.count);
     return 0;
 }
 
