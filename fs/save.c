@@ -205,7 +205,7 @@ static int build(struct publication *p, struct err *e)
     if (ret == 0 && merge_changes(p->merge))
         ret = write_tensors(p, e);
     if (ret == 0)
-        ret = save_files_place(p->fs, s, &p->files, merge_changes(p->merge), e);
+        ret = save_files_place(p->fs, s, &p->files, p->merge, e);
     return ret;
 }
 

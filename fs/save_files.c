@@ -225,14 +225,14 @@ static int place_file(int spool, int dir, const struct merge_file *file, mode_t 
     return 0;
 }
 
-static int place_incoming(const struct stage *s, const struct save_files *f,
+static int place_incoming(const struct stage *s, const struct save_files *f, bool base,
                           struct err *e)
 {
     int dir = staging_dir(s->staging), spool = staging_spool(s->staging);
     int ret = make_dirs_of(dir, f, e);
 
     for (size_t i = 0; ret == 0 && i < f->count; i++)
-        if (incoming_kind(f->file[i].path) == INCOMING_SIDE &&
+        if (incoming_kind_beside(f->file[i].path, base) == INCOMING_SIDE &&
             !is_view(f->file[i].path))
             ret = place_file(spool, dir, &f->file[i], f->mode[i], f, e);
     return ret == 0 ? finish_dirs(dir, f, e) : ret;
@@ -361,14 +361,12 @@ static int carry_old(struct fs *fs, const struct stage *s, const struct save_fil
                      bool tensors, struct err *e)
 {
     const struct carry c = {.slot = s->slot, .files = f, .tensors = tensors};
-    const struct open_rule rule = {.flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW};
     const char *name;
     CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
     CLEANUP_FD int old = -1;
     int dir = staging_dir(s->staging), ret;
     struct stat st;
 
-    (void)rule;
     if (parent < 0)
         return parent;
     old = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -397,14 +395,14 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f)
 }
 
 int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
-                     bool tensors, struct err *e)
+                     const struct merge *m, struct err *e)
 {
-    int dir = staging_dir(s->staging), ret = place_incoming(s, f, e);
+    int dir = staging_dir(s->staging), ret = place_incoming(s, f, merge_has_base(m), e);
 
     if (ret < 0)
         return ret;
     if (s->slot)
-        return carry_old(fs, s, f, tensors, e);
+        return carry_old(fs, s, f, merge_changes(m), e);
     if (fchmod(dir, f->root_mode) < 0)
         return fail(s->path, e);
     return geteuid() == 0 && fchown(dir, f->uid, f->gid) < 0 ? fail(s->path, e) : 0;

@@ -40,6 +40,6 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f);
  * changed). Files of the old one are linked, not copied. All of it is durable then.
  */
 int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
-                     bool tensors, struct err *e);
+                     const struct merge *m, struct err *e);
 
 #endif

@@ -33,13 +33,20 @@ int where_refused(struct err *e, const char *what)
     return err_hint(e, "make a directory for a new checkpoint: mkdir DIR");
 }
 
-static int check_writable(const struct slot *slot, struct err *e)
+static int check_writable(const struct fs *fs, const struct slot *slot, struct err *e)
 {
     CLEANUP(buf_release) struct buf names = {0};
     const struct format_writer *w;
 
     if (slot->info.error)
         return err_set(e, EROFS, "%s: %s", slot->path, slot->info.error);
+    if (fs->mapping || fs->options.prefix == PREFIX_DROP) {
+        err_set(e, EROFS,
+                "%s: what map=, dtype=, weights= or prefix=drop show is not "
+                "written back",
+                slot->path);
+        return err_hint(e, "save to a new directory, or mount without these options");
+    }
     if (slot->file || !save_format_of(slot->info.format)) {
         for (size_t i = 0; (w = format_writer_at(i)); i++)
             buf_addf(&names, "%s%s", i ? ", " : "", w->name);
@@ -82,7 +89,7 @@ static int stage_of_slot(struct fs *fs, struct slot *slot, struct stage **out,
     } while (*out && !stage_wait(fs, *out));
     if (*out)
         return 0;
-    rc = check_writable(slot, e);
+    rc = check_writable(fs, slot, e);
     return rc < 0 ? rc : stage_new(fs, slot->path, slot, out, e);
 }
 

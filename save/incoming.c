@@ -59,6 +59,16 @@ enum incoming_kind incoming_kind(const char *path)
                                                             : INCOMING_SIDE;
 }
 
+bool incoming_is_adapter(const char *path)
+{
+    return strncmp(path, "adapter_model", strlen("adapter_model")) == 0;
+}
+
+enum incoming_kind incoming_kind_beside(const char *path, bool base)
+{
+    return base && incoming_is_adapter(path) ? INCOMING_SIDE : incoming_kind(path);
+}
+
 unsigned incoming_set(const char *path, unsigned *number, size_t *stem)
 {
     size_t len = strlen(path), end = len;

@@ -24,6 +24,10 @@ enum incoming_kind {
 
 enum incoming_kind incoming_kind(const char *path);
 
+/* The same where a base model is there: an adapter beside it stays a file of its own. */
+enum incoming_kind incoming_kind_beside(const char *path, bool base);
+bool incoming_is_adapter(const char *path);
+
 /*
  * Of a safetensors file: the role that it is the whole of ("model.safetensors", one of
  * "model-00001-of-00002.safetensors", optimizer/optimizer.safetensors), or false: its

@@ -52,7 +52,8 @@ struct merge {
     struct name_slot *slot; /* texts of all kinds */
     size_t slots, names;
     bool replaced[3]; /* roles of which a whole came */
-    bool adapter, changes;
+    bool adapter, changes, base;
+    bool meet;    /* without their wrappers two keys are one: none is dropped */
     bool *wanted; /* old tensors by ord */
     size_t olds;
     struct checkpoint_info info;
@@ -119,8 +120,10 @@ static int name_add(struct merge *m, enum tag tag, const char *text, size_t len,
     if (2 * (m->names + 1) > m->slots && names_grow(m, e) < 0)
         return -e->code;
     s = slot_at(m, h);
-    if (s->entry)
+    if (s->entry) {
+        m->meet |= tag == TAG_MODEL && s->entry != entry + 1;
         return 0;
+    }
     *s = (struct name_slot){.hash = h, .entry = entry + 1};
     m->names++;
     return 0;
@@ -207,6 +210,8 @@ static int list_old(struct merge *m, struct err *e)
     if (ret == 0)
         ret = catalog_tensors(c, m->spec.checkpoint, 0, add_old, m, e);
     m->adapter = m->info.adapter;
+    for (size_t i = 0; m->meet && i < m->entries; i++)
+        m->entry[i].t.wrapper = 0;
     return ret;
 }
 
@@ -280,13 +285,15 @@ static int put_named(struct merge *m, size_t file, const struct safetensors_head
     bool whole = incoming_is_whole(f->path, &x.t.role);
     size_t i = name_find(m, view_tag(x.t.role), t->name, t->name_len);
 
-    if (i == NOT_THERE && !whole)
+    if (m->meet || i == NOT_THERE) /* whole keys too are understood (prefix=keep) */
         i = name_find(m, TAG_KEY, t->name, t->name_len);
     if (i != NOT_THERE) {
         buf_add(&key, m->entry[i].t.key, m->entry[i].t.key_len);
     } else {
         x.t.wrapper = x.t.role == ROLE_MODEL ? common_wrapper(m, &wrapper) : 0;
-        buf_add(&key, wrapper, x.t.wrapper);
+        if (x.t.wrapper &&
+            (t->name_len < x.t.wrapper || memcmp(t->name, wrapper, x.t.wrapper) != 0))
+            buf_add(&key, wrapper, x.t.wrapper);
         buf_add(&key, t->name, t->name_len);
         if (!whole && x.t.role == ROLE_MODEL)
             x.t.role = role_of(NULL, t->name, t->name_len);
@@ -525,16 +532,35 @@ static int check_index(struct merge *m, size_t file, struct err *e)
 
 /* ---- the merge ---- */
 
-static void note_whole(struct merge *m, const struct merge_file *f)
+static enum incoming_kind kind_of(const struct merge *m, size_t i)
+{
+    return incoming_kind_beside(m->spec.file[i].path, m->base);
+}
+
+static void note_base(struct merge *m)
 {
     enum role role;
 
-    if (incoming_kind(f->path) != INCOMING_SAFETENSORS ||
-        !incoming_is_whole(f->path, &role))
+    m->base = m->spec.checkpoint && !m->info.adapter;
+    for (size_t i = 0; i < m->spec.files; i++) {
+        const char *path = m->spec.file[i].path;
+
+        m->base |= incoming_kind(path) == INCOMING_SAFETENSORS &&
+                   incoming_is_whole(path, &role) && role == ROLE_MODEL &&
+                   !incoming_is_adapter(path);
+    }
+}
+
+static void note_whole(struct merge *m, size_t i)
+{
+    const char *path = m->spec.file[i].path;
+    enum role role;
+
+    if (kind_of(m, i) != INCOMING_SAFETENSORS || !incoming_is_whole(path, &role))
         return;
     m->replaced[role] = true;
     if (role == ROLE_MODEL)
-        m->adapter = strncmp(f->path, "adapter_", 8) == 0;
+        m->adapter = incoming_is_adapter(path);
 }
 
 static int take_kind(struct merge *m, enum incoming_kind kind,
@@ -544,19 +570,21 @@ static int take_kind(struct merge *m, enum incoming_kind kind,
     int ret = 0;
 
     for (size_t i = 0; ret == 0 && i < m->spec.files; i++)
-        if (incoming_kind(m->spec.file[i].path) == kind)
+        if (kind_of(m, i) == kind)
             ret = take(m, i, e);
     return ret;
 }
 
 static int check_files(struct merge *m, struct err *e)
 {
-    int ret = take_kind(m, INCOMING_INDEX, check_index, e);
+    int ret;
 
+    note_base(m);
+    ret = take_kind(m, INCOMING_INDEX, check_index, e);
     for (size_t i = 0; ret == 0 && i < m->spec.files; i++) {
-        if (incoming_kind(m->spec.file[i].path) == INCOMING_SAFETENSORS)
+        if (kind_of(m, i) == INCOMING_SAFETENSORS)
             ret = check_set(m, &m->spec.file[i], e);
-        note_whole(m, &m->spec.file[i]);
+        note_whole(m, i);
     }
     return ret;
 }
@@ -728,6 +756,11 @@ void merge_freep(struct merge **m)
 bool merge_changes(const struct merge *m)
 {
     return m->changes;
+}
+
+bool merge_has_base(const struct merge *m)
+{
+    return m->base;
 }
 
 const struct layout_input *merge_input(const struct merge *m)

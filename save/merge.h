@@ -44,6 +44,9 @@ void merge_freep(struct merge **m);
 /* Does it differ from the checkpoint that is there? If not, only side files came. */
 bool merge_changes(const struct merge *m);
 
+/* Is there a model beside which adapters are files as others? */
+bool merge_has_base(const struct merge *m);
+
 const struct layout_input *merge_input(const struct merge *m);
 struct save_source merge_source(struct merge *m);
 
