@@ -72,6 +72,8 @@ static int own_format(struct fs *fs, const struct slot *slot, struct save_format
                        slot->path, slot->info.format);
     if (catalog_files(fs->catalog, slot->info.id, see_shard, &shards, e) < 0)
         return -e->code;
+    /* Objects of these are read out of config.json (tied weights), which stays. */
+    out->drop_objects = strcmp(out->writer->name, "hf") == 0;
     if (strcmp(out->writer->name, "hf") == 0)
         out->options.max_shard_size = shards.count > 1 ? shards.largest : UINT64_MAX;
     else
