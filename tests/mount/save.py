@@ -364,4 +364,32 @@ def test_files_that_are_no_checkpoint(t):
     same("tensors", stored(t + "/run/step3"), make_tensors(1))
 
 
+def test_what_is_changed_in_showing_is_not_written_back(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    for option in ("dtype=BF16", "prefix=drop"):
+        with Mount(t + "/run", t + "/mnt", "rw," + option) as m:
+            key = list(tensors)[0]
+            for path in (f"tensors/{key}.npy", "notes.txt"):
+                fails(option, errno.EROFS, lambda: open(os.path.join(m / "step1", path), "wb"))
+            assert "not written back" in m.messages()
+            umount(m)
+    same("nothing has changed", stored(t + "/run/step1"), tensors)
+
+
+def test_an_adapter_stays_beside_its_model(t):
+    os.makedirs(t + "/run")
+    adapter = safetensors_image({"base.lora_A.weight": ("F32", (1,), b"abcd")})
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for name in ("both", "adapter"):
+            os.mkdir(m / name)
+            write_file(m / f"{name}/adapter_model.safetensors", adapter)
+            write_file(m / f"{name}/adapter_config.json", b"{}")
+        write_file(m / "both/model.safetensors", safetensors_image(make_tensors(1)))
+        umount(m)
+    same("as it was", read_all(t + "/run/both/adapter_model.safetensors"), adapter)
+    same("alone", list(stored(t + "/run/adapter")), ["base.lora_A.weight"])
+    same("its name", sorted(os.listdir(t + "/run/adapter")), ["adapter_config.json", "adapter_model.safetensors"])
+
+
 main(globals())
