@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Nobody waits for what somebody else asked: a scan of one checkpoint stops no other request."""
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -139,8 +140,9 @@ def test_soak(t):
             f.write("2")
 
     with Mount(t + "/run", t + "/mnt") as m:
-        for _ in range(20):
-            round_trip(m)
+        with concurrent.futures.ThreadPoolExecutor(16) as warm:  # every thread of the server has its buffers then
+            for done in [warm.submit(round_trip, m) for _ in range(64)]:
+                done.result()
         fds, rss = descriptors(m), m.rss()
         for i in range(150):
             round_trip(m)
