@@ -3,13 +3,19 @@
 #include "made.h"
 
 #include <errno.h>
+#include <lz4.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/endian.h"
 #include "base/err.h"
+#include "base/pool.h"
+#include "gpu/reader.h"
+#include "index/formats/format.h"
 #include "index/formats/zarr/zarr_array.h"
 #include "index/formats/zarr/zarr_priv.h"
+#include "remote/open_files.h"
+#include "remote/source.h"
 #include "tests/unit/unit.h"
 
 /* ---- metadata ---- */
@@ -609,6 +615,91 @@ static void test_lengths(void **state)
     assert_int_equal(decode("lzma", "", 0, got, 4, &e), -EBADMSG);
 }
 
+/* ---- tiles that are decoded ahead of their reader ---- */
+
+enum { ROWS = 512, COLUMNS = 4096, TILE_ROWS = 64, TILE_COLUMNS = 1024 };
+
+static unsigned char tile_byte(unsigned row, unsigned column)
+{
+    return (unsigned char)(row * 31 + column / 3);
+}
+
+static void made_tile(const struct made *m, unsigned y, unsigned x)
+{
+    enum { SIZE = TILE_ROWS * TILE_COLUMNS };
+    CLEANUP_FREE unsigned char *plain = malloc(SIZE);
+    CLEANUP_FREE char *packed = malloc(4 + LZ4_COMPRESSBOUND(SIZE));
+    char name[40];
+    int len;
+
+    for (unsigned i = 0; i < SIZE; i++)
+        plain[i] = tile_byte(y * TILE_ROWS + i / TILE_COLUMNS,
+                             x * TILE_COLUMNS + i % TILE_COLUMNS);
+    put_le32(packed, SIZE);
+    len = LZ4_compress_default((const char *)plain, packed + 4, SIZE,
+                               LZ4_COMPRESSBOUND(SIZE));
+    assert_true(len > 0);
+    snprintf(name, sizeof name, "a/%u.%u", y, x);
+    made_file(m, name, packed, (size_t)len + 4);
+}
+
+/* Reads all of it in odd steps and tells each time what comes next; then backwards. */
+static void read_ahead(struct reader *r)
+{
+    enum { STEP = 100003 };
+    CLEANUP_FREE unsigned char *got = malloc(STEP);
+    uint64_t size = reader_size(r);
+    struct err e = {0};
+
+    assert_int_equal(size, ROWS * COLUMNS);
+    for (uint64_t n = 0; n * STEP < 2 * size; n++) {
+        uint64_t at = n * STEP < size ? n * STEP : 2 * size - n * STEP;
+        size_t len = (size_t)MIN((uint64_t)STEP, size - MIN(at, size));
+
+        reader_will_need(r, at + len, 4 * STEP);
+        assert_ok(reader_read(r, MIN(at, size), len, got, &e), &e);
+        for (size_t i = 0; i < len; i++)
+            if (got[i] != tile_byte((unsigned)((at + i) / COLUMNS),
+                                    (unsigned)((at + i) % COLUMNS)))
+                fail_msg("byte %" PRIu64 " is %u", at + i, got[i]);
+    }
+}
+
+static void test_decoded_ahead(void **state)
+{
+    struct reader_env env = {.codec = format_codec};
+    struct open_files *files = NULL;
+    struct pool *pool = NULL;
+    struct reader *r = NULL;
+    struct opened o;
+    struct made m;
+    struct err e = {0};
+
+    (void)state;
+    made_begin(&m, "tiles");
+    made_text(
+        &m, "a/.zarray",
+        "{\"zarr_format\": 2, \"shape\": [512, 4096], \"chunks\": [64, 1024], "
+        "\"dtype\": \"|u1\", \"order\": \"C\", \"compressor\": {\"id\": \"lz4\"}, "
+        "\"filters\": null, \"fill_value\": 0}");
+    for (unsigned i = 0; i < ROWS / TILE_ROWS * (COLUMNS / TILE_COLUMNS); i++)
+        made_tile(&m, i / (COLUMNS / TILE_COLUMNS), i % (COLUMNS / TILE_COLUMNS));
+    made_open(&m, &o);
+    assert_ok(pool_new(3, &pool, &e), &e);
+    assert_ok(open_files_new(o.w.store, 8, &files, &e), &e);
+    env.catalog = o.w.catalog;
+    env.decoded = o.w.decoded;
+    env.files = files;
+    env.pool = pool;
+    assert_ok(reader_open_tensor(&env, o.info.id, tensor(&o, "a")->ord, false, &r, &e),
+              &e);
+    read_ahead(r);
+    reader_close(r);
+    pool_free(pool); /* with what may be under way still */
+    open_files_free(files);
+    finish(&m, &o);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -627,6 +718,7 @@ int main(int argc, char **argv)
         {.name = "two formats", .test_func = test_two_formats},
         {.name = "delta", .test_func = test_delta},
         {.name = "lengths", .test_func = test_lengths},
+        {.name = "decoded ahead", .test_func = test_decoded_ahead},
     };
 
     return run_with_fixtures("zarr", argc, argv, others, ARRAY_SIZE(others));
