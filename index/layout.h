@@ -26,7 +26,8 @@ struct layout;
 struct layout_tensor {
     const char *key; /* in full, as the mount shows it */
     size_t key_len;
-    size_t wrapper; /* leading bytes that a saver put on: the model's own name is without */
+    size_t
+        wrapper; /* leading bytes that a saver put on: the model's own name is without */
     const char *part; /* of the checkpoint that it comes from, or NULL */
     enum role role;
     enum dtype dtype;

@@ -67,7 +67,7 @@ struct torch_tensor {
     uint64_t data_len;              /* bytes of the storage */
     /* Bytes that it is deflated to, 0: it is not. Only of files that torch_open() opened. */
     uint64_t packed;
-    uint32_t crc; /* of the storage, as the zip tells it; 0 in legacy files */
+    uint32_t crc;  /* of the storage, as the zip tells it; 0 in legacy files */
     uint8_t flags; /* enum chunk_flags */
 };
 
