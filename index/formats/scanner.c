@@ -447,7 +447,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     struct scan_context context = {
         .store = s->store, .pool = s->pool, .listing = l, .dir = k->path};
     int64_t start = clock_ns(CLOCK_MONOTONIC);
-    struct err failed = {0};
+    struct err failed = {0}, ignored = {0};
     struct sink *sink;
     int rc;
 
@@ -468,6 +468,12 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         sink_abort(sink);
         *e = failed;
         return rc;
+    }
+    /* Another process was faster: what it found stays, and with it what others read. */
+    if (rc == 0 && is_fresh(s, k, &out->id, &ignored) == 1) {
+        sink_abort(sink);
+        out->sure = true;
+        return 0;
     }
     if (sink_commit(sink, rc < 0 ? &failed : NULL, &out->id, e) < 0)
         return -e->code;
