@@ -19,7 +19,7 @@ import os
 import struct
 import sys
 
-NPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<V2", "F8_E4M3": "|V1", "F8_E5M2": "|V1", "F8_E8M0": "|V1", "I64": "<i8", "I32": "<i4", "I16": "<i2",
+NPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<V2", "F8_E4M3": "|V1", "F8_E5M2": "|V1", "F8_E8M0": "|V1", "F8_E4M3FNUZ": "|V1", "F8_E5M2FNUZ": "|V1", "I64": "<i8", "I32": "<i4", "I16": "<i2",
        "I8": "|i1", "U8": "|u1", "BOOL": "|b1", "C64": "<c8", "C128": "<c16", "U16": "<u2", "U32": "<u4", "U64": "<u8", "F4": "|u1", "C32": "<V4"}
 NOT_IN_SAFETENSORS = {"C128", "C32"}
 Tensor = collections.namedtuple("Tensor", "dtype shape sha256 role inode")
