@@ -181,6 +181,12 @@ struct catalog_place {
     struct file_id dir_id;
     uint64_t names_hash;
     struct sink_filter *filter; /* or NULL; borrowed until the commit */
+    /*
+     * `guarded`: only the scan `seen` (0: none) of this place is replaced; sink_commit
+     * gives -EAGAIN and keeps what is there when another process was faster.
+     */
+    bool guarded;
+    int64_t seen;
 };
 int sink_begin(struct catalog *c, const struct catalog_place *place, struct sink **out,
                struct err *e);

@@ -456,9 +456,14 @@ static int next_id(struct commit *c, struct err *e)
 static int drop_old(struct commit *c, struct err *e)
 {
     int64_t old;
-    int rc = checkpoint_at(c->conn, c->result->path, c->result->file, &old, e);
+    const struct stage_result *r = c->result;
+    int rc = checkpoint_at(c->conn, r->path, r->file, &old, e);
 
-    return rc == 0 && old != 0 ? checkpoint_delete(c->conn, old, e) : rc;
+    if (rc < 0 || old == 0)
+        return rc;
+    if (r->guarded && old != r->seen)
+        return err_set(e, EAGAIN, "another process has scanned it meanwhile");
+    return checkpoint_delete(c->conn, old, e);
 }
 
 static int write_all_rows(struct commit *c, struct query *order, int more,

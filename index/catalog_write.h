@@ -91,6 +91,8 @@ struct stage_result {
     uint64_t names_hash;
     uint32_t files;
     bool many_parts; /* keys of different parts may meet */
+    bool guarded;    /* see struct catalog_place */
+    int64_t seen;
 
     void (*file_use)(const void *user, uint32_t number, struct stage_use *out);
     const void *user;
@@ -98,7 +100,7 @@ struct stage_result {
 
 /*
  * Settles final keys, file names, order, inodes, the tree and the views, and replaces the
- * old scan of the place: all in one transaction.
+ * old scan of the place: all in one transaction. -EAGAIN: see struct catalog_place.
  */
 int stage_commit(struct stage *st, struct catalog *c, const struct stage_result *r,
                  int64_t *id, struct err *e);

@@ -45,6 +45,8 @@ int sink_begin(struct catalog *c, const struct catalog_place *place, struct sink
     s->catalog = c;
     s->dir_id = place->dir_id;
     s->names_hash = place->names_hash;
+    s->guarded = place->guarded;
+    s->seen = place->seen;
     s->filter = place->filter;
     s->path = strdup(place->path);
     s->file = place->file ? strdup(place->file) : NULL;
@@ -301,6 +303,8 @@ static int commit(struct sink *s, const char *error, int64_t *id, struct err *e)
         .dir_id = s->dir_id,
         .names_hash = s->names_hash,
         .many_parts = s->many_parts,
+        .guarded = s->guarded,
+        .seen = s->seen,
         .file_use = file_use,
         .user = s,
     };

@@ -43,6 +43,8 @@ struct sink {
     char *base; /* of names, below path; NULL: path itself */
     struct file_id dir_id;
     uint64_t names_hash;
+    bool guarded; /* see struct catalog_place */
+    int64_t seen;
     struct sink_checkpoint about;
     char *about_text[5]; /* what `about` points to */
     struct sink_filter *filter;

@@ -23,7 +23,7 @@ enum {
     CHECK_MEMORY =
         1 << 29, /* rows of the files of one checkpoint, each some 300 bytes */
     CONFIG_MAX = 16 << 20, /* as hf_config_read */
-    TRIES = 3,             /* other processes may rescan between our two looks */
+    TRIES = 3,             /* other processes may scan the same place meanwhile */
 };
 
 static const int64_t second = 1000000000;
@@ -327,11 +327,11 @@ static int names_same(struct scanner *s, const struct checkpoint_info *info,
 }
 
 /*
- * 1 and the id when the index holds what is there, 0 when it must be scanned. A failed
- * scan is tried again by each new process: what failed may have been the disk's fault or
- * the rights of who asked.
+ * 1 when the index holds what is there, 0 when it must be scanned; *id is what the index
+ * holds, 0: nothing. A failed scan is tried again by each new process (unless `sure`):
+ * what failed may have been the disk's fault or the rights of who asked.
  */
-static int is_fresh(struct scanner *s, const struct known *k, int64_t *id,
+static int is_fresh(struct scanner *s, const struct known *k, bool sure, int64_t *id,
                     struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(CHECK_MEMORY);
@@ -340,14 +340,16 @@ static int is_fresh(struct scanner *s, const struct known *k, int64_t *id,
 
     if (!a)
         return err_nomem(e);
+    *id = 0;
     rc = catalog_checkpoint(s->catalog, k->path, k->file, a, &info, e);
-    if (rc == -ENOENT || (rc == 0 && info.error && !k->sure)) {
+    if (rc == 0)
+        *id = info.id;
+    if (rc == -ENOENT || (rc == 0 && info.error && !sure)) {
         *e = (struct err){0};
         return 0;
     }
     if (rc < 0)
         return rc;
-    *id = info.id;
     rc = names_same(s, &info, e);
     if (rc > 0)
         rc = files_same(s, &info, a, e);
@@ -434,8 +436,8 @@ static int watch_config(const struct scanner *s, struct listing *l, struct sink 
 
 /* One try; -ESTALE before anything was kept when `again` is still possible. */
 static int scan_listing(struct scanner *s, const struct known *k, struct listing *l,
-                        const struct file_id *dir_id, bool again, struct found *out,
-                        struct err *e)
+                        const struct file_id *dir_id, bool again, bool guarded,
+                        struct found *out, struct err *e)
 {
     CLEANUP(place_release) struct place place = {0};
     CLEANUP(map_filter_freep) struct sink_filter *filter = NULL;
@@ -443,11 +445,13 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
                                   .file = k->file,
                                   .store = s->store,
                                   .dir_id = *dir_id,
-                                  .names_hash = names_hash(l, k->file)};
+                                  .names_hash = names_hash(l, k->file),
+                                  .guarded = guarded,
+                                  .seen = out->id};
     struct scan_context context = {
         .store = s->store, .pool = s->pool, .listing = l, .dir = k->path};
     int64_t start = clock_ns(CLOCK_MONOTONIC);
-    struct err failed = {0}, ignored = {0};
+    struct err failed = {0};
     struct sink *sink;
     int rc;
 
@@ -469,12 +473,6 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         *e = failed;
         return rc;
     }
-    /* Another process was faster: what it found stays, and with it what others read. */
-    if (rc == 0 && is_fresh(s, k, &out->id, &ignored) == 1) {
-        sink_abort(sink);
-        out->sure = true;
-        return 0;
-    }
     if (sink_commit(sink, rc < 0 ? &failed : NULL, &out->id, e) < 0)
         return -e->code;
     out->sure = rc == 0 || is_damage(failed.code);
@@ -482,8 +480,8 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     return 0;
 }
 
-static int scan_place(struct scanner *s, const struct known *k, struct found *out,
-                      struct err *e)
+static int scan_place(struct scanner *s, const struct known *k, bool guarded,
+                      struct found *out, struct err *e)
 {
     int rc = -ESTALE;
 
@@ -498,28 +496,39 @@ static int scan_place(struct scanner *s, const struct known *k, struct found *ou
         if (rc == -ENOENT || rc == -ENOTDIR)
             return drop(s, k, e);
         if (rc == 0)
-            rc = scan_listing(s, k, l, &dir_id, again, out, e);
+            rc = scan_listing(s, k, l, &dir_id, again, guarded, out, e);
     }
     return rc;
 }
 
 /* ---- one look, however many ask ---- */
 
-/* Looks without the lock; the caller has made the place busy. */
+/*
+ * Looks without the lock; the caller has made the place busy. Of several processes that
+ * scan a place at once the first one's rows stay, as it reads them already; the others
+ * look again and find them. The last try replaces whatever is there.
+ */
 static int look(struct scanner *s, const struct known *k, struct found *out,
                 struct err *e)
 {
-    int64_t start = clock_ns(CLOCK_MONOTONIC), memory;
-    int rc = is_fresh(s, k, &out->id, e);
+    int rc = -EAGAIN;
 
-    memory = (clock_ns(CLOCK_MONOTONIC) - start) * check_factor;
-    memory = MIN(MAX(memory, second), longest_memory);
-    out->until = start + memory;
-    out->sure = k->sure;
-    if (rc != 0)
-        return MIN(rc, 0);
-    out->until = clock_ns(CLOCK_MONOTONIC) + second;
-    return scan_place(s, k, out, e);
+    for (unsigned i = 0; i < TRIES && rc == -EAGAIN; i++) {
+        int64_t start = clock_ns(CLOCK_MONOTONIC), memory;
+        bool sure = k->sure || i > 0;
+
+        *e = (struct err){0};
+        rc = is_fresh(s, k, sure, &out->id, e);
+        memory = (clock_ns(CLOCK_MONOTONIC) - start) * check_factor;
+        memory = MIN(MAX(memory, second), longest_memory);
+        out->until = start + memory;
+        out->sure = sure;
+        if (rc != 0)
+            return MIN(rc, 0);
+        out->until = clock_ns(CLOCK_MONOTONIC) + second;
+        rc = scan_place(s, k, i + 1 < TRIES, out, e);
+    }
+    return rc;
 }
 
 /* Looks for all who wait. Call with the lock held. */
