@@ -35,19 +35,65 @@ struct store_ops {
      * and is the root from now on. -EROFS: its name says not which.
      */
     int (*reopen)(struct store *s, struct err *e);
+    /* Optional: whatever waits for a server ends now, and so does all that comes later. */
+    void (*stop)(struct store *s);
     void (*close)(struct store *s);
 };
 
 struct store {
     const struct store_ops *ops;
-    char *url;  /* how a person names it: the absolute path */
+    char *url;  /* how a person names it: the absolute path, or a URL without secrets */
     char *file; /* NULL, or the one file that was opened (its directory is the root) */
     char *identity; /* stable text that names this source in the cache of indexes */
+    bool remote;    /* its bytes come from a server */
 };
 
-struct store_options {
-    bool follow_symlinks; /* links may leave the source */
+/* What a remote source's bytes are known by. Borrowed during the call. */
+struct object_id {
+    const char *store; /* the store's identity */
+    const char *path;
+    const char *version; /* ETag or version, "" where the server has none */
+    uint64_t size;
+    int64_t mtime_ns;
 };
+
+/*
+ * Puts a cache over a source that reads from a server: takes over the reference to
+ * `inner`, also on failure. Size, name and id of *out are those of `inner`.
+ */
+typedef int store_cache_fn(void *user, struct source *inner, const struct object_id *id,
+                           struct source **out, struct err *e);
+
+/* Zero is the default of every field. */
+struct store_options {
+    bool follow_symlinks;  /* links may leave the source */
+    unsigned refresh;      /* remote: seconds until a directory is listed anew; 0: 60 */
+    store_cache_fn *cache; /* remote: over every source that is opened; or NULL */
+    void *cache_user;      /* outlives the store */
+};
+
+enum { STORE_REFRESH = 60 };
+
+/* Is this a URL (SCHEME://...), and not a path? */
+bool store_is_url(const char *name);
+
+/*
+ * What `name` says: a local path, or https://, http:// (of this machine, unless
+ * UNSHARD_ALLOW_HTTP=1 is set), s3://, gs://, hf://. -ENOTSUP: another scheme.
+ */
+int store_open(const char *name, const struct store_options *options,
+               struct store **out, struct err *e);
+
+/* Ends all waits for its server: remote/http.h, http_stop(). Any thread; local: nothing. */
+void store_stop(struct store *s);
+
+bool store_is_remote(const struct store *s);
+
+/*
+ * A URL as it may be shown and logged: without password and query. A path as it is.
+ * Malloc'd; NULL: out of memory.
+ */
+char *store_name_shown(const char *name);
 
 /*
  * A local directory or a single file. For the snapshots of a Hugging Face cache

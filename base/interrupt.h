@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* base/interrupt.h - does whoever asked for this still want it? For long waits. */
+#ifndef UFS_BASE_INTERRUPT_H
+#define UFS_BASE_INTERRUPT_H
+
+#include "base/base.h"
+
+/* Embedded by who knows. `asked` may be called by any thread that works for it. */
+struct interrupt {
+    bool (*asked)(struct interrupt *self);
+};
+
+/*
+ * Sets it for this thread (NULL: none) and returns what was set before, which the caller
+ * puts back. Work that a thread hands to a pool and waits for goes by the same (base/pool.h).
+ */
+struct interrupt *interrupt_set(struct interrupt *i);
+struct interrupt *interrupt_current(void);
+
+/* True: waits of this thread shall end, with -EINTR. */
+bool interrupt_asked(void);
+
+#endif
