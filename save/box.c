@@ -111,6 +111,21 @@ const void *box_take(const struct box *b, uint64_t off, const void *window, uint
     return scratch;
 }
 
+uint64_t box_run(const struct box *b)
+{
+    uint32_t axis;
+
+    return run_of(b, &axis) * b->unit;
+}
+
+uint64_t box_place(const struct box *b, uint64_t at)
+{
+    uint32_t axis;
+    uint64_t run = run_of(b, &axis) * b->unit;
+
+    return run_place(b, axis, at / run) * b->unit + at % run;
+}
+
 void box_span(const struct box *b, uint64_t *first, uint64_t *end)
 {
     uint64_t step = 1, low = 0, high = 0;

@@ -32,6 +32,12 @@ void box_overlap(const struct box *b, uint64_t off, uint64_t window_len, uint64_
 const void *box_take(const struct box *b, uint64_t off, const void *window, uint64_t at,
                      uint64_t len, void *scratch);
 
+/* Bytes of the box that lie together in the tensor: a row, or several whole ones. */
+uint64_t box_run(const struct box *b);
+
+/* Where byte `at` of the box, which is not empty, stands in the tensor. */
+uint64_t box_place(const struct box *b, uint64_t at);
+
 /* First byte of the tensor that belongs to the box, and the one behind its last. */
 void box_span(const struct box *b, uint64_t *first, uint64_t *end);
 

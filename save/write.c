@@ -3,7 +3,6 @@
 #include "save/write.h"
 
 #include <assert.h>
-#include <blosc.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -16,6 +15,8 @@
 #include "base/err.h"
 #include "base/pool.h"
 #include "save/box.h"
+#include "save/files.h"
+#include "save/gather.h"
 #include "save/staging.h"
 #include "save/sums.h"
 
@@ -64,66 +65,6 @@ struct stage_run {
 
 /* ---- which files ---- */
 
-/* Files of stage 0 go to parts by the middle of their bytes: parts are of like size. */
-static bool is_ours(const struct save_run *r, const struct layout_file_info *f,
-                    uint64_t before, uint64_t total)
-{
-    uint64_t middle = before + f->size / 2;
-
-    if (f->stage > 0)
-        return r->other_stages;
-    if (!r->first_stage)
-        return false;
-    return r->parts <= 1 ||
-           (unsigned)((unsigned __int128)middle * r->parts / (total + 1)) + 1 ==
-               r->part;
-}
-
-static uint64_t stage_bytes(const struct layout *l, unsigned stage)
-{
-    struct layout_file_info f;
-    uint64_t total = 0;
-
-    for (size_t i = 0; i < layout_files(l); i++) {
-        layout_file_info(l, i, &f);
-        total += f.stage == stage ? f.size : 0;
-    }
-    return total;
-}
-
-/* Calls fn for each file of the stage that this run writes. */
-static int each_file(const struct save_run *r, unsigned stage,
-                     int (*fn)(void *user, uint32_t i,
-                               const struct layout_file_info *f),
-                     void *user)
-{
-    uint64_t total = stage_bytes(r->layout, stage), before = 0;
-    struct layout_file_info f;
-    int ret = 0;
-
-    for (size_t i = 0; ret == 0 && i < layout_files(r->layout); i++) {
-        layout_file_info(r->layout, i, &f);
-        if (f.stage != stage)
-            continue;
-        if (is_ours(r, &f, before, total))
-            ret = fn(user, (uint32_t)i, &f);
-        before += f.size;
-    }
-    return ret;
-}
-
-static unsigned last_stage(const struct layout *l)
-{
-    struct layout_file_info f;
-    unsigned last = 0;
-
-    for (size_t i = 0; i < layout_files(l); i++) {
-        layout_file_info(l, i, &f);
-        last = MAX(last, f.stage);
-    }
-    return last;
-}
-
 static int add_size(void *user, uint32_t i, const struct layout_file_info *f)
 {
     uint64_t *total = user;
@@ -137,8 +78,8 @@ uint64_t save_bytes(const struct save_run *r)
 {
     uint64_t total = 0;
 
-    for (unsigned s = 0; s <= last_stage(r->layout); s++)
-        each_file(r, s, add_size, &total);
+    for (unsigned s = 0; s <= save_last_stage(r->layout); s++)
+        save_each_file(r, s, add_size, &total);
     return total;
 }
 
@@ -410,72 +351,20 @@ static int run_unit(void *user, size_t n, struct err *e)
 
 /* ---- files that are one compressed block ---- */
 
-static int gather_box(struct stage_run *s, const struct layout_piece *p, char *dst,
-                      struct err *e)
-{
-    const struct save_source *source = &s->run->source;
-    CLEANUP_FREE char *window = malloc(2 * (size_t)WINDOW);
-    struct box b = {.start = p->start, .size = p->size};
-    struct shape units;
-    uint64_t first, end;
-    int ret = window ? 0 : err_nomem(e);
-
-    if (ret == 0)
-        ret = tensor_units(&s->run->input->tensor[p->tensor], &units, &b.unit, e);
-    if (ret < 0)
-        return ret;
-    b.units = &units;
-    for (box_span(&b, &first, &end); ret == 0 && first < end;) {
-        uint64_t part = MIN(end - first, (uint64_t)WINDOW), at, len;
-
-        ret = source->read(source->user, p->tensor, first, (size_t)part, window, e);
-        box_overlap(&b, first, part, &at, &len);
-        if (ret == 0 && len > 0)
-            memcpy(dst + at, box_take(&b, first, window, at, len, window + WINDOW),
-                   (size_t)len);
-        first += part;
-    }
-    return ret;
-}
-
-static int gather_file(struct stage_run *s, const struct layout_file_info *f, char *dst,
-                       struct err *e)
-{
-    int ret = 0;
-
-    for (size_t i = 0; ret == 0 && i < f->pieces; i++) {
-        const struct layout_piece *p = &f->piece[i];
-
-        if (p->kind == LAYOUT_LITERAL)
-            memcpy(dst + p->at, p->data, (size_t)p->len);
-        else if (p->kind == LAYOUT_BOX)
-            ret = gather_box(s, p, dst + p->at, e);
-        else if (p->kind == LAYOUT_CRC32)
-            ret = err_set(e, ENOTSUP, "%s: a checksum in a compressed file", f->path);
-    }
-    return ret;
-}
-
 static int write_encoded(struct stage_run *s, const struct layout_file_info *f,
                          struct err *e)
 {
-    size_t room = (size_t)f->size + BLOSC_MAX_OVERHEAD;
-    CLEANUP_FREE char *plain = calloc(1, (size_t)f->size + 1), *packed = malloc(room);
-    int ret = plain && packed ? 0 : err_nomem(e), len, fd;
+    const struct gather g = {.input = s->run->input, .source = s->run->source};
+    CLEANUP_FREE void *packed = NULL;
+    size_t len;
+    int ret = gather_encoded(&g, f, &packed, &len, e), fd;
 
-    if (ret == 0)
-        ret = gather_file(s, f, plain, e);
     if (ret < 0)
         return ret;
-    /* What numcodecs and zarr write by default: level 5, shuffle by bytes. */
-    len = blosc_compress_ctx(5, BLOSC_SHUFFLE, f->type_size, (size_t)f->size, plain,
-                             packed, room, "lz4", 0, 1);
-    if (len <= 0)
-        return err_set(e, EIO, "%s: blosc: %d", f->path, len);
     fd = open_file(s, f, O_WRONLY | O_TRUNC, e);
     if (fd < 0)
         return fd;
-    ret = write_at(fd, f, packed, (uint64_t)len, 0, e);
+    ret = write_at(fd, f, packed, len, 0, e);
     close(fd);
     report(s, f->size);
     return ret;
@@ -533,7 +422,7 @@ static int collect(struct stage_run *s, struct err *e)
     s->first = calloc(tensors + 2, sizeof *s->first);
     if (!s->first)
         return err_nomem(e);
-    each_file(s->run, s->stage, count_file, s);
+    save_each_file(s->run, s->stage, count_file, s);
     files = s->files;
     for (size_t i = 0; i < tensors; i++)
         s->first[i + 1] += s->first[i];
@@ -547,7 +436,7 @@ static int collect(struct stage_run *s, struct err *e)
     }
     memcpy(fill.next, s->first, tensors * sizeof *fill.next);
     s->files = 0;
-    each_file(s->run, s->stage, take_file, &fill);
+    save_each_file(s->run, s->stage, take_file, &fill);
     free(fill.next);
     return 0;
 }
@@ -776,7 +665,7 @@ static int check_files(const struct save_run *r, struct err *e)
 
 int save_write(const struct save_run *r, struct err *e)
 {
-    unsigned last = last_stage(r->layout);
+    unsigned last = save_last_stage(r->layout);
     bool done = false;
     int ret = 0;
 
