@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* cli/cmd_formats.c - the formats that this build reads and writes. */
+#include <string.h>
+
 #include "cli/cli.h"
 #include "index/formats/format.h"
 #include "index/map/map.h"
@@ -11,19 +13,45 @@ static void print_maps(bool json)
         printf(json ? "%s\"%s\"" : "%s%s", i ? ", " : "", map_shipped_name(i));
 }
 
+/* The names that --to takes for it. */
+static void print_writers(const struct format_driver *d, const char *mark)
+{
+    for (size_t i = 0; d->writers && d->writers[i]; i++)
+        printf("%s%s%s%s", i ? ", " : "", mark, d->writers[i]->name, mark);
+}
+
+static void print_json(const struct format_driver *d)
+{
+    printf("\n    {\"name\": \"%s\", \"title\": \"%s\", \"write\": %s, \"to\": [",
+           d->name, d->title, d->writers ? "true" : "false");
+    print_writers(d, "\"");
+    fputs("]}", stdout);
+}
+
+static void print_row(const struct format_driver *d, int width)
+{
+    printf("%-*s  %s", width, d->name, d->title);
+    if (d->writers)
+        fputs("; --to ", stdout);
+    print_writers(d, "");
+    putchar('\n');
+}
+
 static int run(struct cli *c)
 {
+    int width = 0;
+
+    for (size_t i = 0; format_drivers[i]; i++)
+        width = MAX(width, (int)strlen(format_drivers[i]->name));
     if (c->opt.json)
         fputs("{\"schema\": 1, \"formats\": [", stdout);
     for (size_t i = 0; format_drivers[i]; i++) {
-        const struct format_driver *d = format_drivers[i];
-        const char *can = d->writers ? "read, write" : "read";
-
+        if (c->opt.json && i > 0)
+            putchar(',');
         if (c->opt.json)
-            printf("%s\n    {\"name\": \"%s\", \"title\": \"%s\", \"write\": %s}",
-                   i ? "," : "", d->name, d->title, d->writers ? "true" : "false");
+            print_json(format_drivers[i]);
         else
-            printf("%-14s %-12s %s\n", d->name, can, d->title);
+            print_row(format_drivers[i], width);
     }
     fputs(c->opt.json ? "\n], \"maps\": [" : "\nmaps (-o map=NAME): ", stdout);
     print_maps(c->opt.json);

@@ -3,6 +3,7 @@
 """The commands as scripts see them: what they print, their exit statuses, their one-line errors."""
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -474,7 +475,11 @@ def test_probe_and_formats(t):
     same("driver", bids["driver"], "torch_dcp")
     assert max(b["score"] for b in bids["bids"]) >= 60
     assert "-> a checkpoint" in cli.run("probe", DCP).stdout
-    names = {f["name"] for f in cli.json("formats")["formats"]}
+    formats = cli.json("formats")["formats"]
+    names = {f["name"] for f in formats}
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/man/unshard-formats.7.scd")) as page:
+        told = set(re.findall(r"\*([a-z_0-9-]+)\*", page.read()))
+    same("not in unshard-formats(7)", sorted((names | {w for f in formats for w in f["to"]}) - told), [])
     same("maps", cli.json("formats")["maps"], ["hf-to-megatron", "hf-to-olmo", "llama-to-hf", "megatron-to-hf", "olmo-to-hf"])
     assert "hf-to-olmo, llama-to-hf, megatron-to-hf, olmo-to-hf" in cli.run("formats").stdout
     assert {"safetensors", "torch_dcp"} <= names, names
