@@ -44,6 +44,7 @@ struct cli_options {
     bool long_rows;  /* -l */
     bool deep;       /* --deep */
     bool npy;        /* --npy */
+    bool binary;     /* --binary */
     bool foreground; /* -f */
     bool index_memory, follow_symlinks;
     const char *cache_dir;
@@ -68,7 +69,7 @@ struct cli_command {
     const char *name, *usage, *summary;
     int min_args, max_args;
     /* Options it takes beside --json, -q, -v and -o: letters of "ldnfc" (long rows, deep,
-     * npy, foreground, those of convert, "t": those of diff). */
+     * npy, foreground, "b": binary, those of convert, "t": those of diff). */
     const char *takes;
     /* Returns a cli_status, or a negative errno with the words in c->err. */
     int (*run)(struct cli *c);

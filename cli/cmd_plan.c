@@ -4,9 +4,13 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/fsutil.h"
 #include "cli/cli.h"
+#include "gpu/plan_wire.h"
+#include "gpu/tensor.h"
 #include "index/plan.h"
 #include "remote/source.h"
+#include "remote/store.h"
 
 enum { PLAN_MEMORY = 64 << 20 };
 
@@ -103,6 +107,32 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
     return STATUS_DONE;
 }
 
+/* The directory that paths of the store's files are relative to. */
+static int root_of(const struct store *s, struct buf *out)
+{
+    const char *slash = s->file ? strrchr(s->url, '/') : NULL;
+
+    buf_add(out, s->url, slash ? (size_t)(slash - s->url) : strlen(s->url));
+    return buf_adds(out, "");
+}
+
+/* gpu/plan_wire.h tells what it looks like. */
+static int binary_plan(struct cli *c, struct cli_source *s, int64_t checkpoint,
+                       uint32_t ord)
+{
+    CLEANUP(tensor_putp) struct tensor *t = NULL;
+    CLEANUP(buf_release) struct buf root = {0}, out = {0};
+    int ret = tensor_open(&s->env, checkpoint, ord, &t, &c->err);
+
+    if (ret == 0 && root_of(s->store, &root) < 0)
+        ret = err_nomem(&c->err);
+    if (ret == 0)
+        ret = wire_write(t, root.data, &out, &c->err);
+    if (ret == 0 && (ret = write_all(STDOUT_FILENO, out.data, out.len, &c->err)) < 0)
+        err_wrap(&c->err, "standard output");
+    return ret;
+}
+
 static int plan_tensor(struct cli *c, struct cli_source *s)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(PLAN_MEMORY);
@@ -111,6 +141,8 @@ static int plan_tensor(struct cli *c, struct cli_source *s)
     struct tensor_info t;
     int ret = a ? cli_tensor(c, s, c->arg[1], a, &info, &t) : err_nomem(&c->err);
 
+    if (ret == 0 && c->opt.binary)
+        return binary_plan(c, s, info.id, t.ord);
     if (ret == 0)
         ret = reader_open_tensor(&s->env, info.id, t.ord, false, &r, &c->err);
     return ret < 0 ? ret : print_plan(c, r, &t);
@@ -126,10 +158,10 @@ static int run(struct cli *c)
 
 const struct cli_command cmd_plan = {
     .name = "plan",
-    .usage = "plan SOURCE KEY [--json]",
+    .usage = "plan SOURCE KEY [--json | --binary]",
     .summary = "how a tensor is copied together",
     .min_args = 2,
     .max_args = 2,
-    .takes = "",
+    .takes = "b",
     .run = run,
 };

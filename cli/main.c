@@ -239,9 +239,8 @@ static int one_option(struct cli *c, const struct cli_command *cmd, int o)
         opt->npy = true;
         return takes(cmd, 'n') ? 0 : wrong_option(c, cmd, "takes no --npy");
     case OPT_BINARY:
-        err_set(&c->err, ENOTSUP, "%s: --binary is not built yet", cmd->name);
-        err_hint(&c->err, "--json is");
-        return cli_usage(c);
+        opt->binary = true;
+        return takes(cmd, 'b') ? 0 : wrong_option(c, cmd, "takes no --binary");
     case OPT_RTOL:
     case OPT_ATOL:
     case OPT_VALUES:

@@ -537,7 +537,6 @@ def test_what_is_not_built_yet_is_refused_by_name(t):
     for url in ("s3://bucket/run", "gs://b/x", "https://host/x", "hf://org/repo"):
         cli.error("ls", url, status=USAGE, words=["remote", url])
         cli.error("mount", url, t + "/mnt", status=USAGE, words=["remote", url])
-    cli.error("plan", DCP, "model.emb.weight", "--binary", status=USAGE, words=["--binary"])
 
 
 def test_wrong_usage(t):
