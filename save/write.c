@@ -51,6 +51,7 @@ struct stage_run {
     struct unit *unit;
     size_t units;
     size_t base;  /* first unit of the batch that runs */
+    bool named;   /* the names of its files are durable */
     bool *summed; /* of each file of the layout: has it checksums? */
     struct sums sums;
     /*
@@ -502,9 +503,26 @@ static int list_units(struct stage_run *s, struct err *e)
     return 0;
 }
 
+static int sync_directories(const struct save_run *r, struct err *e);
+
+/*
+ * The journal may say only what a disk has after a power loss: a file whose bytes are
+ * durable and whose name is not would be made anew, empty, by the run that goes on.
+ */
+static int note(struct stage_run *s, bool done, struct err *e)
+{
+    uint64_t units = done ? s->units : s->base;
+
+    if (!s->run->staging)
+        return 0;
+    if (!s->named && s->files < MANY_FILES && sync_directories(s->run, e) < 0)
+        return -e->code;
+    s->named = true;
+    return staging_note(s->run->staging, s->stage, units, done, e);
+}
+
 static int run_units(struct stage_run *s, uint64_t from, struct err *e)
 {
-    struct staging *staging = s->run->staging;
     int ret = 0;
 
     for (s->base = (size_t)MIN(from, (uint64_t)s->units); s->base < s->units;) {
@@ -516,8 +534,8 @@ static int run_units(struct stage_run *s, uint64_t from, struct err *e)
         s->base += n;
         if (s->base < s->units)
             ret = make_durable(s, e);
-        if (ret == 0 && s->base < s->units && staging)
-            ret = staging_note(staging, s->stage, s->base, false, e);
+        if (ret == 0 && s->base < s->units)
+            ret = note(s, false, e);
         if (ret < 0)
             return ret;
     }
@@ -548,9 +566,7 @@ static int run_stage(struct stage_run *s, struct err *e)
         ret = pool_each(pool, s->files, end_nth, s, e);
     if (ret == 0 && s->files >= MANY_FILES)
         ret = make_durable(s, e);
-    if (ret < 0 || !staging)
-        return ret;
-    return staging_note(staging, s->stage, s->units, true, e);
+    return ret == 0 ? note(s, true, e) : ret;
 }
 
 static void stage_release(struct stage_run *s)
@@ -628,12 +644,13 @@ static int sync_directories(const struct save_run *r, struct err *e)
 
     for (size_t i = 0; ret == 0 && i < layout_files(r->layout); i++) {
         layout_file_info(r->layout, i, &f);
+        if (!strchr(f.path, '/') || faccessat(dir, f.path, F_OK, 0) < 0)
+            continue; /* of a later stage, or another part's */
         for (const char *slash = strchr(f.path, '/'); ret == 0 && slash;
              slash = strchr(slash + 1, '/')) {
             size_t len = (size_t)(slash - f.path);
 
-            if (strncmp(before, f.path, len + 1) != 0 &&
-                faccessat(dir, f.path, F_OK, 0) == 0)
+            if (strncmp(before, f.path, len + 1) != 0)
                 ret = sync_directory(dir, f.path, len, e);
         }
         before = f.path;
