@@ -18,11 +18,14 @@
 
 enum {
     STAGES = 8,
+    MAX_TRIES = 100,        /* others that publish and remove under us */
     JOURNAL_MAX = 64 << 20, /* a line every few seconds of a save */
 };
 
 static const char data_name[] = "data";
 static const char spool_name[] = "in";
+static const char removed_name[] = "removed";
+static const char journal_prefix[] = "journal.";
 static const char path_prefix[] = ".unshard-staging-";
 
 /*
@@ -42,6 +45,7 @@ struct staging {
     char *what;
     unsigned part, parts;
     int parent_fd, fd, data_fd, journal_fd, spool_fd;
+    int unsure_fd; /* a directory that may not have what was renamed in it, or -1 */
     struct stage_progress stage[STAGES];
 };
 
@@ -93,7 +97,12 @@ bool staging_is_named(const char *name)
 
 static void journal_name(unsigned part, unsigned parts, char dst[64])
 {
-    snprintf(dst, 64, "journal.%u-of-%u", part, parts);
+    snprintf(dst, 64, "%s%u-of-%u", journal_prefix, part, parts);
+}
+
+static bool is_journal(const char *name)
+{
+    return strncmp(name, journal_prefix, sizeof journal_prefix - 1) == 0;
 }
 
 /* ---- the journal ---- */
@@ -283,24 +292,23 @@ static int count_parts(struct staging *s, struct err *e)
 }
 
 static int remove_tree(int at, const char *name, unsigned depth, struct err *e);
+static int remove_staging(const struct staging *s, struct err *e);
 
-/* See published_name. */
-static int clear_leftovers(struct staging *s, struct err *e)
+/*
+ * See published_name. With data/ the mark says nothing: whoever made it was cut off before
+ * the rename, or is about to do it.
+ */
+static int clear_leftovers(const struct staging *s, struct err *e)
 {
-    int fd =
+    CLEANUP_FD int fd =
         openat(s->parent_fd, s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    int ret = 0;
 
     if (fd < 0)
         return errno == ENOENT ? 0 : fail(e, "open", s->path);
-    if (faccessat(fd, published_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
-        if (faccessat(fd, data_name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
-            ret = remove_tree(s->parent_fd, s->path, 0, e);
-        else if (unlinkat(fd, published_name, 0) < 0 && errno != ENOENT)
-            ret = fail(e, "remove", published_name);
-    }
-    close(fd);
-    return ret;
+    if (faccessat(fd, published_name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ||
+        faccessat(fd, data_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return 0;
+    return remove_staging(s, e);
 }
 
 /* ---- of a mount ---- */
@@ -324,6 +332,19 @@ static int writer_line(struct buf *out, struct err *e)
     buf_addf(out, "unshardfs mount-save host %s boot %s pid %d", host, boot,
              (int)getpid());
     return buf_failed(out) ? err_nomem(e) : 0;
+}
+
+/*
+ * A lock on a journal that its last owner has taken away, directory and all, keeps nobody
+ * out: then all is made anew. That owner let go of it only after it had removed it.
+ */
+static int check_here(const struct staging *s, struct err *e)
+{
+    struct stat st;
+
+    if (fstat(s->journal_fd, &st) < 0)
+        return fail(e, "journal of", s->target);
+    return st.st_nlink > 0 ? 0 : err_set(e, ENOENT, "%s: removed meanwhile", s->path);
 }
 
 /* The lock is ours: is what the journal speaks of a mount's of this host, and dead? */
@@ -375,7 +396,7 @@ static int check_foreign(const struct staging *s, struct err *e)
         return fail(e, "look at", s->path);
     journal_name(1, 1, name);
     while ((d = readdir(dir)))
-        foreign |= !strncmp(d->d_name, "journal.", 8) && strcmp(d->d_name, name) != 0;
+        foreign |= is_journal(d->d_name) && strcmp(d->d_name, name) != 0;
     closedir(dir);
     if (!foreign)
         return 0;
@@ -383,10 +404,36 @@ static int check_foreign(const struct staging *s, struct err *e)
     return err_hint(e, "finish it, or remove that directory");
 }
 
+static void close_dirs(struct staging *s)
+{
+    int *fds[] = {&s->journal_fd, &s->data_fd, &s->spool_fd, &s->fd};
+
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++) {
+        if (*fds[i] >= 0)
+            close(*fds[i]);
+        *fds[i] = -1;
+    }
+}
+
+/* -ENOENT: the directory went away while we took it up. */
+static int take_up(struct staging *s, struct err *e)
+{
+    if (clear_leftovers(s, e) < 0 || make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
+        check_foreign(s, e) < 0 || lock_journal(s, e) < 0 || check_here(s, e) < 0 ||
+        check_dead(s, e) < 0 || remove_tree(s->fd, data_name, 0, e) < 0 ||
+        remove_tree(s->fd, spool_name, 0, e) < 0 ||
+        remove_tree(s->fd, removed_name, 0, e) < 0 ||
+        make_dir(s->fd, data_name, &s->data_fd, e) < 0 ||
+        make_dir(s->fd, spool_name, &s->spool_fd, e) < 0)
+        return -e->code;
+    return 0;
+}
+
 static int open_mount(struct staging *s, const struct staging_claim *claim,
                       struct err *e)
 {
     CLEANUP(buf_release) struct buf line = {0};
+    int ret = -ENOENT;
 
     s->target = strdup(claim->target);
     s->parent = strdup(claim->target);
@@ -399,13 +446,13 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
     s->parent_fd = fcntl(claim->parent, F_DUPFD_CLOEXEC, 0);
     if (s->parent_fd < 0)
         return fail(e, "open", s->parent);
-    if (make_dir(s->parent_fd, s->path, &s->fd, e) < 0 || check_foreign(s, e) < 0 ||
-        lock_journal(s, e) < 0 || check_dead(s, e) < 0 ||
-        remove_tree(s->fd, data_name, 0, e) < 0 ||
-        remove_tree(s->fd, spool_name, 0, e) < 0 ||
-        make_dir(s->fd, data_name, &s->data_fd, e) < 0 ||
-        make_dir(s->fd, spool_name, &s->spool_fd, e) < 0)
-        return -e->code;
+    for (int i = 0; ret == -ENOENT && i < MAX_TRIES; i++) {
+        close_dirs(s);
+        *e = (struct err){0};
+        ret = take_up(s, e);
+    }
+    if (ret < 0)
+        return ret;
     if (writer_line(&line, e) < 0)
         return -e->code;
     s->what = buf_steal(&line, NULL);
@@ -425,7 +472,7 @@ static int check_published(struct staging *s, const struct staging_claim *claim,
     if ((ret < 0 && ret != -ENOENT) || check_target(s, &now) != -EEXIST)
         return ret;
     if (ret == 0 && claim->parts == 1 && !claim->finish)
-        remove_tree(s->parent_fd, s->path, 0, &ignored);
+        remove_staging(s, &ignored);
     *e = now;
     return -EEXIST;
 }
@@ -433,7 +480,7 @@ static int check_published(struct staging *s, const struct staging_claim *claim,
 static int open_claimed(struct staging *s, const struct staging_claim *claim,
                         struct err *e)
 {
-    if (clear_leftovers(s, e) < 0 || make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
+    if (make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
         make_dir(s->fd, data_name, &s->data_fd, e) < 0)
         return -e->code;
     s->what = strdup(claim->what);
@@ -458,8 +505,11 @@ static int open_all(struct staging *s, const struct staging_claim *claim, struct
     s->parent_fd = open(s->parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->parent_fd < 0)
         return fail(e, "open", s->parent);
-    if (check_target(s, e) < 0)
-        return -e->code;
+    ret = clear_leftovers(s, e) < 0 ? -e->code : check_target(s, e);
+    if (ret == -EEXIST) /* an empty one is the last of a save that was killed */
+        unlinkat(s->parent_fd, s->path, AT_REMOVEDIR);
+    if (ret < 0)
+        return ret;
     return check_published(s, claim, open_claimed(s, claim, e), e);
 }
 
@@ -471,6 +521,7 @@ int staging_open(const struct staging_claim *claim, struct staging **out, struct
     if (!s)
         return err_nomem(e);
     s->parent_fd = s->fd = s->data_fd = s->journal_fd = s->spool_fd = -1;
+    s->unsure_fd = -1;
     ret = open_all(s, claim, e);
     if (ret < 0) {
         staging_close(s);
@@ -486,11 +537,11 @@ void staging_close(struct staging *s)
 {
     if (!s)
         return;
-    int fds[] = {s->journal_fd, s->data_fd, s->spool_fd, s->fd, s->parent_fd};
-
-    for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    close_dirs(s);
+    if (s->unsure_fd >= 0)
+        close(s->unsure_fd);
+    if (s->parent_fd >= 0)
+        close(s->parent_fd);
     free(s->target);
     free(s->parent);
     free(s->name);
@@ -563,9 +614,64 @@ static int remove_tree(int at, const char *name, unsigned depth, struct err *e)
     return unlinkat(at, name, AT_REMOVEDIR) < 0 ? fail(e, "remove", name) : 0;
 }
 
+static int remove_some(int fd, int pass, struct err *e)
+{
+    int own = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret = 0;
+    DIR *dir = own < 0 ? NULL : fdopendir(own);
+    struct dirent *d;
+
+    if (!dir)
+        return fail(e, "remove", "a directory");
+    while (ret == 0 && (d = readdir(dir))) {
+        const char *name = d->d_name;
+        int when = is_journal(name) ? 1 : strcmp(name, published_name) == 0 ? 2 : 0;
+
+        if (when == pass && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+            ret = remove_tree(fd, name, 1, e);
+    }
+    closedir(dir);
+    return ret;
+}
+
+/*
+ * In an order in which every rest of it can be told: the journal goes when nothing is left
+ * of which it speaks (until then its lock keeps others out), and the mark of a publication
+ * goes when no journal is left that would be believed.
+ */
+static int remove_staging(const struct staging *s, struct err *e)
+{
+    CLEANUP_FD int fd =
+        openat(s->parent_fd, s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+
+    if (fd < 0)
+        return errno == ENOENT ? 0 : fail(e, "remove", s->path);
+    for (int pass = 0; pass < 3; pass++)
+        if (remove_some(fd, pass, e) < 0)
+            return -e->code;
+    if (unlinkat(s->parent_fd, s->path, AT_REMOVEDIR) == 0 || errno == ENOENT ||
+        errno == ENOTEMPTY || errno == EEXIST) /* another's by now */
+        return 0;
+    return fail(e, "remove", s->path);
+}
+
+/*
+ * Nothing may be deleted while the disk can have what we deleted under the target's name:
+ * a rename whose directory could not be made durable is durable, or is not.
+ */
+static int make_sure(struct staging *s, struct err *e)
+{
+    if (s->unsure_fd < 0)
+        return 0;
+    if (fsync(s->unsure_fd) < 0)
+        return fail(e, "fsync the directory of", s->target);
+    close(s->unsure_fd);
+    s->unsure_fd = -1;
+    return 0;
+}
+
 int staging_discard(struct staging *s, struct err *e)
 {
-    return remove_tree(s->parent_fd, s->path, 0, e);
+    return make_sure(s, e) < 0 ? -e->code : remove_staging(s, e);
 }
 
 static int mark_published(struct staging *s, struct err *e)
@@ -579,8 +685,38 @@ static int mark_published(struct staging *s, struct err *e)
     return fsync(s->fd) < 0 ? fail(e, "fsync", s->path) : 0;
 }
 
+/* One rename of a directory, with what takes it back. */
+struct step {
+    int from, to;
+    const char *old, *new;
+    unsigned flags;
+};
+
+/*
+ * The step is done and must be durable. If the disk will not say so it is taken back, so
+ * that what was told to have failed has; what lies on the disk then is one or the other,
+ * and neither is deleted before an fsync says which.
+ */
+static int settle(struct staging *s, const struct step *p, int dir, struct err *e)
+{
+    if (fsync(dir) == 0)
+        return 0;
+    fail(e, "fsync the directory of", s->target);
+    if (renameat2(p->to, p->new, p->from, p->old, p->flags) < 0)
+        err_hint(e, "it is there, but the disk may not have it; all else is in %s/%s",
+                 s->parent, s->path);
+    if (s->unsure_fd < 0)
+        s->unsure_fd = fcntl(dir, F_DUPFD_CLOEXEC, 0);
+    return -e->code;
+}
+
 int staging_publish(struct staging *s, struct err *e)
 {
+    const struct step step = {.from = s->fd,
+                              .old = data_name,
+                              .to = s->parent_fd,
+                              .new = s->name,
+                              .flags = 0};
     struct err ignored = {0};
 
     if (fsync(s->data_fd) < 0)
@@ -590,14 +726,16 @@ int staging_publish(struct staging *s, struct err *e)
     /* Over nothing, or over the empty directory that we saw: never over another's files. */
     if (renameat(s->fd, data_name, s->parent_fd, s->name) < 0)
         return fail(e, "publish", s->target);
-    if (fsync(s->parent_fd) < 0)
-        return fail(e, "fsync", s->parent);
+    if (settle(s, &step, s->parent_fd, e) < 0)
+        return -e->code;
     staging_discard(s, &ignored); /* journals; what is left of them harms nobody */
     return 0;
 }
 
 int staging_restart(struct staging *s, struct err *e)
 {
+    if (make_sure(s, e) < 0)
+        return -e->code;
     if (s->data_fd >= 0)
         close(s->data_fd);
     s->data_fd = -1;
@@ -642,6 +780,7 @@ static int rename_error(const struct staging *s, bool exchange, struct err *e)
 int staging_replace(struct staging *s, int parent, const char *name,
                     const struct stat *replaces, struct err *e)
 {
+    struct step step = {.from = s->fd, .old = data_name, .to = parent, .new = name};
     struct err ignored = {0};
     bool exchange;
 
@@ -649,22 +788,28 @@ int staging_replace(struct staging *s, int parent, const char *name,
         return fail(e, "fsync", s->target);
     if (check_replaced(s, parent, name, replaces, &exchange, e) < 0)
         return -e->code;
-    if (renameat2(s->fd, data_name, parent, name, exchange ? RENAME_EXCHANGE : 0) < 0)
+    step.flags = exchange ? RENAME_EXCHANGE : 0;
+    if (renameat2(s->fd, data_name, parent, name, step.flags) < 0)
         return rename_error(s, exchange, e);
-    if (fsync(parent) < 0)
-        return fail(e, "fsync", s->target);
+    if (settle(s, &step, parent, e) < 0)
+        return -e->code;
     staging_discard(s, &ignored); /* the old one; what is left of it harms nobody */
     return 0;
 }
 
 int staging_take_away(struct staging *s, int parent, const char *name, struct err *e)
 {
+    const struct step step = {.from = parent,
+                              .old = name,
+                              .to = s->fd,
+                              .new = removed_name,
+                              .flags = RENAME_NOREPLACE};
     struct err ignored = {0};
 
-    if (renameat2(parent, name, s->fd, "removed", RENAME_NOREPLACE) < 0)
+    if (renameat2(parent, name, s->fd, removed_name, RENAME_NOREPLACE) < 0)
         return fail(e, "remove", s->target);
-    if (fsync(parent) < 0)
-        return fail(e, "fsync", s->target);
+    if (settle(s, &step, parent, e) < 0)
+        return -e->code;
     staging_discard(s, &ignored);
     return 0;
 }
