@@ -17,6 +17,7 @@ LIBRARIES = {  # header: the files that may include it
     "sqlite3*.h": "index/catalog*",
     "cjson/*": "base/json.c",
     "curl/*": "remote/http*",
+    "expat.h": "remote/xml.c",
     "cuda*": "gpu/*",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
