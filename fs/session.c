@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "fs/lane.h"
 #include "fs/mounts.h"
+#include "fs/notify.h"
 #include "fs/save.h"
 #include "fs/watch.h"
 
@@ -113,6 +114,7 @@ static bool become_ready(struct session *s)
     int null;
     bool told;
 
+    notify_manager("READY=1");
     if (s->ready_fd < 0)
         return true;
     null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -392,6 +394,7 @@ static int session_serve(struct session *s, struct err *e)
         rc = session_threads(s, e);
     if (rc == 0)
         rc = session_loop(s, e);
+    notify_manager("STOPPING=1");
     if (s->device)
         cut_connection(s);
     saver_free(s->fs->saver);

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -329,6 +330,18 @@ def test_a_late_server_leaves_the_next_mount_alone(t):
     assert is_mounted(os.path.realpath(t + "/mnt"))
     same("bytes", read_all(f"{t}/mnt/raw/{key}"), tensors[key][2])
     same("umount", run(UNSHARD, "umount", t + "/mnt").returncode, 0)
+
+
+def test_tells_systemd(t):
+    """READY=1 when the mount can be used and not before, STOPPING=1 at its end (sd_notify(3))."""
+    setup(t)
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(t + "/notify")
+    manager.settimeout(20)
+    with Mount(t + "/src", t + "/mnt", env={**os.environ, "NOTIFY_SOCKET": t + "/notify"}) as m:
+        same("first", manager.recv(4096), b"READY=1")
+        assert is_mounted(m.path)
+    same("second", manager.recv(4096), b"STOPPING=1")
 
 
 if __name__ == "__main__":
