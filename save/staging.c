@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/buf.h"
@@ -18,6 +19,7 @@
 
 enum {
     STAGES = 8,
+    OLD_SECONDS = 60,
     MAX_TRIES = 100,        /* others that publish and remove under us */
     JOURNAL_MAX = 64 << 20, /* a line every few seconds of a save */
 };
@@ -292,7 +294,7 @@ static int count_parts(struct staging *s, struct err *e)
 }
 
 static int remove_tree(int at, const char *name, unsigned depth, struct err *e);
-static int remove_staging(const struct staging *s, struct err *e);
+static int remove_staging(int parent, const char *path, struct err *e);
 
 /*
  * See published_name. With data/ the mark says nothing: whoever made it was cut off before
@@ -308,7 +310,7 @@ static int clear_leftovers(const struct staging *s, struct err *e)
     if (faccessat(fd, published_name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ||
         faccessat(fd, data_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return 0;
-    return remove_staging(s, e);
+    return remove_staging(s->parent_fd, s->path, e);
 }
 
 /* ---- of a mount ---- */
@@ -347,20 +349,26 @@ static int check_here(const struct staging *s, struct err *e)
     return st.st_nlink > 0 ? 0 : err_set(e, ENOENT, "%s: removed meanwhile", s->path);
 }
 
+/* Is this the first line of a journal of a mount of this host? */
+static bool is_local_mount(const char *line)
+{
+    char host[HOST_NAME_MAX + 1] = "", want[HOST_NAME_MAX + 64];
+
+    gethostname(host, sizeof host - 1);
+    snprintf(want, sizeof want, "unshardfs mount-save host %s ", host);
+    return strncmp(line, want, strlen(want)) == 0;
+}
+
 /* The lock is ours: is what the journal speaks of a mount's of this host, and dead? */
 static int check_dead(const struct staging *s, struct err *e)
 {
-    char line[512] = "", host[HOST_NAME_MAX + 1] = "", want[HOST_NAME_MAX + 64];
+    char line[512] = "";
     ssize_t n = pread(s->journal_fd, line, sizeof line - 1, 0);
 
     if (n < 0)
         return fail(e, "journal of", s->target);
     line[strcspn(line, "\n")] = '\0';
-    if (n == 0)
-        return 0;
-    gethostname(host, sizeof host - 1);
-    snprintf(want, sizeof want, "unshardfs mount-save host %s ", host);
-    if (strncmp(line, want, strlen(want)) == 0)
+    if (n == 0 || is_local_mount(line))
         return 0;
     err_set(e, EBUSY, "%s: %s/%s is another save's (%s)", s->target, s->parent, s->path,
             line);
@@ -402,6 +410,52 @@ static int check_foreign(const struct staging *s, struct err *e)
         return 0;
     err_set(e, EBUSY, "%s: %s/%s is a conversion's", s->target, s->parent, s->path);
     return err_hint(e, "finish it, or remove that directory");
+}
+
+/*
+ * Is it what a mount of this host has left that lives no more? *lock is held then. A
+ * journal that says nothing is the beginning of one: of a while ago, for a power loss.
+ */
+static bool is_dead(int dir, int *lock)
+{
+    char name[64], line[512] = "";
+    struct stat st;
+    ssize_t n;
+
+    journal_name(1, 1, name);
+    *lock = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    n = *lock < 0 ? -1 : pread(*lock, line, sizeof line - 1, 0);
+    return n >= 0 && fstat(*lock, &st) == 0 && st.st_nlink > 0 &&
+           (n > 0 ? is_local_mount(line) : st.st_mtime + OLD_SECONDS < time(NULL)) &&
+           flock(*lock, LOCK_EX | LOCK_NB) == 0 && fstat(*lock, &st) == 0 &&
+           st.st_nlink > 0;
+}
+
+/*
+ * What mounts that died have left beside the target, of other checkpoints: room on the
+ * disk, as much as a checkpoint takes, that nobody else would ever give back.
+ */
+static void sweep(const struct staging *s)
+{
+    int fd = openat(s->parent_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    struct err ignored = {0};
+    struct dirent *d;
+
+    while (dir && (d = readdir(dir))) {
+        CLEANUP_FD int lock = -1;
+        CLEANUP_FD int at = -1;
+
+        if (!staging_is_named(d->d_name) || strcmp(d->d_name, s->path) == 0 ||
+            unlinkat(s->parent_fd, d->d_name, AT_REMOVEDIR) == 0) /* an empty one */
+            continue;
+        at = openat(s->parent_fd, d->d_name,
+                    O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+        if (at >= 0 && is_dead(at, &lock))
+            remove_staging(s->parent_fd, d->d_name, &ignored);
+    }
+    if (dir)
+        closedir(dir);
 }
 
 static void close_dirs(struct staging *s)
@@ -446,6 +500,7 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
     s->parent_fd = fcntl(claim->parent, F_DUPFD_CLOEXEC, 0);
     if (s->parent_fd < 0)
         return fail(e, "open", s->parent);
+    sweep(s);
     for (int i = 0; ret == -ENOENT && i < MAX_TRIES; i++) {
         close_dirs(s);
         *e = (struct err){0};
@@ -472,7 +527,7 @@ static int check_published(struct staging *s, const struct staging_claim *claim,
     if ((ret < 0 && ret != -ENOENT) || check_target(s, &now) != -EEXIST)
         return ret;
     if (ret == 0 && claim->parts == 1 && !claim->finish)
-        remove_staging(s, &ignored);
+        remove_staging(s->parent_fd, s->path, &ignored);
     *e = now;
     return -EEXIST;
 }
@@ -493,6 +548,22 @@ static int open_claimed(struct staging *s, const struct staging_claim *claim,
     return open_journal(s, e);
 }
 
+/* An empty directory may be taken away by whoever tidies up, before the journal is in it. */
+static int claim_again(struct staging *s, const struct staging_claim *claim,
+                       struct err *e)
+{
+    int ret = open_claimed(s, claim, e);
+
+    for (int i = 0; ret == -ENOENT && i < MAX_TRIES; i++) {
+        close_dirs(s);
+        free(s->what);
+        s->what = NULL;
+        *e = (struct err){0};
+        ret = open_claimed(s, claim, e);
+    }
+    return ret;
+}
+
 static int open_all(struct staging *s, const struct staging_claim *claim, struct err *e)
 {
     int ret =
@@ -510,7 +581,7 @@ static int open_all(struct staging *s, const struct staging_claim *claim, struct
         unlinkat(s->parent_fd, s->path, AT_REMOVEDIR);
     if (ret < 0)
         return ret;
-    return check_published(s, claim, open_claimed(s, claim, e), e);
+    return check_published(s, claim, claim_again(s, claim, e), e);
 }
 
 int staging_open(const struct staging_claim *claim, struct staging **out, struct err *e)
@@ -638,20 +709,20 @@ static int remove_some(int fd, int pass, struct err *e)
  * of which it speaks (until then its lock keeps others out), and the mark of a publication
  * goes when no journal is left that would be believed.
  */
-static int remove_staging(const struct staging *s, struct err *e)
+static int remove_staging(int parent, const char *path, struct err *e)
 {
     CLEANUP_FD int fd =
-        openat(s->parent_fd, s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+        openat(parent, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 
     if (fd < 0)
-        return errno == ENOENT ? 0 : fail(e, "remove", s->path);
+        return errno == ENOENT ? 0 : fail(e, "remove", path);
     for (int pass = 0; pass < 3; pass++)
         if (remove_some(fd, pass, e) < 0)
             return -e->code;
-    if (unlinkat(s->parent_fd, s->path, AT_REMOVEDIR) == 0 || errno == ENOENT ||
+    if (unlinkat(parent, path, AT_REMOVEDIR) == 0 || errno == ENOENT ||
         errno == ENOTEMPTY || errno == EEXIST) /* another's by now */
         return 0;
-    return fail(e, "remove", s->path);
+    return fail(e, "remove", path);
 }
 
 /*
@@ -671,7 +742,7 @@ static int make_sure(struct staging *s, struct err *e)
 
 int staging_discard(struct staging *s, struct err *e)
 {
-    return make_sure(s, e) < 0 ? -e->code : remove_staging(s, e);
+    return make_sure(s, e) < 0 ? -e->code : remove_staging(s->parent_fd, s->path, e);
 }
 
 static int mark_published(struct staging *s, struct err *e)

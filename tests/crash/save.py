@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Saves through a mount whose server is killed, cut from power and denied room: the old checkpoint or the new one, whole,
+and the next writer goes on where nobody is any more."""
+import os
+import random
+import shutil
+import subprocess
+
+from crashlib import EIO, ENOSPC, POINTS, SEED, STATES, faulty, points, run, same_tree
+from disk import Recording, tree
+from mountlib import UNSHARD, Mount, make_tensors, safetensors_image, same, tensor_bytes, unmount_hard, \
+    write_checkpoint, write_file
+
+QUICK_NEW, QUICK_EDIT, QUICK_REMOVE = ["hf"], ["dcp"], ["hf"]
+ALL_NEW = ["hf:max_shard_size=20KB", "dcp:ranks=3", "dcp-hf:ranks=2", "torch_dist:ranks=2", "zarr", "olmo:ranks=2", "olmo-step:ranks=2",
+           "pt", "npz"]
+ALL_EDIT = ["hf", "dcp", "dcp-hf"]
+LONG = POINTS == "all" or STATES >= 100
+
+
+def new_checkpoint(m, fmt):
+    """What `save_pretrained` does, more or less."""
+    os.makedirs(m / "step2", exist_ok=True)
+    os.setxattr(m / "step2", "user.unshard.save", fmt.encode())
+    write_file(m / "step2/model.safetensors", safetensors_image(make_tensors(2)))
+    with open(m / "step2/notes.txt", "wb") as f:
+        f.write(b"side file " * 1000)
+        os.fsync(f.fileno())
+
+
+def edited_checkpoint(m, _):
+    """One tensor by its bytes, one file beside them changed, one new and one gone."""
+    key, (_, _, data) = next(iter(make_tensors(1).items()))
+    with open(m / f"step1/raw/{key}", "r+b") as f:
+        f.write(tensor_bytes("edited", len(data)))
+    write_file(m / "step1/config.json", b'{"model_type": "other"}\n')
+    os.makedirs(m / "step1/logs", exist_ok=True)
+    write_file(m / "step1/logs/a", b"log " * 3000)
+    if os.path.exists(m / "step1/notes.txt"):
+        os.unlink(m / "step1/notes.txt")
+
+
+def removed_checkpoint(m, _):
+    for root, dirs, files in os.walk(m / "step1", topdown=False):
+        for name in files:
+            os.unlink(os.path.join(root, name))
+        for name in dirs:
+            os.rmdir(os.path.join(root, name))
+    if os.path.exists(m / "step1"):
+        os.rmdir(m / "step1")
+
+
+class Saving:
+    """One script of writes, run again and again over the same source."""
+
+    def __init__(self, t, name, script, fmt):
+        self.t, self.name, self.script, self.fmt = t, f"{name} {fmt}", script, fmt
+        self.place, self.base = t + "/run", t + "/base"
+        self.rnd = random.Random(f"{SEED} {self.name}")
+        shutil.rmtree(self.base, ignore_errors=True)
+        os.makedirs(self.base)
+        write_checkpoint(t + "/hf", make_tensors(1))
+        if script is not new_checkpoint:
+            to = fmt.split(":")[0]
+            ranks = ["--ranks", "2"] if to.startswith("dcp") else []
+            subprocess.run([UNSHARD, "convert", t + "/hf", self.base + "/step1", "--to", to, *ranks], check=True, timeout=60)
+            write_file(self.base + "/step1/notes.txt", b"side file")
+        write_file(self.base + "/latest.txt", b"1")
+        self.old = tree(self.base)
+
+    def clear(self):
+        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.copytree(self.base, self.place)
+
+    def mount(self, **what):
+        return Mount(self.place, self.t + "/mnt", "rw", env=faulty(self.place, self.t + "/cache", **what))
+
+    def publish(self, m):
+        self.script(m, self.fmt)
+        os.setxattr(m.path, "user.unshard.publish", b"")
+
+    def record(self):
+        self.clear()
+        recording, log = Recording(self.place), self.t + "/log"
+        for end in "", ".data":
+            if os.path.exists(log + end):
+                os.unlink(log + end)
+        with self.mount(log=log) as m:
+            self.publish(m)
+            told = sum(1 for _ in open(log))
+        recording.load(log)
+        recording.told = told
+        self.new = tree(self.place)
+        assert self.new != self.old
+        return recording
+
+    def is_new(self, what):
+        """Is it the new one? If not it is the old one; what is staged is hidden."""
+        got = {n: d for n, d in tree(self.place).items() if not n.startswith(".unshard-staging-")}
+        if got == self.old:
+            return False
+        same_tree(f"{self.name}: {what}", got, self.new)
+        return True
+
+    def recovers(self, what):
+        """The next mount saves the same, and leaves nothing else."""
+        there = self.is_new(what)
+        with self.mount() as m:
+            if there and self.script is not edited_checkpoint:
+                os.mkdir(m / "step3")  # any save finds what the dead one left
+                os.rmdir(m / "step3")
+            else:
+                self.publish(m)
+        assert self.is_new(what + ", again"), f"{self.name}: {what}, again: nothing was saved"
+        same(f"{self.name}: {what}: leftovers", [n for n in os.listdir(self.place) if n.startswith(".unshard-staging-")], [])
+
+
+def each(t):
+    for name, script, formats in (("new", new_checkpoint, ALL_NEW if LONG else QUICK_NEW),
+                                  ("edit", edited_checkpoint, ALL_EDIT if LONG else QUICK_EDIT),
+                                  ("remove", removed_checkpoint, ALL_EDIT if LONG else QUICK_REMOVE)):
+        for fmt in formats:
+            shutil.rmtree(t + "/cache", ignore_errors=True)
+            yield Saving(t, name, script, fmt)
+
+
+def test_killed(t):
+    for save in each(t):
+        count, tried = len(save.record().ops), 0
+        for at in points(save.rnd, count):
+            save.clear()
+            do = save.rnd.choice(("kill", "torn"))
+            m = save.mount(at=at, do=do)
+            m.__enter__()
+            try:
+                save.publish(m)
+            except OSError:
+                m.process.wait(10)
+            m.process.kill()
+            m.process.wait()
+            m.log.close()
+            unmount_hard(m.path)
+            save.recovers(f"{do} at operation {at} of {count}")
+            tried += 1
+        print(f"# {save.name}: {count} operations, {tried} kills, all old or new", flush=True)
+
+
+def test_without_power(t):
+    for save in each(t):
+        recording = save.record()
+        count, news = len(recording.ops), 0
+        for i in range(8 * STATES):
+            after = recording.told if i == 0 else save.rnd.randint(1, count)
+            recording.crash(after, save.rnd, save.place)
+            what = f"power lost after operation {after} of {count} (state {i})"
+            new = save.is_new(what)
+            assert new or after < recording.told, f"{save.name}: {what}: it was told to be published"
+            news += new
+            if i < STATES // 3:
+                save.recovers(what)
+        print(f"# {save.name}: {count} operations, {8 * STATES} states, {news} of them new, all whole", flush=True)
+
+
+def test_faults(t):
+    """What fails is told, the old checkpoint stays, and the same mount saves it when the disk is well again."""
+    for save in each(t):
+        count, tried = len(save.record().ops), 0
+        off = t + "/off"
+        for code in ENOSPC, EIO:
+            for at in points(save.rnd, count):
+                save.clear()
+                if os.path.exists(off):
+                    os.unlink(off)
+                what = f"{save.name}: error {code} from operation {at} of {count}"
+                with save.mount(at=at, do=code, all=1, off=off) as m:
+                    try:
+                        save.publish(m)
+                        assert save.is_new(what), f"{what}: was not told"
+                    except OSError as e:
+                        assert e.errno in (code, EIO), f"{what}: {e}"
+                        if save.is_new(what):
+                            assert "the disk may not have it" in m.messages() or save.script is removed_checkpoint, \
+                                f"{what}: {e}, but it is there"
+                    write_file(off, b"")
+                    if not save.is_new(what):
+                        save.publish(m)
+                        assert save.is_new(what), f"{what}, then none: not saved"
+                shutil.rmtree(save.place + "/.unshard-staging-step2", ignore_errors=True)
+                tried += 1
+        print(f"# {save.name}: {count} operations, {tried} faults, all old or new", flush=True)
+
+
+if __name__ == "__main__":
+    run(globals())
