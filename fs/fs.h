@@ -22,6 +22,7 @@
 struct lane;
 struct nodes;
 struct overlay;
+struct plans;
 struct session;
 struct slots;
 struct stages;
@@ -62,6 +63,7 @@ struct fs {
     struct saver *saver;   /* publishes what was not touched for a while; or NULL */
     struct lane *lane;
     struct watch *watch;
+    struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;
     struct counters counters;
     struct last_error last_error;

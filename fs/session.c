@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "fs/lane.h"
 #include "fs/mounts.h"
+#include "fs/plans.h"
 #include "fs/notify.h"
 #include "fs/save.h"
 #include "fs/watch.h"
@@ -321,6 +322,17 @@ static int session_mount(struct session *s, struct err *e)
     return rc ? err_set(e, EIO, "libfuse: custom input and output: %d", rc) : 0;
 }
 
+/* Programs then read the files. */
+static void serve_plans(struct fs *fs)
+{
+    struct err e = {0};
+    char line[1400];
+
+    if (plans_new(fs, &fs->plans, &e) < 0)
+        log_msg(LOG_FS, LOG_INFO, "no plan service: %s",
+                err_line(&e, line, sizeof line));
+}
+
 static int session_threads(struct session *s, struct err *e)
 {
     int rc = lane_new(s->fs, &s->fs->lane, e);
@@ -331,6 +343,7 @@ static int session_threads(struct session *s, struct err *e)
         rc = saver_new(s->fs, &s->fs->saver, e);
     if (rc < 0)
         return rc;
+    serve_plans(s->fs);
     s->main = pthread_self();
     rc = pthread_create(&s->signals, NULL, signal_thread, s);
     return rc ? err_set(e, rc, "start a thread: %s", strerror(rc)) : 0;
@@ -397,6 +410,8 @@ static int session_serve(struct session *s, struct err *e)
     notify_manager("STOPPING=1");
     if (s->device)
         cut_connection(s);
+    plans_free(s->fs->plans);
+    s->fs->plans = NULL;
     saver_free(s->fs->saver);
     s->fs->saver = NULL;
     watch_stop(s->fs->watch);

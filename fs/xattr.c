@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/json.h"
 #include "fs/lookup.h"
+#include "fs/plans.h"
 #include "fs/save.h"
 #include "fs/staged.h"
 #include "index/names.h"
@@ -64,9 +65,9 @@ static void quote(const char *text, size_t len, struct buf *out)
     buf_addc(out, '\'');
 }
 
-/* The command that prints the plan of a tensor. */
-static void give_plan(struct xattrs *x, const struct slot *slot,
-                      const struct tensor_info *t)
+/* The command that prints the plan of a tensor: for people, where nobody listens. */
+static void give_command(struct xattrs *x, const struct slot *slot,
+                         const struct tensor_info *t)
 {
     struct buf line = {.max = VALUE_MAX}, place = {.max = VALUE_MAX};
     const struct store *store = x->r->fs->store;
@@ -83,6 +84,22 @@ static void give_plan(struct xattrs *x, const struct slot *slot,
     quote(t->key, t->key_len, &line);
     buf_release(&place);
     give_buf(x, "plan", &line);
+}
+
+/* Where a program asks for the plan of a tensor (gpu/plan_service.h). */
+static void give_plan(struct xattrs *x, const struct slot *slot,
+                      const struct tensor_info *t)
+{
+    CLEANUP(buf_release) struct buf where = {.max = VALUE_MAX};
+    const struct plans *plans = x->r->fs->plans;
+
+    if (!plans) {
+        give_command(x, slot, t);
+        return;
+    }
+    buf_addf(&where, "unix:%s %" PRId64 ".%" PRIu32, plans_path(plans), slot->info.id,
+             t->ord);
+    give_buf(x, "plan", &where);
 }
 
 /* What a format has more to say: the members of a JSON object, as text. */
