@@ -4,21 +4,18 @@
 
 #include "base/err.h"
 #include "index/key_text.h"
+#include "index/watched.h"
 
 #include <xxhash.h>
 
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
-#include <time.h>
 
 enum {
     FIRST_SLOTS = 64,
     MAX_FILES = 20 * 1000 * 1000, /* a file a chunk, and some */
 };
-
-#define SECOND_NS INT64_C(1000000000)
-#define RACY_NS (2 * SECOND_NS) /* what file systems with coarse clocks need */
 
 int sink_files_init(struct sink_files *f, struct store *store, struct stage *stage,
                     struct err *e)
@@ -92,17 +89,6 @@ static uint64_t identity_of(const char *path, const struct file_id *id)
     return XXH3_64bits_withSeed(v, sizeof v, XXH3_64bits(path, strlen(path)));
 }
 
-/* Its identity changes with the names in it, but for changes within a tick of its clock. */
-static void keep_dir(struct entry_stat *st)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (now.tv_sec * SECOND_NS + now.tv_nsec - MAX(st->id.mtime_ns, st->id.ctime_ns) <
-        RACY_NS)
-        st->id.mtime_ns = 0;
-}
-
 /* -ENOMEM is an error; everything else that stat says is what is known of the file. */
 static int look_at(struct sink_files *f, const char *path, struct entry_stat *st,
                    int *problem, struct err *e)
@@ -122,8 +108,8 @@ static int look_at(struct sink_files *f, const char *path, struct entry_stat *st
     else if (st->kind != ENTRY_FILE)
         *problem = EINVAL;
     if (*problem == EISDIR)
-        keep_dir(st);
-    else if (*problem != 0)
+        return watched_directory(f->store, path, st, &st->id, e);
+    if (*problem != 0)
         *st = (struct entry_stat){.kind = ENTRY_OTHER};
     return 0;
 }

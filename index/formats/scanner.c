@@ -16,6 +16,7 @@
 #include "index/formats/scan_priv.h"
 #include "index/map/map.h"
 #include "index/map/mapping.h"
+#include "index/watched.h"
 
 enum {
     BUCKETS = 1024,
@@ -231,19 +232,18 @@ static int note_file(void *user, const struct catalog_file *f)
     return w->file[w->count++].path ? 0 : -ENOMEM;
 }
 
-/*
- * All zero, as the index has it, when there is no such file. Directories are watched for
- * what comes into them.
- */
-static struct file_id look_at(struct scanner *s, const char *path)
+/* All zero, as the index has it: there is no such file. */
+static bool is_same(struct scanner *s, const char *path, const struct file_id *was)
 {
     struct entry_stat st;
     struct err ignored = {0};
 
     if (s->store->ops->stat(s->store, path, &st, &ignored) < 0 ||
         st.kind == ENTRY_OTHER)
-        return (struct file_id){0};
-    return st.id;
+        st.id = (struct file_id){0};
+    else if (st.kind == ENTRY_DIR)
+        return watched_same(s->store, path, &st, was);
+    return file_id_equal(&st.id, was);
 }
 
 /* 1: every file is as it was; 0: not. */
@@ -255,37 +255,23 @@ static int files_same(struct scanner *s, const struct checkpoint_info *info,
     bool same = !info->file || w.count > 0; /* nothing to go by: better scan it */
 
     /* Only now: no statement of the index stays open while disks are slow. */
-    for (size_t i = 0; rc == 0 && same && i < w.count; i++) {
-        struct file_id now = look_at(s, w.file[i].path);
-
-        same = file_id_equal(&now, &w.file[i].id);
-    }
+    for (size_t i = 0; rc == 0 && same && i < w.count; i++)
+        same = is_same(s, w.file[i].path, &w.file[i].id);
     free(w.file);
     if (rc == -ENOMEM && !e->code)
         return err_nomem(e);
     return rc < 0 ? rc : same;
 }
 
-static uint64_t hash_entry(const struct listing_entry *entry, uint64_t seed)
-{
-    uint64_t kind = (uint64_t)entry->st.kind * 2 + entry->st.is_link;
-
-    return XXH3_64bits_withSeed(entry->name, strlen(entry->name) + 1, seed + kind);
-}
-
 /* Of what decides which files are a checkpoint: for one file only itself. */
 static uint64_t names_hash(const struct listing *l, const char *file)
 {
-    uint64_t hash = listing_count(l) ? 1 : 0;
+    const struct listing_entry *entry;
 
-    if (file) {
-        const struct listing_entry *entry = listing_find(l, file);
-
-        return entry ? hash_entry(entry, hash) : 0;
-    }
-    for (size_t i = 0; i < listing_count(l); i++)
-        hash = hash_entry(listing_at(l, i), hash);
-    return hash;
+    if (!file)
+        return watched_names(l, listing_count(l) ? 1 : 0);
+    entry = listing_find(l, file);
+    return entry ? (uint64_t)entry->st.kind * 2 + entry->st.is_link + 1 : 0;
 }
 
 /* The directory's identity, with no time when that cannot tell the next change. */
