@@ -31,6 +31,7 @@ enum {
 #define SIGNATURE_CENTRAL UINT32_C(0x02014b50)
 #define SIGNATURE_END UINT32_C(0x06054b50)
 #define SIGNATURE_END64 UINT32_C(0x06064b50)
+#define SIGNATURE_DESCRIPTOR UINT32_C(0x08074b50)
 #define SIGNATURE_LOCATOR UINT32_C(0x07064b50)
 
 enum zip_flags {
@@ -307,6 +308,7 @@ static int parse_directory(struct zip *z, const struct directory *d,
 
         if (len < 0)
             return (int)len;
+        z->member[z->count].entry.record = d->offset + at;
         at += (size_t)len;
     }
     return at == d->size ? 0 : bad(z, e, "more in the central directory than declared");
@@ -535,6 +537,42 @@ int zip_data_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
         return entry_error(z, entry, ENOTSUP, e,
                            "compressed, so it has no plain bytes");
     return zip_packed_offset(z, entry, off, e);
+}
+
+/* Adds the place where it holds the entry's checksum as the directory has it. */
+static int add_crc(const struct zip *z, const struct zip_entry *entry, uint64_t at,
+                   struct zip_crc_places *out, struct err *e)
+{
+    unsigned char p[4];
+
+    if (read_at(z, at, sizeof p, p, e) < 0)
+        return -e->code;
+    if (get_le32(p) == entry->crc)
+        out->at[out->n++] = z->off + at;
+    return 0;
+}
+
+int zip_crc_places(struct zip *z, const struct zip_entry *entry,
+                   struct zip_crc_places *out, struct err *e)
+{
+    unsigned char signature[4];
+    uint64_t at = 0;
+
+    *out = (struct zip_crc_places){0};
+    if (data_start(z, entry, &at, e) < 0 ||
+        add_crc(z, entry, entry->record + 16, out, e) < 0)
+        return -e->code;
+    if (!(entry->flags & FLAG_DESCRIPTOR))
+        return add_crc(z, entry, entry->header + 14, out, e);
+    /* The descriptor's signature may be left out; some writers fill the header in too. */
+    at += entry->stored_size;
+    if (read_at(z, at, sizeof signature, signature, e) < 0)
+        return -e->code;
+    if (get_le32(signature) == SIGNATURE_DESCRIPTOR)
+        at += 4;
+    if (entry->crc && add_crc(z, entry, entry->header + 14, out, e) < 0)
+        return -e->code;
+    return add_crc(z, entry, at, out, e);
 }
 
 /* All of `in` gives exactly all of `out`, and the checksum is right. */

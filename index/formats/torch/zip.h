@@ -13,6 +13,7 @@ struct zip_entry {
     const char *name; /* NUL-terminated; names with NUL inside are refused */
     uint64_t size, stored_size;
     uint64_t header; /* byte of the local header, relative to the archive */
+    uint64_t record; /* the same of its record in the directory */
     uint32_t crc;
     uint16_t method, flags; /* 0: stored, 8: deflated */
 };
@@ -44,6 +45,17 @@ int zip_data_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
 /* The same for an entry of any method: where its stored_size bytes start. */
 int zip_packed_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
                       struct err *e);
+
+/*
+ * The bytes of the source at which the entry's CRC-32 stands, little-endian: in the
+ * directory, and in the local header or behind the data where it is there too.
+ */
+struct zip_crc_places {
+    uint64_t at[3];
+    unsigned n;
+};
+int zip_crc_places(struct zip *z, const struct zip_entry *entry,
+                   struct zip_crc_places *out, struct err *e);
 
 /* The whole of a small entry, inflated when deflated; -EFBIG over `max`. Caller frees. */
 int zip_read(struct zip *z, const struct zip_entry *entry, size_t max, void **data,
