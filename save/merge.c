@@ -30,7 +30,11 @@ struct entry {
     bool old;       /* of the checkpoint that is there */
     bool dead;      /* replaced, or removed */
     bool faulty;    /* old, and cannot be read */
-    uint32_t ord;   /* old: in the index */
+    uint32_t ord;   /* old: in the index; also of what was written over an old one: */
+    bool over;      /* then that was */
+    enum dtype was; /* of this dtype, */
+    struct shape was_shape;
+    bool was_faulty;
     size_t file;    /* else: of the spec, */
     uint64_t order; /* and when it was closed */
     struct incoming_data data;
@@ -257,6 +261,16 @@ static int open_file(const struct merge *m, size_t file, struct source **out,
     return source_from_fd(fd, f->path, out, e);
 }
 
+/* What stood in the checkpoint under its key, by what has it until now. */
+static void note_old(struct entry *x, const struct entry *before)
+{
+    x->over = before->old || before->over;
+    x->ord = before->ord;
+    x->was = before->old ? before->t.dtype : before->was;
+    x->was_shape = before->old ? before->t.shape : before->was_shape;
+    x->was_faulty = before->old ? before->faulty : before->was_faulty;
+}
+
 /* Puts the tensor in the place of what has its key, unless that was closed later. */
 static int put(struct merge *m, struct entry *x, struct err *e)
 {
@@ -271,6 +285,7 @@ static int put(struct merge *m, struct entry *x, struct err *e)
     x->t.wrapper = m->entry[i].t.wrapper;
     x->t.part = m->entry[i].t.part;
     x->t.role = m->entry[i].t.role;
+    note_old(x, &m->entry[i]);
     m->entry[i] = *x;
     return 0;
 }
@@ -609,7 +624,7 @@ static int remove_named(struct merge *m)
 static bool is_dropped(const struct merge *m, const struct entry *x)
 {
     return x->dead || m->spec.drop_roles[x->t.role] ||
-           (x->old && m->replaced[x->t.role]);
+           (x->old && m->replaced[x->t.role] && dtype_in_safetensors(x->t.dtype));
 }
 
 static bool is_wanted(void *user, const struct tensor_info *t)
@@ -708,13 +723,12 @@ static int merge_all(struct merge *m, struct err *e)
         ret = take_kind(m, INCOMING_NPY, take_npy, e);
     if (ret == 0)
         ret = take_kind(m, INCOMING_RAW, take_raw, e);
-    if (ret == 0)
-        ret = remove_named(m);
-    if (ret == 0 && !m->changes && m->spec.checkpoint)
-        return 0; /* side files only: nothing of the tensors is looked at */
-    if (ret == 0)
-        ret = open_old(m, e);
-    return ret == 0 ? settle(m, e) : ret;
+    return ret == 0 ? remove_named(m) : ret;
+}
+
+int merge_settle(struct merge *m, struct err *e)
+{
+    return open_old(m, e) < 0 ? -e->code : settle(m, e);
 }
 
 int merge_new(const struct merge_spec *spec, struct merge **out, struct err *e)
@@ -763,6 +777,38 @@ bool merge_has_base(const struct merge *m)
     return m->base;
 }
 
+static bool is_patch(const struct entry *x)
+{
+    return x->over && !x->was_faulty && x->t.dtype == x->was &&
+           shape_equal(&x->t.shape, &x->was_shape);
+}
+
+int merge_patch(const struct merge *m, struct patch_change **out, size_t *count,
+                struct err *e)
+{
+    CLEANUP_FREE struct patch_change *list = NULL;
+    size_t n = 0;
+
+    *out = NULL;
+    *count = 0;
+    if (!m->spec.checkpoint || m->adapter != m->info.adapter)
+        return 0;
+    list = calloc(m->entries + 1, sizeof *list);
+    if (!list)
+        return err_nomem(e);
+    for (size_t i = 0; i < m->entries; i++) {
+        const struct entry *x = &m->entry[i];
+
+        if (is_dropped(m, x) || (!x->old && !is_patch(x)))
+            return 0;
+        if (!x->old)
+            list[n++] = (struct patch_change){.ord = x->ord, .tensor = i};
+    }
+    *out = steal(&list);
+    *count = n;
+    return 0;
+}
+
 const struct layout_input *merge_input(const struct merge *m)
 {
     return &m->in;
@@ -779,6 +825,19 @@ static int read_incoming(const struct merge *m, const struct entry *x, uint64_t 
     return incoming_read(fd, &x->data, off, len, dst, e) < 0
                ? err_wrap(e, "%s", f->path)
                : 0;
+}
+
+static int read_entry(void *user, size_t tensor, uint64_t off, size_t len, void *dst,
+                      struct err *e)
+{
+    const struct merge *m = user;
+
+    return read_incoming(m, &m->entry[tensor], off, len, dst, e);
+}
+
+struct save_source merge_incoming(struct merge *m)
+{
+    return (struct save_source){.read = read_entry, .user = m};
 }
 
 static int read_tensor(void *user, size_t tensor, uint64_t off, size_t len, void *dst,

@@ -6,6 +6,7 @@
 #include "gpu/reader.h"
 #include "index/layout.h"
 #include "save/incoming.h"
+#include "save/patch.h"
 #include "save/write.h"
 
 struct err;
@@ -47,6 +48,20 @@ bool merge_changes(const struct merge *m);
 /* Is there a model beside which adapters are files as others? */
 bool merge_has_base(const struct merge *m);
 
+/*
+ * Is there nothing but other bytes for tensors that keep their dtype and shape? Then the
+ * list of them (malloc, the caller's; numbers are those of merge_incoming()), else NULL;
+ * -ENOMEM.
+ */
+int merge_patch(const struct merge *m, struct patch_change **out, size_t *count,
+                struct err *e);
+struct save_source merge_incoming(struct merge *m);
+
+/*
+ * Settles what is to be written anew, which the following give. -EBADMSG: a tensor that
+ * would stay cannot be read; -EINVAL: none would be left.
+ */
+int merge_settle(struct merge *m, struct err *e);
 const struct layout_input *merge_input(const struct merge *m);
 struct save_source merge_source(struct merge *m);
 
