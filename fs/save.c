@@ -16,6 +16,7 @@
 #include "fs/slot.h"
 #include "index/formats/format.h"
 #include "save/merge.h"
+#include "save/patch.h"
 #include "save/staging.h"
 #include "save/write.h"
 
@@ -68,8 +69,7 @@ static int own_format(struct fs *fs, const struct slot *slot, struct save_format
 
     *out = (struct save_format){.writer = save_format_of(slot->info.format)};
     if (!out->writer)
-        return err_set(e, EROFS, "%s: checkpoints of format %s are not written",
-                       slot->path, slot->info.format);
+        return 0; /* bytes of its tensors can be changed */
     if (catalog_files(fs->catalog, slot->info.id, see_shard, &shards, e) < 0)
         return -e->code;
     /* Objects of these are read out of config.json (tied weights), which stays. */
@@ -111,6 +111,7 @@ struct publication {
     struct save_format format;
     struct merge *merge;
     struct layout *layout;
+    bool rewritten; /* all storage is new */
 };
 
 /* Not more rights than the files had that came, and the owner who wrote them. */
@@ -161,6 +162,58 @@ static int write_tensors(struct publication *p, struct err *e)
     return ret < 0 ? -e->code : 0;
 }
 
+/* Other bytes for tensors that stay what they are: 1; 0: it takes more than that. */
+static int patch_tensors(struct publication *p, struct err *e)
+{
+    CLEANUP_FREE struct patch_change *change = NULL;
+    CLEANUP(patch_freep) struct patch *patch = NULL;
+    struct stage *s = p->stage;
+    struct patch_spec spec = {.env = &p->fs->env,
+                              .checkpoint = s->slot->info.id,
+                              .source = merge_incoming(p->merge)};
+    CLEANUP_FD int old = -1;
+    int ret = merge_patch(p->merge, &change, &spec.changes, e);
+
+    if (ret < 0 || !change)
+        return ret;
+    old = stage_directory(p->fs, s->path, e);
+    if (old < 0)
+        return old;
+    spec.change = change;
+    spec.old = old;
+    ret = patch_new(&spec, &patch, e);
+    if (ret == 0)
+        ret = patch_write(patch, staging_dir(s->staging), e);
+    return ret == 0 ? 1 : ret;
+}
+
+/* As the format's writer has it. */
+static int rewrite_tensors(struct publication *p, const struct err *why, struct err *e)
+{
+    const struct stage *s = p->stage;
+
+    if (p->format.writer)
+        return merge_settle(p->merge, e) < 0 ? -e->code : write_tensors(p, e);
+    err_set(e, EINVAL, "%s: checkpoints of format %s take other bytes for a tensor, %s",
+            s->path, s->slot->info.format,
+            why->code ? why->text
+                      : "but none is added, removed or given another shape or dtype");
+    return err_hint(e, "save to a new directory");
+}
+
+static int put_tensors(struct publication *p, struct err *e)
+{
+    struct err why = {0};
+    int ret = p->stage->slot ? patch_tensors(p, &why) : 0;
+
+    p->rewritten = ret == 0 || ret == -ENOTSUP;
+    if (p->rewritten)
+        return rewrite_tensors(p, &why, e);
+    if (ret < 0)
+        *e = why;
+    return MIN(ret, 0);
+}
+
 static int merge_files(struct publication *p, struct err *e)
 {
     struct merge_spec spec = {.spool = staging_spool(p->stage->staging),
@@ -204,10 +257,10 @@ static int build(struct publication *p, struct err *e)
         ret = staging_restart(s->staging, e);
     if (ret == 0)
         ret = merge_files(p, e);
-    if (ret == 0 && merge_changes(p->merge))
-        ret = write_tensors(p, e);
+    if (ret == 0 && (merge_changes(p->merge) || !s->slot))
+        ret = put_tensors(p, e);
     if (ret == 0)
-        ret = save_files_place(p->fs, s, &p->files, p->merge, e);
+        ret = save_files_place(p->fs, s, &p->files, p->merge, p->rewritten, e);
     return ret;
 }
 

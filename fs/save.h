@@ -25,6 +25,9 @@ struct save_format {
 /* NULL: the default. -EINVAL with words. */
 int save_format_parse(const char *text, struct save_format *out, struct err *e);
 
+/* Can the tensors of a checkpoint of this format be given other bytes? */
+bool save_format_changes(const char *format);
+
 /* The writer that keeps a checkpoint of this format what it is, or NULL. */
 const struct format_writer *save_format_of(const char *format);
 

@@ -243,7 +243,7 @@ static int place_incoming(const struct stage *s, const struct save_files *f, boo
 struct carry {
     const struct slot *slot;
     const struct save_files *files;
-    bool tensors; /* have changed: storage does not stay */
+    bool rewritten; /* storage does not stay */
 };
 
 static int copy_file(int from, const char *name, int to, const struct stat *st,
@@ -291,7 +291,7 @@ static bool is_gone(const struct save_files *f, const char *path)
 static bool stays(const struct carry *c, const char *path)
 {
     return !staging_is_named(path) && !is_gone(c->files, path) &&
-           !(c->tensors && slot_hides(c->slot, path));
+           !(c->rewritten && slot_hides(c->slot, path));
 }
 
 static int carry_dir(const struct carry *c, int from, int to, const char *path,
@@ -358,19 +358,16 @@ static int carry_dir(const struct carry *c, int from, int to, const char *path,
 }
 
 static int carry_old(struct fs *fs, const struct stage *s, const struct save_files *f,
-                     bool tensors, struct err *e)
+                     bool rewritten, struct err *e)
 {
-    const struct carry c = {.slot = s->slot, .files = f, .tensors = tensors};
-    const char *name;
-    CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
-    CLEANUP_FD int old = -1;
+    const struct carry c = {.slot = s->slot, .files = f, .rewritten = rewritten};
+    CLEANUP_FD int old = stage_directory(fs, s->path, e);
     int dir = staging_dir(s->staging), ret;
     struct stat st;
 
-    if (parent < 0)
-        return parent;
-    old = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (old < 0 || fstat(old, &st) < 0)
+    if (old < 0)
+        return old;
+    if (fstat(old, &st) < 0)
         return fail(s->path, e);
     ret = carry_dir(&c, old, dir, "", 0, e);
     if (ret == 0 && fchmod(dir, st.st_mode & 07777) < 0)
@@ -395,14 +392,14 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f)
 }
 
 int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
-                     const struct merge *m, struct err *e)
+                     const struct merge *m, bool rewritten, struct err *e)
 {
     int dir = staging_dir(s->staging), ret = place_incoming(s, f, merge_has_base(m), e);
 
     if (ret < 0)
         return ret;
     if (s->slot)
-        return carry_old(fs, s, f, merge_changes(m), e);
+        return carry_old(fs, s, f, rewritten, e);
     if (fchmod(dir, f->root_mode) < 0)
         return fail(s->path, e);
     return geteuid() == 0 && fchown(dir, f->uid, f->gid) < 0 ? fail(s->path, e) : 0;

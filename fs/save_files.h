@@ -36,10 +36,11 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f);
 
 /*
  * Puts into the new checkpoint what is no tensor: side files that came, and of the
- * checkpoint that was there all that is not its storage (or that too, where no tensor has
- * changed). Files of the old one are linked, not copied. All of it is durable then.
+ * checkpoint that was there all that is not its storage, or that too, where it was not
+ * rewritten: what has changed of it stands there by then. Files of the old one are linked,
+ * not copied. All of it is durable then.
  */
 int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
-                     const struct merge *m, struct err *e);
+                     const struct merge *m, bool rewritten, struct err *e);
 
 #endif

@@ -114,8 +114,12 @@ static int no_writer(const char *name, struct err *e)
 }
 
 /*
- * What scans call the formats (`unshard info`) that a writer keeps: the same files for the
- * same framework. Composites and trainers' directories have more than their tensors.
+ * What scans call the formats (`unshard info`) that can be changed in place. All take other
+ * bytes for the tensors that they have: files are copied with these bytes in them, and stay
+ * what they are in all else. A writer besides makes the same kind of checkpoint anew, for
+ * the same framework: then tensors may be added and removed, and change shape and dtype.
+ * (Composites and trainers' directories have more in them than a writer knows.) Formats in
+ * which several ranks store the same tensor are not among them.
  */
 static const struct {
     const char *format, *writer;
@@ -124,12 +128,31 @@ static const struct {
     {"hf-peft", "hf"},
     {"torch-dcp", "dcp"},
     {"hf-dcp-sharded", "dcp-hf"},
+    {"megatron-torch-dist", NULL},
+    {"megatron-zarr", NULL},
+    {"olmo-core-v0", NULL},
+    {"olmo-core-v0-legacy", NULL},
+    {"olmo-core-step", NULL},
+    {"olmo-core-dcp", NULL},
+    {"nemo-dist", NULL},
+    {"torch-dcp-safetensors", NULL},
+    {"torch-file", NULL},
+    {"hf-bin", NULL},
+    {"npz", NULL},
 };
+
+bool save_format_changes(const char *format)
+{
+    for (size_t i = 0; format && i < ARRAY_SIZE(kept); i++)
+        if (strcmp(kept[i].format, format) == 0)
+            return true;
+    return false;
+}
 
 const struct format_writer *save_format_of(const char *format)
 {
     for (size_t i = 0; format && i < ARRAY_SIZE(kept); i++)
-        if (strcmp(kept[i].format, format) == 0)
+        if (kept[i].writer && strcmp(kept[i].format, format) == 0)
             return format_writer(kept[i].writer);
     return NULL;
 }

@@ -426,6 +426,18 @@ int stage_parent(const struct fs *fs, const char *path, const char **name,
     return fd < 0 ? err_set(e, -fd, "%s: %s", dir, strerror(-fd)) : fd;
 }
 
+int stage_directory(const struct fs *fs, const char *path, struct err *e)
+{
+    const char *name;
+    CLEANUP_FD int parent = stage_parent(fs, path, &name, e);
+    int fd;
+
+    if (parent < 0)
+        return parent;
+    fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    return fd < 0 ? err_set(e, errno, "%s: %s", path, strerror(errno)) : fd;
+}
+
 static int begin(struct fs *fs, struct stage *s, struct err *e)
 {
     CLEANUP_FREE char *target = NULL;

@@ -95,6 +95,9 @@ int stage_new(struct fs *fs, const char *path, struct slot *slot, struct stage *
 int stage_parent(const struct fs *fs, const char *path, const char **name,
                  struct err *e);
 
+/* A descriptor of that directory itself. */
+int stage_directory(const struct fs *fs, const char *path, struct err *e);
+
 /* With the lock: takes all of its nodes out of it and frees it with what is on disk. */
 void stage_end(struct fs *fs, struct stage *s, bool published);
 

@@ -47,7 +47,7 @@ static int check_writable(const struct fs *fs, const struct slot *slot, struct e
                 slot->path);
         return err_hint(e, "save to a new directory, or mount without these options");
     }
-    if (slot->file || !save_format_of(slot->info.format)) {
+    if (slot->file || !save_format_changes(slot->info.format)) {
         for (size_t i = 0; (w = format_writer_at(i)); i++)
             buf_addf(&names, "%s%s", i ? ", " : "", w->name);
         err_set(e, EROFS, "%s: checkpoints of format %s are not written%s", slot->path,

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""Changing tensors of checkpoints of every format that takes changes: only their bytes differ afterwards."""
+import errno
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+from mountlib import UNSHARD, Mount, fails, main, read_all, same, sha256
+
+DATA = pathlib.Path(__file__).parent.parent / "data"
+# One or more fixtures of each format that can be changed: what they have in common is the way they are written.
+FIXTURES = {
+    "hf-safetensors": ["safetensors/hf_sharded_f32", "safetensors/hf_single_bf16", "safetensors/hf_tied_sharded"],
+    "hf-peft": ["safetensors/hf_peft_lora"],
+    "torch-dcp": ["torch_dcp/dcp_fsdp2_adamw_3r_bf16", "torch_dcp/dcp_mesh_2x2", "torch_dcp/dcp_threads3_2r",
+                  "torch_dcp/dcp_file_per_item_2r", "torch_dcp/dcp_sharded_tensor_3r", "torch_dcp/dcp_layouts"],
+    "torch-dcp-safetensors": ["torch_dcp/dcp_safetensors_fmt"],
+    "hf-dcp-sharded": ["hf_dcp/hfdcp_fsdp2_3r", "hf_dcp/hfdcp_grid_4"],
+    "megatron-torch-dist": ["megatron/mcore019_fullyparallel_integrity_hint", "megatron/mcore012_torch_dist_flat_tp2_dp2",
+                            "megatron/mcore018_torch_dist_commonpt", "megatron/bridge_moe_ep2"],
+    "megatron-zarr": ["megatron/mcore05_zarr_tp2_pp2_flat"],
+    "olmo-core-v0": ["olmo_v0/v01-tp-w2", "olmo_v0/v01-torchfsdp-w4"],
+    "olmo-core-v0-legacy": ["olmo_v0/v00-may7-plain-w3"],
+    "olmo-core-step": ["olmo_core/step9", "olmo_core/step100"],
+    "olmo-core-dcp": ["torch_dcp/v30-odd-unflat-w3"],
+    "torch-file": ["torch_file/pt_zip_align4096", "torch_file/pt_legacy_proto4", "torch_file/pt_zip_big_endian",
+                   "torch_file/pt_torch231"],
+    "hf-bin": ["torch_file/hf_bin_sharded"],
+}
+
+
+def unshard(*args, ok=(0,)):
+    done = subprocess.run([UNSHARD, *map(str, args)], capture_output=True, text=True, timeout=60)
+    assert done.returncode in ok, done
+    return done
+
+
+def described(path):
+    return {t["key"]: t for t in json.loads(unshard("ls", path, "--json").stdout)["tensors"]}
+
+
+def files_of(path):
+    return {str(f.relative_to(path)): f for f in sorted(pathlib.Path(path).rglob("*")) if f.is_file()}
+
+
+def flipped(data):
+    """Other bytes in every element; a bool stays one."""
+    return bytes(b ^ 1 for b in data)
+
+
+def raw_of(mount):
+    names = sorted(os.listdir(f"{mount}/raw"))
+    return {n: read_all(f"{mount}/raw/{n}") for n in names}
+
+
+def publish(m):
+    os.setxattr(m.path, "user.unshard.publish", b"")
+
+
+# Of views into one storage those that share it with nobody; transposed, strided and conjugated ones among them.
+OWN = {"torch_file/pt_zip_align4096": ["cl", "conj", "perm"], "torch_file/pt_torch231": ["f8", "t"]}
+
+
+def choose(fixture, want, shown):
+    """Names in raw/ of tensors that are changed; pickles in tensors of bytes are left alone."""
+    if fixture in OWN:
+        return OWN[fixture]
+    names = [n for n in want if want[n] and not (shown.get(n, {}).get("dtype") == "U8" and "olmo_v0" in fixture)]
+    return [n for i, n in enumerate(names) if i % 3 == 1] or names[:1]
+
+
+def change_and_compare(t, fixture, expected_format):
+    run = f"{t}/{fixture.replace('/', '-')}"
+    shutil.copytree(DATA / fixture, f"{run}/step")
+    shown = described(f"{run}/step")
+    same("format", json.loads(unshard("info", f"{run}/step", "--json").stdout)["format"], expected_format)
+    before = {n: (f.read_bytes(), f.stat().st_ino, f.stat().st_mode) for n, f in files_of(f"{run}/step").items()}
+    with Mount(run, f"{run}-mnt", "rw") as m:
+        want = raw_of(m / "step")
+        objects = read_all(m / "step/.unshard/objects.json")
+        changed = choose(fixture, want, shown)
+        for name in changed:
+            want[name] = flipped(want[name])
+            with open(m / f"step/raw/{name}", "r+b") as f:
+                f.write(want[name])
+        publish(m)
+        same("tensors, in the mount", raw_of(m / "step"), want)
+        same("objects", read_all(m / "step/.unshard/objects.json"), objects)
+    same("tensors described", described(f"{run}/step"), shown)
+    after = files_of(f"{run}/step")
+    same("files", sorted(after), sorted(before))
+    touched = [n for n, f in after.items() if f.read_bytes() != before[n][0]]
+    assert touched, "no file has changed"
+    for name, f in after.items():
+        data, ino, mode = before[name]
+        same(f"{name}: size", f.stat().st_size, len(data))
+        same(f"{name}: mode", oct(f.stat().st_mode), oct(mode))
+        same(f"{name}: is another file", f.stat().st_ino != ino, name in touched)
+    with Mount(run, f"{run}-mnt") as m:
+        same("tensors, read anew", raw_of(m / "step"), want)
+    was = unshard("verify", DATA / fixture, "--deep", ok=(0, 1)).returncode
+    same("verify", unshard("verify", f"{run}/step", "--deep", ok=(0, 1)).returncode, was)
+    return run, before, after, touched
+
+
+def test_every_format(t):
+    failed = []
+    for expected_format, fixtures in FIXTURES.items():
+        for fixture in fixtures:
+            try:
+                change_and_compare(t, fixture, expected_format)
+            except Exception as e:
+                print(f"# {fixture}: {e!r}", flush=True)
+                failed.append(fixture)
+    same("failed", failed, [])
+
+
+def test_integrity_is_made_anew(t):
+    run, before, after, touched = change_and_compare(t, "megatron/mcore019_fullyparallel_integrity_hint", "megatron-torch-dist")
+    said = json.loads(after["integrity.json"].read_bytes())
+    assert "integrity.json" in touched
+    for name, f in after.items():
+        if name in said["files"]:
+            same(f"digest of {name}", sha256(f.read_bytes()), said["files"][name])
+    same("files with a digest", sorted(said["files"]), sorted(json.loads(before["integrity.json"][0])["files"]))
+
+
+def test_bytes_that_are_the_same_change_nothing(t):
+    run = t + "/run"
+    shutil.copytree(DATA / "torch_dcp/dcp_mesh_2x2", f"{run}/step")
+    before = {n: f.stat().st_ino for n, f in files_of(f"{run}/step").items()}
+    with Mount(run, t + "/mnt", "rw") as m:
+        for name in os.listdir(m / "step/raw"):
+            data = read_all(m / f"step/raw/{name}")
+            with open(m / f"step/raw/{name}", "wb") as f:
+                f.write(data)
+        data = read_all(m / "step/model.safetensors")
+        with open(m / "step/model.safetensors", "wb") as f:
+            f.write(data)
+        publish(m)
+    same("files", {n: f.stat().st_ino for n, f in files_of(f"{run}/step").items()}, before)
+
+
+def refused(m, fixture, change, why):
+    """What cannot be published says why, and changes nothing."""
+    before = {n: f.read_bytes() for n, f in files_of(m.source + "/step").items()}
+    change(m / "step")
+    fails(f"{fixture}: publication", errno.EINVAL, lambda: publish(m))
+    said = read_all(m / "step/.unshard/last-error").decode() + m.messages()
+    assert why in said, (fixture, said)
+    same(f"{fixture}: files", {n: f.read_bytes() for n, f in files_of(m.source + "/step").items()}, before)
+
+
+def flip_raw(name):
+    def change(step):
+        data = read_all(f"{step}/raw/{name}")
+        with open(f"{step}/raw/{name}", "r+b") as f:
+            f.write(flipped(data))
+    return change
+
+
+def remove(name):
+    return lambda step: os.unlink(f"{step}/tensors/{name}.npy")
+
+
+def test_what_cannot_be_changed_is_refused(t):
+    cases = [("torch_file/pt_zip_align4096", flip_raw("step"), "share bytes with others"),
+             ("torch_file/pt_zip_align4096", flip_raw("expanded"), "several of its elements are stored as one"),
+             ("olmo_core/step9", remove("router.bias"), "none is added, removed or given another shape")]
+    for i, (fixture, change, why) in enumerate(cases):
+        run = f"{t}/{i}"
+        shutil.copytree(DATA / fixture, f"{run}/step")
+        with Mount(run, f"{t}/{i}-mnt", "rw") as m:
+            refused(m, fixture, change, why)
+
+
+def test_formats_that_are_not_written_say_so_at_once(t):
+    for i, fixture in enumerate(["deepspeed/z1_elastic_w2", "gguf/gguf_plain", "verl/verl_fsdp2_4r_bf16", "llama/llama_mp2"]):
+        run = f"{t}/{i}"
+        shutil.copytree(DATA / fixture, f"{run}/step")
+        with Mount(run, f"{t}/{i}-mnt", "rw") as m:
+            step = m / "step"
+            name = sorted(os.listdir(f"{step}/raw"))[0]
+            fails(f"{fixture}: raw", errno.EROFS, lambda: open(f"{step}/raw/{name}", "r+b"))
+            fails(f"{fixture}: a new tensor", errno.EROFS, lambda: open(f"{step}/tensors/new.npy", "wb"))
+            fails(f"{fixture}: a side file", errno.EROFS, lambda: open(f"{step}/notes.txt", "w"))
+            fails(f"{fixture}: unlink", errno.EROFS, lambda: os.unlink(f"{step}/tensors/{name}.npy"))
+            assert "are not written" in m.messages() and "hf, " in m.messages(), m.messages()
+
+
+if __name__ == "__main__":
+    main(globals())
