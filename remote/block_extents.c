@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/block_extents.c - bytes of objects in memory: found, added, and let go of. */
+#include <assert.h>
+#include <string.h>
+
+#include "remote/block_cache_priv.h"
+
+/* What is kept of an extent beside its bytes: counted, as reads of 4 KiB make many. */
+enum { EXTENT_COST = 256 };
+
+/* ---- objects ---- */
+
+static struct object **object_slot(struct block_cache *c, const uint64_t hash[2])
+{
+    struct object **slot = &c->object[hash[0] % OBJECT_BUCKETS];
+
+    while (*slot && ((*slot)->hash[0] != hash[0] || (*slot)->hash[1] != hash[1]))
+        slot = &(*slot)->next;
+    return slot;
+}
+
+struct object *object_get(struct block_cache *c, const struct object *like)
+{
+    struct object **slot = object_slot(c, like->hash);
+
+    if (!*slot) {
+        *slot = malloc(sizeof **slot);
+        if (!*slot)
+            return NULL;
+        **slot = *like;
+    }
+    (*slot)->refs++;
+    return *slot;
+}
+
+/* Extents outlive the sources: who opens it again finds them. */
+static void object_free_unused(struct block_cache *c, struct object *o)
+{
+    if (o->refs || o->n)
+        return;
+    *object_slot(c, o->hash) = o->next;
+    free(o->extent);
+    free(o);
+}
+
+void object_put(struct block_cache *c, struct object *o)
+{
+    o->refs--;
+    object_free_unused(c, o);
+}
+
+size_t object_find(const struct object *o, uint64_t off)
+{
+    size_t lo = 0, hi = o->n;
+
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (o->extent[mid]->off + o->extent[mid]->len <= off)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static bool object_link(struct object *o, struct extent *x)
+{
+    size_t at = object_find(o, x->off);
+
+    if (o->n == o->cap) {
+        size_t cap = o->cap ? o->cap * 2 : 8;
+        struct extent **grown = reallocarray(o->extent, cap, sizeof(*grown));
+
+        if (!grown)
+            return false;
+        o->extent = grown;
+        o->cap = cap;
+    }
+    assert(at == o->n || x->off + x->len <= o->extent[at]->off);
+    memmove(o->extent + at + 1, o->extent + at, (o->n - at) * sizeof(*o->extent));
+    o->extent[at] = x;
+    o->n++;
+    x->object = o;
+    return true;
+}
+
+static void object_unlink(struct block_cache *c, struct extent *x)
+{
+    struct object *o = x->object;
+    size_t at = object_find(o, x->off);
+
+    assert(o->extent[at] == x);
+    memmove(o->extent + at, o->extent + at + 1, (o->n - at - 1) * sizeof(*o->extent));
+    o->n--;
+    x->object = NULL;
+    object_free_unused(c, o);
+}
+
+/* ---- extents ---- */
+
+/* Frees it; gives its memory instead when that has `want` bytes. */
+static unsigned char *extent_free(struct block_cache *c, struct extent *x, size_t want)
+{
+    unsigned char *data = x->data;
+
+    if (x->object)
+        object_unlink(c, x);
+    ring_remove(&x->lru);
+    c->used -= x->len + EXTENT_COST;
+    if (x->len != want) {
+        free(data);
+        data = NULL;
+    }
+    free(x);
+    return data;
+}
+
+/* Lets others go until `len` bytes fit. *data is the memory of one of them, or NULL. */
+static bool make_room(struct block_cache *c, size_t len, unsigned char **data)
+{
+    while (c->used + len + EXTENT_COST > c->memory && c->lru.next != &c->lru) {
+        struct extent *oldest = container_of(c->lru.next, struct extent, lru);
+
+        free(*data);
+        *data = extent_free(c, oldest, len);
+    }
+    return c->used + len + EXTENT_COST <= c->memory;
+}
+
+struct extent *extent_new(struct block_cache *c, struct object *o, uint64_t off,
+                          size_t len, bool spare)
+{
+    CLEANUP_FREE struct extent *x = calloc(1, sizeof *x);
+    CLEANUP_FREE unsigned char *data = NULL;
+    bool fits;
+
+    if (!x)
+        return NULL;
+    o->refs++; /* making room must not end it */
+    fits = make_room(c, len, &data);
+    o->refs--;
+    if (!data && (fits || !spare))
+        data = malloc(len);
+    if (!data || (spare && !fits))
+        return NULL;
+    *x = (struct extent){.off = off, .len = len, .refs = 1, .ahead = spare};
+    ring_init(&x->lru);
+    if (!object_link(o, x))
+        return NULL;
+    x->data = steal(&data);
+    c->used += len + EXTENT_COST;
+    return steal(&x);
+}
+
+void extent_hold(struct extent *x)
+{
+    x->refs++;
+    ring_remove(&x->lru);
+}
+
+void extent_put_read(struct block_cache *c, struct extent *x, bool used_up)
+{
+    if (--x->refs > 0)
+        return;
+    assert(x->state != EXTENT_FETCHING);
+    if (x->state == EXTENT_FAILED || c->used > c->memory)
+        extent_free(c, x, 0);
+    else if (used_up)
+        ring_append(c->lru.next, &x->lru); /* in front of all */
+    else
+        ring_append(&c->lru, &x->lru);
+}
+
+void extent_put(struct block_cache *c, struct extent *x)
+{
+    extent_put_read(c, x, false);
+}
+
+void extent_end(struct block_cache *c, struct extent *x, bool good)
+{
+    x->state = good ? EXTENT_DONE : EXTENT_FAILED;
+    if (!good)
+        object_unlink(c, x);
+    pthread_cond_broadcast(&c->changed);
+}
+
+void extents_drop(struct block_cache *c)
+{
+    while (c->lru.next != &c->lru)
+        extent_free(c, container_of(c->lru.next, struct extent, lru), 0);
+}
