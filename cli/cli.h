@@ -77,7 +77,7 @@ struct cli_command {
 
 extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
     cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert, cmd_stats,
-    cmd_diff;
+    cmd_diff, cmd_cache;
 
 /* The source of a command, opened with everything that reads it. */
 struct cli_source {

@@ -12,11 +12,11 @@
 static const struct cli_command *const commands[] = {
     &cmd_mount,   &cmd_umount, &cmd_ls,     &cmd_info,  &cmd_cat,
     &cmd_convert, &cmd_plan,   &cmd_verify, &cmd_probe, &cmd_formats,
-    &cmd_version, &cmd_stats,  &cmd_diff,
+    &cmd_version, &cmd_stats,  &cmd_diff,   &cmd_cache,
 };
 
 /* In CONTRACT.md, and coming: refused by name rather than as unknown. */
-static const char *const later[] = {"load", "hold", "manifest", "doctor", "cache"};
+static const char *const later[] = {"load", "hold", "manifest", "doctor"};
 
 static void print_usage(FILE *f)
 {
