@@ -3,9 +3,13 @@
 #ifndef UFS_FS_WRITE_H
 #define UFS_FS_WRITE_H
 
+#include "fs/node.h"
 #include "fs/request.h"
 
+struct slot;
+struct stage;
 struct staged;
+struct staged_handle;
 
 /* A directory that a request names, with the lock of stages held once it was found. */
 struct where {
@@ -18,9 +22,24 @@ struct where {
 int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e);
 int where_refused(struct err *e, const char *what);
 
+/* Before its first change: is the checkpoint what we know? -ESTALE: it is another one. */
+int where_check_current(struct fs *fs, struct slot *slot, struct err *e);
+/* With the lock: the stage of a checkpoint that is there, made if need be. */
+int where_stage(struct fs *fs, struct slot *slot, struct stage **out, struct err *e);
+/* With the lock: the directory of a view (tensors/, raw/, ...) in such a stage. */
+int where_fixed(struct fs *fs, struct stage *s, enum inside kind, struct staged **out,
+                struct err *e);
+
 /* With the lock: the root of the new checkpoint of this name in a plain directory. */
 struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name);
 
+/* With the lock: a new file of the name, where something hidden makes room. */
+int write_new_file(struct request *r, struct staged *dir, const char *name,
+                   struct staged **out, struct err *e);
+
+/* Answers create (entry) or open (NULL) with this handle, which it takes over. */
+int write_reply_opened(struct request *r, struct staged_handle *h,
+                       const struct fuse_entry_param *entry);
 /* Answers create (entry) or open with a handle on a file of the source itself. */
 int write_reply_plain(struct request *r, int fd, const struct fuse_entry_param *entry);
 

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/write_attr.c - size, times, rights and extended attributes of what is being written. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "fs/node.h"
+#include "fs/plain.h"
+#include "fs/save.h"
+#include "fs/slot.h"
+#include "fs/staged.h"
+#include "fs/write.h"
+#include "index/dtype.h"
+
+enum { XATTR_MAX = 256 };
+
+static int set_size(struct staged *n, int fd, uint64_t size, struct err *e)
+{
+    CLEANUP_FD int own_fd = fd < 0 ? staged_open_spool(n, O_RDWR) : -1;
+    struct stat st;
+
+    if (fd < 0)
+        fd = own_fd;
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return err_set(e, EIO, "%s: cannot be opened", n->name);
+    if (ftruncate(fd, (off_t)size) < 0)
+        return err_set(e, errno, "%s: %s", n->name, strerror(errno));
+    /* Told now rather than in the middle of writing it. */
+    if (size > (uint64_t)st.st_size &&
+        fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) < 0 &&
+        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+        err_set(e, errno, "%s: %" PRIu64 " bytes: %s", n->name, size, strerror(errno));
+        if (ftruncate(fd, st.st_size) < 0)
+            return -e->code;
+        return -e->code;
+    }
+    n->prefix = MIN(n->prefix, size);
+    if (size == 0)
+        n->checked = false;
+    return 0;
+}
+
+static void set_times(struct staged *n, const struct stat *attr, int to_set)
+{
+    struct timespec t[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
+    CLEANUP_FD int fd = n->kind == STAGED_FILE ? staged_open_spool(n, O_RDONLY) : -1;
+
+    if (to_set & FUSE_SET_ATTR_ATIME)
+        t[0] = attr->st_atim;
+    if (to_set & FUSE_SET_ATTR_MTIME)
+        t[1] = attr->st_mtim;
+    if (to_set & FUSE_SET_ATTR_ATIME_NOW)
+        t[0].tv_nsec = UTIME_NOW;
+    if (to_set & FUSE_SET_ATTR_MTIME_NOW)
+        t[1].tv_nsec = UTIME_NOW;
+    if (fd >= 0)
+        futimens(fd, t);
+    else if (to_set & FUSE_SET_ATTR_MTIME)
+        n->mtime = attr->st_mtim;
+}
+
+static int set_attr(struct staged *n, int fd, const struct stat *attr, int to_set,
+                    struct err *e)
+{
+    if (to_set & FUSE_SET_ATTR_SIZE) {
+        if (n->kind != STAGED_FILE)
+            return -EISDIR;
+        if (set_size(n, fd, (uint64_t)attr->st_size, e) < 0)
+            return -e->code;
+    }
+    if (to_set & FUSE_SET_ATTR_MODE)
+        n->mode = attr->st_mode & 07777;
+    if (to_set & FUSE_SET_ATTR_UID)
+        n->uid = attr->st_uid;
+    if (to_set & FUSE_SET_ATTR_GID)
+        n->gid = attr->st_gid;
+    set_times(n, attr, to_set);
+    if (n->stage)
+        stage_touch(n->stage);
+    return 0;
+}
+
+/* Directories of a checkpoint are as the source's: programs that copy times go on. */
+static bool is_harmless(const struct request *r, int to_set)
+{
+    const struct node *n;
+
+    if (to_set & FUSE_SET_ATTR_SIZE)
+        return false;
+    if (ino_is_inside(r->ino))
+        return inside_is_dir(ino_kind(r->ino));
+    n = node_of_ino(r->fs, r->ino);
+    return n && node_is_dir(n);
+}
+
+/* A file or directory of the source that is no checkpoint's, or NULL. */
+static const struct node *plain_node(const struct request *r)
+{
+    struct node *n = ino_is_inside(r->ino) ? NULL : node_of_ino(r->fs, r->ino);
+    struct slot *slot = n ? node_slot(r->fs, n) : NULL;
+
+    if (n && !slot && n->parent)
+        slot = node_slot(r->fs, n->parent);
+    slot_unref(r->fs, slot, 1);
+    return !slot && n && (n->kind == NODE_FILE || n->kind == NODE_DIR) ? n : NULL;
+}
+
+/* Of what is not staged; the caller answers with the attributes as they are then. */
+static int set_other(struct request *r, int fd, const struct stat *attr, int to_set,
+                     struct err *e)
+{
+    const struct node *n = plain_node(r);
+    int rc;
+
+    if (n || fd >= 0) {
+        rc = plain_setattr(r, n, fd, attr, to_set, e);
+        return rc < 0 ? rc : STAGED_NONE;
+    }
+    if (is_harmless(r, to_set))
+        return STAGED_NONE;
+    return err_set(e, EROFS, "what is published changes by writing it anew only");
+}
+
+int write_setattr(struct request *r, const struct stat *attr, int to_set, struct err *e)
+{
+    struct staged_handle *h = staged_handle_of(&r->fi);
+    struct staged *n;
+    struct stat st;
+    int rc;
+
+    stages_lock(r->fs);
+    n = h ? h->node : staged_of_ino(r->fs, r->ino);
+    if (!n) {
+        stages_unlock(r->fs);
+        return set_other(r, h ? h->fd : -1, attr, to_set, e);
+    }
+    rc = set_attr(n, h ? h->fd : -1, attr, to_set, e);
+    staged_attr(n, &st);
+    stages_unlock(r->fs);
+    if (rc == 0)
+        fuse_reply_attr(r->req, &st, 0);
+    return rc;
+}
+
+static int set_dtype(struct staged *n, const char *value, struct err *e)
+{
+    char *copy;
+
+    if (dtype_from_name(value) == DTYPE_NONE) {
+        err_set(e, EINVAL, "user.unshard.dtype: %s is no dtype", value);
+        return err_hint(e, "names are those of safetensors: F8_E4M3, BF16, ...");
+    }
+    copy = strdup(value);
+    if (!copy)
+        return err_nomem(e);
+    free(n->dtype);
+    n->dtype = copy;
+    stage_touch(n->stage);
+    return 0;
+}
+
+static int set_save(struct stage *s, const char *value, struct err *e)
+{
+    struct save_format f;
+    char *copy;
+
+    if (save_format_parse(value, &f, e) < 0)
+        return -e->code;
+    if (s->slot) {
+        err_set(e, EINVAL, "%s: a checkpoint that is there keeps its format", s->path);
+        return err_hint(e, "save to a new directory");
+    }
+    copy = strdup(value);
+    if (!copy)
+        return err_nomem(e);
+    free(s->format);
+    s->format = copy;
+    return 0;
+}
+
+/* Attributes of ours that cp -a brings along say what the bytes say already. */
+static bool is_ours(const char *name)
+{
+    return strncmp(name, "user.unshard.", 13) == 0;
+}
+
+static int set_staged(struct staged *n, const char *name, const char *value,
+                      struct err *e)
+{
+    if (strcmp(name, "user.unshard.dtype") == 0 && n->kind == STAGED_FILE)
+        return set_dtype(n, value, e);
+    if (strcmp(name, "user.unshard.save") == 0 && n->kind == STAGED_DIR)
+        return set_save(n->stage, value, e);
+    return is_ours(name) ? 0 : -EOPNOTSUPP;
+}
+
+int write_setxattr(struct request *r, const char *value, struct err *e)
+{
+    char text[XATTR_MAX];
+    struct staged *n;
+    int rc;
+
+    if (r->size >= sizeof text)
+        return -E2BIG;
+    memcpy(text, value, r->size);
+    text[r->size] = '\0';
+    if (strcmp(r->name, SAVE_ATTRIBUTE) == 0 && r->ino == FUSE_ROOT_ID) {
+        rc = save_all(r->fs, e);
+    } else {
+        stages_lock(r->fs);
+        n = staged_of_ino(r->fs, r->ino);
+        if (!n)
+            rc = is_ours(r->name) ? -EROFS : -EOPNOTSUPP;
+        else
+            rc = n->stage ? set_staged(n, r->name, text, e) : -ESTALE;
+        stages_unlock(r->fs);
+    }
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    return rc;
+}

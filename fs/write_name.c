@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/write_name.c - names that come and change: mkdir(2), creat(2), link(2), rename(2). */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fs/lookup.h"
+#include "fs/node.h"
+#include "fs/plain.h"
+#include "fs/save.h"
+#include "fs/slot.h"
+#include "fs/staged.h"
+#include "fs/tree.h"
+#include "fs/write.h"
+
+static int reply_entry(const struct request *r, const struct fuse_entry_param *entry)
+{
+    if (fuse_reply_entry(r->req, entry) < 0)
+        entry_forget(r->fs, entry->ino, 1);
+    return 0;
+}
+
+static void own(const struct request *r, struct staged *n)
+{
+    const struct fuse_ctx *c = fuse_req_ctx(r->req);
+
+    n->uid = c->uid;
+    n->gid = c->gid;
+}
+
+/* ---- making ---- */
+
+static bool source_has(struct fs *fs, struct node *dir, const char *name)
+{
+    struct shown *shown;
+    struct err e = {0};
+    bool has = false;
+
+    if (tree_shown(fs, dir, true, &shown, &e) == 0) {
+        has = shown_find(shown, name) != NULL;
+        shown_put(fs, shown);
+    }
+    return has;
+}
+
+/* A new directory of the source: a checkpoint in the making. With the lock. */
+static int new_stage(struct request *r, struct node *dir, struct staged **out,
+                     struct err *e)
+{
+    struct stage *s;
+    char path[PATH_MAX];
+    int rc = store_join(dir->path, r->name, path, sizeof path) < 0 ? -ENAMETOOLONG : 0;
+
+    if (rc == 0 && stage_at(r->fs, path))
+        rc = -EEXIST;
+    if (rc == 0)
+        rc = stage_new(r->fs, path, NULL, &s, e);
+    if (rc == 0) {
+        s->root->mode = r->mode & 07777;
+        *out = s->root;
+    }
+    return rc;
+}
+
+/* With the lock: something of this name that was hidden makes room. */
+static int make_room(struct fs *fs, struct staged *dir, const char *name)
+{
+    struct staged *n = staged_find(dir, name);
+
+    if (n && n->kind != STAGED_GONE)
+        return -EEXIST;
+    if (n)
+        staged_remove(fs, n);
+    return 0;
+}
+
+int write_mkdir(struct request *r, struct err *e)
+{
+    struct fuse_entry_param entry;
+    struct staged *n = NULL;
+    struct where w = {0};
+    int rc = where_find(r->fs, r->ino, &w, e);
+
+    if (rc < 0)
+        return rc;
+    if (w.dir)
+        rc = make_room(r->fs, w.dir, r->name);
+    if (rc == 0)
+        rc = w.dir ? staged_add(r->fs, w.dir, r->name, STAGED_DIR, r->mode, &n, e)
+                   : new_stage(r, w.node, &n, e);
+    if (rc == 0) {
+        own(r, n);
+        staged_entry(n, &entry);
+    }
+    stages_unlock(r->fs);
+    return rc < 0 ? rc : reply_entry(r, &entry);
+}
+/* With the lock. */
+int write_new_file(struct request *r, struct staged *dir, const char *name,
+                   struct staged **out, struct err *e)
+{
+    int rc = make_room(r->fs, dir, name);
+
+    if (rc == 0)
+        rc = staged_add(r->fs, dir, name, STAGED_FILE, r->mode, out, e);
+    if (rc == 0)
+        own(r, *out);
+    return rc;
+}
+
+int write_create(struct request *r, struct err *e)
+{
+    struct staged_handle *h = NULL;
+    struct fuse_entry_param entry;
+    struct staged *n;
+    struct where w = {0};
+    int rc = where_find(r->fs, r->ino, &w, e);
+
+    if (rc < 0)
+        return rc;
+    if (!w.dir) {
+        stages_unlock(r->fs);
+        return plain_create(r, w.node, e);
+    }
+    rc = write_new_file(r, w.dir, r->name, &n, e);
+    if (rc == 0) {
+        rc = staged_open_handle(r->fs, n, r->fi.flags | O_CREAT | O_TRUNC, &h, e);
+        if (rc < 0)
+            staged_remove(r->fs, n);
+        else
+            staged_entry(n, &entry);
+    }
+    stages_unlock(r->fs);
+    return rc < 0 ? rc : write_reply_opened(r, h, &entry);
+}
+
+/* ---- links and new names ---- */
+
+/* cp -a makes one of two names of a tensor a link to the other. */
+int write_link(struct request *r, struct err *e)
+{
+    struct fuse_entry_param entry;
+    struct staged *from, *n;
+    struct where w = {0};
+    int rc = where_find(r->fs, r->to, &w, e);
+
+    if (rc < 0)
+        return rc;
+    from = staged_of_ino(r->fs, r->ino);
+    if (!w.dir || !from || from->kind != STAGED_FILE || from->stage != w.dir->stage)
+        rc = -EPERM;
+    if (rc == 0) {
+        r->mode = from->mode;
+        rc = write_new_file(r, w.dir, r->as, &n, e);
+    }
+    if (rc == 0) {
+        rc = staged_link(from, n, e);
+        if (rc < 0)
+            staged_remove(r->fs, n);
+        else
+            staged_entry(n, &entry);
+    }
+    stages_unlock(r->fs);
+    return rc < 0 ? rc : reply_entry(r, &entry);
+}
+/* May n take the place of what has this name there? */
+static int check_target(const struct staged *n, const struct staged *there,
+                        unsigned flags)
+{
+    if (flags & ~(unsigned)RENAME_NOREPLACE)
+        return -EINVAL;
+    if (!there || there == n || there->kind == STAGED_GONE)
+        return 0;
+    if (flags & RENAME_NOREPLACE)
+        return -EEXIST;
+    if (there->kind == STAGED_DIR)
+        return n->kind != STAGED_DIR ? -EISDIR : there->count > 0 ? -ENOTEMPTY : 0;
+    return n->kind == STAGED_DIR ? -ENOTDIR : 0;
+}
+
+/* "step5.tmp" becomes "step5": that is what it is published as, now. */
+static int rename_root(struct request *r, struct staged *n, const struct node *to,
+                       struct err *e)
+{
+    struct stage *s = n->stage;
+    char path[PATH_MAX], *copy, *old;
+    int rc;
+
+    if (store_join(to->path, r->as, path, sizeof path) < 0)
+        return -ENAMETOOLONG;
+    if (stage_at(r->fs, path))
+        return -EEXIST;
+    copy = strdup(path);
+    if (!copy)
+        return err_nomem(e);
+    old = s->path;
+    s->path = copy;
+    stage_touch(s);
+    rc = save_publish(r->fs, s, e);
+    if (rc == -EBUSY)
+        rc = 0;                    /* when it is closed */
+    if (rc < 0 && n->stage == s) { /* it stays what it was */
+        s->path = old;
+        old = copy;
+    }
+    free(old);
+    return rc;
+}
+
+static int rename_within(struct request *r, struct staged *n, struct staged *to,
+                         struct err *e)
+{
+    int rc = check_target(n, staged_find(to, r->as), r->flags);
+
+    if (n->stage != to->stage)
+        return -EXDEV;
+    for (const struct staged *d = to; d; d = d->parent)
+        if (d == n)
+            return -EINVAL;
+    return rc < 0 ? rc : staged_rename(r->fs, n, to, r->as, e);
+}
+
+/* Finds both directories; the lock is held once when it returns 0. */
+static int find_both(struct request *r, struct where *from, struct where *to,
+                     struct err *e)
+{
+    int rc = where_find(r->fs, r->to, to, e);
+
+    if (rc < 0)
+        return rc;
+    stages_unlock(r->fs); /* what the second look finds may end the first: look again */
+    rc = where_find(r->fs, r->ino, from, e);
+    if (rc < 0 || !to->dir)
+        return rc;
+    if (ino_is_staged(r->to)) {
+        to->dir = staged_of_ino(r->fs, r->to);
+    } else if (r->to == r->ino) {
+        to->dir = from->dir;
+    } else {
+        struct slot *slot = NULL;
+
+        if (!ino_is_inside(r->to)) {
+            struct node *n = node_of_ino(r->fs, r->to);
+
+            slot = n ? node_slot(r->fs, n) : NULL;
+        } else {
+            slot = slot_of_ino(r->fs, r->to);
+        }
+        to->dir = staged_dir_of(r->fs, r->to, slot);
+        slot_unref(r->fs, slot, 1);
+    }
+    if (to->dir && to->dir->stage)
+        return 0;
+    stages_unlock(r->fs);
+    return -ESTALE;
+}
+
+/* With the lock: a checkpoint that is renamed is published under its old name before. */
+static int settle_first(struct fs *fs, const struct node *dir, const char *name,
+                        struct err *e)
+{
+    char path[PATH_MAX];
+    struct stage *s;
+
+    if (store_join(dir->path, name, path, sizeof path) < 0)
+        return -ENAMETOOLONG;
+    s = stage_at(fs, path);
+    return s && stage_wait(fs, s) ? save_publish(fs, s, e) : 0;
+}
+
+int write_rename(struct request *r, struct err *e)
+{
+    struct where from = {0}, to = {0};
+    struct staged *n;
+    int rc = find_both(r, &from, &to, e);
+
+    if (rc < 0)
+        return rc;
+    n = from.dir ? staged_find(from.dir, r->name)
+                 : where_new_root(r->fs, from.node, r->name);
+    if (!n && !from.dir && !to.dir) {
+        rc = settle_first(r->fs, from.node, r->name, e);
+        stages_unlock(r->fs);
+        return rc < 0 ? rc : plain_rename(r, from.node, to.node, e);
+    }
+    if (!n || n->kind == STAGED_GONE)
+        rc = -EXDEV; /* what is published is copied, then removed */
+    else if (from.dir && to.dir)
+        rc = rename_within(r, n, to.dir, e);
+    else if (!from.dir && !to.dir)
+        rc =
+            source_has(r->fs, to.node, r->as) ? -EEXIST : rename_root(r, n, to.node, e);
+    else
+        rc = -EXDEV;
+    stages_unlock(r->fs);
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    return rc;
+}

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/write_open.c - open(2) for writing: what is there is covered by a file of the stage. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/fsutil.h"
+#include "fs/handle.h"
+#include "fs/lookup.h"
+#include "fs/node.h"
+#include "fs/plain.h"
+#include "fs/slot.h"
+#include "fs/staged.h"
+#include "fs/write.h"
+
+enum { TENSOR_MEMORY = 16 << 20, COPY_BLOCK = 1 << 20 };
+
+/* ---- handles ---- */
+
+int write_reply_opened(struct request *r, struct staged_handle *h,
+                       const struct fuse_entry_param *entry)
+{
+    opened_add(&r->fs->opened, &h->opened);
+    counter_add(&r->fs->counters, COUNT_OPENS, 1);
+    r->fi.fh = (uintptr_t)h;
+    r->fi.direct_io = 1;
+    r->fi.noflush = 1; /* judged at the last release: a flush of a part is no error */
+    if (entry ? fuse_reply_create(r->req, entry, &r->fi) < 0
+              : fuse_reply_open(r->req, &r->fi) < 0) {
+        if (entry)
+            entry_forget(r->fs, entry->ino, 1);
+        opened_end(r->fs, &h->opened);
+    }
+    return 0;
+}
+
+int write_reply_plain(struct request *r, int fd, const struct fuse_entry_param *entry)
+{
+    struct staged_handle *h = staged_plain(fd);
+
+    if (h)
+        return write_reply_opened(r, h, entry);
+    close(fd);
+    if (entry)
+        entry_forget(r->fs, entry->ino, 1);
+    return -ENOMEM;
+}
+
+/* ---- opening ---- */
+
+/* The name in the checkpoint's directory that a node has; -EROFS: it is none to write. */
+static int name_of(struct fs *fs, struct slot *slot, fuse_ino_t ino, enum inside *dir,
+                   char name[NAME_MAX + 1], struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
+    enum inside kind = ino_kind(ino);
+    struct tensor_info t;
+    int rc;
+
+    *dir = 0;
+    if (kind == INSIDE_MODEL) {
+        snprintf(name, NAME_MAX + 1, "%s",
+                 slot->info.adapter ? "adapter_model.safetensors"
+                                    : "model.safetensors");
+        return 0;
+    }
+    if (kind == INSIDE_OPTIMIZER_FILE) {
+        *dir = INSIDE_OPTIMIZER;
+        snprintf(name, NAME_MAX + 1, "optimizer.safetensors");
+        return 0;
+    }
+    if (kind != INSIDE_NPY && kind != INSIDE_BARE)
+        return where_refused(e, slot->path);
+    rc = a ? catalog_tensor(fs->catalog, slot->info.id, ino_index(ino), a, &t, e)
+           : err_nomem(e);
+    *dir = kind == INSIDE_NPY ? INSIDE_TENSORS : INSIDE_RAW;
+    if (rc == 0)
+        snprintf(name, NAME_MAX + 1, "%s", kind == INSIDE_NPY ? t.name_npy : t.name);
+    return rc;
+}
+
+/* What is read until now goes into the spool: some of it will be written over. */
+static int copy_up(struct fs *fs, fuse_ino_t ino, int fd, struct err *e)
+{
+    CLEANUP_FREE char *block = malloc(COPY_BLOCK);
+    struct handle *h = NULL;
+    int rc = block ? handle_open(fs, ino, &h, e) : err_nomem(e);
+    uint64_t at = 0;
+    size_t got = 1;
+
+    while (rc == 0 && got > 0) {
+        rc = handle_read(h, at, COPY_BLOCK, block, &got, e);
+        if (rc == 0 && got > 0 && write_all(fd, block, got, e) < 0)
+            rc = -e->code;
+        at += got;
+    }
+    handle_close(fs, h);
+    return rc;
+}
+
+/* With the lock: the staged file for a node of the source or of a checkpoint. */
+static int cover(struct request *r, struct stage *s, enum inside dir, const char *name,
+                 struct staged **out, struct err *e)
+{
+    struct staged *parent = s->root;
+    int rc = dir ? where_fixed(r->fs, s, dir, &parent, e) : 0;
+
+    if (rc == 0) {
+        *out = staged_find(parent, name);
+        if (*out && (*out)->kind == STAGED_FILE)
+            return 0;
+        r->mode = 0644;
+        rc = write_new_file(r, parent, name, out, e);
+    }
+    return rc;
+}
+
+static int open_over(struct request *r, struct slot *slot, enum inside dir,
+                     const char *name, struct err *e)
+{
+    bool whole = (r->fi.flags & O_TRUNC) != 0;
+    struct staged_handle *h = NULL;
+    struct staged *n = NULL;
+    struct stage *s;
+    int rc;
+
+    stages_lock(r->fs);
+    rc = where_stage(r->fs, slot, &s, e);
+    if (rc == 0)
+        rc = cover(r, s, dir, name, &n, e);
+    if (rc == 0)
+        rc = staged_open_handle(r->fs, n, r->fi.flags | O_CREAT, &h, e);
+    stages_unlock(r->fs);
+    if (rc == 0 && !whole)
+        rc = copy_up(r->fs, r->ino, h->fd, e);
+    if (rc < 0 && h)
+        staged_drop(r->fs, h);
+    if (rc < 0)
+        return rc;
+    stages_lock(r->fs);
+    if (n->stage && !n->covers)
+        staged_cover(r->fs, n, r->ino);
+    stages_unlock(r->fs);
+    return write_reply_opened(r, h, NULL);
+}
+
+/* A side file of a checkpoint, or a file elsewhere in the source. */
+static int open_side(struct request *r, struct err *e)
+{
+    const struct node *n = node_of_ino(r->fs, r->ino);
+    struct slot *slot = n && n->parent ? node_slot(r->fs, n->parent) : NULL;
+    int rc;
+
+    if (!n)
+        return -ESTALE;
+    if (n->kind != NODE_FILE)
+        return -EISDIR;
+    if (slot && where_check_current(r->fs, slot, e) < 0) {
+        slot_unref(r->fs, slot, 1);
+        return -e->code;
+    }
+    rc = slot ? open_over(r, slot, 0, n->name, e) : plain_open(r, n, e);
+    slot_unref(r->fs, slot, 1);
+    return rc;
+}
+
+static int open_inside(struct request *r, struct err *e)
+{
+    struct slot *slot = slot_of_ino(r->fs, r->ino);
+    char name[NAME_MAX + 1];
+    enum inside dir;
+    int rc = slot ? 0 : -ESTALE;
+
+    if (rc == 0)
+        rc = slot_ready(r, slot, e);
+    if (rc == 0)
+        rc = where_check_current(r->fs, slot, e);
+    if (rc == 0)
+        rc = name_of(r->fs, slot, r->ino, &dir, name, e);
+    if (rc == 0)
+        rc = open_over(r, slot, dir, name, e);
+    slot_unref(r->fs, slot, 1);
+    return rc;
+}
+
+int write_open(struct request *r, struct err *e)
+{
+    bool writes = (r->fi.flags & O_ACCMODE) != O_RDONLY || (r->fi.flags & O_TRUNC);
+    struct staged_handle *h = NULL;
+    struct staged *n;
+    int rc;
+
+    stages_lock(r->fs);
+    n = staged_of_ino(r->fs, r->ino);
+    if (n && n->stage && writes && !stage_wait(r->fs, n->stage))
+        n = NULL;
+    else if (n)
+        n = staged_of_ino(r->fs, r->ino);
+    rc = !n || !n->stage          ? -ESTALE
+         : n->kind != STAGED_FILE ? -EISDIR
+                                  : staged_open_handle(r->fs, n, r->fi.flags, &h, e);
+    stages_unlock(r->fs);
+    if (rc == 0)
+        return write_reply_opened(r, h, NULL);
+    if (n || ino_is_staged(r->ino))
+        return rc;
+    if (!writes)
+        return STAGED_NONE;
+    r->may_block = true;
+    return ino_is_inside(r->ino) ? open_inside(r, e) : open_side(r, e);
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/write_where.c - which directory a request changes: of a stage, or of the source itself. */
+#include "fs/write.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+
+#include "fs/node.h"
+#include "fs/save.h"
+#include "fs/slot.h"
+#include "fs/staged.h"
+#include "fs/tree.h"
+#include "index/formats/format.h"
+
+int where_refused(struct err *e, const char *what)
+{
+    err_set(e, EROFS, "%s: nothing can be written here", what);
+    return err_hint(e, "make a directory for a new checkpoint: mkdir DIR");
+}
+
+static int check_writable(const struct fs *fs, const struct slot *slot, struct err *e)
+{
+    CLEANUP(buf_release) struct buf names = {0};
+    const struct format_writer *w;
+
+    if (slot->info.error)
+        return err_set(e, EROFS, "%s: %s", slot->path, slot->info.error);
+    if (fs->mapping || fs->options.prefix == PREFIX_DROP) {
+        err_set(e, EROFS,
+                "%s: what map=, dtype=, weights= or prefix=drop show is not "
+                "written back",
+                slot->path);
+        return err_hint(e, "save to a new directory, or mount without these options");
+    }
+    if (slot->file || !save_format_changes(slot->info.format)) {
+        for (size_t i = 0; (w = format_writer_at(i)); i++)
+            buf_addf(&names, "%s%s", i ? ", " : "", w->name);
+        err_set(e, EROFS, "%s: checkpoints of format %s are not written%s", slot->path,
+                slot->info.format ? slot->info.format : "(none)",
+                slot->file ? " in place" : "");
+        return err_hint(e, "save to a new directory; formats that are written: %s",
+                        names.data ? names.data : "none");
+    }
+    return 0;
+}
+
+static bool is_staged(struct fs *fs, const char *path)
+{
+    bool staged;
+
+    stages_lock(fs);
+    staged = stage_at(fs, path) != NULL;
+    stages_unlock(fs);
+    return staged;
+}
+
+/* Before the first change: is it what we know, or has another writer been there? */
+int where_check_current(struct fs *fs, struct slot *slot, struct err *e)
+{
+    if (is_staged(fs, slot->path))
+        return 0;
+    scanner_suspect(fs->scanner, slot->path, slot->file);
+    return slot_refresh(fs, slot, e);
+}
+
+/* With the lock: the stage of a checkpoint that is there, made if need be. */
+int where_stage(struct fs *fs, struct slot *slot, struct stage **out, struct err *e)
+{
+    int rc;
+
+    do {
+        *out = stage_at(fs, slot->path);
+    } while (*out && !stage_wait(fs, *out));
+    if (*out)
+        return 0;
+    rc = check_writable(fs, slot, e);
+    return rc < 0 ? rc : stage_new(fs, slot->path, slot, out, e);
+}
+
+/* The fixed directory (tensors/, raw/, ...) of a stage that changes a checkpoint. */
+int where_fixed(struct fs *fs, struct stage *s, enum inside kind, struct staged **out,
+                struct err *e)
+{
+    const char *name = staged_fixed_name(kind);
+    int rc;
+
+    *out = staged_find(s->root, name);
+    if (*out) {
+        (*out)->removed = false;
+        return 0;
+    }
+    rc = staged_add(fs, s->root, name, STAGED_DIR, 0777, out, e);
+    if (rc == 0)
+        staged_cover(fs, *out, slot_ino(s->slot, kind, 0));
+    return rc;
+}
+
+static int where_staged(struct fs *fs, fuse_ino_t ino, struct where *out)
+{
+    stages_lock(fs);
+    out->dir = staged_of_ino(fs, ino);
+    if (out->dir && out->dir->stage && stage_wait(fs, out->dir->stage)) {
+        out->dir = staged_of_ino(fs, ino);
+        if (out->dir && out->dir->stage && out->dir->kind == STAGED_DIR)
+            return 0;
+    }
+    stages_unlock(fs);
+    return -ESTALE;
+}
+
+static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
+{
+    struct slot *slot = slot_of_ino(fs, ino);
+    struct stage *s;
+    int rc = slot ? 0 : -ESTALE;
+
+    if (rc == 0 &&
+        (!staged_fixed_name(ino_kind(ino)) ||
+         (ino_kind(ino) == INSIDE_TREE && ino_index(ino) > 0 && !out->remove)))
+        rc = where_refused(e, "tree/");
+    if (rc == 0)
+        rc = where_check_current(fs, slot, e);
+    if (rc == 0) {
+        stages_lock(fs);
+        rc = where_stage(fs, slot, &s, e);
+        if (rc == 0)
+            rc = where_fixed(fs, s, ino_kind(ino), &out->dir, e);
+        if (rc < 0)
+            stages_unlock(fs);
+    }
+    slot_unref(fs, slot, 1);
+    return rc;
+}
+
+/* What the directory shows, with a checkpoint that is as the source has it now. */
+static int shown_current(struct fs *fs, struct node *n, struct shown **out,
+                         struct err *e)
+{
+    int rc = tree_shown(fs, n, true, out, e);
+
+    if (rc != 0 || !(*out)->slot || where_check_current(fs, (*out)->slot, e) == 0)
+        return rc;
+    shown_put(fs, *out);
+    *e = (struct err){0};
+    nodes_look_again(fs, n->path);
+    return tree_shown(fs, n, true, out, e);
+}
+
+/* With the lock held when it returns 0. */
+int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
+{
+    struct shown *shown;
+    struct stage *s;
+    int rc;
+
+    *out = (struct where){.remove = out->remove};
+    if (ino_is_staged(ino))
+        return where_staged(fs, ino, out);
+    if (ino_is_inside(ino))
+        return where_inside(fs, ino, out, e);
+    out->node = node_of_ino(fs, ino);
+    if (!out->node)
+        return -ESTALE;
+    if (out->node->kind != NODE_DIR)
+        return where_refused(e, out->node->path);
+    rc = shown_current(fs, out->node, &shown, e);
+    if (rc != 0)
+        return rc;
+    stages_lock(fs);
+    if (shown->slot) {
+        rc = where_stage(fs, shown->slot, &s, e);
+        if (rc == 0)
+            out->dir = s->root;
+        else
+            stages_unlock(fs);
+    }
+    shown_put(fs, shown);
+    return rc;
+}
+/* With the lock: the root of the new checkpoint of this name in a plain directory. */
+struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name)
+{
+    char path[PATH_MAX];
+    struct stage *s;
+
+    if (store_join(dir->path, name, path, sizeof path) < 0)
+        return NULL;
+    do {
+        s = stage_at(fs, path);
+    } while (s && !stage_wait(fs, s));
+    return s && !s->slot ? s->root : NULL;
+}
