@@ -347,12 +347,28 @@ static bool is_alive(struct fs *fs, const struct stage *s)
     return false;
 }
 
+/*
+ * A checkpoint is removed when its directory is, and not at all by an rm -r that ended
+ * before: what that has hidden shows again. True: the stage has ended with it.
+ */
+static bool give_up_removal(struct fs *fs, struct stage *s)
+{
+    if (!stage_is_removal(s))
+        return false;
+    log_msg(LOG_FS, LOG_WARN, "%s: its removal was not finished: nothing is removed",
+            s->path);
+    if (stage_unhide(fs, s))
+        return false;
+    stage_end(fs, s, false);
+    return true;
+}
+
 int save_publish(struct fs *fs, struct stage *s, struct err *e)
 {
     struct slot *slot;
     int ret = wait_closed(fs, s, e);
 
-    if (ret < 0 || !is_alive(fs, s))
+    if (ret < 0 || !is_alive(fs, s) || give_up_removal(fs, s))
         return ret;
     s->publishing = true;
     stages_unlock(fs);

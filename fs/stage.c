@@ -495,6 +495,57 @@ int stage_new(struct fs *fs, const char *path, struct slot *slot, struct stage *
     return 0;
 }
 
+bool stage_is_removal(const struct stage *s)
+{
+    const struct staged *reports = s->slot ? staged_find(s->root, ".unshard") : NULL;
+
+    return reports && (reports->count > 0 || reports->removed);
+}
+
+/* All nodes of a kind below a directory. */
+struct found {
+    enum staged_kind kind;
+    struct staged **node;
+    size_t count, cap;
+};
+
+static void find_kind(void *user, struct staged *n)
+{
+    struct found *f = user;
+
+    if (n->kind == STAGED_DIR) {
+        n->removed = false;
+        staged_each(n, find_kind, f); /* not deep: these are directories of programs */
+    }
+    if (n->kind != f->kind)
+        return;
+    if (f->count == f->cap) {
+        size_t cap = f->cap ? 2 * f->cap : 256;
+        struct staged **grown = reallocarray(f->node, cap, sizeof *grown);
+
+        if (!grown)
+            return; /* it stays hidden in this mount */
+        f->node = grown;
+        f->cap = cap;
+    }
+    f->node[f->count++] = n;
+}
+
+bool stage_unhide(struct fs *fs, struct stage *s)
+{
+    struct found gone = {.kind = STAGED_GONE}, files = {.kind = STAGED_FILE};
+    bool any;
+
+    staged_each(s->root, find_kind, &gone);
+    for (size_t i = 0; i < gone.count; i++)
+        staged_remove(fs, gone.node[i]);
+    free(gone.node);
+    staged_each(s->root, find_kind, &files);
+    any = files.count > 0;
+    free(files.node);
+    return any;
+}
+
 static void end_tree(struct fs *fs, struct staged *n)
 {
     while (n->children) {

@@ -130,6 +130,14 @@ int staged_link(const struct staged *from, const struct staged *to, struct err *
 void staged_each(const struct staged *dir, void (*fn)(void *user, struct staged *n),
                  void *user);
 
+/*
+ * Has somebody begun to remove all of the checkpoint (rm -r takes the reports in .unshard/
+ * like all else, and takes them first)? And: shows again all that was hidden, where that
+ * was not brought to its end; false: nothing else is in the stage. With the lock.
+ */
+bool stage_is_removal(const struct stage *s);
+bool stage_unhide(struct fs *fs, struct stage *s);
+
 /* Something changed: publication is not due for a while. */
 void stage_touch(struct stage *s);
 

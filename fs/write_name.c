@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/arena.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
 #include "fs/plain.h"
@@ -14,6 +15,8 @@
 #include "fs/staged.h"
 #include "fs/tree.h"
 #include "fs/write.h"
+
+enum { TENSOR_MEMORY = 16 << 20 };
 
 static int reply_entry(const struct request *r, const struct fuse_entry_param *entry)
 {
@@ -110,6 +113,33 @@ int write_new_file(struct request *r, struct staged *dir, const char *name,
     return rc;
 }
 
+/*
+ * Formats of which no writer makes the same again take no new tensors: that is told when
+ * the name is made, which is known here for tensors/.
+ */
+static int check_new_tensor(const struct request *r, const struct staged *dir,
+                            struct err *e)
+{
+    const struct slot *slot = dir->stage->slot;
+    const char *end = strrchr(r->name, '.');
+    CLEANUP(arena_freep) struct arena *a = NULL;
+    struct tensor_info t;
+    int rc;
+
+    if (!slot || dir->parent != dir->stage->root || strcmp(dir->name, "tensors") != 0 ||
+        !end || strcmp(end, ".npy") != 0 || save_format_of(slot->info.format))
+        return 0;
+    a = arena_new(TENSOR_MEMORY);
+    if (!a)
+        return err_nomem(e);
+    rc = catalog_tensor_by_name(r->fs->catalog, slot->info.id, r->name, true, a, &t, e);
+    if (rc != -ENOENT)
+        return rc;
+    err_set(e, EROFS, "%s: checkpoints of format %s take no new tensors: tensors/%s",
+            slot->path, slot->info.format, r->name);
+    return err_hint(e, "save to a new directory");
+}
+
 int write_create(struct request *r, struct err *e)
 {
     struct staged_handle *h = NULL;
@@ -124,7 +154,9 @@ int write_create(struct request *r, struct err *e)
         stages_unlock(r->fs);
         return plain_create(r, w.node, e);
     }
-    rc = write_new_file(r, w.dir, r->name, &n, e);
+    rc = check_new_tensor(r, w.dir, e);
+    if (rc == 0)
+        rc = write_new_file(r, w.dir, r->name, &n, e);
     if (rc == 0) {
         rc = staged_open_handle(r->fs, n, r->fi.flags | O_CREAT | O_TRUNC, &h, e);
         if (rc < 0)

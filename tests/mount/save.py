@@ -306,6 +306,31 @@ def test_a_checkpoint_is_removed(t):
     same("nothing else", stored(t + "/run/step2"), tensors)
 
 
+def test_an_interrupted_removal_removes_nothing(t):
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    names = sorted(os.listdir(t + "/run/step1"))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        shown = sorted(os.listdir(m / "step1"))
+        for at, part in enumerate([[], ["config.json", "model.safetensors", "raw"], ["config.json", "model.safetensors", "raw", "tensors"]]):
+            for name in [".unshard", *part]:  # as rm -r goes
+                subprocess.run(["rm", "-r", m / f"step1/{name}"], check=True)
+            if at == 0:
+                wait_for("what was hidden", 15, lambda: os.path.exists(m / "step1/.unshard/checkpoint.json"))
+            else:
+                published(m)
+            same("shown", sorted(os.listdir(m / "step1")), shown)
+            same("tensors, shown", sorted(os.listdir(m / "step1/tensors")), sorted(f"{k}.npy" for k in tensors))
+            same("the source", sorted(os.listdir(t + "/run/step1")), names)
+        same("staging", leftovers(t + "/run"), [])
+        write_file(m / "step1/notes.txt", b"n")
+        subprocess.run(["rm", "-r", m / "step1/.unshard", m / "step1/config.json"], check=True)
+        published(m)  # what was written is there, and nothing is gone
+        same("the source", sorted(os.listdir(t + "/run/step1")), sorted([*names, "notes.txt"]))
+        subprocess.run(["rm", "-r", m / "step1"], check=True)
+        same("all of it", os.listdir(t + "/run"), [])
+
+
 def test_all_tensors_but_not_the_checkpoint(t):
     tensors = make_tensors(1)
     write_checkpoint(t + "/run/step1", tensors)

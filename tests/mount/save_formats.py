@@ -176,6 +176,16 @@ def test_what_cannot_be_changed_is_refused(t):
             refused(m, fixture, change, why)
 
 
+def test_a_new_tensor_is_refused_at_once(t):
+    shutil.copytree(DATA / "olmo_core/step9", t + "/run/step")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        fails("a new tensor", errno.EROFS, lambda: open(m / "step/tensors/new.npy", "wb"))
+        with open(m / "step/notes.txt", "w") as f:
+            f.write("n")
+        publish(m)
+    same("notes", read_all(t + "/run/step/notes.txt"), b"n")
+
+
 def test_formats_that_are_not_written_say_so_at_once(t):
     for i, fixture in enumerate(["deepspeed/z1_elastic_w2", "gguf/gguf_plain", "verl/verl_fsdp2_4r_bf16", "llama/llama_mp2"]):
         run = f"{t}/{i}"
