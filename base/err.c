@@ -86,6 +86,8 @@ int err_for_reader(const struct err *e)
     case ELOOP:   /* the same */
     case EFBIG:   /* metadata over a ceiling: taken for damage */
     case EOVERFLOW:
+    case EREMOTEIO: /* a server failed us: nothing is known of the bytes */
+    case EPROTO:    /* or speaks another language */
         return EIO;
     default:
         return e->code;

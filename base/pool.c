@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/interrupt.h"
 
 /* More would only wait for each other; the readers' bandwidth is long spent. */
 enum { MAX_THREADS = 256 };
@@ -28,6 +29,7 @@ struct job {
     size_t failed_piece; /* lowest so far; SIZE_MAX: none */
     int failed_code;
     struct err *failed;
+    struct interrupt *interrupt; /* the caller's */
     pthread_cond_t done;
 };
 
@@ -88,6 +90,7 @@ static void job_note(struct pool *p, struct job *j, size_t i, int rc,
 static void job_step(struct pool *p, struct job *j)
 {
     size_t i = j->taken++;
+    struct interrupt *own;
     struct err e = {0};
     int rc;
 
@@ -95,7 +98,9 @@ static void job_step(struct pool *p, struct job *j)
     if (j->taken == j->count)
         job_unlink(p, j);
     pthread_mutex_unlock(&p->lock);
+    own = interrupt_set(j->interrupt);
     rc = j->fn(j->user, i, &e);
+    interrupt_set(own);
     pthread_mutex_lock(&p->lock);
     job_note(p, j, i, rc, &e);
 }
@@ -230,8 +235,12 @@ static int each_here(size_t count, pool_fn *fn, void *user, struct err *e)
 
 int pool_each(struct pool *p, size_t count, pool_fn *fn, void *user, struct err *e)
 {
-    struct job j = {
-        .fn = fn, .user = user, .count = count, .failed_piece = SIZE_MAX, .failed = e};
+    struct job j = {.fn = fn,
+                    .user = user,
+                    .count = count,
+                    .failed_piece = SIZE_MAX,
+                    .failed = e,
+                    .interrupt = interrupt_current()};
 
     if (!p || p->count == 0 || count < 2)
         return each_here(count, fn, user, e);

@@ -59,8 +59,9 @@ struct cli_options {
 struct cli {
     const char *program; /* argv[0]'s last part */
     struct cli_options opt;
-    char **arg; /* what stands behind the sub-command's options */
+    char **arg; /* what stands behind the sub-command's options; URLs without secrets */
     int args;
+    char *secret[2]; /* NULL, or that argument as it was given */
     struct err err;
     bool usage; /* the error is the caller's, or of something not built yet: status 2 */
 };
@@ -77,7 +78,7 @@ struct cli_command {
 
 extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
     cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert, cmd_stats,
-    cmd_diff, cmd_cache;
+    cmd_diff, cmd_cache, cmd_manifest;
 
 /* The source of a command, opened with everything that reads it. */
 struct cli_source {
@@ -95,10 +96,14 @@ struct cli_source {
 /* A number with an optional K, M, G, T (powers of 1024) or KB, MB, ... (of 1000). */
 bool parse_bytes(const char *text, uint64_t *out);
 
-/* "scheme://..." */
-bool is_url(const char *name);
+/*
+ * An argument that is a URL with a password or a query: other users of the machine shall
+ * not read it (ps, /proc). Overwrites it there and gives a copy to open and, in *shown, one
+ * to show, both malloc'd; NULL in *secret: there is nothing to hide.
+ */
+int cli_hide(char *arg, char **secret, char **shown);
 
-/* Opens a local path; URLs are refused by name (-ENOTSUP). */
+/* Opens a local path or a URL: one of c->arg. */
 int cli_open(struct cli *c, const char *name, struct cli_source *out);
 void cli_close(struct cli_source *s);
 

@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "cli/mount_helper.h"
 #include "cli/mount_options.h"
+#include "remote/store.h"
 
 /* mount(8), "Exit status". */
 enum { MOUNT_USAGE = 1, MOUNT_SYSTEM = 2, MOUNT_FAILED = 32 };
@@ -20,23 +21,24 @@ int mount_source(struct cli *c, const char *source, const char *mountpoint, char
                               .cache_dir = c->opt.cache_dir,
                               .memory_index = c->opt.index_memory};
 
-    if (is_url(source)) {
-        err_set(&c->err, ENOTSUP, "%s: remote sources are not built yet", source);
-        err_hint(&c->err, "give a local path");
-        return cli_usage(c);
-    }
+    int ret;
+
     if (text && mount_options_parse(text, &o, &c->err) < 0)
         return cli_usage(c);
-    return fs_mount(&o, &c->err);
+    ret = fs_mount(&o, &c->err);
+    return ret == -ENOTSUP && store_is_url(source) ? cli_usage(c) : ret;
 }
 
 static int run(struct cli *c)
 {
-    return mount_source(c, c->arg[0], c->arg[1], c->opt.mount);
+    return mount_source(c, c->secret[0] ? c->secret[0] : c->arg[0], c->arg[1],
+                        c->opt.mount);
 }
 
 int mount_helper(struct cli *c, int argc, char **argv)
 {
+    CLEANUP_FREE char *secret = NULL;
+    CLEANUP_FREE char *shown = NULL;
     char *text = NULL;
     int o, ret;
 
@@ -64,7 +66,11 @@ int mount_helper(struct cli *c, int argc, char **argv)
         cli_fail(c, -EINVAL);
         return MOUNT_USAGE;
     }
-    ret = mount_source(c, argv[optind], argv[optind + 1], text);
+    if (cli_hide(argv[optind], &secret, &shown) < 0) {
+        cli_fail(c, err_nomem(&c->err));
+        return MOUNT_SYSTEM;
+    }
+    ret = mount_source(c, secret ? secret : argv[optind], argv[optind + 1], text);
     if (ret >= 0)
         return STATUS_DONE;
     switch (cli_fail(c, ret)) {

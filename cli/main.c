@@ -12,11 +12,11 @@
 static const struct cli_command *const commands[] = {
     &cmd_mount,   &cmd_umount, &cmd_ls,     &cmd_info,  &cmd_cat,
     &cmd_convert, &cmd_plan,   &cmd_verify, &cmd_probe, &cmd_formats,
-    &cmd_version, &cmd_stats,  &cmd_diff,   &cmd_cache,
+    &cmd_version, &cmd_stats,  &cmd_diff,   &cmd_cache, &cmd_manifest,
 };
 
 /* In CONTRACT.md, and coming: refused by name rather than as unknown. */
-static const char *const later[] = {"load", "hold", "manifest", "doctor"};
+static const char *const later[] = {"load", "hold", "doctor"};
 
 static void print_usage(FILE *f)
 {
@@ -266,6 +266,28 @@ static int finish_output(struct cli *c, int ret)
     return err_set(&c->err, code, "standard output: %s", strerror(code));
 }
 
+static int hide_secrets(struct cli *c)
+{
+    for (int i = 0; i < (int)ARRAY_SIZE(c->secret) && i < c->args; i++) {
+        char *shown = NULL;
+
+        if (cli_hide(c->arg[i], &c->secret[i], &shown) < 0)
+            return -ENOMEM;
+        if (c->secret[i])
+            c->arg[i] = shown;
+    }
+    return 0;
+}
+
+static void forget_secrets(struct cli *c)
+{
+    for (int i = 0; i < (int)ARRAY_SIZE(c->secret) && i < c->args; i++) {
+        if (c->secret[i])
+            free(c->arg[i]);
+        free(c->secret[i]);
+    }
+}
+
 static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
                        char **argv)
 {
@@ -286,9 +308,12 @@ static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
     c->args = argc - optind;
     if (c->args < cmd->min_args || c->args > cmd->max_args)
         return cli_fail(c, wrong_option(c, cmd, "wrong number of arguments"));
+    if (hide_secrets(c) < 0)
+        return cli_fail(c, err_nomem(&c->err));
     if (c->opt.verbose)
         log_configure("info");
     ret = finish_output(c, cmd->run(c));
+    forget_secrets(c);
     return ret < 0 ? cli_fail(c, ret) : ret;
 }
 

@@ -24,11 +24,44 @@ enum {
 /* Decoded copies of compressed pieces, unless cache_size= says otherwise; as a mount's. */
 static const uint64_t decoded_budget = (uint64_t)8 << 30;
 
-bool is_url(const char *name)
+static void cover(char *text, size_t len)
 {
-    const char *sep = strstr(name, "://");
+    memset(text, 'x', len);
+}
 
-    return sep && sep != name && !memchr(name, '/', (size_t)(sep - name));
+int cli_hide(char *arg, char **secret, char **shown)
+{
+    char *host, *path, *at;
+
+    *secret = NULL;
+    if (!store_is_url(arg))
+        return 0;
+    host = strstr(arg, "://") + 3;
+    path = host + strcspn(host, "/?#");
+    at = memrchr(host, '@', (size_t)(path - host));
+    if (!at && !strchr(path, '?'))
+        return 0;
+    *secret = strdup(arg);
+    *shown = store_name_shown(arg);
+    if (!*secret || !*shown) {
+        free(*secret);
+        free(*shown);
+        return -ENOMEM;
+    }
+    if (at)
+        cover(host, (size_t)(at - host));
+    if ((path = strchr(path, '?')))
+        cover(path + 1, strlen(path + 1));
+    return 0;
+}
+
+/* What the user wrote. */
+static const char *as_given(const struct cli *c, const char *name)
+{
+    for (int i = 0; i < (int)ARRAY_SIZE(c->secret) && i < c->args; i++)
+        if (c->secret[i] && c->arg[i] == name)
+            return c->secret[i];
+    return name;
 }
 
 /*
@@ -83,7 +116,7 @@ static int open_parts(struct cli *c, struct cli_source *s)
     struct store_options so = {.follow_symlinks = c->opt.follow_symlinks};
     CLEANUP(buf_release) struct buf dir = {0};
     uint64_t budget = c->opt.cache_size ? c->opt.cache_size : decoded_budget;
-    int ret = store_open_local(s->name, &so, &s->store, &c->err);
+    int ret = store_open(as_given(c, s->name), &so, &s->store, &c->err);
 
     if (ret == 0)
         ret = find_cache(c, &dir);
@@ -109,14 +142,11 @@ int cli_open(struct cli *c, const char *name, struct cli_source *out)
     int ret;
 
     *out = (struct cli_source){.name = name};
-    if (is_url(name)) {
-        err_set(&c->err, ENOTSUP, "%s: remote sources are not built yet", name);
-        err_hint(&c->err, "give a local path");
-        return cli_usage(c);
-    }
     raise_open_files();
     ret = open_parts(c, out);
     if (ret < 0) {
+        if (!out->store && ret == -ENOTSUP && store_is_url(name))
+            ret = cli_usage(c);
         cli_close(out);
         return ret;
     }

@@ -295,7 +295,9 @@ void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
                        .links = S_ISDIR(type) ? 2 : 1,
                        .uid = entry->uid,
                        .gid = entry->gid,
-                       .mtime_ns = entry->id.mtime_ns},
+                       .mtime_ns = fs->store->remote && entry->kind == ENTRY_DIR
+                                       ? fs->begun_ns
+                                       : entry->id.mtime_ns},
         st);
 }
 
@@ -318,11 +320,27 @@ static enum shown_kind shown_kind_of(const struct node *n)
     }
 }
 
+/* Prefixes have no attributes: asking for some would list each of them. */
+static void remote_dir(const struct fs *fs, const struct node *n,
+                       struct entry_stat *out)
+{
+    *out = (struct entry_stat){
+        .kind = ENTRY_DIR,
+        .mode = 0555,
+        .uid = geteuid(),
+        .gid = getegid(),
+        .id = {.dev = n->dev, .ino = n->inode, .mtime_ns = fs->begun_ns}};
+}
+
 int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *e)
 {
     struct entry_stat entry;
-    int rc = fs->store->ops->stat(fs->store, n->path, &entry, e);
+    int rc = 0;
 
+    if (fs->store->remote && n->kind == NODE_DIR)
+        remote_dir(fs, n, &entry);
+    else
+        rc = fs->store->ops->stat(fs->store, n->path, &entry, e);
     if (rc < 0)
         return rc;
     if ((n->kind == NODE_FILE || n->kind == NODE_FILE_DIR) !=

@@ -133,9 +133,15 @@ static int open_reading(struct fs *fs, struct err *e)
 
 static int open_all(struct fs *fs, struct err *e)
 {
-    const struct store_options options = {.follow_symlinks =
-                                              fs->options.follow_symlinks};
-    int rc = store_open_local(fs->options.source, &options, &fs->store, e);
+    const struct store_options options = {
+        .follow_symlinks = fs->options.follow_symlinks, .refresh = fs->options.refresh};
+    int rc = store_open(fs->options.source, &options, &fs->store, e);
+
+    if (rc == 0 && fs->options.rw && fs->store->remote) {
+        err_set(e, ENOTSUP, "%s: -o rw: nothing is saved to this kind of source",
+                fs->store->url);
+        return err_hint(e, "mount a local directory");
+    }
 
     if (rc == 0)
         rc = mapping_open(&fs->options.mapping, &fs->mapping, e);
@@ -162,6 +168,7 @@ int fs_open(const struct mount_options *options, struct fs **out, struct err *e)
     if (!fs)
         return err_nomem(e);
     fs->options = *options;
+    fs->begun_ns = (int64_t)time(NULL) * 1000000000;
     last_error_init(&fs->last_error);
     opened_init(&fs->opened);
     rc = pthread_key_create(&fs->buffers, read_buffer_free);

@@ -260,8 +260,10 @@ static void *signal_thread(void *user)
         if (signo == SIGUSR1) {
             counters_log(&s->fs->counters);
         } else if (!s->ended) {
-            if (!s->fs->stages) /* else what is whole is saved first */
+            if (!s->fs->stages) { /* else what is whole is saved first */
                 set_deadline(s);
+                store_stop(s->fs->store);
+            }
             end_loop(s);
         }
     }
@@ -374,6 +376,7 @@ static int session_loop(struct session *s, struct err *e)
     rc = fuse_session_loop_mt(s->fs->session, config);
     fuse_loop_cfg_destroy(config);
     save_the_rest(s->fs);
+    store_stop(s->fs->store);
     s->ended = true;
     set_deadline(s);
     pthread_kill(s->signals, SIGTERM); /* it waits for one */

@@ -499,11 +499,22 @@ static int look(struct builder *b, bool may_block)
     return rc == 0 ? build_entries(b) : rc;
 }
 
+/*
+ * Half of refresh= is the store's, whose listings are no fresher than that.
+ */
+static int64_t look_pause(const struct fs *fs, int64_t cost)
+{
+    unsigned refresh = fs->options.refresh ? fs->options.refresh : STORE_REFRESH;
+    int64_t pause = MAX(MIRROR_NS, MIN(COST_SHARE * cost, (int64_t)MAX_LOOK_NS));
+
+    return fs->store->remote ? (int64_t)refresh * 500000000 - MIRROR_NS : pause;
+}
+
 static int shown_new(struct fs *fs, struct node *dir, bool may_block,
                      struct shown **out, struct err *e)
 {
     struct builder b = {.fs = fs, .dir = dir, .e = e};
-    int64_t start = now_ns(), cost;
+    int64_t start = now_ns();
     int rc;
 
     b.shown = calloc(1, sizeof *b.shown);
@@ -516,9 +527,7 @@ static int shown_new(struct fs *fs, struct node *dir, bool may_block,
         shown_put(fs, b.shown);
         return rc;
     }
-    cost = now_ns() - start;
-    b.shown->until_ns =
-        start + MAX(MIRROR_NS, MIN(COST_SHARE * cost, (int64_t)MAX_LOOK_NS));
+    b.shown->until_ns = start + look_pause(fs, now_ns() - start);
     *out = b.shown;
     return 0;
 }

@@ -15,6 +15,7 @@ enum {
     TICK_NS = 200000000,
     REST_NS = 900000000, /* a tick while there is nothing to look at */
     LOOK_NS = 400000000,
+    REMOTE_LOOK_NS = 1000000000,
     COST_SHARE =
         20, /* a checkpoint that takes long to look at is looked at less often */
     /* A directory that nobody asks for is not looked at; the kernel has to ask first. */
@@ -153,8 +154,11 @@ static bool tell_changes(struct watch *w)
 
 /* ---- looking at the source ---- */
 
+/* Of a store of objects the listings are as old as refresh= allows; looking costs little. */
 static int64_t look_interval(const struct fs *fs)
 {
+    if (fs->store->remote)
+        return REMOTE_LOOK_NS;
     return fs->options.refresh ? (int64_t)fs->options.refresh * 1000000000 : LOOK_NS;
 }
 

@@ -237,6 +237,11 @@ static int archives_reopen(struct store *store, struct err *e)
                : err_set(e, EROFS, "%s: cannot be replaced", store->url);
 }
 
+static void archives_stop(struct store *store)
+{
+    store_stop(archives_of(store)->inner);
+}
+
 static void archives_close(struct store *store)
 {
     struct archives *s = archives_of(store);
@@ -258,6 +263,7 @@ static const struct store_ops archives_ops = {
     .open = archives_open,
     .readlink = archives_readlink,
     .reopen = archives_reopen,
+    .stop = archives_stop,
     .close = archives_close,
 };
 
@@ -279,6 +285,7 @@ int archives_over(struct store *inner, struct store **out, struct err *e)
     pthread_cond_init(&s->ended, NULL);
     s->base.ops = &archives_ops;
     s->inner = steal(&owned);
+    s->base.remote = inner->remote;
     s->base.url = copy(inner->url);
     s->base.file = copy(inner->file);
     s->base.identity = copy(inner->identity);

@@ -61,7 +61,7 @@ struct http_auth {
 /* One try on its way out. */
 struct http_try {
     const struct http_request *request;
-    const char *url; /* as it is sent */
+    const char *url; /* as it is sent: a redirection may have changed it */
     time_t now;      /* as this server's clock has it, as far as we know */
     struct http_header_list *headers;
 };
@@ -119,6 +119,7 @@ struct http_request {
     size_t max;
     unsigned flags;      /* enum http_flags */
     unsigned deadline_s; /* 0: the engine's */
+    unsigned stall_s;    /* the same */
 };
 
 /* Zero is ready; http_answer_release() frees what it got. */
@@ -144,9 +145,8 @@ void http_answer_release(struct http_answer *a);
  *
  * -ENOENT: 404, 410. -EACCES: 401, 403. -ESTALE: the object is another one (412, 416, or
  * what it tells of itself). -EINTR: the caller's thread was interrupted (base/interrupt.h)
- * or http_stop(). -EFBIG. -EREMOTEIO: all tries failed or the deadline is over; the words
- * name host, object, range, status and tries, and were logged. -EPROTO: an answer that
- * no other try makes better.
+ * or http_stop(). -EFBIG. -EREMOTEIO: all tries failed or the deadline is over. -EPROTO: an answer that
+ * no other try makes better. The words name host, object, range, status and tries.
  */
 int http_do(struct http *h, const struct http_request *r, struct http_answer *a,
             struct err *e);

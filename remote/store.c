@@ -23,6 +23,17 @@ void store_closep(struct store **s)
     *s = NULL;
 }
 
+void store_stop(struct store *s)
+{
+    if (s && s->ops->stop)
+        s->ops->stop(s);
+}
+
+bool store_is_remote(const struct store *s)
+{
+    return s->remote;
+}
+
 int store_join(const char *dir, const char *name, char *dst, size_t size)
 {
     const char *slash = dir[0] && name[0] ? "/" : "";

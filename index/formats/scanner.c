@@ -308,7 +308,8 @@ static int names_same(struct scanner *s, const struct checkpoint_info *info,
         names_hash(l, NULL) != info->names_hash)
         return 0;
     /* Where that cannot be written (a full disk) the next look lists once more. */
-    catalog_touch(s->catalog, info->id, &id, e);
+    if (!file_id_equal(&id, &info->dir_id))
+        catalog_touch(s->catalog, info->id, &id, e);
     return 1;
 }
 
@@ -365,7 +366,8 @@ static int drop(struct scanner *s, const struct known *k, struct err *e)
 static bool is_ours(int code)
 {
     return code == ENOMEM || code == ENOSPC || code == EROFS || code == EDQUOT ||
-           code == EMFILE || code == ENFILE || code == EINTR;
+           code == EMFILE || code == ENFILE || code == EINTR || code == EREMOTEIO ||
+           code == EPROTO;
 }
 
 static void log_scan(struct scanner *s, int64_t id, int64_t start)

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/http_text.c - URLs and dates as text. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "remote/http.h"
+
+int http_url_shown(const char *url, struct buf *out)
+{
+    const char *host = strstr(url, "://"), *end, *at;
+
+    if (!host)
+        return buf_adds(out, url);
+    host += 3;
+    end = host + strcspn(host, "/?#");
+    at = memrchr(host, '@', (size_t)(end - host));
+    buf_add(out, url, (size_t)(host - url));
+    if (at)
+        host = at + 1;
+    return buf_add(out, host, strcspn(host, "?#"));
+}
+
+static bool is_plain(char c, bool slash)
+{
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+           c == '-' || c == '.' || c == '_' || c == '~' || (slash && c == '/');
+}
+
+int http_encode(const char *text, bool slash, struct buf *out)
+{
+    for (; *text; text++)
+        if (is_plain(*text, slash))
+            buf_addc(out, *text);
+        else
+            buf_addf(out, "%%%02X", (unsigned)(unsigned char)*text);
+    return buf_failed(out);
+}
+
+static int hex(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+int http_decode(const char *text, size_t len, struct buf *out)
+{
+    for (size_t i = 0; i < len; i++) {
+        int hi = -1, lo = -1;
+
+        if (text[i] != '%') {
+            if (text[i] == '\0')
+                return -EINVAL;
+            buf_addc(out, text[i]);
+            continue;
+        }
+        if (len - i > 2) {
+            hi = hex(text[i + 1]);
+            lo = hex(text[i + 2]);
+        }
+        if (hi < 0 || lo < 0 || (hi == 0 && lo == 0))
+            return -EINVAL;
+        buf_addc(out, (char)(hi * 16 + lo));
+        i += 2;
+    }
+    return buf_failed(out);
+}
+
+static bool fields_sane(const struct tm *t)
+{
+    return t->tm_year >= 0 && t->tm_year < 8100 && t->tm_mday >= 1 &&
+           t->tm_mday <= 31 && t->tm_mon >= 0 && t->tm_mon < 12 && t->tm_hour >= 0 &&
+           t->tm_hour < 24 && t->tm_min >= 0 && t->tm_min < 60 && t->tm_sec >= 0 &&
+           t->tm_sec <= 60;
+}
+
+/* RFC 9110, 5.6.7: the form that is to be sent; the names are English everywhere. */
+static bool parse_http_date(const char *text, struct tm *t)
+{
+    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    char month[4];
+    const char *at;
+
+    if (sscanf(text, "%*3s, %2d %3s %4d %2d:%2d:%2d GMT", &t->tm_mday, month,
+               &t->tm_year, &t->tm_hour, &t->tm_min, &t->tm_sec) != 6 ||
+        strlen(month) != 3)
+        return false;
+    at = strstr(months, month);
+    if (!at || (at - months) % 3)
+        return false;
+    t->tm_mon = (int)(at - months) / 3;
+    t->tm_year -= 1900;
+    return true;
+}
+
+/* "2024-05-01T12:00:00.000Z", as listings of S3 and the Hub have it. */
+static bool parse_iso_date(const char *text, struct tm *t)
+{
+    if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d", &t->tm_year, &t->tm_mon, &t->tm_mday,
+               &t->tm_hour, &t->tm_min, &t->tm_sec) != 6)
+        return false;
+    t->tm_year -= 1900;
+    t->tm_mon -= 1;
+    return true;
+}
+
+time_t http_date(const char *text)
+{
+    struct tm t = {0};
+
+    if (!parse_http_date(text, &t)) {
+        t = (struct tm){0};
+        if (!parse_iso_date(text, &t))
+            return 0;
+    }
+    return fields_sane(&t) ? timegm(&t) : 0;
+}
