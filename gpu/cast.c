@@ -1,239 +1,235 @@
 /* SPDX-License-Identifier: MIT */
-/* gpu/cast.c - casts of floating-point elements, bit by bit: the same on every machine. */
+/* gpu/cast.c - rows of floating-point elements cast on the CPU, by vectors and tables. */
 #include "gpu/cast.h"
 
 #include <assert.h>
 #include <string.h>
 
-/* The parts of a float shorter than F32: a sign, exponent bits, mantissa bits. */
-struct layout {
-    unsigned exponent, mantissa;
-    bool infinity; /* false: the largest pattern is NaN, all else are numbers */
-};
-
 enum {
-    F32_MANTISSA = 23,
-    F32_BIAS = 127,
-    F32_INFINITY = 0x7f800000,
-    F32_MAGNITUDE = 0x7fffffff,
     BLOCK = 1024, /* elements that go through a table of F32 at a time */
 };
 
-static bool layout_of(enum dtype d, struct layout *out)
+enum cast_kind cast_kind_of(enum dtype d)
 {
-    static const struct layout layout[DTYPE_COUNT] = {
-        [DTYPE_F16] = {5, 10, true},
-        [DTYPE_BF16] = {8, 7, true},
-        [DTYPE_F8_E4M3] = {4, 3, false},
-        [DTYPE_F8_E5M2] = {5, 2, true},
+    static const uint8_t kind[DTYPE_COUNT] = {
+        [DTYPE_F64] = CAST_F64,         [DTYPE_F32] = CAST_F32,
+        [DTYPE_F16] = CAST_F16,         [DTYPE_BF16] = CAST_BF16,
+        [DTYPE_F8_E4M3] = CAST_F8_E4M3, [DTYPE_F8_E5M2] = CAST_F8_E5M2,
     };
 
-    *out = layout[d];
-    return out->exponent != 0;
+    return d < DTYPE_COUNT ? kind[d] : CAST_NONE;
 }
 
 bool cast_possible(enum dtype from, enum dtype to)
 {
-    struct layout l;
-
-    return (from == DTYPE_F64 || from == DTYPE_F32 || layout_of(from, &l)) &&
-           (to == DTYPE_F64 || to == DTYPE_F32 || layout_of(to, &l));
+    return cast_kind_of(from) != CAST_NONE && cast_kind_of(to) != CAST_NONE;
 }
 
-/* v / 2^shift, to nearest, ties to even. shift is 1 to 31. */
-static uint32_t round_shift(uint32_t v, unsigned shift)
-{
-    uint32_t half = 1u << (shift - 1), rest = v & ((1u << shift) - 1), q = v >> shift;
+/* What one call works with. */
+struct caster {
+    enum cast_kind from, to;
+    bool scaled;
+    const struct cast_scale *scale;
+    uint32_t table[256]; /* of 8-bit floats: their F32 */
+};
 
-    return q + (rest > half || (rest == half && (q & 1)));
+static void caster_init(struct caster *c)
+{
+    if (c->from != CAST_F8_E4M3 && c->from != CAST_F8_E5M2)
+        return;
+    for (uint32_t v = 0; v < 256; v++)
+        c->table[v] = cast_to_f32(v, c->from);
 }
 
-/* A pattern of F32 as one of the shorter type. */
-static uint32_t narrow(uint32_t u, const struct layout *l)
-{
-    uint32_t sign = u >> 31 << (l->exponent + l->mantissa);
-    uint32_t magnitude = u & F32_MAGNITUDE, r;
-    uint32_t top = ((1u << l->exponent) - 1) << l->mantissa; /* infinity, where it is */
-    uint32_t limit = l->infinity ? top : (1u << (l->exponent + l->mantissa)) - 1;
-    int exponent = (int)(magnitude >> F32_MANTISSA) - F32_BIAS +
-                   (1 << (l->exponent - 1)) - 1; /* as the shorter type has it */
-    uint32_t significand = (magnitude & 0x7fffff) | 0x800000;
-    unsigned shift = F32_MANTISSA - l->mantissa;
+/* ---- to F32 ---- */
 
-    if (magnitude > F32_INFINITY) /* NaN, made quiet */
-        return l->infinity ? sign | top | 1u << (l->mantissa - 1) |
-                                 (magnitude & 0x7fffff) >> shift
-                           : sign | limit;
-    if (magnitude < 0x800000) { /* F32's own subnormals */
-        r = l->exponent == 8 ? round_shift(magnitude, shift) : 0;
-    } else if (exponent <= 0) { /* subnormal there; too small for any: 0 */
-        shift += (unsigned)(1 - exponent);
-        r = shift <= 25 ? round_shift(significand, shift) : 0;
-    } else { /* rounding up may carry into the exponent, as it should */
-        r = round_shift(significand, shift) + ((uint32_t)(exponent - 1) << l->mantissa);
+/* All of it is arithmetic on normal numbers: free of what a process does to others. */
+static inline uint32_t f16_to_f32(uint16_t v)
+{
+    const uint32_t least = 113u << CAST_F32_MANTISSA; /* 2^-14, the least normal F16 */
+    uint32_t a = (v & 0x7fffu) << 13, normal = a + (112u << CAST_F32_MANTISSA);
+    uint32_t small =
+        cast_float_bits(cast_bits_float(a + least) - cast_bits_float(least));
+    uint32_t r = a < 0x00800000u ? small : normal;
+
+    r = a >= 0x0f800000u ? a | CAST_F32_INFINITY : r;
+    return (uint32_t)(v & 0x8000u) << 16 | r;
+}
+
+static void f64_rows(bool odd, const unsigned char *src, uint32_t *out, size_t n)
+{
+    uint64_t u;
+
+    for (size_t i = 0; i < n; i++) {
+        memcpy(&u, src + 8 * i, sizeof u);
+        out[i] = odd ? cast_f64_to_odd(u) : cast_f64_to_f32(u);
     }
-    return sign | MIN(r, limit);
 }
 
-static uint32_t widen(uint32_t v, const struct layout *l)
+/* `odd`: what comes of F64 will be rounded once more. */
+static void rows_to_f32(const struct caster *c, const unsigned char *src, uint32_t *out,
+                        size_t n)
 {
-    uint32_t sign = v >> (l->exponent + l->mantissa) << 31;
-    uint32_t magnitude = v & ((1u << (l->exponent + l->mantissa)) - 1);
-    uint32_t exponent = magnitude >> l->mantissa;
-    uint32_t mantissa = magnitude & ((1u << l->mantissa) - 1);
-    uint32_t top = (1u << l->exponent) - 1;
-    unsigned shift = F32_MANTISSA - l->mantissa;
-    int bias = (1 << (l->exponent - 1)) - 1, e = (int)exponent;
+    bool odd = c->to != CAST_F32 && c->to != CAST_F64 && !c->scaled;
+    uint16_t v;
 
-    if (l->infinity && exponent == top)
-        return sign | F32_INFINITY | mantissa << shift;
-    if (!l->infinity && magnitude == ((1u << (l->exponent + l->mantissa)) - 1))
-        return sign | F32_INFINITY | 0x400000;
-    if (exponent == 0) {
-        if (mantissa == 0 || l->exponent == 8) /* F32 has the same subnormals */
-            return sign | mantissa << shift;
-        for (e = 1; !(mantissa >> l->mantissa); e--)
-            mantissa <<= 1;
-        mantissa &= (1u << l->mantissa) - 1;
+    switch (c->from) {
+    case CAST_F64:
+        f64_rows(odd, src, out, n);
+        break;
+    case CAST_F32:
+        memcpy(out, src, n * sizeof *out);
+        break;
+    case CAST_F16:
+        for (size_t i = 0; i < n; i++) {
+            memcpy(&v, src + 2 * i, sizeof v);
+            out[i] = f16_to_f32(v);
+        }
+        break;
+    case CAST_BF16:
+        for (size_t i = 0; i < n; i++) {
+            memcpy(&v, src + 2 * i, sizeof v);
+            out[i] = (uint32_t)v << 16;
+        }
+        break;
+    case CAST_F8_E4M3:
+    case CAST_F8_E5M2:
+        for (size_t i = 0; i < n; i++)
+            out[i] = c->table[src[i]];
+        break;
+    case CAST_NONE:
+    case CAST_KINDS:
+        break;
     }
-    return sign | (uint32_t)(e + F32_BIAS - bias) << F32_MANTISSA | mantissa << shift;
 }
+
+/* Multiplies a block of elements, which begins at number `at` of the result. */
+static void scale_rows(const struct cast_scale *s, uint64_t at, uint32_t *v, size_t n)
+{
+    while (n > 0) {
+        uint64_t count;
+        float factor = cast_scale_at(s, at, &count);
+        size_t part = (size_t)MIN(count, (uint64_t)n);
+
+        for (size_t i = 0; i < part; i++)
+            v[i] = cast_scaled(v[i], factor);
+        v += part;
+        at += part;
+        n -= part;
+    }
+}
+
+/* ---- from F32 ---- */
 
 /*
- * F64 as F32 rounded to odd: towards zero, and the last bit set where anything was lost.
- * Rounding that to a type of 22 bits less mantissa gives what rounding once would.
+ * cast_narrow() without a branch. Subnormals of the shorter type: adding the number whose
+ * last bit is worth as much as theirs rounds to it, to nearest, ties to even.
  */
-static uint32_t to_odd(uint64_t u)
+static inline uint32_t narrow_flat(uint32_t u, struct cast_layout l)
 {
-    uint32_t sign = (uint32_t)(u >> 63) << 31;
-    uint64_t magnitude = u & INT64_MAX;
-    uint64_t significand = (magnitude & ((1ull << 52) - 1)) | 1ull << 52;
-    int exponent = (int)(magnitude >> 52) - 1023 + F32_BIAS;
-    unsigned shift = 29;
-    bool lost;
+    const unsigned shift = CAST_F32_MANTISSA - l.mantissa;
+    const int bias = (1 << (l.exponent - 1)) - 1;
+    const uint32_t rebias = (uint32_t)(CAST_F32_BIAS - bias) << CAST_F32_MANTISSA;
+    const uint32_t least = rebias + (1u << CAST_F32_MANTISSA);
+    const uint32_t magic = rebias + ((shift + 1) << CAST_F32_MANTISSA);
+    const uint32_t top = ((1u << l.exponent) - 1) << l.mantissa;
+    const uint32_t limit = l.infinity ? top : (1u << (l.exponent + l.mantissa)) - 1;
+    uint32_t sign = u >> 31 << (l.exponent + l.mantissa), a = u & CAST_F32_MAGNITUDE;
+    uint32_t normal =
+        (a - rebias + (1u << (shift - 1)) - 1 + (a >> shift & 1)) >> shift;
+    uint32_t small =
+        cast_float_bits(cast_bits_float(a) + cast_bits_float(magic)) - magic;
+    uint32_t nan =
+        l.infinity ? top | 1u << (l.mantissa - 1) | (a & 0x7fffffu) >> shift : limit;
+    uint32_t r = a < least ? small : normal;
 
-    if (magnitude >= 0x7ffull << 52) { /* infinity and NaN; no NaN becomes infinity */
-        uint32_t rest = (uint32_t)(significand >> shift) & 0x7fffff;
-
-        return sign | F32_INFINITY | (magnitude > 0x7ffull << 52 ? rest | 0x400000 : 0);
-    }
-    if (exponent >= 255)
-        return sign | (F32_INFINITY - 1); /* odd, and above what is finite elsewhere */
-    if (exponent <= 0) {
-        shift += (unsigned)(1 - exponent);
-        if (shift > 60 || magnitude >> 52 == 0)
-            return sign | (magnitude != 0);
-        exponent = 0;
-    }
-    lost = (significand & ((1ull << shift) - 1)) != 0;
-    significand = significand >> shift & 0x7fffff;
-    return sign | (uint32_t)exponent << F32_MANTISSA | (uint32_t)significand | lost;
+    r = r < limit ? r : limit;
+    r = a > CAST_F32_INFINITY ? nan : r;
+    return sign | r;
 }
 
-/* ---- rows of elements, through F32 ---- */
-
-static uint32_t load(const unsigned char *p, unsigned unit)
+/* `layout` is a constant wherever this is called. */
+static inline __attribute__((always_inline)) void
+bytes_from_f32(struct cast_layout layout, const uint32_t *in, unsigned char *dst,
+               size_t n)
 {
-    uint16_t two;
-
-    if (unit == 1)
-        return *p;
-    memcpy(&two, p, sizeof two);
-    return two;
+    for (size_t i = 0; i < n; i++)
+        dst[i] = (unsigned char)narrow_flat(in[i], layout);
 }
 
-static void store(unsigned char *p, unsigned unit, uint32_t v)
+static void rows_from_f32(const struct caster *c, const uint32_t *in,
+                          unsigned char *dst, size_t n)
 {
-    uint16_t two = (uint16_t)v;
+    const struct cast_layout f16 = {5, 10, true};
+    uint16_t v;
+    uint64_t wide;
 
-    if (unit == 1)
-        *p = (unsigned char)v;
-    else
-        memcpy(p, &two, sizeof two);
-}
-
-/* Towards F32; `odd`: what comes of F64 will be rounded once more. */
-static void rows_to_f32(enum dtype from, bool odd, const unsigned char *src,
-                        uint32_t *out, size_t n)
-{
-    struct layout l;
-
-    if (from == DTYPE_F32) {
-        memcpy(out, src, n * sizeof *out);
-    } else if (from == DTYPE_BF16) {
-        for (size_t i = 0; i < n; i++)
-            out[i] = load(src + 2 * i, 2) << 16;
-    } else if (layout_of(from, &l)) {
-        unsigned unit = dtype_unit(from);
-
-        for (size_t i = 0; i < n; i++)
-            out[i] = widen(load(src + unit * i, unit), &l);
-    } else {
+    switch (c->to) {
+    case CAST_F64:
         for (size_t i = 0; i < n; i++) {
-            uint64_t u;
-            double d;
-            float f;
-
-            memcpy(&u, src + 8 * i, sizeof u);
-            memcpy(&d, src + 8 * i, sizeof d);
-            f = (float)d; /* IEEE: to nearest, ties to even */
-            memcpy(&out[i], &f, sizeof f);
-            if (odd)
-                out[i] = to_odd(u);
+            wide = cast_f32_to_f64(in[i]);
+            memcpy(dst + 8 * i, &wide, sizeof wide);
         }
-    }
-}
-
-static void rows_from_f32(enum dtype to, const uint32_t *in, unsigned char *dst,
-                          size_t n)
-{
-    struct layout l;
-
-    if (to == DTYPE_F32) {
+        break;
+    case CAST_F32:
         memcpy(dst, in, n * sizeof *in);
-    } else if (to == DTYPE_BF16) {
+        break;
+    case CAST_F16:
         for (size_t i = 0; i < n; i++) {
-            uint32_t u = in[i];
-            bool nan = (u & F32_MAGNITUDE) > F32_INFINITY;
-
-            store(dst + 2 * i, 2,
-                  nan ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+            v = (uint16_t)narrow_flat(in[i], f16);
+            memcpy(dst + 2 * i, &v, sizeof v);
         }
-    } else if (layout_of(to, &l)) {
-        unsigned unit = dtype_unit(to);
-
-        for (size_t i = 0; i < n; i++)
-            store(dst + unit * i, unit, narrow(in[i], &l));
-    } else {
+        break;
+    case CAST_BF16:
         for (size_t i = 0; i < n; i++) {
-            float f;
-            double d;
-
-            memcpy(&f, &in[i], sizeof f);
-            d = (double)f;
-            memcpy(dst + 8 * i, &d, sizeof d);
+            v = (uint16_t)cast_bf16_of(in[i]);
+            memcpy(dst + 2 * i, &v, sizeof v);
         }
+        break;
+    case CAST_F8_E4M3:
+        bytes_from_f32((struct cast_layout){4, 3, false}, in, dst, n);
+        break;
+    case CAST_F8_E5M2:
+        bytes_from_f32((struct cast_layout){5, 2, true}, in, dst, n);
+        break;
+    case CAST_NONE:
+    case CAST_KINDS:
+        break;
     }
 }
 
-void cast_elements(enum dtype from, enum dtype to, const void *src, void *dst, size_t n)
+void cast_scaled_elements(enum dtype from, enum dtype to, const void *src, void *dst,
+                          size_t n, const struct cast_scale *scale, uint64_t at)
 {
+    struct caster c = {.from = cast_kind_of(from),
+                       .to = cast_kind_of(to),
+                       .scaled = scale != NULL,
+                       .scale = scale};
     uint32_t block[BLOCK];
     const unsigned char *in = src;
     unsigned char *out = dst;
 
     assert(cast_possible(from, to));
-    if (from == to) {
+    if (from == to && !scale) {
         memcpy(dst, src, n * dtype_unit(from));
         return;
     }
+    caster_init(&c);
     while (n > 0) {
         size_t part = MIN(n, (size_t)BLOCK);
 
-        rows_to_f32(from, to != DTYPE_F32, in, block, part);
-        rows_from_f32(to, block, out, part);
+        rows_to_f32(&c, in, block, part);
+        if (scale)
+            scale_rows(scale, at, block, part);
+        rows_from_f32(&c, block, out, part);
         in += part * dtype_unit(from);
         out += part * dtype_unit(to);
+        at += part;
         n -= part;
     }
+}
+
+void cast_elements(enum dtype from, enum dtype to, const void *src, void *dst, size_t n)
+{
+    cast_scaled_elements(from, to, src, dst, n, NULL, 0);
 }

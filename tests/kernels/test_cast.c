@@ -183,6 +183,112 @@ static void test_many(void **state)
     }
 }
 
+/* ---- rows are what cast_one() makes of each element, the statements of a device ---- */
+
+static const enum dtype all_types[] = {DTYPE_F64,  DTYPE_F32,     DTYPE_F16,
+                                       DTYPE_BF16, DTYPE_F8_E4M3, DTYPE_F8_E5M2};
+
+/* Casts the n elements at `in` to every type, in rows, and holds each against its own. */
+static void expect_rows(enum dtype from, const unsigned char *in, size_t n,
+                        const struct cast_scale *scale)
+{
+    unsigned unit = dtype_unit(from);
+    unsigned char *out = malloc(n * 8);
+
+    assert_non_null(out);
+    for (size_t t = 0; t < ARRAY_SIZE(all_types); t++) {
+        enum dtype to = all_types[t];
+
+        cast_scaled_elements(from, to, in, out, n, scale, 0);
+        for (size_t i = 0; i < n; i++) {
+            uint64_t v = 0, got = 0, want, count;
+            float factor = scale ? cast_scale_at(scale, i, &count) : 1;
+
+            memcpy(&v, in + i * unit, unit);
+            memcpy(&got, out + i * dtype_unit(to), dtype_unit(to));
+            want = cast_one(v, cast_kind_of(from), cast_kind_of(to), scale != NULL,
+                            factor);
+            if (got != want)
+                fail_msg("%s %#" PRIx64 " to %s%s: %#" PRIx64 ", want %#" PRIx64,
+                         dtype_name(from), v, dtype_name(to), scale ? ", scaled" : "",
+                         got, want);
+        }
+    }
+    free(out);
+}
+
+/* Every 8- and 16-bit float, and those of 32 and 64 bits at and beside each way to round. */
+static void test_rows(void **state)
+{
+    static const uint32_t tails[] = {0,      1,      0x0fff, 0x1000, 0x1001,
+                                     0x7fff, 0x8000, 0x8001, 0xffff};
+    static const float factors[] = {1.0f, 0.37f, -3e-5f, 0x1p-130f, INFINITY, 0, NAN};
+    const struct cast_scale scale = {
+        .value = (uintptr_t)factors,
+        .terms = 1,
+        .term = {{.stride = 3, .dim = 7, .origin = 0, .block = 1, .step = 1}}};
+    const size_t n = 65536 * ARRAY_SIZE(tails);
+    uint64_t *wide = malloc(n * sizeof *wide);
+    uint32_t *single = malloc(n * sizeof *single);
+    uint16_t *half = malloc(65536 * sizeof *half);
+    unsigned char byte[256];
+
+    (void)state;
+    assert_true(wide && single && half);
+    for (uint32_t v = 0; v < 65536; v++) {
+        half[v] = (uint16_t)v;
+        byte[v % 256] = (unsigned char)v;
+        for (size_t k = 0; k < ARRAY_SIZE(tails); k++) {
+            single[v * ARRAY_SIZE(tails) + k] = v << 16 | tails[k];
+            wide[v * ARRAY_SIZE(tails) + k] =
+                (uint64_t)v << 48 | (uint64_t)(tails[k] * 0x1111u) << 13 | (k & 1);
+        }
+    }
+    for (int scaled = 0; scaled < 2; scaled++) {
+        const struct cast_scale *s = scaled ? &scale : NULL;
+
+        expect_rows(DTYPE_F8_E4M3, byte, 256, s);
+        expect_rows(DTYPE_F8_E5M2, byte, 256, s);
+        expect_rows(DTYPE_F16, (const unsigned char *)half, 65536, s);
+        expect_rows(DTYPE_BF16, (const unsigned char *)half, 65536, s);
+        expect_rows(DTYPE_F32, (const unsigned char *)single, n, s);
+        expect_rows(DTYPE_F64, (const unsigned char *)wide, n, s);
+    }
+    free(wide);
+    free(single);
+    free(half);
+}
+
+/* The processor rounds F64 to F32 and widens F32 as we do. */
+static void test_against_processor(void **state)
+{
+    uint64_t u = 88172645463325252u;
+
+    (void)state;
+    for (unsigned i = 0; i < 2000000; i++) {
+        uint32_t got, want;
+        uint64_t back, wide;
+        double d;
+        float f;
+
+        u ^= u << 13;
+        u ^= u >> 7;
+        u ^= u << 17;
+        /* Half of them in the range of F32, its subnormals and just beyond. */
+        wide = i % 2 ? u : (u & ~(0x7ffull << 52)) | (860 + u % 320) << 52;
+        memcpy(&d, &wide, sizeof d);
+        f = (float)d;
+        memcpy(&want, &f, sizeof want);
+        got = cast_f64_to_f32(wide);
+        if (got != want)
+            fail_msg("%a: %#x, want %#x", d, got, want);
+        d = (double)f;
+        memcpy(&back, &d, sizeof back);
+        if (cast_f32_to_f64(got) != back)
+            fail_msg("%a as F64: %#" PRIx64, (double)f, cast_f32_to_f64(got));
+    }
+}
+
 static void test_possible(void **state)
 {
     (void)state;
@@ -199,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_all_patterns), cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_overflow),     cmocka_unit_test(test_doubles),
         cmocka_unit_test(test_many),         cmocka_unit_test(test_possible),
+        cmocka_unit_test(test_rows),         cmocka_unit_test(test_against_processor),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
