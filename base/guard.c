@@ -30,6 +30,14 @@ int guard_install(void)
     return sigaction(SIGBUS, &act, NULL) < 0 ? -errno : 0;
 }
 
+bool guard_installed(void)
+{
+    struct sigaction act;
+
+    return sigaction(SIGBUS, NULL, &act) == 0 && !(act.sa_flags & SA_SIGINFO) &&
+           act.sa_handler == on_sigbus;
+}
+
 int guard_run(int (*fn)(void *user), void *user)
 {
     sigjmp_buf here;

@@ -72,6 +72,7 @@ static bool span_mapped(const struct fetch_sources *sources, const struct span *
 static int place_spans(struct fetch *f, struct err *e)
 {
     uint64_t total = 0;
+    bool guarded = guard_installed();
 
     f->bytes = calloc(f->spans.count + 1, sizeof *f->bytes);
     f->cold = calloc(f->spans.count + 1, sizeof *f->cold);
@@ -80,8 +81,8 @@ static int place_spans(struct fetch *f, struct err *e)
     for (size_t i = 0; i < f->spans.count; i++)
         total += f->spans.span[i].len; /* no two overlap: within the sources' sizes */
     for (size_t i = 0; i < f->spans.count; i++)
-        if (!span_mapped(f->sources, &f->spans.span[i], total > COLD_MAX,
-                         &f->bytes[i].at))
+        if (!guarded || !span_mapped(f->sources, &f->spans.span[i], total > COLD_MAX,
+                                     &f->bytes[i].at))
             f->cold[f->ncold++] = i;
     return 0;
 }

@@ -20,6 +20,7 @@ struct fetch_sources {
  * Fills window[0..size) with what the runs say. Resident ranges of sources that map are
  * copied from the mapping under the SIGBUS guard; others are read, joined to few spans,
  * in parallel on the pool (NULL: one after the other), long runs straight into the window.
+ * Where nobody guards (guard_install), all of it is read.
  */
 int fetch_window(const struct run_list *runs, const struct fetch_sources *sources,
                  struct pool *pool, void *window, size_t size, struct err *e);
