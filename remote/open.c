@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "remote/http.h"
+#include "remote/s3.h"
 #include "remote/web.h"
 #include "remote/store.h"
 
@@ -16,8 +17,7 @@ static const struct {
     const char *scheme;
     open_fn *open;
 } kinds[] = {
-    {"https", web_open},
-    {"http", web_open},
+    {"https", web_open}, {"http", web_open}, {"s3", s3_open},
 };
 
 static size_t scheme_len(const char *name)
@@ -55,5 +55,5 @@ int store_open(const char *name, const struct store_options *options,
             return kinds[i].open(name, options, out, e);
     err_set(e, ENOTSUP, "%.*s://: no such kind of source", (int)MIN(len, (size_t)32),
             name);
-    return err_hint(e, "https:// or a local path is meant");
+    return err_hint(e, "https://, s3://, gs://, hf:// or a local path is meant");
 }

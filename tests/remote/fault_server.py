@@ -289,6 +289,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = ['<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">',
                 f"<Name>{bucket}</Name><Prefix>{html.escape(prefix)}</Prefix><KeyCount>{len(rows)}</KeyCount>",
                 f"<IsTruncated>{'true' if cut else 'false'}</IsTruncated>"]
+        if query.get("encoding-type") == ["url"]:
+            body.append("<EncodingType>url</EncodingType>")
         if cut:
             body.append(f"<NextContinuationToken>{html.escape(rows[-1][0])}</NextContinuationToken>")
         quote = urllib.parse.quote if query.get("encoding-type") == ["url"] else html.escape

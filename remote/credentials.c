@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/credentials.c - the keys that AWS requests are signed with, and their renewal. */
+#include "remote/credentials.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "remote/aws_config.h"
+#include "remote/credential_sources.h"
+#include "remote/http.h"
+
+enum {
+    AHEAD_S = 300,      /* keys are renewed that long before they expire, */
+    RETRY_S = 30,       /* and after a failure so long after it */
+    JUST_RENEWED_S = 2, /* another thread has just done it */
+    MAX_ROLES = 4,      /* source_profile of source_profile of ... */
+    LOOK_MS = 50,
+};
+
+struct credentials {
+    struct http *http; /* borrowed */
+    char *region;      /* NULL: none */
+
+    pthread_mutex_t lock;
+    pthread_cond_t fetched;
+    struct aws_keys keys; /* guarded by lock, and all below */
+    bool have, fetching;
+    time_t since, retry; /* when they were fetched; not before then again */
+};
+
+void aws_keys_release(struct aws_keys *k)
+{
+    if (k->secret)
+        explicit_bzero(k->secret, strlen(k->secret));
+    if (k->token)
+        explicit_bzero(k->token, strlen(k->token));
+    free(k->id);
+    free(k->secret);
+    free(k->token);
+    *k = (struct aws_keys){0};
+}
+
+/* ---- settings ---- */
+
+static const char *set_variable(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && value[0] ? value : NULL;
+}
+
+const char *aws_profile(void)
+{
+    const char *name = set_variable("AWS_PROFILE");
+
+    if (!name)
+        name = set_variable("AWS_DEFAULT_PROFILE");
+    return name ? name : "default";
+}
+
+const char *aws_region(const struct aws_config *config)
+{
+    const char *name = set_variable("AWS_REGION");
+
+    if (!name)
+        name = set_variable("AWS_DEFAULT_REGION");
+    return name ? name : aws_config_get(config, aws_profile(), "region");
+}
+
+const char *aws_endpoint(const struct aws_config *config, const char *service)
+{
+    const char *variable =
+        strcmp(service, "s3") == 0 ? "AWS_ENDPOINT_URL_S3" : "AWS_ENDPOINT_URL_STS";
+    const char *url = set_variable(variable), *ignore;
+
+    if (!url)
+        url = set_variable("AWS_ENDPOINT_URL");
+    if (url)
+        return url;
+    ignore = set_variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
+    if (ignore && strcasecmp(ignore, "true") == 0)
+        return NULL;
+    url = aws_config_service_endpoint(config, aws_profile(), service);
+    return url ? url : aws_config_get(config, aws_profile(), "endpoint_url");
+}
+
+static bool is_yes(const char *value)
+{
+    return value && (strcmp(value, "1") == 0 || strcasecmp(value, "true") == 0 ||
+                     strcasecmp(value, "yes") == 0);
+}
+
+/* ---- the chain ---- */
+
+static int copy_keys(const struct aws_keys *from, struct aws_keys *to, struct err *e)
+{
+    struct aws_keys k = {.expires = from->expires};
+
+    if ((from->id && !(k.id = strdup(from->id))) ||
+        (from->secret && !(k.secret = strdup(from->secret))) ||
+        (from->token && !(k.token = strdup(from->token)))) {
+        aws_keys_release(&k);
+        return err_nomem(e);
+    }
+    *to = k;
+    return 0;
+}
+
+static int keys_of_profile(const struct key_context *k, const char *profile,
+                           struct aws_keys *out, struct err *e)
+{
+    const struct aws_keys keys = {
+        /* borrowed: copied below, never written */
+        .id =
+            (char *)(uintptr_t)aws_config_get(k->config, profile, "aws_access_key_id"),
+        .secret = (char *)(uintptr_t)aws_config_get(k->config, profile,
+                                                    "aws_secret_access_key"),
+        .token =
+            (char *)(uintptr_t)aws_config_get(k->config, profile, "aws_session_token")};
+
+    if (!keys.id)
+        return 0;
+    if (!keys.secret)
+        return err_set(e, EACCES, "aws_access_key_id without aws_secret_access_key");
+    return copy_keys(&keys, out, e) < 0 ? -e->code : 1;
+}
+
+static int process_of_profile(const struct key_context *k, const char *profile,
+                              struct aws_keys *out, struct err *e)
+{
+    const char *command = aws_config_get(k->config, profile, "credential_process");
+
+    return command ? keys_from_process(command, out, e) : 0;
+}
+
+/* What the profile wants and is not to be had here. */
+static int refuse_sso(const struct key_context *k, const char *profile, struct err *e)
+{
+    if (!aws_config_get(k->config, profile, "sso_session") &&
+        !aws_config_get(k->config, profile, "sso_start_url"))
+        return 0;
+    err_set(e, ENOTSUP, "SSO sessions are not read");
+    return err_hint(e,
+                    "let credential_process = aws configure export-credentials "
+                    "--profile %s of another profile get the keys",
+                    profile);
+}
+
+static int keys_of_named_source(const struct key_context *k, const char *source,
+                                struct aws_keys *out, struct err *e)
+{
+    if (strcasecmp(source, "Environment") == 0)
+        return keys_from_environment(out, e);
+    if (strcasecmp(source, "EcsContainer") == 0)
+        return keys_from_container(k, out, e);
+    if (strcasecmp(source, "Ec2InstanceMetadata") == 0)
+        return keys_from_instance(k, out, e);
+    return err_set(e, EINVAL,
+                   "credential_source = %s is none of Environment, "
+                   "EcsContainer, Ec2InstanceMetadata",
+                   source);
+}
+
+static int add_role(const struct key_context *k, const char *profile,
+                    struct aws_keys *keys, struct err *e)
+{
+    const struct role role = {
+        .arn = aws_config_get(k->config, profile, "role_arn"),
+        .session = aws_config_get(k->config, profile, "role_session_name"),
+        .external_id = aws_config_get(k->config, profile, "external_id"),
+        .seconds = aws_config_get(k->config, profile, "duration_seconds")};
+    struct aws_keys got = {0};
+    int rc;
+
+    if (aws_config_get(k->config, profile, "mfa_serial")) {
+        err_set(e, ENOTSUP, "a role with a second factor (mfa_serial)");
+        return err_hint(e, "let a credential_process ask for it");
+    }
+    rc = keys_from_role(k, &role, keys, &got, e);
+    aws_keys_release(keys);
+    *keys = got;
+    return rc;
+}
+
+/* All but roles: web identity, keys, command, as this profile has them. */
+static int plain_profile(const struct key_context *k, const char *profile,
+                         struct aws_keys *out, struct err *e)
+{
+    const char *token = aws_config_get(k->config, profile, "web_identity_token_file");
+    int rc;
+
+    if (token)
+        return keys_from_web_identity(
+            k, aws_config_get(k->config, profile, "role_arn"),
+            aws_config_get(k->config, profile, "role_session_name"), token, out, e);
+    rc = refuse_sso(k, profile, e);
+    if (rc == 0)
+        rc = keys_of_profile(k, profile, out, e);
+    if (rc == 0)
+        rc = process_of_profile(k, profile, out, e);
+    return rc;
+}
+
+/*
+ * Follows source_profile to where keys are, then comes back taking on one role after the
+ * other. A profile that names itself uses its own keys.
+ */
+static int role_chain(const struct key_context *k, const char *profile,
+                      struct aws_keys *out, struct err *e)
+{
+    const char *roles[MAX_ROLES], *at = profile, *named = NULL;
+    size_t n = 0;
+    int rc;
+
+    while (aws_config_get(k->config, at, "role_arn") &&
+           !aws_config_get(k->config, at, "web_identity_token_file")) {
+        const char *next = aws_config_get(k->config, at, "source_profile");
+
+        named = aws_config_get(k->config, at, "credential_source");
+        if (n == MAX_ROLES)
+            return err_set(e, EINVAL, "more than %d roles one from the other",
+                           MAX_ROLES);
+        if (!next && !named)
+            return err_set(e, EINVAL,
+                           "role_arn without source_profile or "
+                           "credential_source");
+        roles[n++] = at;
+        if (named || strcmp(next, at) == 0)
+            break;
+        at = next;
+    }
+    rc = named ? keys_of_named_source(k, named, out, e) : plain_profile(k, at, out, e);
+    if (rc == 0 && n)
+        rc = err_set(e, EACCES, "there are no keys to take on the role with");
+    while (rc == 1 && n)
+        rc = add_role(k, roles[--n], out, e);
+    return rc;
+}
+
+static int keys_from_profile(const struct key_context *k, struct aws_keys *out,
+                             struct err *e)
+{
+    const char *profile = aws_profile();
+    int rc;
+
+    if (strcmp(profile, "default") != 0 && !aws_config_has_profile(k->config, profile))
+        return err_set(e, ENOENT, "there is no profile %s", profile);
+    rc = role_chain(k, profile, out, e);
+    return rc < 0 ? err_wrap(e, "profile %s", profile) : rc;
+}
+
+static int keys_from_identity(const struct key_context *k, struct aws_keys *out,
+                              struct err *e)
+{
+    const char *file = set_variable("AWS_WEB_IDENTITY_TOKEN_FILE");
+
+    return file ? keys_from_web_identity(k, getenv("AWS_ROLE_ARN"),
+                                         getenv("AWS_ROLE_SESSION_NAME"), file, out, e)
+                : 0;
+}
+
+/* Keys with id NULL when nobody has any. */
+static int fetch(const struct credentials *c, struct aws_keys *out, struct err *e)
+{
+    static int (*const places[])(const struct key_context *, struct aws_keys *,
+                                 struct err *) = {
+        keys_from_identity, keys_from_profile, keys_from_container, keys_from_instance};
+    CLEANUP(aws_config_freep) struct aws_config *config = NULL;
+    struct key_context k = {.http = c->http, .region = c->region};
+    int rc;
+
+    *out = (struct aws_keys){0};
+    if (is_yes(getenv("AWS_NO_SIGN_REQUEST")))
+        return 0;
+    rc = keys_from_environment(out, e);
+    if (rc == 0)
+        rc = aws_config_load(&config, e);
+    k.config = config;
+    for (size_t i = 0; rc == 0 && i < ARRAY_SIZE(places); i++)
+        rc = places[i](&k, out, e);
+    if (rc < 0)
+        aws_keys_release(out);
+    return MIN(rc, 0);
+}
+
+/* ---- keeping them ---- */
+
+int credentials_new(struct http *http, const char *region, struct credentials **out,
+                    struct err *e)
+{
+    struct credentials *c = calloc(1, sizeof *c);
+
+    if (!c || (region && !(c->region = strdup(region)))) {
+        free(c);
+        return err_nomem(e);
+    }
+    c->http = http;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->fetched, NULL);
+    *out = c;
+    return 0;
+}
+
+void credentials_free(struct credentials *c)
+{
+    if (!c)
+        return;
+    pthread_cond_destroy(&c->fetched);
+    pthread_mutex_destroy(&c->lock);
+    aws_keys_release(&c->keys);
+    free(c->region);
+    free(c);
+}
+
+/* A short life is not spent on renewing: a quarter of it is time enough. */
+static bool is_due(const struct credentials *c, time_t now)
+{
+    time_t ahead = MIN((time_t)AHEAD_S, (c->keys.expires - c->since) / 4);
+
+    return c->keys.expires && now >= c->keys.expires - ahead && now >= c->retry;
+}
+
+static bool is_valid(const struct credentials *c, time_t now)
+{
+    return c->have && (!c->keys.expires || now < c->keys.expires);
+}
+
+/* Waits for the thread that fetches, or until somebody is impatient. Called locked. */
+static int wait_fetched(struct credentials *c, struct err *e)
+{
+    struct timespec until;
+
+    if (interrupt_asked())
+        return err_set(e, EINTR, "interrupted");
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOOK_MS * 1000000L;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_nsec -= 1000000000L;
+        until.tv_sec++;
+    }
+    pthread_cond_timedwait(&c->fetched, &c->lock, &until);
+    return 0;
+}
+
+/* Called locked, and lets go of the lock in between. Sets *changed. */
+static int renew(struct credentials *c, bool *changed, struct err *e)
+{
+    struct aws_keys got = {0};
+    int rc;
+
+    c->fetching = true;
+    pthread_mutex_unlock(&c->lock);
+    rc = fetch(c, &got, e);
+    pthread_mutex_lock(&c->lock);
+    c->fetching = false;
+    pthread_cond_broadcast(&c->fetched);
+    if (rc < 0) {
+        c->retry = time(NULL) + RETRY_S;
+        return rc;
+    }
+    *changed =
+        !c->have || !got.id != !c->keys.id ||
+        (got.id &&
+         (strcmp(got.id, c->keys.id) != 0 || strcmp(got.secret, c->keys.secret) != 0 ||
+          strcmp(got.token ? got.token : "", c->keys.token ? c->keys.token : "") != 0));
+    aws_keys_release(&c->keys);
+    c->keys = got;
+    c->have = true;
+    c->since = time(NULL);
+    c->retry = 0;
+    return 0;
+}
+
+static int get_locked(struct credentials *c, struct aws_keys *out, struct err *e)
+{
+    bool changed;
+    int rc = 0;
+
+    while (rc == 0 && (!is_valid(c, time(NULL)) || is_due(c, time(NULL)))) {
+        if (!c->fetching) {
+            rc = renew(c, &changed, e);
+            if (rc < 0 && rc != -EINTR && is_valid(c, time(NULL))) {
+                err_wrap(e, "the old credentials are still used");
+                log_err(LOG_REMOTE, e);
+                rc = 0;
+            }
+            break;
+        }
+        if (is_valid(c, time(NULL)))
+            break;
+        rc = wait_fetched(c, e);
+    }
+    return rc < 0 ? rc : copy_keys(&c->keys, out, e);
+}
+
+int credentials_get(struct credentials *c, struct aws_keys *out, struct err *e)
+{
+    int rc;
+
+    *out = (struct aws_keys){0};
+    pthread_mutex_lock(&c->lock);
+    rc = get_locked(c, out, e);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+bool credentials_renew(struct credentials *c)
+{
+    struct err e = {0};
+    bool changed = false;
+    int rc = 0;
+
+    pthread_mutex_lock(&c->lock);
+    while (rc == 0 && c->fetching)
+        rc = wait_fetched(c, &e);
+    if (rc == 0 && c->have && time(NULL) - c->since < JUST_RENEWED_S)
+        changed = true;
+    else if (rc == 0)
+        rc = renew(c, &changed, &e);
+    pthread_mutex_unlock(&c->lock);
+    if (rc < 0 && rc != -EINTR)
+        log_err(LOG_REMOTE, &e);
+    return rc == 0 && changed;
+}

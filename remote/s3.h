@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT */
+/* remote/s3.h - one bucket of S3, or of what speaks its REST interface, and its objects. */
+#ifndef UFS_REMOTE_S3_H
+#define UFS_REMOTE_S3_H
+
+#include "base/base.h"
+#include "base/buf.h"
+#include "remote/http.h"
+
+struct err;
+struct s3;
+struct store;
+struct store_options;
+
+/*
+ * s3://BUCKET/KEY and gs://BUCKET/KEY. As in AWS's own tools the key is taken literally:
+ * no byte of it is percent-decoded.
+ *
+ * Where s3:// is: aws_endpoint() or AWS in aws_region() (us-east-1 when nobody says). The
+ * bucket is part of the host's name at AWS, where it can be, and of the path elsewhere,
+ * unless the profile's s3.addressing_style says path or virtual.
+ * AWS_USE_DUALSTACK_ENDPOINT and AWS_USE_FIPS_ENDPOINT are followed.
+ *
+ * gs:// is Google's XML interface: $STORAGE_EMULATOR_HOST or storage.googleapis.com. Let in
+ * by the first of: a token in $GOOGLE_OAUTH_ACCESS_TOKEN or $CLOUDSDK_AUTH_ACCESS_TOKEN,
+ * HMAC keys in $GS_ACCESS_KEY_ID and $GS_SECRET_ACCESS_KEY, the instance's service account
+ * (its metadata server, unless $NO_GCE_CHECK is true), nothing.
+ */
+
+/*
+ * Makes one and asks where the bucket is (its region), once. *key (malloc'd) is what stands
+ * behind the bucket without slashes at its end. -EINVAL: the URL; -ENOENT: there is no such
+ * bucket. `http` is borrowed.
+ */
+int s3_new(const char *url, struct http *http, struct s3 **out, char **key,
+           struct err *e);
+void s3_free(struct s3 *s); /* NULL is fine */
+
+/* "s3://BUCKET", for messages. */
+const char *s3_shown(const struct s3 *s);
+
+/* What names this bucket, whoever asks: its place and name. */
+const char *s3_identity(const struct s3 *s);
+
+/*
+ * Appends the URL of an object, of the bucket for "". `query` is encoded, without its '?',
+ * or NULL.
+ */
+int s3_url(struct s3 *s, const char *key, const char *query, struct buf *out,
+           struct err *e);
+
+/*
+ * How requests to that URL are let in; auth_user is the struct s3. All headers of the
+ * request that begin with x-amz- are signed. The hash of a body is, where it is `body` and
+ * goes without TLS; else the body is not signed.
+ */
+extern const struct http_auth s3_auth;
+
+/*
+ * The code in an error's body ("NoSuchUpload") into dst, "" when there is none that could
+ * be one.
+ */
+void s3_error_code(const struct http_answer *a, char *dst, size_t size);
+
+/* Adds to an error what the user can do about it: -EACCES without credentials. */
+int s3_explain(struct s3 *s, struct err *e);
+
+/*
+ * A store of what is below KEY, or of the one object KEY. -ENOENT: there is neither.
+ */
+int s3_open(const char *url, const struct store_options *options, struct store **out,
+            struct err *e);
+
+#endif

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints in buckets: fixtures through s3://, odd keys, long listings, regions, and every place that keys come from."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mountlib import UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint, write_file  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / "data"
+sys.path.insert(0, str(ROOT / "remote"))
+
+from key_server import KeyServer  # noqa: E402
+from s3_server import S3Server, clean_env  # noqa: E402
+
+FIXTURES = ("torch_dcp/dcp_fsdp2_adamw_2r", "hf_dcp/hfdcp_row_5", "zarr/zarr2_arrays", "megatron/mcore05_zarr_tp2_pp2_flat", "torch_file/composer_like",
+            "safetensors/hf_sharded_f32")
+
+
+def unshard(env, *args, status=0):
+    done = subprocess.run([UNSHARD, *args], env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    if done.returncode != status:
+        raise AssertionError(f"unshard {args}: status {done.returncode}\n{done.stderr.decode()}")
+    return done
+
+
+def check(mount, expected):
+    done = subprocess.run([sys.executable, str(ROOT / "check_mount.py"), str(mount), str(expected)],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def bucket_with_one(t, name="b", rows=64):
+    """A bucket with one small checkpoint, `run`; its tensors."""
+    tensors = make_tensors("s3", rows=rows)
+    write_checkpoint(f"{t}/root/{name}/run", tensors)
+    return tensors
+
+
+def cat_one(env, url, tensors, **more):
+    key = next(iter(tensors))
+    same("cat", unshard(env, "cat", url, key, **more).stdout, tensors[key][2])
+
+
+def test_fixtures(t):
+    with S3Server(DATA) as s3:
+        for i, name in enumerate(FIXTURES):
+            bucket, _, prefix = name.partition("/")
+            with Mount(f"s3://{bucket}/{prefix}", f"{t}/mnt{i}", env=s3.env()) as m:
+                check(m.path, DATA / (name + ".expected.json"))
+        same("refusals", {c for c in s3.codes if c}, set())
+
+
+def test_commands(t):
+    source = str(DATA / "torch_dcp/dcp_fsdp2_adamw_2r")
+    with S3Server(DATA) as s3:
+        env, url = s3.env(), "s3://torch_dcp/dcp_fsdp2_adamw_2r"
+        local = {verb: unshard(env, verb, source, "--json").stdout for verb in ("ls", "info")}
+        same("ls", json.loads(unshard(env, "ls", url, "--json").stdout)["tensors"], json.loads(local["ls"])["tensors"])
+        info, want = (json.loads(text) for text in (unshard(env, "info", url, "--json").stdout, local["info"]))
+        same("format", info["format"], want["format"])
+        same("cat", unshard(env, "cat", url, "model.head.weight").stdout, unshard(env, "cat", source, "model.head.weight").stdout)
+        same("a bucket's root", b"dcp_fsdp2_adamw_2r" in unshard(env, "ls", "s3://torch_dcp").stdout, True)
+
+
+def test_one_object(t):
+    tensors = make_tensors("one")
+    os.makedirs(t + "/root/b/d")
+    write_file(t + "/root/b/d/model.safetensors", safetensors_image(tensors))
+    write_file(t + "/root/b/top.safetensors", safetensors_image(tensors))
+    with S3Server(t + "/root") as s3:
+        cat_one(s3.env(), "s3://b/d/model.safetensors", tensors)
+        cat_one(s3.env(), "s3://b/top.safetensors", tensors)
+        done = unshard(s3.env(), "ls", "s3://b/d/none", status=3)
+        assert b"no such object or prefix" in done.stderr, done.stderr
+        done = unshard(s3.env(), "ls", "s3://nothing/x", status=3)
+        assert b"no such bucket" in done.stderr, done.stderr
+
+
+ODD = ("a b+c%20d&e=f", "\u00e9\u4e2d\U0001f600", "q?x#y;z", "(~)!*'@:$,", "tab\there", "new\nline", "<&\"'>")
+
+
+def test_odd_keys(t):
+    tensors = make_tensors("odd", count=2)
+    for name in ODD:
+        write_checkpoint(f"{t}/root/b/{name}", tensors)
+        write_file(f"{t}/root/b/{name}/note {name}.txt", name.encode())
+    with S3Server(t + "/root") as s3, Mount("s3://b", t + "/mnt", env=s3.env()) as m:
+        same("names", set(os.listdir(m.path)), set(ODD))
+        for name in ODD:
+            key = next(iter(tensors))
+            same(name, read_all(f"{m.path}/{name}/raw/{key}"), tensors[key][2])
+            same(name + ": note", read_all(f"{m.path}/{name}/note {name}.txt"), name.encode())
+        cat_one(s3.env(), "s3://b/" + ODD[0], tensors)
+        same("refusals", {c for c in s3.codes if c}, set())
+
+
+def test_long_listing(t):
+    tensors = bucket_with_one(t)
+    for i in range(1500):
+        write_file(f"{t}/root/b/run/note-{i:05}.txt", b"%d" % i)
+    with S3Server(t + "/root") as s3, Mount("s3://b/run", t + "/mnt", env=s3.env()) as m:
+        notes = [n for n in os.listdir(m.path) if n.startswith("note-")]
+        same("notes", sorted(notes), [f"note-{i:05}.txt" for i in range(1500)])
+        same("the last", read_all(m / "note-01499.txt"), b"1499")
+        pages = len(s3.log("continuation-token"))
+        assert pages >= 1, f"{pages} pages that go on"
+        key = list(tensors)[-1]
+        same("tensor", read_all(f"{m.path}/raw/{key}"), tensors[key][2])
+
+
+def test_virtual_host(t):
+    tensors = bucket_with_one(t, "bucket")
+    write_file(t + "/config", b"[default]\ns3 =\n  addressing_style = virtual\n")
+    with S3Server(t + "/root") as s3:
+        env = s3.env(AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL_S3=s3.url.replace("127.0.0.1", "localhost"))
+        cat_one(env, "s3://bucket/run", tensors)
+        hosts = {r["headers"]["Host"].split(":")[0] for r in s3.log()}
+        same("hosts", hosts, {"bucket.localhost"})
+
+
+def test_region(t):
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3:
+        s3.region = "eu-test-7"
+        cat_one(s3.env(AWS_REGION="us-west-2"), "s3://b/run", tensors)
+        same("refusals", [c for c in s3.codes if c], ["AuthorizationHeaderMalformed"])
+        s3.codes.clear()
+        cat_one(s3.env(AWS_DEFAULT_REGION="eu-test-7"), "s3://b/run", tensors)
+        same("refusals", [c for c in s3.codes if c], [])
+
+
+def test_public_and_private(t):
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3:
+        done = unshard(s3.env(None), "ls", "s3://b/run", status=5)
+        assert b"AWS_PROFILE" in done.stderr and b"\n" not in done.stderr.strip(), done.stderr
+        s3.public = True
+        cat_one(s3.env(None), "s3://b/run", tensors)
+        cat_one(s3.env(AWS_NO_SIGN_REQUEST="1"), "s3://b/run", tensors)
+        s3.public = False
+        wrong = s3.env(AWS_SECRET_ACCESS_KEY="not-the-secret-key")
+        done = unshard(wrong, "ls", "s3://b/run", status=5)
+        assert b"SignatureDoesNotMatch" in done.stderr and b"not-the-secret-key" not in done.stderr, done.stderr
+
+
+# ---- where keys come from ----
+
+def let_in(t, s3, env, tensors, by, url="s3://b/run"):
+    """A cat works, and all its requests are signed with this key."""
+    before = len(s3.log())
+    cat_one(env, url, tensors)
+    signed = {r["headers"].get("Authorization", "").partition("Credential=")[2].partition("/")[0] for r in s3.log()[before:]}
+    same("signed by", signed, {by})
+
+
+def test_profiles_and_process(t):
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3:
+        s3.credentials = {"AKIDFILE": ("file-secret", None), "AKIDPROCESS": ("process-secret", "process/token=="),
+                          "AKIDTWO": ("two-secret", None)}
+        write_file(t + "/credentials", b"[default]\naws_access_key_id = AKIDFILE\naws_secret_access_key = file-secret\n")
+        write_file(t + "/keys.json", json.dumps({"Version": 1, "AccessKeyId": "AKIDPROCESS", "SecretAccessKey": "process-secret",
+                                                 "SessionToken": "process/token=="}).encode())
+        write_file(t + "/config", f"[profile two]\naws_access_key_id = AKIDTWO\naws_secret_access_key = two-secret\n"
+                                  f"region = eu-x\nendpoint_url = {s3.url}\n"
+                                  f"[profile run]\ncredential_process = cat '{t}/keys.json'\nservices = here\n"
+                                  f"[services here]\ns3 =\n  endpoint_url = {s3.url}\n".encode())
+        files = {"AWS_CONFIG_FILE": t + "/config", "AWS_SHARED_CREDENTIALS_FILE": t + "/credentials"}
+        let_in(t, s3, s3.env(None, **files), tensors, "AKIDFILE")
+        let_in(t, s3, clean_env(AWS_PROFILE="two", **files), tensors, "AKIDTWO")
+        assert any("/eu-x/s3/" in r["headers"].get("Authorization", "") for r in s3.log()), "the profile's region"
+        let_in(t, s3, clean_env(AWS_PROFILE="run", **files), tensors, "AKIDPROCESS")
+
+
+def test_keys_of_machines(t):
+    tensors = bucket_with_one(t)
+    write_file(t + "/identity", b"identity\n")
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.credentials["AKIDROLE"] = ("role-secret", "role/token+=")
+        keys.issue("AKIDROLE", "role-secret", "role/token+=")
+        let_in(t, s3, s3.env(None, **keys.instance_env()), tensors, "AKIDROLE")
+        same("instance", [(m, p) for m, p, _ in keys.log[:2]],
+             [("PUT", "/latest/api/token"), ("GET", "/latest/meta-data/iam/security-credentials/")])
+        let_in(t, s3, s3.env(None, **keys.container_env()), tensors, "AKIDROLE")
+        write_file(t + "/token", b"container-secret\n")
+        let_in(t, s3, s3.env(None, **{**keys.container_env(), "AWS_CONTAINER_AUTHORIZATION_TOKEN": "wrong",
+                                      "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": t + "/token"}), tensors, "AKIDROLE")
+        keys.log.clear()
+        let_in(t, s3, s3.env(None, **keys.identity_env(t + "/identity")), tensors, "AKIDROLE")
+        same("token service", [p for _, p, _ in keys.log], ["/"])
+        assert "Authorization" not in keys.log[0][2]
+        same("role", keys.log[0][2]["form"]["RoleArn"], "arn:aws:iam::1:role/r")
+
+
+def test_role_of_a_profile(t):
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
+        keys.issue("AKIDROLE", "role-secret", "role-token")
+        write_file(t + "/config", b"[profile me]\naws_access_key_id = AKIDSOURCE\naws_secret_access_key = s\n"
+                                  b"[profile role]\nrole_arn = arn:r\nsource_profile = me\nexternal_id = e+1\n"
+                                  b"role_session_name = who\n")
+        env = s3.env(None, AWS_PROFILE="role", AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL_STS=keys.url)
+        let_in(t, s3, env, tensors, "AKIDROLE")
+        form = keys.log[0][2]["form"]
+        same("form", (form["Action"], form["ExternalId"], form["RoleSessionName"]), ("AssumeRole", "e+1", "who"))
+        write_file(t + "/config", b"[default]\naws_access_key_id = OTHER\naws_secret_access_key = s\n"
+                                  b"[profile role]\nrole_arn = arn:r\nsource_profile = default\n")
+        done = unshard(env, "ls", "s3://b/run", status=5)
+        assert b"403 AccessDenied" in done.stderr and b"arn:r" in done.stderr, done.stderr
+
+
+def test_keys_that_expire(t):
+    """Under a reader: the store calls them expired, new ones come, the read goes on; then none come, and reads fail."""
+    tensors = bucket_with_one(t, rows=4096)
+    first, second, *_ = list(tensors)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        for n in ("1", "2"):
+            s3.credentials["AKID" + n] = ("secret" + n, "token" + n)
+            keys.issue("AKID" + n, "secret" + n, "token" + n)
+        with Mount("s3://b/run", t + "/mnt", env=s3.env(None, **keys.instance_env())) as m:
+            same("before", read_all(f"{m.path}/raw/{first}"), tensors[first][2])
+            time.sleep(2.1)  # younger keys count as just fetched
+            s3.expired.add("AKID1")
+            write_file(f"{t}/root/b/run/new.txt", b"new")
+            same("after", read_all(f"{m.path}/raw/{second}"), tensors[second][2])
+            assert m.alive()
+        assert "ExpiredToken" in s3.codes or not s3.codes[-1], s3.codes
+
+
+def test_keys_that_soon_expire(t):
+    """Keys of a short life are renewed before the store refuses any."""
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        for n in range(30):
+            s3.credentials[f"AKID{n}"] = (f"secret{n}", f"token{n}")
+            keys.issue(f"AKID{n}", f"secret{n}", f"token{n}", seconds=3)
+        with Mount("s3://b", t + "/mnt", "refresh=1", env=s3.env(None, **keys.instance_env())) as m:
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                os.listdir(m.path)
+                time.sleep(0.3)
+            key = next(iter(tensors))
+            same("at the end", read_all(f"{m.path}/run/raw/{key}"), tensors[key][2])
+        same("refusals", {c for c in s3.codes if c}, set())
+        assert len(keys.next) <= 28, "they were never renewed"
+
+
+# ---- gs:// ----
+
+def test_google(t):
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.credentials["GOOG1"] = ("hmac-secret", None)
+        hmac = clean_env(STORAGE_EMULATOR_HOST=s3.url, GS_ACCESS_KEY_ID="GOOG1", GS_SECRET_ACCESS_KEY="hmac-secret")
+        let_in(t, s3, hmac, tensors, "GOOG1", "gs://b/run")
+        with Mount("gs://b/run", t + "/mnt", env=hmac) as m:
+            key = next(iter(tensors))
+            same("raw", read_all(f"{m.path}/raw/{key}"), tensors[key][2])
+        s3.bearer = "google-token"
+        cat_one(clean_env(STORAGE_EMULATOR_HOST=s3.url, GOOGLE_OAUTH_ACCESS_TOKEN="google-token"), "gs://b/run", tensors)
+        done = unshard(clean_env(STORAGE_EMULATOR_HOST=s3.url, GOOGLE_OAUTH_ACCESS_TOKEN="old-token"), "ls", "gs://b/run", status=5)
+        assert b"old-token" not in done.stderr, done.stderr
+        keys.issue("", "", "google-token")
+        instance = clean_env(STORAGE_EMULATOR_HOST=s3.url, GCE_METADATA_HOST=keys.url[7:], NO_GCE_CHECK="false")
+        cat_one(instance, "gs://b/run", tensors)
+        same("asked", keys.log[0][1], "/computeMetadata/v1/instance/service-accounts/default/token")
+
+
+def test_no_secret_shows(t):
+    """Neither in what is mounted, nor in messages, nor where programs look at mounts."""
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3:
+        s3.credentials["AKIDHUSH"] = ("hush-secret", "hush-token")
+        env = s3.env("AKIDHUSH", UNSHARD_LOG="debug")
+        with Mount("s3://b/run", t + "/mnt", env=env) as m:
+            same("read", read_all(f"{m.path}/raw/{next(iter(tensors))}"), tensors[next(iter(tensors))][2])
+            seen = read_all("/proc/self/mountinfo") + read_all(f"/proc/{m.process.pid}/cmdline") + read_all(m / ".unshard/checkpoint.json")
+            s3.expired.add("AKIDHUSH")
+            unshard({**env, "XDG_CACHE_HOME": t + "/other"}, "cat", "s3://b/run", "no-such-key", status=3)
+            seen += m.messages().encode()
+        for secret in (b"hush-secret", b"hush-token", b"Signature="):
+            assert secret not in seen, secret
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""The fault server with a strict S3 face: signatures are computed anew, regions and expired keys refused as S3 does.
+
+    with S3Server(root) as s: ... env=s.env(), s.credentials["ID"] = (secret, token), s.expired.add("ID"), s.region = "eu-1"
+
+Buckets are the folders of root. Path style, and virtual-host style for Host: BUCKET.localhost:PORT. The signature's rules are
+written down here for the second time, after AWS's documentation and not after our signer.
+"""
+import hashlib
+import hmac
+import os
+import re
+import urllib.parse
+
+from fault_server import Handler, Server
+
+EMPTY = hashlib.sha256(b"").hexdigest()
+FORM = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/,]+)/(\d{8})/([^/,]+)/([^/,]+)/aws4_request, ?"
+                  r"SignedHeaders=([a-z0-9;-]+), ?Signature=([0-9a-f]{64})")
+
+
+def quoted(text):
+    return urllib.parse.quote(urllib.parse.unquote_to_bytes(text), safe="-_.~")
+
+
+def signature(method, target, headers, names, scope, secret):
+    path, _, query = target.partition("?")
+    pairs = sorted((quoted(p.partition("=")[0]), quoted(p.partition("=")[2])) for p in query.split("&") if p)
+    canonical = "\n".join([method, path, "&".join(f"{a}={b}" for a, b in pairs),
+                           *(f"{n}:{' '.join(headers[n].split())}" for n in names), "", ";".join(names),
+                           headers["x-amz-content-sha256"]])
+    text = "\n".join(["AWS4-HMAC-SHA256", headers["x-amz-date"], "/".join(scope),
+                      hashlib.sha256(canonical.encode()).hexdigest()])
+    key = ("AWS4" + secret).encode()
+    for part in (*scope, text):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key.hex()
+
+
+class S3Handler(Handler):
+    def do_GET(self):
+        s3 = self.server
+        if self.path.startswith("/-/"):
+            return super().do_GET()
+        refusal = self.refusal({k.lower(): v for k, v in self.headers.items()})
+        s3.codes.append(refusal)
+        told = {"x-amz-bucket-region": s3.region} if s3.region else {}
+        if refusal:
+            status = {"ExpiredToken": 400, "InvalidToken": 400, "AuthorizationHeaderMalformed": 400,
+                      "AuthenticationRequired": 401}.get(refusal, 403)
+            return self.send_error_xml(status, refusal, told)
+        host = self.headers["Host"].split(":")[0]
+        if host.endswith(".localhost"):
+            self.path = "/" + host[:-len(".localhost")] + self.path
+        bucket, _, key = self.path.partition("?")[0].lstrip("/").partition("/")
+        if not os.path.isdir(os.path.join(s3.root, bucket)):
+            return self.send_error_xml(404, "NoSuchBucket")
+        if not key and self.command == "HEAD":
+            return self.send(200, told)
+        if key and os.path.isdir(os.path.join(s3.root, bucket, urllib.parse.unquote(key))):
+            return self.send_error_xml(404, "NoSuchKey")  # no folders in a bucket
+        return super().do_GET()
+
+    do_HEAD = do_GET
+
+    def refusal(self, headers):
+        """The code of S3's error, or None."""
+        s3, given = self.server, headers.get("authorization")
+        if given is None:
+            return None if s3.public else "AccessDenied"
+        if given.startswith("Bearer "):
+            return None if s3.bearer and given == "Bearer " + s3.bearer else "AuthenticationRequired"
+        m = FORM.fullmatch(given)
+        if not m:
+            return "AuthorizationHeaderMalformed"
+        key_id, date, region, service, names, got = m.groups()
+        if key_id not in s3.credentials:
+            return "InvalidAccessKeyId"
+        secret, token = s3.credentials[key_id]
+        names = names.split(";")
+        if names != sorted(names) or "host" not in names or any(n not in names for n in headers if n.startswith("x-amz-")):
+            return "AccessDenied"
+        if (s3.region and region != s3.region) or service != "s3":
+            return "AuthorizationHeaderMalformed"
+        if headers["x-amz-content-sha256"] != EMPTY or not headers["x-amz-date"].startswith(date):
+            return "AccessDenied"
+        if signature(self.command, self.path, headers, names, (date, region, service, "aws4_request"), secret) != got:
+            return "SignatureDoesNotMatch"
+        if headers.get("x-amz-security-token") != token:
+            return "InvalidToken"
+        return "ExpiredToken" if key_id in s3.expired else None
+
+
+class S3Server(Server):
+    """`credentials`: {id: (secret, token or None)}; `expired`: ids; `region`: the bucket's, None: any; `codes`: what each
+    request was refused with, None: let in; `public`: who comes without a signature is let in; `bearer`: a token that Google would have given."""
+
+    def __init__(self, root, **more):
+        super().__init__(root, **more)
+        self.RequestHandlerClass = S3Handler
+        self.credentials, self.expired, self.codes = {"AKIDTEST": ("secret/+=", None)}, set(), []
+        self.region, self.public, self.bearer = None, False, None
+
+    def env(self, key_id="AKIDTEST", **more):
+        """The environment of a client that has these keys (None: none) and no other settings."""
+        env = clean_env(AWS_ENDPOINT_URL_S3=self.url)
+        if key_id:
+            secret, token = self.credentials[key_id]
+            env.update(AWS_ACCESS_KEY_ID=key_id, AWS_SECRET_ACCESS_KEY=secret)
+            if token:
+                env["AWS_SESSION_TOKEN"] = token
+        env.update(more)
+        return env
+
+
+def clean_env(**more):
+    """Ours without what tells clients of clouds who they are: no files, no instance to ask."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "HF_", "GOOGLE_", "GS_", "CLOUDSDK_"))}
+    env.update(AWS_CONFIG_FILE="/dev/null", AWS_SHARED_CREDENTIALS_FILE="/dev/null", AWS_EC2_METADATA_DISABLED="true",
+               NO_GCE_CHECK="true", HF_TOKEN_PATH="/dev/null", NO_PROXY="*")
+    env.update(more)
+    return env
