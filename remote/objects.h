@@ -42,6 +42,11 @@ int object_list_add(struct object_list *l, const struct object_entry *entry,
  */
 struct object_protocol {
     const char *name;
+    /*
+     * A URL names one version of an object for ever: neither ETag nor date is compared.
+     * Those of the Hub are of the place that it sends us to, which may be any of many.
+     */
+    bool pinned;
 
     /*
      * One directory, all of it: does the requests (continuation too) and adds what it

@@ -49,7 +49,7 @@ static int pin(struct object_source *s, const struct http_answer *a, struct err 
     const char *etag = http_answer_header(a, "ETag");
     int rc = 0;
 
-    if (!etag)
+    if (!etag || s->o->protocol->pinned)
         return 0;
     pthread_mutex_lock(&s->lock);
     if (!s->etag) {
@@ -87,7 +87,7 @@ static struct http_request range_request(struct object_source *s, uint64_t off,
                                  .dst = dst,
                                  .size = s->base.size,
                                  .etag = pinned(s),
-                                 .modified = s->modified};
+                                 .modified = s->o->protocol->pinned ? 0 : s->modified};
 }
 
 static size_t parts_of(const struct source_range *r, size_t n)

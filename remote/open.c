@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "remote/http.h"
+#include "remote/hub.h"
 #include "remote/s3.h"
 #include "remote/web.h"
 #include "remote/store.h"
@@ -18,6 +19,7 @@ static const struct {
     open_fn *open;
 } kinds[] = {
     {"https", web_open}, {"http", web_open}, {"s3", s3_open},
+    {"gs", s3_open},     {"hf", hub_open},
 };
 
 static size_t scheme_len(const char *name)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Repositories of the Hugging Face Hub through hf://: revisions, large files elsewhere, pages, tokens, names."""
+import os
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mountlib import UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / "data"
+sys.path.insert(0, str(ROOT / "remote"))
+
+from hub_server import HubServer  # noqa: E402
+
+
+def unshard(env, *args, status=0):
+    done = subprocess.run([UNSHARD, *args], env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    if done.returncode != status:
+        raise AssertionError(f"unshard {args}: status {done.returncode}\n{done.stderr.decode()}")
+    return done
+
+
+def check(mount, expected):
+    done = subprocess.run([sys.executable, str(ROOT / "check_mount.py"), str(mount), str(expected)],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_fixtures(t):
+    with HubServer() as hub:
+        for i, name in enumerate(("safetensors/hf_sharded_f32", "hf_dcp/hfdcp_row_5", "torch_dcp/dcp_fsdp2_adamw_2r")):
+            hub.add("org/model", DATA / name, branch=f"v{i}")
+            with Mount(f"hf://org/model@v{i}", f"{t}/mnt{i}", env=hub.env()) as m:
+                check(m.path, DATA / (name + ".expected.json"))
+        assert hub.store_log, "no file was large"
+
+
+def test_a_branch_that_moves(t):
+    """What is mounted stays the commit that the branch named; a later mount sees the new one."""
+    old, new = make_tensors("old"), make_tensors("new")
+    key = next(iter(old))
+    with HubServer(large=1000) as hub:
+        hub.add("o/m", {"model.safetensors": safetensors_image(old), "config.json": b"{}"})
+        with Mount("hf://o/m", t + "/mnt", "refresh=1", env=hub.env()) as m:
+            same("before", read_all(f"{m.path}/raw/{key}"), old[key][2])
+            sha = hub.add("o/m", {"model.safetensors": safetensors_image(new), "config.json": b"{}"})
+            same("after", read_all(f"{m.path}/model.safetensors"), safetensors_image(old))
+        same("later", unshard(hub.env(), "cat", "hf://o/m", key).stdout, new[key][2])
+        same("by commit", unshard(hub.env(), "cat", f"hf://o/m@{sha}", key).stdout, new[key][2])
+        done = unshard(hub.env(), "ls", "hf://o/m@nothing", status=3)
+        assert b"nothing" in done.stderr, done.stderr
+
+
+def test_names_of_all_kinds(t):
+    tensors = make_tensors("kinds", count=2)
+    key, image = next(iter(tensors)), safetensors_image(tensors)
+    files = {"a b/s+t#1/\u00e9.safetensors": image, "a b/other.txt": b"x"}
+    with HubServer(large=1000) as hub:
+        for kind, url in (("models", "hf://o/m"), ("datasets", "hf://datasets/o/m"), ("spaces", "hf://spaces/o/m")):
+            hub.add("o/m", files, kind=kind)
+            hub.add("o/m", files, kind=kind, branch="refs/pr/3")
+            hub.add("o/m", files, kind=kind, branch="feature/x")
+            for revision in ("", "@refs/pr/3", "@feature%2Fx"):
+                for path in ("a b/s+t#1", "a b/s+t#1/\u00e9.safetensors"):
+                    same(url, unshard(hub.env(), "cat", f"{url}{revision}/{path}", key).stdout, tensors[key][2])
+        hub.add("gpt2", files)
+        same("an old name", unshard(hub.env(), "cat", "hf://gpt2@main/a b/s+t#1", key).stdout, tensors[key][2])
+        done = unshard(hub.env(), "ls", "hf://o/m/none", status=3)
+        assert b"there is no none in it" in done.stderr, done.stderr
+
+
+def test_pages(t):
+    tensors = make_tensors("pages")
+    write_checkpoint(t + "/src", tensors, shards=3)
+    files = {p.name: p.read_bytes() for p in pathlib.Path(t + "/src").iterdir()}
+    files.update({f"notes-{i:04}.txt": b"%d" % i for i in range(345)})
+    with HubServer() as hub:
+        hub.add("o/m", files)
+        with Mount("hf://o/m", t + "/mnt", env=hub.env()) as m:
+            same("notes", sum(n.startswith("notes-") for n in os.listdir(m.path)), 345)
+            same("the last", read_all(m / "notes-0344.txt"), b"344")
+            for key in tensors:
+                same(key, read_all(f"{m.path}/raw/{key}"), tensors[key][2])
+        assert sum("cursor=" in path for _, path, _ in hub.log) >= 6
+
+
+def test_tokens(t):
+    """The token opens the repository, and never leaves for the place where large files are."""
+    tensors = make_tensors("token")
+    key = next(iter(tensors))
+    with HubServer(token="hf_hush", large=1000) as hub:
+        hub.add("o/private", {"model.safetensors": safetensors_image(tensors)})
+        done = unshard(hub.env(), "ls", "hf://o/private", status=5)
+        assert b"HF_TOKEN" in done.stderr, done.stderr
+        done = unshard(hub.env(HF_TOKEN="hf_wrong"), "ls", "hf://o/private", status=5)
+        assert b"hf_wrong" not in done.stderr, done.stderr
+        same("cat", unshard(hub.env(HF_TOKEN="hf_hush"), "cat", "hf://o/private", key).stdout, tensors[key][2])
+        with open(t + "/token", "w") as f:
+            f.write("hf_hush\n")
+        hub.store_log.clear()
+        with Mount("hf://o/private", t + "/mnt", env=hub.env(HF_TOKEN_PATH=t + "/token", UNSHARD_LOG="debug")) as m:
+            same("raw", read_all(f"{m.path}/raw/{key}"), tensors[key][2])
+            assert "hf_hush" not in m.messages()
+        assert hub.store_log and not any(auth for _, _, auth in hub.store_log), hub.store_log
+        assert all(auth == "Bearer hf_hush" for _, path, auth in hub.log[-3:]), hub.log[-3:]
+        done = unshard(hub.env(HF_TOKEN="hf_hush", HF_HUB_OFFLINE="1"), "ls", "hf://o/private", status=5)
+        assert b"HF_HUB_OFFLINE" in done.stderr, done.stderr
+
+
+def test_links_that_end(t):
+    """The place of a large file is good for a moment only; the next read is sent to a new one."""
+    import time
+
+    tensors = make_tensors("moment")
+    with HubServer(large=1000, seconds=1) as hub:
+        hub.add("o/m", {"model.safetensors": safetensors_image(tensors)})
+        with Mount("hf://o/m", t + "/mnt", env=hub.env()) as m:
+            for key in tensors:
+                same(key, read_all(f"{m.path}/raw/{key}"), tensors[key][2])
+                time.sleep(0.6)
+
+
+if __name__ == "__main__":
+    main(globals())
