@@ -3,10 +3,9 @@
 #include "fs/lane.h"
 
 #include <errno.h>
-#include <signal.h>
-#include <stdio.h>
 #include <string.h>
 
+#include "fs/asked.h"
 #include "fs/node.h"
 #include "fs/request.h"
 #include "fs/slot.h"
@@ -261,27 +260,6 @@ void lane_add(struct lane *l, const struct request *r)
     pthread_mutex_unlock(&l->lock);
 }
 
-/* Is this thread being killed? (SIGKILL, or any fatal signal once the kernel acts on it) */
-static bool is_killed(pid_t tid)
-{
-    char path[64], line[256];
-    unsigned long long pending = 0, bits;
-    FILE *f;
-
-    if (tid <= 0)
-        return false; /* of another pid namespace: not to be seen */
-    snprintf(path, sizeof path, "/proc/%d/status", (int)tid);
-    f = fopen(path, "re");
-    if (!f)
-        return errno == ENOENT;
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "SigPnd: %llx", &bits) == 1 ||
-            sscanf(line, "ShdPnd: %llx", &bits) == 1)
-            pending |= bits;
-    fclose(f);
-    return pending & 1ull << (SIGKILL - 1);
-}
-
 /* Takes a request off the list if it is still there. */
 static bool remove_waiting(struct lane *l, const struct waiting *w)
 {
@@ -312,7 +290,7 @@ bool lane_reap(struct lane *l)
     for (size_t i = 0; i < count; i++) {
         bool mine;
 
-        if (!is_killed(suspect[i].tid))
+        if (!asked_is_killed(suspect[i].tid))
             continue;
         pthread_mutex_lock(&l->lock);
         mine = remove_waiting(l, suspect[i].w);

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "base/log.h"
+#include "fs/asked.h"
 #include "fs/handle.h"
 #include "fs/lane.h"
 #include "fs/read.h"
@@ -60,8 +61,14 @@ void request_run(const struct request *r)
 {
     struct request here = *r;
     struct err e = {0};
-    int rc = here.fn(&here, &e);
+    struct interrupt *before;
+    struct asked asked;
+    int rc;
 
+    asked_init(&asked, r->req);
+    before = interrupt_set(&asked.base);
+    rc = here.fn(&here, &e);
+    interrupt_set(before);
     if (rc == FS_LATER)
         lane_add(r->fs->lane, r);
     else if (rc < 0)

@@ -16,6 +16,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/fsutil.h"
+#include "base/interrupt.h"
 #include "remote/ring.h"
 #include "remote/source.h"
 
@@ -573,8 +574,8 @@ static int add_piece(struct decoded_cache *c, const struct decoded_key *key,
     return rc;
 }
 
-static int get(struct decoded_cache *c, const struct decoded_key *key,
-               const struct job *job, struct source **out, struct err *e)
+static int get_once(struct decoded_cache *c, const struct decoded_key *key,
+                    const struct job *job, struct source **out, struct err *e)
 {
     struct piece *p;
     int rc = 0;
@@ -592,6 +593,19 @@ static int get(struct decoded_cache *c, const struct decoded_key *key,
         atomic_store(&p->src->used_up, false);
     }
     pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+/* Another thread's decoding may have been interrupted; that is nothing to this one. */
+static int get(struct decoded_cache *c, const struct decoded_key *key,
+               const struct job *job, struct source **out, struct err *e)
+{
+    int rc = get_once(c, key, job, out, e);
+
+    while (rc == -EINTR && interrupt_current() && !interrupt_asked()) {
+        *e = (struct err){0};
+        rc = get_once(c, key, job, out, e);
+    }
     return rc;
 }
 

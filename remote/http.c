@@ -355,7 +355,8 @@ static bool interrupted(const struct batch *b)
 
     if (!stopped && !interrupt_asked())
         return false;
-    err_set(&e, EINTR, "%s: %s", b->r[0].what ? b->r[0].what : "request",
+    err_set(&e, stopped ? ECANCELED : EINTR, "%s: %s",
+            b->r[0].what ? b->r[0].what : "request",
             stopped ? "the mount ends" : "interrupted");
     *b->e = e;
     return true;

@@ -35,7 +35,7 @@ int http_options_get(struct http_options *out, struct err *e);
 
 int http_new(const struct http_options *options, struct http **out, struct err *e);
 
-/* Ends all that is under way and all that comes later: -EINTR. Any thread. */
+/* Ends all that is under way and all that comes later: -ECANCELED. Any thread. */
 void http_stop(struct http *h);
 
 /* When nobody calls any more. NULL is fine. */
@@ -144,8 +144,8 @@ void http_answer_release(struct http_answer *a);
  * double from 100 ms to 5 s, with chance in them. `a` may be NULL.
  *
  * -ENOENT: 404, 410. -EACCES: 401, 403. -ESTALE: the object is another one (412, 416, or
- * what it tells of itself). -EINTR: the caller's thread was interrupted (base/interrupt.h)
- * or http_stop(). -EFBIG. -EREMOTEIO: all tries failed or the deadline is over. -EPROTO: an answer that
+ * what it tells of itself). -EINTR: the caller's thread was interrupted (base/interrupt.h).
+ * -ECANCELED: http_stop(). -EFBIG. -EREMOTEIO: all tries failed or the deadline is over. -EPROTO: an answer that
  * no other try makes better. The words name host, object, range, status and tries.
  */
 int http_do(struct http *h, const struct http_request *r, struct http_answer *a,

@@ -348,7 +348,6 @@ static enum wire_end end_of(CURLcode code)
         return WIRE_UNTRUSTED;
     case CURLE_OUT_OF_MEMORY:
     case CURLE_URL_MALFORMAT:
-    case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_BAD_FUNCTION_ARGUMENT:
     case CURLE_ABORTED_BY_CALLBACK:
         return WIRE_FAILED;

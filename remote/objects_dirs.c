@@ -15,8 +15,10 @@ enum {
     ENTRIES_KEPT =
         10000000, /* of all directories together, 1.5 GB; those unused go first */
     LOOK_NS = 100000000,
-    /* Who has an old listing does not wait a minute for a new one. */
-    RENEW_SECONDS = 10,
+    /* Who has an old listing does not wait a minute for a new one: at first so long, twice
+     * as long after each failure. */
+    RENEW_SECONDS = 3,
+    RENEW_SECONDS_MAX = 10,
     COST_SHARE = 10, /* a directory that takes long to list is listed less often */
 };
 
@@ -29,6 +31,7 @@ struct dir {
     struct object_list *list; /* NULL: not known */
     int64_t until;            /* it counts till then */
     bool busy;                /* somebody asks the server */
+    unsigned renew_s; /* how long to wait for it, where there is a list; 0: first */
     unsigned users;
     uint64_t flights;
     int rc; /* how the last flight ended */
@@ -160,14 +163,14 @@ static void unuse(struct dirs *d, struct dir *dir)
 
 /* ---- asking the server ---- */
 
-static int fetch(struct objects *o, const char *path, bool renew,
+static int fetch(struct objects *o, const char *path, unsigned deadline_s,
                  struct object_list **out, struct err *e)
 {
     CLEANUP(object_list_putp) struct object_list *l = NULL;
     int rc = object_list_new(path, o->id, &l, e);
 
     if (rc == 0)
-        rc = o->protocol->list(o->self, path, renew ? RENEW_SECONDS : 0, l, e);
+        rc = o->protocol->list(o->self, path, deadline_s, l, e);
     if (rc < 0)
         return rc;
     object_list_finish(l);
@@ -189,9 +192,12 @@ static void land(struct objects *o, struct dir *dir, int64_t start, int rc,
     int64_t now = clock_ns();
 
     dir->until = now + MAX(o->refresh_ns, COST_SHARE * (now - start));
+    dir->renew_s = rc < 0 ? MIN(2 * MAX(dir->renew_s, (unsigned)RENEW_SECONDS),
+                                (unsigned)RENEW_SECONDS_MAX)
+                          : 0;
     if (rc < 0 && dir->list && says_nothing(rc)) {
         dir->until = now + o->refresh_ns;
-        if (rc != -EINTR)
+        if (rc != -EINTR && rc != -ECANCELED)
             log_msg(LOG_REMOTE, LOG_WARN, "%s; what was listed before counts", e->text);
         else
             dir->until = 0;
@@ -211,13 +217,15 @@ static void fly(struct objects *o, struct dir *dir)
 {
     struct dirs *d = o->dirs;
     CLEANUP(object_list_putp) struct object_list *l = NULL;
+    unsigned deadline_s = dir->list ? MAX(dir->renew_s, (unsigned)RENEW_SECONDS) : 0;
+    const char *path = dir->path; /* stays while it is in use */
     int64_t start = clock_ns();
     struct err e = {0};
     int rc;
 
     dir->busy = true;
     pthread_mutex_unlock(&d->lock);
-    rc = fetch(o, dir->path, dir->list != NULL, &l, &e);
+    rc = fetch(o, path, deadline_s, &l, &e);
     pthread_mutex_lock(&d->lock);
     dir->busy = false;
     dir->flights++;

@@ -12,6 +12,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "index/formats/scan_priv.h"
 #include "index/map/map.h"
@@ -366,8 +367,8 @@ static int drop(struct scanner *s, const struct known *k, struct err *e)
 static bool is_ours(int code)
 {
     return code == ENOMEM || code == ENOSPC || code == EROFS || code == EDQUOT ||
-           code == EMFILE || code == ENFILE || code == EINTR || code == EREMOTEIO ||
-           code == EPROTO;
+           code == EMFILE || code == ENFILE || code == EINTR || code == ECANCELED ||
+           code == EREMOTEIO || code == EPROTO;
 }
 
 static void log_scan(struct scanner *s, int64_t id, int64_t start)
@@ -543,15 +544,32 @@ static void fly(struct scanner *s, struct known *k)
     pthread_cond_broadcast(&s->ended);
 }
 
+/*
+ * Who looked for all may have been interrupted, which is nothing to those who waited: they
+ * look by themselves. Call with the lock held.
+ */
+static bool others_gave_up(const struct known *k)
+{
+    return k->rc == -EINTR && !interrupt_asked();
+}
+
 /* The id of the checkpoint, after a look where one is due. Call with the lock held. */
 static int settle(struct scanner *s, struct known *k, int64_t *id, struct err *e)
 {
-    uint64_t flights = k->flights;
+    uint64_t flights;
 
-    if (k->busy) {
+    while (k->busy) {
+        flights = k->flights;
         while (k->flights == flights)
             pthread_cond_wait(&s->ended, &s->lock);
-    } else if (!k->id || k->suspect || clock_ns(CLOCK_MONOTONIC) >= k->until) {
+        if (!others_gave_up(k)) {
+            *id = k->id;
+            if (k->rc < 0)
+                *e = k->err;
+            return k->rc;
+        }
+    }
+    if (!k->id || k->suspect || clock_ns(CLOCK_MONOTONIC) >= k->until) {
         fly(s, k);
     } else {
         *id = k->id;

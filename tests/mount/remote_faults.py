@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: MIT
+"""What a store does wrong, how often, and what a reader of the mount sees: the same bytes, or an error with words.
+
+Every fault has a shard of its own, so that what was read before hides nothing, and each time another tensor is read
+beside it. The table is printed as the tests' comments.
+"""
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from mountlib import UNSHARD, Mount, errno_name, main, read_all, same, safetensors_image, tensor_bytes, wait_for, write_file
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "remote"))
+
+from fault_server import Server  # noqa: E402
+
+SIZE = 200 << 10  # more than what is fetched with a header
+TRIES, STALL, DEADLINE = 4, 1, 10
+ENV = {**os.environ, "UNSHARD_HTTP_TRIES": str(TRIES), "UNSHARD_HTTP_STALL": str(STALL),
+       "UNSHARD_HTTP_DEADLINE": str(DEADLINE), "UNSHARD_HTTP_CONNECT": "2"}
+BYTES = "the bytes"
+ALWAYS = -1
+
+# name: times, fault, what the reader gets, words of the log
+TABLE = {
+    "429 with Retry-After": (2, {"kind": "status", "status": 429, "code": "SlowDown", "retry_after": 1}, BYTES, ()),
+    "503 with Retry-After": (1, {"kind": "status", "status": 503, "retry_after": 1}, BYTES, ()),
+    "503 SlowDown": (3, {"kind": "status", "status": 503}, BYTES, ()),
+    "503 always": (ALWAYS, {"kind": "status", "status": 503}, errno.EIO, ("HTTP 503 SlowDown", "status 503", f"{TRIES} tries")),
+    "503, longer than there is time": (ALWAYS, {"kind": "status", "status": 503, "retry_after": 3600}, errno.EIO,
+                                       ("asks to wait 3600 s", "1 try")),
+    "500": (2, {"kind": "status", "status": 500, "code": "InternalError"}, BYTES, ()),
+    "reset before an answer": (2, {"kind": "reset"}, BYTES, ()),
+    "reset in the body": (2, {"kind": "cut", "after": 1000}, BYTES, ()),
+    "reset in the body, always": (ALWAYS, {"kind": "cut", "after": 1000}, errno.EIO, ("the connection broke", f"{TRIES} tries")),
+    "stall before an answer": (1, {"kind": "stall"}, BYTES, ()),
+    "stall in the body": (1, {"kind": "stall", "after": 1000}, BYTES, ()),
+    "stall, always": (ALWAYS, {"kind": "stall"}, errno.EIO, ("the server stalled",)),
+    "body one byte short": (2, {"kind": "short", "bytes": 1}, BYTES, ()),
+    "body short, always": (ALWAYS, {"kind": "short", "bytes": 7}, errno.EIO, ("a body of", f"{TRIES} tries")),
+    "body too long": (1, {"kind": "long", "bytes": 5}, BYTES, ()),
+    "wrong Content-Range": (2, {"kind": "wrong_range"}, BYTES, ()),
+    "wrong Content-Range, always": (ALWAYS, {"kind": "wrong_range"}, errno.EIO, ("wrong Content-Range", "status 206")),
+    "200 instead of 206": (2, {"kind": "ignore_range"}, BYTES, ()),
+    "200 instead of 206, always": (ALWAYS, {"kind": "ignore_range"}, errno.EIO, ("200 instead of 206", "status 200")),
+    "not HTTP at all": (1, {"kind": "garbage"}, BYTES, ()),
+    "redirected in a circle": (ALWAYS, {"kind": "redirect"}, errno.EIO, ("redirected too often",)),
+    "redirected to a file": (ALWAYS, {"kind": "redirect", "location": "file:///etc/passwd"}, errno.EIO, ("not followed",)),
+    "401": (ALWAYS, {"kind": "status", "status": 401, "code": "ExpiredToken"}, errno.EACCES, ("HTTP 401 ExpiredToken",)),
+    "403": (ALWAYS, {"kind": "status", "status": 403, "code": "AccessDenied"}, errno.EACCES, ("HTTP 403 AccessDenied",)),
+    "404 of what was listed": (ALWAYS, {"kind": "status", "status": 404, "code": "NoSuchKey"}, errno.ESTALE, ()),
+}
+
+
+def make(t, names):
+    """A checkpoint with a shard a name and two more; {key: bytes} by shard number."""
+    os.makedirs(t + "/src/run")
+    data = {}
+    for i in range(len(names) + 2):
+        data[i] = tensor_bytes(f"{t}{i}", SIZE)
+        write_file(f"{t}/src/run/s{i}-.safetensors", safetensors_image({f"w{i}": ("U8", (SIZE,), data[i])}))
+    index = {f"w{i}": f"s{i}-.safetensors" for i in data}
+    write_file(t + "/src/run/model.safetensors.index.json",
+               json.dumps({"metadata": {}, "weight_map": index}).encode())
+    write_file(t + "/src/run/config.json", b"{}")
+    return data
+
+
+def outcome(path):
+    try:
+        return read_all(path)
+    except OSError as e:
+        return e.errno
+
+
+def test_fault_table(t):
+    data = make(t, TABLE)
+    other = len(TABLE)
+    with Server(t + "/src") as server, Mount(server.url + "/run", t + "/mnt", env=ENV) as m:
+        os.listdir(m / "raw")
+        for i, (name, (times, fault, wanted, words)) in enumerate(TABLE.items()):
+            rule = server.fault(times=times, match=f"/s{i}-", **fault)
+            before = len(m.messages())
+            start = time.monotonic()
+            got = outcome(m / f"raw/w{i}")
+            seconds = time.monotonic() - start
+            log = m.messages()[before:]
+            assert rule.used > 0, f"{name}: the fault was not met"
+            if wanted == BYTES:
+                assert got == data[i], f"{name}: " + (errno_name(got) if isinstance(got, int) else "other bytes")
+                same(name + ": times", rule.used, times)
+                result = "the same bytes"
+            else:
+                same(name, errno_name(got) if isinstance(got, int) else "bytes", errno_name(wanted))
+                result = errno_name(got)
+                for word in (*words, *((f"s{i}-.safetensors", "127.0.0.1") if words else ())):
+                    assert word in log, f"{name}: no {word!r} in {log!r}"
+            assert seconds < DEADLINE + 5, f"{name}: {seconds} s"
+            with open(m / f"raw/w{other}", "rb") as f:  # other tensors stay readable
+                f.seek(4096 * i)
+                same(f"{name}: the other tensor", f.read(4096), data[other][4096 * i:4096 * i + 4096])
+            print(f"# {name:32} times {'always' if times < 0 else times:>6}  {result:14} {rule.used} met, {seconds:.1f} s")
+        server.clear()
+        for i in range(len(TABLE)):
+            assert outcome(m / f"raw/w{i}") == data[i], f"w{i} once all is well"
+
+
+def test_an_object_that_changes_under_its_reader(t):
+    data = make(t, ())
+    path = t + "/src/run/s0-.safetensors"
+    fresh = tensor_bytes("fresh", SIZE)
+    with Server(t + "/src") as server, Mount(server.url + "/run", t + "/mnt", "refresh=2", env=ENV) as m:
+        with open(m / "raw/w0", "rb", buffering=0) as f:
+            same("its beginning", f.read(4096), data[0][:4096])
+            write_file(path, safetensors_image({"w0": ("U8", (SIZE,), fresh)}))
+            f.seek(SIZE // 2)
+            try:
+                got = f.read(SIZE // 2)
+                assert got == data[0][SIZE // 2:], "bytes of the new object through the old handle"
+            except OSError as e:
+                assert e.errno in (errno.ESTALE, errno.EIO), e
+        wait_for("the new object", 8, lambda: outcome(m / "raw/w0") == fresh)
+        same("the other tensor", read_all(m / "raw/w1"), data[1])
+
+
+def test_new_checkpoints_show_after_refresh(t):
+    make(t, ())
+    with Server(t + "/src") as server, Mount(server.url, t + "/mnt", "refresh=2", env=ENV) as m:
+        same("at first", os.listdir(m.path), ["run"])
+        os.mkdir(t + "/src/next")
+        write_file(t + "/src/next/model.safetensors", safetensors_image({"k": ("U8", (3,), b"abc")}))
+        print(f"# shown after {wait_for('the new checkpoint', 5, lambda: 'next' in os.listdir(m.path)):.1f} s, refresh=2")
+        same("its tensor", read_all(m / "next/raw/k"), b"abc")
+
+
+def test_secrets_are_not_told(t):
+    data = make(t, ())
+    secret, token = "s3cr%65t-w0rd", "t0k3n-in-query"
+    with Server(t + "/src") as server:
+        server.fault("skew", match="/s0-", seconds=3000)
+        url = server.url.replace("//", f"//someone:{secret}@") + f"/run/?sig={token}"
+        with Mount(url, t + "/mnt", env={**ENV, "UNSHARD_LOG": "debug"}) as m:
+            same("with another clock", read_all(m / "raw/w0"), data[0])
+            server.fault("status", times=ALWAYS, match="/s1-", status=403)
+            same("refused", outcome(m / "raw/w1"), errno.EACCES)
+            seen = m.messages() + read_all("/proc/mounts").decode()
+            seen += read_all(f"/proc/{m.process.pid}/cmdline").decode()
+            seen += read_all(m / ".unshard/last-error").decode() + read_all(m / ".unshard/checkpoint.json").decode()
+            for folder, _, files in os.walk(m.path):
+                for f in files:
+                    path = os.path.join(folder, f)
+                    seen += "".join(f"{n}={os.getxattr(path, n)!r}" for n in os.listxattr(path))
+            for word in (secret, "s3cret", token, "c29tZW9uZ"):
+                assert word not in seen, f"{word} is told: " + seen[max(0, seen.index(word) - 200):][:400]
+        assert server.log(f"sig={token}") and server.log()[-1]["headers"]["Authorization"].startswith("Basic "), "they went out"
+        done = subprocess.run([UNSHARD, "ls", url.replace("/run/", "/nothing/")], env=ENV, capture_output=True, text=True)
+        same("status", done.returncode, 3)
+        assert token not in done.stderr and secret not in done.stderr and "/nothing" in done.stderr, done.stderr
+
+
+def test_authorization_stays_with_its_host(t):
+    data = make(t, ())
+    with Server(t + "/src") as server, Server(t + "/src") as elsewhere:
+        server.fault("redirect", times=ALWAYS, match="/s0-", location=elsewhere.url + "/run/s0-.safetensors")
+        with Mount(server.url.replace("//", "//u:p@") + "/run", t + "/mnt", env=ENV) as m:
+            same("through a redirection", read_all(m / "raw/w0"), data[0])
+        asked = elsewhere.log("/s0-")
+        assert asked and not any("Authorization" in r["headers"] for r in asked), asked
+
+
+def test_names_that_do_not_resolve(t):
+    start = time.monotonic()
+    done = subprocess.run([UNSHARD, "ls", "http://no-such-host.invalid/run"], capture_output=True, text=True,
+                          env={**ENV, "UNSHARD_ALLOW_HTTP": "1"})
+    same("status", done.returncode, 3)
+    for word in ("no-such-host.invalid", "cannot be resolved", f"{TRIES} tries"):
+        assert word in done.stderr, done.stderr
+    assert time.monotonic() - start < DEADLINE + 5
+    done = subprocess.run([UNSHARD, "ls", "http://no-such-host.invalid/run"], capture_output=True, text=True, env=ENV)
+    same("status", done.returncode, 3)
+    assert "UNSHARD_ALLOW_HTTP" in done.stderr, done.stderr
+
+
+class Stopped:
+    """A server that is a process of its own, so that it can be stopped as a whole."""
+
+    def __init__(self, root):
+        script = pathlib.Path(__file__).resolve().parent.parent / "remote/fault_server.py"
+        self.process = subprocess.Popen([sys.executable, str(script), root], stdout=subprocess.PIPE, text=True)
+        self.url = "http://127.0.0.1:" + self.process.stdout.readline().split()[1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+
+def timed(what, seconds, call):
+    start = time.monotonic()
+    result = call()
+    took = time.monotonic() - start
+    assert took < seconds, f"{what} took {took:.1f} s, at most {seconds}"
+    print(f"# stopped server: {what}: {took:.1f} s")
+    return result
+
+
+def test_a_server_that_is_stopped(t):
+    data = make(t, range(4))
+    env = {**ENV, "UNSHARD_HTTP_DEADLINE": "12", "UNSHARD_HTTP_TRIES": "50"}  # only the deadline ends them
+    with Stopped(t + "/src") as server:
+        with Mount(server.url + "/run", t + "/mnt", "refresh=1", env=env) as m:
+            same("before", read_all(m / "raw/w0"), data[0])
+            server.signal(signal.SIGSTOP)
+            reader = subprocess.Popen(["cat", m / "raw/w1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            hung = subprocess.Popen([sys.executable, "-c", f"import sys; open({m / 'raw/w2'!r}, 'rb').read()"],
+                                    stderr=subprocess.DEVNULL)
+            time.sleep(2.5)
+            timed("df", 5, lambda: subprocess.run(["df", m.path], check=True, capture_output=True))
+            same("ls", "w0" in timed("ls", 15, lambda: os.listdir(m / "raw")), True)
+            reader.send_signal(signal.SIGINT)  # kills
+            hung.send_signal(signal.SIGINT)  # Python handles it
+            timed("a killed reader", 3, lambda: reader.wait(10))
+            timed("an interrupted reader", 4, lambda: hung.wait(10))
+            got = {}
+            late = threading.Thread(target=lambda: got.update(w3=outcome(m / "raw/w3")))
+            late.start()
+            time.sleep(1.5)
+            server.signal(signal.SIGCONT)
+            late.join(20)
+            same("what was asked meanwhile", got.get("w3"), data[3])
+            server.signal(signal.SIGSTOP)
+            same("a reader with no end", timed("EIO", 30, lambda: outcome(m / "raw/w4")), errno.EIO)
+            last = subprocess.Popen(["cat", m / "raw/w5"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(0.5)
+            m.process.send_signal(signal.SIGTERM)
+            timed("SIGTERM", 8, lambda: m.process.wait(15))
+            timed("its last reader", 8, lambda: last.wait(15))
+            server.signal(signal.SIGCONT)
+
+
+def test_umount_does_not_wait_for_a_stopped_server(t):
+    data = make(t, ())
+    with Stopped(t + "/src") as server, Mount(server.url + "/run", t + "/mnt", env=ENV) as m:
+        same("before", read_all(m / "raw/w0"), data[0])
+        server.signal(signal.SIGSTOP)
+        timed("umount", 8, lambda: subprocess.run([UNSHARD, "umount", m.path], check=True))
+        timed("its process", 8, lambda: m.process.wait(10))
+
+
+if __name__ == "__main__":
+    main(globals())
