@@ -10,13 +10,13 @@
 #include "cli/mount_helper.h"
 
 static const struct cli_command *const commands[] = {
-    &cmd_mount,   &cmd_umount, &cmd_ls,     &cmd_info,  &cmd_cat,
-    &cmd_convert, &cmd_plan,   &cmd_verify, &cmd_probe, &cmd_formats,
-    &cmd_version, &cmd_stats,  &cmd_diff,   &cmd_cache, &cmd_manifest,
+    &cmd_mount, &cmd_umount, &cmd_ls,       &cmd_info,    &cmd_cat,     &cmd_convert,
+    &cmd_plan,  &cmd_verify, &cmd_probe,    &cmd_formats, &cmd_version, &cmd_stats,
+    &cmd_diff,  &cmd_cache,  &cmd_manifest, &cmd_load,    &cmd_doctor,
 };
 
 /* In CONTRACT.md, and coming: refused by name rather than as unknown. */
-static const char *const later[] = {"load", "hold", "doctor"};
+static const char *const later[] = {"hold"};
 
 static void print_usage(FILE *f)
 {
@@ -58,6 +58,8 @@ enum {
     OPT_DEEP,
     OPT_NPY,
     OPT_BINARY,
+    OPT_TIME,
+    OPT_DEVICE,
     OPT_CACHE_DIR,
     OPT_INDEX_MEMORY,
     OPT_RTOL,
@@ -83,6 +85,8 @@ static const struct option long_options[] = {
     {"deep", no_argument, NULL, OPT_DEEP},
     {"npy", no_argument, NULL, OPT_NPY},
     {"binary", no_argument, NULL, OPT_BINARY},
+    {"time", no_argument, NULL, OPT_TIME},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"cache-dir", required_argument, NULL, OPT_CACHE_DIR},
     {"index-memory", no_argument, NULL, OPT_INDEX_MEMORY},
     {"rtol", required_argument, NULL, OPT_RTOL},
@@ -241,6 +245,13 @@ static int one_option(struct cli *c, const struct cli_command *cmd, int o)
     case OPT_BINARY:
         opt->binary = true;
         return takes(cmd, 'b') ? 0 : wrong_option(c, cmd, "takes no --binary");
+    case OPT_TIME:
+    case OPT_DEVICE:
+        if (o == OPT_TIME)
+            opt->time = true;
+        else
+            opt->device = optarg;
+        return takes(cmd, 'g') ? 0 : wrong_option(c, cmd, "unknown option");
     case OPT_RTOL:
     case OPT_ATOL:
     case OPT_VALUES:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Prints every #include that points back: check_layers.py SOURCE_ROOT | --self-test.
 
-base <- remote <- index <- {index/formats, gpu} <- save <- fs <- cli; and each library is for the
+base <- remote <- index <- {index/formats, gpu} <- {save, lib} <- fs <- cli; and each library is for the
 one place that DESIGN gives it.
 """
 import fnmatch
@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 
-RANK = {"base": 0, "remote": 1, "index": 2, "index/formats": 3, "gpu": 3, "save": 4, "fs": 5, "cli": 6}
+RANK = {"base": 0, "remote": 1, "index": 2, "index/formats": 3, "gpu": 3, "save": 4, "lib": 4, "fs": 5, "cli": 6}
 LIBRARIES = {  # header: the files that may include it
     "fuse*": "fs/*",
     "sqlite3*.h": "index/catalog*",
@@ -44,7 +44,7 @@ def bad_include(path, quote, header):
 def check(root):
     """All bad arrows below root, and how many files were read."""
     found, files = [], 0
-    for path in sorted(p for room in ("base", "remote", "index", "gpu", "save", "fs", "cli")
+    for path in sorted(p for room in ("base", "remote", "index", "gpu", "save", "lib", "fs", "cli")
                        for p in (root / room).rglob("*")):
         if path.suffix not in (".c", ".h", ".cu"):
             continue

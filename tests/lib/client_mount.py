@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""python/unshard on checkpoints that a mount shows: by plans of its server, and through its files where there is none."""
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from clientlib import DATA, data_of, expected  # noqa: E402
+import unshard  # noqa: E402
+from mountlib import Mount, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from client import check_boxes, fails  # noqa: E402
+
+
+def bytes_read(m):
+    """How much the server has sent to readers of files."""
+    import json
+    with open(m / ".unshard/counters.json") as f:
+        return json.load(f)["bytes_read"]
+
+
+def check(t, name, direct, options=""):
+    source = os.path.join(DATA, name)
+    with Mount(source, t + "/mnt", options) as m:
+        with unshard.open(m.path) as c:
+            before = bytes_read(m)
+            want = expected(source)
+            same("keys", sorted(c.keys()), sorted(want))
+            for key, w in want.items():
+                same(key, sha256(data_of(c.load(key, to="dlpack"))), w["sha256"])
+            read = bytes_read(m) - before
+            payload = sum(c.info(k).bytes for k in want)
+            assert (read < payload // 2) == direct, (read, payload)
+            if not options:
+                for key in list(want)[:6]:
+                    check_boxes(c, key)
+
+
+def test_by_plans(t):
+    check(t, "torch_dcp/dcp_fsdp2_adamw_2r", direct=True)
+
+
+def test_compressed(t):
+    check(t, "torch_dcp/dcp_zstd_2r", direct=False)
+
+
+def test_an_archive(t):
+    check(t, "nemo/nemo_plain", direct=False)
+
+
+def test_without_raw(t):
+    check(t, "torch_dcp/dcp_zstd_2r", direct=False, options="views=tensors")
+
+
+def test_one_file_by_its_path(t):
+    source = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
+    want = expected(source)["model.emb.weight"]["sha256"]
+    with Mount(source, t + "/mnt") as m:
+        for path in ("raw/model.emb.weight", "tensors/model.emb.weight.npy", "tree/model/emb/weight.npy"):
+            same(path, sha256(data_of(unshard.load(m / path, to="dlpack"))), want)
+        fails(ValueError, "no tensor's file", lambda: unshard.load(m / ".unshard/checkpoint.json"))
+
+
+def test_a_mount_that_casts(t):
+    source = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
+    with Mount(source, t + "/mnt", "dtype=bf16") as m, unshard.open(m.path) as c, unshard.open(source, cache_dir=t) as plain:
+        got = c.load("model.emb.weight", to="dlpack")
+        same("as it shows it", (got.dtype, data_of(got)), ("BF16", data_of(plain.load("model.emb.weight", dtype="bf16", to="dlpack"))))
+        back = c.load("model.emb.weight", dtype="f64", to="dlpack")
+        same("another type", back.dtype, "F64")
+        fails(unshard.Error, "a map of its own", lambda: unshard.open(m.path, dtype="f32"))
+
+
+def test_a_file_that_the_client_cannot_open(t):
+    """Then the server reads it: here the source is hidden once the mount has its shards open."""
+    write_checkpoint(t + "/src", make_tensors(3))
+    with Mount(t + "/src", t + "/mnt") as m, unshard.open(m.path) as c:
+        key = c.keys()[0]
+        want = make_tensors(3)[key][2]
+        same("by its plan", data_of(c.load(key, to="dlpack")), want)
+
+
+def test_a_checkpoint_that_changes(t):
+    """The new bytes, or an error once shapes are others; never a mixture."""
+    write_checkpoint(t + "/src", make_tensors(3))
+    with Mount(t + "/src", t + "/mnt") as m, unshard.open(m.path) as c:
+        key = c.keys()[0]
+        same("old", data_of(c.load(key, to="dlpack")), make_tensors(3)[key][2])
+        new = {k: (d, s, b[::-1]) for k, (d, s, b) in make_tensors(3).items()}
+        old = os.getxattr(m / ("raw/" + key), "user.unshard.plan")
+        write_checkpoint(t + "/src", new)
+        wait_for("the new one", 10, lambda: os.getxattr(m / ("raw/" + key), "user.unshard.plan") != old)
+        same("new", data_of(c.load(key, to="dlpack")), new[key][2])
+
+
+def test_without_a_service(t):
+    """No directory for a socket: the files are read."""
+    source = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
+    env = {k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"}
+    with Mount(source, t + "/mnt", "index=memory", env=env) as m, unshard.open(m.path) as c:
+        same("attribute", os.getxattr(m / "raw/model.emb.weight", "user.unshard.plan").decode().split()[:2], ["unshard", "plan"])
+        for key, w in expected(source).items():
+            same(key, sha256(data_of(c.load(key, to="dlpack"))), w["sha256"])
+
+
+if __name__ == "__main__":
+    main(globals())
