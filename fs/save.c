@@ -243,6 +243,17 @@ static int check_fresh(struct fs *fs, struct slot *slot, struct err *e)
     return err_hint(e, "what was written here is kept: copy it, then remove it");
 }
 
+/* What others change there from now on must not be lost. */
+static int watch_old(struct fs *fs, const struct stage *s, struct err *e)
+{
+    const char *name;
+    CLEANUP_FD int parent = s->slot ? stage_parent(fs, s->path, &name, e) : -1;
+
+    if (!s->slot)
+        return 0;
+    return parent < 0 ? parent : staging_watch(s->staging, parent, name, e);
+}
+
 static int build(struct publication *p, struct err *e)
 {
     struct stage *s = p->stage;
@@ -251,6 +262,8 @@ static int build(struct publication *p, struct err *e)
         s->slot ? own_format(p->fs, s->slot, f, e)
                 : save_format_parse(s->format ? s->format : p->fs->options.save, f, e);
 
+    if (ret == 0)
+        ret = watch_old(p->fs, s, e);
     if (ret == 0)
         ret = check_fresh(p->fs, s->slot, e);
     if (ret == 0)

@@ -16,6 +16,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/fsutil.h"
+#include "save/witness.h"
 
 enum {
     STAGES = 8,
@@ -49,6 +50,9 @@ struct staging {
     int parent_fd, fd, data_fd, journal_fd, spool_fd;
     int unsure_fd; /* a directory that may not have what was renamed in it, or -1 */
     struct stage_progress stage[STAGES];
+    bool kept;              /* data/ is others' work */
+    bool watched;           /* `witness` is set: */
+    struct witness witness; /* of what the target holds when a save begins */
 };
 
 static int fail(struct err *e, const char *what, const char *path)
@@ -431,6 +435,15 @@ static bool is_dead(int dir, int *lock)
            st.st_nlink > 0;
 }
 
+bool staging_in_use(int parent, const char *name)
+{
+    CLEANUP_FD int at =
+        openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    CLEANUP_FD int lock = -1;
+
+    return at >= 0 && !is_dead(at, &lock) && faccessat(at, data_name, F_OK, 0) == 0;
+}
+
 /*
  * What mounts that died have left beside the target, of other checkpoints: room on the
  * disk, as much as a checkpoint takes, that nobody else would ever give back.
@@ -451,7 +464,8 @@ static void sweep(const struct staging *s)
             continue;
         at = openat(s->parent_fd, d->d_name,
                     O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-        if (at >= 0 && is_dead(at, &lock))
+        /* What its last rename did is durable before anything of it is deleted. */
+        if (at >= 0 && is_dead(at, &lock) && fsync(s->parent_fd) == 0)
             remove_staging(s->parent_fd, d->d_name, &ignored);
     }
     if (dir)
@@ -474,7 +488,11 @@ static int take_up(struct staging *s, struct err *e)
 {
     if (clear_leftovers(s, e) < 0 || make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
         check_foreign(s, e) < 0 || lock_journal(s, e) < 0 || check_here(s, e) < 0 ||
-        check_dead(s, e) < 0 || remove_tree(s->fd, data_name, 0, e) < 0 ||
+        check_dead(s, e) < 0)
+        return -e->code;
+    if (fsync(s->parent_fd) < 0) /* what a dead one renamed, before it is deleted */
+        return fail(e, "fsync", s->parent);
+    if (remove_tree(s->fd, data_name, 0, e) < 0 ||
         remove_tree(s->fd, spool_name, 0, e) < 0 ||
         remove_tree(s->fd, removed_name, 0, e) < 0 ||
         make_dir(s->fd, data_name, &s->data_fd, e) < 0 ||
@@ -731,6 +749,8 @@ static int remove_staging(int parent, const char *path, struct err *e)
  */
 static int make_sure(struct staging *s, struct err *e)
 {
+    if (s->kept)
+        return err_set(e, EBUSY, "%s/%s has what others changed", s->parent, s->path);
     if (s->unsure_fd < 0)
         return 0;
     if (fsync(s->unsure_fd) < 0)
@@ -835,6 +855,47 @@ static int check_replaced(const struct staging *s, int parent, const char *name,
     return err_set(e, ESTALE, "%s is another directory by now", s->target);
 }
 
+int staging_watch(struct staging *s, int parent, const char *name, struct err *e)
+{
+    s->watched = false;
+    if (witness_take(parent, name, &s->witness, e) < 0)
+        return err_wrap(e, "%s", s->target);
+    s->watched = true;
+    return 0;
+}
+
+/* From now on nobody takes the directory for one that may be removed. */
+static void keep(struct staging *s)
+{
+    struct err ignored = {0};
+
+    s->kept = true;
+    if (ftruncate(s->journal_fd, 0) == 0)
+        append(s, "kept: what others changed while it was saved\n", &ignored);
+}
+
+/*
+ * What others wrote there while we did is in data/ now, and would be deleted with it: it
+ * is better looked at after the exchange than before, since nobody finds it there.
+ */
+static int check_watched(struct staging *s, const struct step *p, struct err *e)
+{
+    struct witness now;
+
+    if (!s->watched || !(p->flags & RENAME_EXCHANGE))
+        return 0;
+    if (witness_take(p->from, p->old, &now, e) == 0 && witness_equal(&now, &s->witness))
+        return 0;
+    if (e->code == 0)
+        err_set(e, ESTALE, "%s was changed by others meanwhile", s->target);
+    if (renameat2(p->to, p->new, p->from, p->old, p->flags) < 0 || fsync(p->to) < 0) {
+        err_hint(e, "it is the new one; what they have is in %s/%s", s->parent,
+                 s->path);
+        keep(s);
+    }
+    return -e->code;
+}
+
 static int rename_error(const struct staging *s, bool exchange, struct err *e)
 {
     if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR)
@@ -862,7 +923,7 @@ int staging_replace(struct staging *s, int parent, const char *name,
     step.flags = exchange ? RENAME_EXCHANGE : 0;
     if (renameat2(s->fd, data_name, parent, name, step.flags) < 0)
         return rename_error(s, exchange, e);
-    if (settle(s, &step, parent, e) < 0)
+    if (settle(s, &step, parent, e) < 0 || check_watched(s, &step, e) < 0)
         return -e->code;
     staging_discard(s, &ignored); /* the old one; what is left of it harms nobody */
     return 0;

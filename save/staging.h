@@ -57,6 +57,13 @@ int staging_note(struct staging *s, unsigned stage, uint64_t units, bool done,
 int staging_publish(struct staging *s, struct err *e);
 
 /*
+ * Remembers what directory `name` of `parent` holds, before any of it is taken over into
+ * data/: staging_replace() leaves it there, with -ESTALE, when others have changed it by
+ * then. -EBUSY: a checkpoint below it is being saved.
+ */
+int staging_watch(struct staging *s, int parent, const char *name, struct err *e);
+
+/*
  * The same for a mount: in one step data/ takes the place of directory `name` of `parent`,
  * which is then deleted; -EEXIST when there is one that is not `replaces` (NULL: only an
  * empty one may be there). -EROFS where the file system cannot exchange directories.
@@ -72,6 +79,9 @@ int staging_restart(struct staging *s, struct err *e);
 
 /* Is this the name of a staging directory? */
 bool staging_is_named(const char *name);
+
+/* Is this staging directory a living writer's, or a save's that can be taken up again? */
+bool staging_in_use(int parent, const char *name);
 
 /* Removes it with all that is in it. */
 int staging_discard(struct staging *s, struct err *e);

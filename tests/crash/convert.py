@@ -83,8 +83,9 @@ def test_convert_killed(t):
     prepare(t)
     for to in FORMATS:
         save = Convert(t, to)
-        count, tried = len(save.record().ops), 0
-        for at in points(save.rnd, count):
+        recording = save.record()
+        count, tried = len(recording.ops), 0
+        for at in points(save.rnd, recording):
             for do in ("kill", "torn"):
                 save.clear()
                 done = save.run(at=at, do=do)
@@ -116,9 +117,10 @@ def test_convert_faults(t):
     prepare(t)
     for to in FORMATS:
         save = Convert(t, to)
-        count, tried = len(save.record().ops), 0
+        recording = save.record()
+        count, tried = len(recording.ops), 0
         for code, status in (ENOSPC, 5), (EIO, 3), ("short", 0):
-            for at in points(save.rnd, count):
+            for at in points(save.rnd, recording):
                 save.clear()
                 done = save.run(at=at, do=code, **({} if code == "short" else {"all": 1}))
                 what = f"{to}: fault {code} from operation {at} of {count}"

@@ -33,13 +33,16 @@ def same_tree(what, got, want):
         same(f"{what}: {name}", got[name], data)
 
 
-def points(rnd, count):
-    """Numbers of operations to spoil: the last ones, where a save is published, and some of the others."""
+def points(rnd, recording):
+    """Numbers of operations to spoil: those round the rename that publishes, and some of the others."""
+    ops = recording.ops
     if POINTS == "all":
-        return range(1, count + 1)
-    some = int(POINTS)
-    last = range(max(1, count - some // 2 + 1), count + 1)
-    return sorted({*last, *rnd.sample(range(1, count + 1), min(count, some - len(last)))})
+        return range(1, len(ops) + 1)
+    half = max(1, int(POINTS) // 2)
+    rename = max(op.index for op in ops if op.kind == "R") + 1
+    first = max(1, rename - (half - 1) // 2)
+    near = range(first, min(first + half, len(ops) + 1))
+    return sorted({*near, *rnd.sample(range(1, len(ops) + 1), int(POINTS) - half)})
 
 
 def run(tests):

@@ -9,7 +9,7 @@
  *                       reads both)
  *   UFS_FAULT_AT=N      the N-th operation is spoilt, as
  *   UFS_FAULT_DO=       kill: SIGKILL before it; torn: half of a write, then SIGKILL;
- *                       short: half of a write is done; a number: it fails with this errno
+ *                       short: half of a write is done; stop: SIGSTOP before it; a number: it fails with this errno
  *   UFS_FAULT_ALL=1     so do all that follow
  *   UFS_FAULT_OFF=FILE  while this file exists nothing is spoilt
  *
@@ -36,7 +36,7 @@
 #include <unistd.h>
 
 enum kind { TAKES_ROOM, OTHER };
-enum action { NONE, KILL, TORN, SHORT, FAIL };
+enum action { NONE, KILL, TORN, SHORT, STOP, FAIL };
 
 static struct {
     pthread_mutex_t lock;
@@ -60,9 +60,9 @@ _Static_assert(sizeof(off_t) == 8, "offsets of large files");
 static void set_action(const char *text)
 {
     static const char *const names[] = {
-        [KILL] = "kill", [TORN] = "torn", [SHORT] = "short"};
+        [KILL] = "kill", [TORN] = "torn", [SHORT] = "short", [STOP] = "stop"};
 
-    for (enum action a = KILL; a <= SHORT; a++)
+    for (enum action a = KILL; a <= STOP; a++)
         if (strcmp(names[a], text) == 0)
             faults.action = a;
     if (faults.action == NONE) {
@@ -165,6 +165,8 @@ static enum action begin(enum kind kind)
         return NONE;
     if (faults.action == KILL)
         die();
+    if (faults.action == STOP)
+        raise(SIGSTOP); /* to this thread: it goes no further */
     return faults.action;
 }
 

@@ -5,12 +5,14 @@ and the next writer goes on where nobody is any more."""
 import os
 import random
 import shutil
+import signal
 import subprocess
+import threading
 
 from crashlib import EIO, ENOSPC, POINTS, SEED, STATES, faulty, points, run, same_tree
 from disk import Recording, tree
-from mountlib import UNSHARD, Mount, make_tensors, safetensors_image, same, tensor_bytes, unmount_hard, \
-    write_checkpoint, write_file
+from mountlib import UNSHARD, Mount, make_tensors, read_all, safetensors_image, same, tensor_bytes, unmount_hard, \
+    wait_for, write_checkpoint, write_file
 
 QUICK_NEW, QUICK_EDIT, QUICK_REMOVE = ["hf"], ["dcp"], ["hf"]
 ALL_NEW = ["hf:max_shard_size=20KB", "dcp:ranks=3", "dcp-hf:ranks=2", "torch_dist:ranks=2", "zarr", "olmo:ranks=2", "olmo-step:ranks=2",
@@ -68,6 +70,8 @@ class Saving:
             write_file(self.base + "/step1/notes.txt", b"side file")
         write_file(self.base + "/latest.txt", b"1")
         self.old = tree(self.base)
+        data = next(iter(make_tensors(1).values()))[2]
+        self.old_tensor, self.new_tensor = data, tensor_bytes("edited", len(data))
 
     def clear(self):
         shutil.rmtree(self.place, ignore_errors=True)
@@ -127,8 +131,9 @@ def each(t):
 
 def test_killed(t):
     for save in each(t):
-        count, tried = len(save.record().ops), 0
-        for at in points(save.rnd, count):
+        recording = save.record()
+        count, tried = len(recording.ops), 0
+        for at in points(save.rnd, recording):
             save.clear()
             do = save.rnd.choice(("kill", "torn"))
             m = save.mount(at=at, do=do)
@@ -165,10 +170,11 @@ def test_without_power(t):
 def test_faults(t):
     """What fails is told, the old checkpoint stays, and the same mount saves it when the disk is well again."""
     for save in each(t):
-        count, tried = len(save.record().ops), 0
+        recording = save.record()
+        count, tried = len(recording.ops), 0
         off = t + "/off"
         for code in ENOSPC, EIO:
-            for at in points(save.rnd, count):
+            for at in points(save.rnd, recording):
                 save.clear()
                 if os.path.exists(off):
                     os.unlink(off)
@@ -189,6 +195,79 @@ def test_faults(t):
                 shutil.rmtree(save.place + "/.unshard-staging-step2", ignore_errors=True)
                 tried += 1
         print(f"# {save.name}: {count} operations, {tried} faults, all old or new", flush=True)
+
+
+def stopped_or(m, done):
+    """Waits until the server has stopped, or done() is true; which?"""
+    stopped = []
+
+    def look():
+        pid, status = os.waitpid(m.process.pid, os.WNOHANG | os.WUNTRACED)
+        stopped.extend([True] if pid and os.WIFSTOPPED(status) else [])
+        return stopped or done()
+
+    wait_for("the operation", 60, look, step=0.002)
+    return bool(stopped)
+
+
+def test_changed_by_others(t):
+    """Somebody writes into the directory of the checkpoint while it is saved: the save or what they wrote, never neither."""
+    def change(path, how):
+        if how == "new file":
+            write_file(path + "/others.txt", b"others")
+        elif how == "appended":
+            with open(path + "/config.json", "ab") as f:
+                f.write(b"others")
+        else:
+            write_file(path + "/config.json", b"others")
+
+    def there(path, how):
+        return read_all(path + ("/others.txt" if how == "new file" else "/config.json")).endswith(b"others")
+
+    for fmt in ALL_EDIT if LONG else QUICK_EDIT:
+        save = Saving(t, "changed", changed_tensor, fmt)
+        recording = save.record()
+        count, tried, kept = len(recording.ops), 0, 0
+        for how in "new file", "appended", "replaced":
+            for at in points(save.rnd, recording):
+                save.clear()
+                what = f"{save.name}: {how} by others before operation {at} of {count}"
+                errors = []
+                with save.mount(at=at, do="stop") as m:
+                    def publish():
+                        try:
+                            save.publish(m)
+                        except OSError as e:
+                            errors.append(e)
+
+                    thread = threading.Thread(target=publish)
+                    thread.start()
+                    if stopped_or(m, lambda: not thread.is_alive()):
+                        change(save.place + "/step1", how)
+                        m.process.send_signal(signal.SIGCONT)
+                    else:
+                        change(save.place + "/step1", how)
+                    thread.join(60)
+                assert there(save.place + "/step1", how), f"{what}: it is lost ({errors})"
+                got = stored(save, save.place + "/step1")
+                same(what + ": told", got == save.new_tensor, not errors)
+                assert errors or got == save.new_tensor, what
+                assert not errors or got == save.old_tensor, what
+                kept += bool(errors)
+                tried += 1
+        print(f"# {save.name}: {count} operations, {tried} changes, {kept} of them instead of the save", flush=True)
+
+
+def changed_tensor(m, _):
+    key, (_, _, data) = next(iter(make_tensors(1).items()))
+    with open(m / f"step1/raw/{key}", "r+b") as f:
+        f.write(tensor_bytes("edited", len(data)))
+
+
+def stored(save, path):
+    key = next(iter(make_tensors(1)))
+    return subprocess.run([UNSHARD, "cat", path, key], capture_output=True, check=True, timeout=60,
+                          env={**os.environ, "XDG_CACHE_HOME": save.t + "/cat"}).stdout
 
 
 if __name__ == "__main__":

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/* save/witness.c - what a directory holds, so that it can be told later whether it still does. */
+#include "save/witness.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/err.h"
+#include "base/fsutil.h"
+#include "save/staging.h"
+
+enum { MAX_DEPTH = 64 };
+
+static int fail(const char *path, struct err *e)
+{
+    return err_set(e, errno, "%s: %s", path, strerror(errno));
+}
+
+/* Sums do not depend on the order in which a directory lists its names. */
+static void add(struct witness *w, const char *path, const struct stat *st)
+{
+    struct file_id id = file_id_of(st);
+    const uint64_t who[] = {st->st_mode & S_IFMT, id.ino,
+                            S_ISDIR(st->st_mode) ? 0 : id.size,
+                            S_ISDIR(st->st_mode) ? 0 : (uint64_t)id.mtime_ns};
+    XXH128_hash_t h =
+        XXH3_128bits_withSeed(who, sizeof who, XXH3_64bits(path, strlen(path)));
+
+    w->entries++;
+    w->sum[0] += h.low64;
+    w->sum[1] += h.high64;
+}
+
+static int look(int at, const char *path, unsigned depth, struct witness *w,
+                struct err *e);
+
+static int look_at_entry(int dir, const char *name, const char *above, unsigned depth,
+                         struct witness *w, struct err *e)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    CLEANUP_FD int fd = -1;
+
+    if (snprintf(path, sizeof path, "%s/%s", above, name) >= (int)sizeof path)
+        return err_set(e, ENAMETOOLONG, "%s/%s", above, name);
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return fail(path, e);
+    if (staging_is_named(name))
+        return staging_in_use(dir, name)
+                   ? err_set(e, EBUSY, "%s: something below it is being saved", above)
+                   : 0;
+    add(w, path, &st);
+    if (!S_ISDIR(st.st_mode))
+        return 0;
+    fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    return fd < 0 ? fail(path, e) : look(steal_fd(&fd), path, depth + 1, w, e);
+}
+
+/* Takes `at` over. */
+static int look(int at, const char *path, unsigned depth, struct witness *w,
+                struct err *e)
+{
+    DIR *dir = fdopendir(at);
+    struct dirent *d;
+    int ret = 0;
+
+    if (!dir) {
+        ret = fail(path, e);
+        close(at);
+        return ret;
+    }
+    if (depth > MAX_DEPTH)
+        ret = err_set(e, ELOOP, "%s: more than %d directories deep", path, MAX_DEPTH);
+    while (ret == 0 && (d = readdir(dir)))
+        if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0)
+            ret = look_at_entry(dirfd(dir), d->d_name, path, depth, w, e);
+    closedir(dir);
+    return ret;
+}
+
+int witness_take(int parent, const char *name, struct witness *out, struct err *e)
+{
+    CLEANUP_FD int fd =
+        openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    struct stat st;
+
+    *out = (struct witness){0};
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return fail(name, e);
+    out->dev = st.st_dev;
+    out->ino = st.st_ino;
+    return look(steal_fd(&fd), ".", 0, out, e);
+}
