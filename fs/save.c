@@ -14,10 +14,12 @@
 #include "fs/node.h"
 #include "fs/save_files.h"
 #include "fs/slot.h"
+#include "fs/tree.h"
 #include "index/formats/format.h"
 #include "save/merge.h"
 #include "save/patch.h"
 #include "save/staging.h"
+#include "save/witness.h"
 #include "save/write.h"
 
 enum {
@@ -230,42 +232,80 @@ static int merge_files(struct publication *p, struct err *e)
     return merge_new(&spec, &p->merge, e);
 }
 
-/* Is the checkpoint still the one that was changed? */
-static int check_fresh(struct fs *fs, struct slot *slot, struct err *e)
+/*
+ * A try that failed had links to files of the checkpoint, which moves their ctime: it was
+ * scanned anew. The stage goes on with that scan of the same files.
+ */
+static int take_new_scan(struct fs *fs, struct stage *s, struct err *e)
 {
-    if (!slot)
-        return 0;
-    scanner_suspect(fs->scanner, slot->path, slot->file);
-    if (slot_refresh(fs, slot, e) == 0)
-        return 0;
-    err_set(e, EINVAL, "%s: the checkpoint was changed by another writer meanwhile",
-            slot->path);
-    return err_hint(e, "what was written here is kept: copy it, then remove it");
+    struct node *n = node_pin(fs, s->slot->dir_ino);
+    struct slot *old = s->slot;
+    struct shown *shown = NULL;
+    int ret;
+
+    if (!n || strcmp(n->path, s->path) != 0) {
+        if (n)
+            node_unpin(fs, n);
+        return -ESTALE;
+    }
+    nodes_look_again(fs, s->path);
+    ret = tree_shown(fs, n, true, &shown, e);
+    node_unpin(fs, n);
+    if (ret < 0)
+        return ret;
+    if (!shown->slot || !shown->slot->info.format ||
+        strcmp(shown->slot->info.format, old->info.format) != 0) {
+        ret = -ESTALE;
+    } else {
+        stages_lock(fs);
+        s->slot = slot_get(fs, shown->slot);
+        stages_unlock(fs);
+        slot_unref(fs, old, 1);
+    }
+    shown_put(fs, shown);
+    return ret;
 }
 
-/* What others change there from now on must not be lost. */
-static int watch_old(struct fs *fs, const struct stage *s, struct err *e)
+/*
+ * Is the checkpoint still the one that was changed? What others change in it from now on
+ * must not be lost either.
+ */
+static int check_fresh(struct fs *fs, struct stage *s, struct err *e)
 {
     const char *name;
     CLEANUP_FD int parent = s->slot ? stage_parent(fs, s->path, &name, e) : -1;
+    struct witness_filter storage = {.counts = slot_stores};
+    int ret;
 
     if (!s->slot)
         return 0;
-    return parent < 0 ? parent : staging_watch(s->staging, parent, name, e);
+    if (parent < 0)
+        return parent;
+    storage.user = s->slot;
+    ret = staging_watch(s->staging, parent, name, &storage, e);
+    if (ret < 0 && ret != -ESTALE)
+        return ret;
+    scanner_suspect(fs->scanner, s->slot->path, s->slot->file);
+    if (ret == 0 &&
+        (slot_refresh(fs, s->slot, e) == 0 || take_new_scan(fs, s, e) == 0)) {
+        *e = (struct err){0};
+        return 0;
+    }
+    err_set(e, EINVAL, "%s: the checkpoint was changed by another writer meanwhile",
+            s->path);
+    return err_hint(e, "what was written here is kept: copy it, then remove it");
 }
 
 static int build(struct publication *p, struct err *e)
 {
     struct stage *s = p->stage;
     struct save_format *f = &p->format;
-    int ret =
-        s->slot ? own_format(p->fs, s->slot, f, e)
-                : save_format_parse(s->format ? s->format : p->fs->options.save, f, e);
+    int ret = check_fresh(p->fs, s, e);
 
     if (ret == 0)
-        ret = watch_old(p->fs, s, e);
-    if (ret == 0)
-        ret = check_fresh(p->fs, s->slot, e);
+        ret = s->slot ? own_format(p->fs, s->slot, f, e)
+                      : save_format_parse(s->format ? s->format : p->fs->options.save,
+                                          f, e);
     if (ret == 0)
         ret = staging_restart(s->staging, e);
     if (ret == 0)

@@ -162,6 +162,11 @@ bool slot_hides(const struct slot *s, const char *name)
                                       sizeof *s->hidden.name, by_text);
 }
 
+bool slot_stores(const void *slot, const char *name)
+{
+    return slot_hides(slot, name);
+}
+
 /* ---- the table ---- */
 
 /* Gives it a free number. */

@@ -138,6 +138,8 @@ int slot_refresh(struct fs *fs, struct slot *s, struct err *e);
 
 /* What the sink hid: is this name (relative to the checkpoint) not to be shown? */
 bool slot_hides(const struct slot *s, const char *name);
+/* The same, as a witness_filter takes it. */
+bool slot_stores(const void *slot, const char *name);
 
 /*
  * Remembers an absent name of the checkpoint's directory, so that the kernel can be told

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "fs/slot.h"
 #include "save/staging.h"
+#include "save/witness.h"
 
 #define STAGED_BIT (1ull << 62)
 enum { FIRST_TABLE = 256 };
@@ -441,7 +442,8 @@ int stage_directory(const struct fs *fs, const char *path, struct err *e)
 static int begin(struct fs *fs, struct stage *s, struct err *e)
 {
     CLEANUP_FREE char *target = NULL;
-    struct staging_claim claim = {.mount = true};
+    const struct witness_filter storage = {.counts = slot_stores, .user = s->slot};
+    struct staging_claim claim = {.mount = true, .storage = s->slot ? &storage : NULL};
     CLEANUP_FD int parent = stage_parent(fs, s->path, &claim.name, e);
 
     if (parent < 0)

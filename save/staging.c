@@ -50,9 +50,11 @@ struct staging {
     int parent_fd, fd, data_fd, journal_fd, spool_fd;
     int unsure_fd; /* a directory that may not have what was renamed in it, or -1 */
     struct stage_progress stage[STAGES];
-    bool kept;              /* data/ is others' work */
-    bool watched;           /* `witness` is set: */
-    struct witness witness; /* of what the target holds when a save begins */
+    bool kept; /* data/ is others' work */
+    struct witness
+        stored;   /* the target's storage when this was opened; ino 0: unknown */
+    bool watched; /* `witness` is set: */
+    struct witness witness; /* of all that it holds when it is published */
 };
 
 static int fail(struct err *e, const char *what, const char *path)
@@ -484,12 +486,19 @@ static void close_dirs(struct staging *s)
 }
 
 /* -ENOENT: the directory went away while we took it up. */
-static int take_up(struct staging *s, struct err *e)
+static int take_up(struct staging *s, const struct witness_filter *storage,
+                   struct err *e)
 {
+    struct err ignored = {0};
+
     if (clear_leftovers(s, e) < 0 || make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
         check_foreign(s, e) < 0 || lock_journal(s, e) < 0 || check_here(s, e) < 0 ||
         check_dead(s, e) < 0)
         return -e->code;
+    /* Before links to its files go. */
+    if (!storage ||
+        witness_take(s->parent_fd, s->name, storage, &s->stored, &ignored) < 0)
+        s->stored.ino = 0;
     if (fsync(s->parent_fd) < 0) /* what a dead one renamed, before it is deleted */
         return fail(e, "fsync", s->parent);
     if (remove_tree(s->fd, data_name, 0, e) < 0 ||
@@ -522,7 +531,7 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
     for (int i = 0; ret == -ENOENT && i < MAX_TRIES; i++) {
         close_dirs(s);
         *e = (struct err){0};
-        ret = take_up(s, e);
+        ret = take_up(s, claim->storage, e);
     }
     if (ret < 0)
         return ret;
@@ -855,12 +864,18 @@ static int check_replaced(const struct staging *s, int parent, const char *name,
     return err_set(e, ESTALE, "%s is another directory by now", s->target);
 }
 
-int staging_watch(struct staging *s, int parent, const char *name, struct err *e)
+int staging_watch(struct staging *s, int parent, const char *name,
+                  const struct witness_filter *storage, struct err *e)
 {
-    s->watched = false;
-    if (witness_take(parent, name, &s->witness, e) < 0)
+    struct witness now;
+
+    if (witness_take(parent, name, NULL, &s->witness, e) < 0 ||
+        witness_take(parent, name, storage, &now, e) < 0)
         return err_wrap(e, "%s", s->target);
     s->watched = true;
+    if (s->stored.ino && !witness_equal(&now, &s->stored))
+        return err_set(e, ESTALE, "%s was changed by others meanwhile", s->target);
+    s->stored = now;
     return 0;
 }
 
@@ -884,7 +899,8 @@ static int check_watched(struct staging *s, const struct step *p, struct err *e)
 
     if (!s->watched || !(p->flags & RENAME_EXCHANGE))
         return 0;
-    if (witness_take(p->from, p->old, &now, e) == 0 && witness_equal(&now, &s->witness))
+    if (witness_take(p->from, p->old, NULL, &now, e) == 0 &&
+        witness_equal(&now, &s->witness))
         return 0;
     if (e->code == 0)
         err_set(e, ESTALE, "%s was changed by others meanwhile", s->target);

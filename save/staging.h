@@ -9,6 +9,7 @@
 
 struct err;
 struct staging;
+struct witness_filter;
 
 /*
  * A save to DIR/NAME is made in DIR/.unshard-staging-NAME/: data/ becomes the target,
@@ -30,6 +31,7 @@ struct staging_claim {
     bool mount;
     int parent;
     const char *name;
+    const struct witness_filter *storage; /* its files that hold tensors, or NULL */
 };
 
 /*
@@ -57,11 +59,14 @@ int staging_note(struct staging *s, unsigned stage, uint64_t units, bool done,
 int staging_publish(struct staging *s, struct err *e);
 
 /*
- * Remembers what directory `name` of `parent` holds, before any of it is taken over into
- * data/: staging_replace() leaves it there, with -ESTALE, when others have changed it by
- * then. -EBUSY: a checkpoint below it is being saved.
+ * -ESTALE: the storage of directory `name` of `parent` is not what it was when this staging
+ * directory was opened (links that data/ had to its files move their ctime, and that only).
+ * From now on others' changes of any of it are seen: staging_replace() looks once more, when
+ * nobody can find it any more, and leaves it there if there are some. -EBUSY: a checkpoint
+ * below it is being saved.
  */
-int staging_watch(struct staging *s, int parent, const char *name, struct err *e);
+int staging_watch(struct staging *s, int parent, const char *name,
+                  const struct witness_filter *storage, struct err *e);
 
 /*
  * The same for a mount: in one step data/ takes the place of directory `name` of `parent`,

@@ -36,57 +36,74 @@ static void add(struct witness *w, const char *path, const struct stat *st)
     w->sum[1] += h.high64;
 }
 
-static int look(int at, const char *path, unsigned depth, struct witness *w,
-                struct err *e);
+struct looking {
+    const struct witness_filter *filter;
+    struct witness *out;
+};
 
-static int look_at_entry(int dir, const char *name, const char *above, unsigned depth,
-                         struct witness *w, struct err *e)
+struct place {
+    const char *path; /* below the directory that is looked at; "": itself */
+    unsigned depth;
+    bool counts;
+};
+
+static int look(const struct looking *l, int at, const struct place *p, struct err *e);
+
+static int look_at_entry(const struct looking *l, int dir, const char *name,
+                         const struct place *above, struct err *e)
 {
     char path[PATH_MAX];
+    struct place p = {.path = path, .depth = above->depth + 1, .counts = above->counts};
     struct stat st;
     CLEANUP_FD int fd = -1;
 
-    if (snprintf(path, sizeof path, "%s/%s", above, name) >= (int)sizeof path)
-        return err_set(e, ENAMETOOLONG, "%s/%s", above, name);
+    if (snprintf(path, sizeof path, "%s%s%s", above->path, above->path[0] ? "/" : "",
+                 name) >= (int)sizeof path)
+        return err_set(e, ENAMETOOLONG, "%s/%s", above->path, name);
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return fail(path, e);
     if (staging_is_named(name))
         return staging_in_use(dir, name)
-                   ? err_set(e, EBUSY, "%s: something below it is being saved", above)
+                   ? err_set(e, EBUSY, "%s: is being saved itself", path)
                    : 0;
-    add(w, path, &st);
+    p.counts |= l->filter && l->filter->counts(l->filter->user, path);
+    if (p.counts)
+        add(l->out, path, &st);
     if (!S_ISDIR(st.st_mode))
         return 0;
     fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    return fd < 0 ? fail(path, e) : look(steal_fd(&fd), path, depth + 1, w, e);
+    return fd < 0 ? fail(path, e) : look(l, steal_fd(&fd), &p, e);
 }
 
 /* Takes `at` over. */
-static int look(int at, const char *path, unsigned depth, struct witness *w,
-                struct err *e)
+static int look(const struct looking *l, int at, const struct place *p, struct err *e)
 {
     DIR *dir = fdopendir(at);
     struct dirent *d;
     int ret = 0;
 
     if (!dir) {
-        ret = fail(path, e);
+        ret = fail(p->path, e);
         close(at);
         return ret;
     }
-    if (depth > MAX_DEPTH)
-        ret = err_set(e, ELOOP, "%s: more than %d directories deep", path, MAX_DEPTH);
+    if (p->depth > MAX_DEPTH)
+        ret =
+            err_set(e, ELOOP, "%s: more than %d directories deep", p->path, MAX_DEPTH);
     while (ret == 0 && (d = readdir(dir)))
         if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0)
-            ret = look_at_entry(dirfd(dir), d->d_name, path, depth, w, e);
+            ret = look_at_entry(l, dirfd(dir), d->d_name, p, e);
     closedir(dir);
     return ret;
 }
 
-int witness_take(int parent, const char *name, struct witness *out, struct err *e)
+int witness_take(int parent, const char *name, const struct witness_filter *filter,
+                 struct witness *out, struct err *e)
 {
     CLEANUP_FD int fd =
         openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    const struct looking l = {.filter = filter, .out = out};
+    const struct place top = {.path = "", .counts = filter == NULL};
     struct stat st;
 
     *out = (struct witness){0};
@@ -94,5 +111,5 @@ int witness_take(int parent, const char *name, struct witness *out, struct err *
         return fail(name, e);
     out->dev = st.st_dev;
     out->ino = st.st_ino;
-    return look(steal_fd(&fd), ".", 0, out, e);
+    return look(&l, steal_fd(&fd), &top, e);
 }

@@ -13,11 +13,18 @@ struct witness {
     uint64_t dev, ino; /* of the directory itself */
 };
 
+/* Which names below it count, with all that is below them; NULL: all do. */
+struct witness_filter {
+    bool (*counts)(const void *user, const char *path);
+    const void *user;
+};
+
 /*
  * Looks at all that is below directory `name` of `parent`; what staging directories hold
  * is not looked at, but one that somebody uses is -EBUSY: with the directory it would go.
  */
-int witness_take(int parent, const char *name, struct witness *out, struct err *e);
+int witness_take(int parent, const char *name, const struct witness_filter *filter,
+                 struct witness *out, struct err *e);
 
 static inline bool witness_equal(const struct witness *a, const struct witness *b)
 {

@@ -212,23 +212,27 @@ def stopped_or(m, done):
 
 def test_changed_by_others(t):
     """Somebody writes into the directory of the checkpoint while it is saved: the save or what they wrote, never neither."""
+    def name(path, how):
+        """A side file; or, of the storage, the last file."""
+        shards = [n for n in os.listdir(path) if n.endswith((".safetensors", ".distcp"))]
+        return f"{path}/" + {"new file": "others.txt", "shard": max(shards)}.get(how, "config.json")
+
     def change(path, how):
-        if how == "new file":
-            write_file(path + "/others.txt", b"others")
-        elif how == "appended":
-            with open(path + "/config.json", "ab") as f:
-                f.write(b"others")
+        if how in ("new file", "replaced"):
+            write_file(name(path, how), b"others")
         else:
-            write_file(path + "/config.json", b"others")
+            with open(name(path, how), "r+b") as f:
+                f.seek(-6 if how == "shard" else 0, os.SEEK_END)
+                f.write(b"others")
 
     def there(path, how):
-        return read_all(path + ("/others.txt" if how == "new file" else "/config.json")).endswith(b"others")
+        return read_all(name(path, how)).endswith(b"others")
 
     for fmt in ALL_EDIT if LONG else QUICK_EDIT:
         save = Saving(t, "changed", changed_tensor, fmt)
         recording = save.record()
         count, tried, kept = len(recording.ops), 0, 0
-        for how in "new file", "appended", "replaced":
+        for how in "new file", "appended", "replaced", "shard":
             for at in points(save.rnd, recording):
                 save.clear()
                 what = f"{save.name}: {how} by others before operation {at} of {count}"
