@@ -107,7 +107,7 @@ static void check_part(struct both *b, struct tensor *t, const struct buf *whole
     assert_ok(shape_units(&info->shape, info->dtype, &units, &e), &e);
     stored = take_part((const unsigned char *)whole->data, &units,
                        dtype_unit(info->dtype), part->start, part->size, &elements);
-    want = malloc(elements * 8 + 16);
+    want = malloc(elements * 16 + 16);
     assert_non_null(want);
     if (part->dtype == info->dtype)
         memcpy(want, stored, elements * dtype_unit(info->dtype));
