@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "gpu/assemble.h"
+#include "gpu/cast.h"
 #include "index/plan.h"
 #include "remote/source.h"
 
@@ -136,6 +137,47 @@ static double rate_memcpy(struct bench *b)
     return TENSOR / best / 1e9;
 }
 
+/* Elements of a window cast over and over; GB/s of what is read and written together. */
+static double rate_cast(struct bench *b, enum dtype from, enum dtype to,
+                        const struct cast_scale *scale)
+{
+    enum { PART = WINDOW / 8, TIMES = 256 };
+    double best = 1e9;
+
+    for (int round = 0; round < ROUNDS; round++) {
+        double start = now();
+
+        for (int i = 0; i < TIMES; i++)
+            cast_scaled_elements(from, to, b->shard[0], b->window, PART, scale, 0);
+        best = MIN(best, now() - start);
+    }
+    return (double)PART * TIMES * (dtype_unit(from) + dtype_unit(to)) / best / 1e9;
+}
+
+static void print_casts(struct bench *b)
+{
+    static const enum dtype pair[][2] = {
+        {DTYPE_F32, DTYPE_BF16},     {DTYPE_BF16, DTYPE_F32},
+        {DTYPE_F32, DTYPE_F16},      {DTYPE_F16, DTYPE_F32},
+        {DTYPE_F8_E4M3, DTYPE_F32},  {DTYPE_F8_E4M3, DTYPE_BF16},
+        {DTYPE_BF16, DTYPE_F8_E4M3}, {DTYPE_F64, DTYPE_F32},
+        {DTYPE_F64, DTYPE_BF16},
+    };
+    static const float factor[64] = {1};
+    const struct cast_scale tiles = {
+        .value = (uintptr_t)factor,
+        .terms = 2,
+        .term = {{.stride = 4096, .dim = WINDOW, .block = 128, .step = 0},
+                 {.stride = 1, .dim = 4096, .block = 128, .step = 1}}};
+
+    for (size_t i = 0; i < ARRAY_SIZE(pair); i++)
+        printf("cast %-8s to %-8s     %6.2f GB/s\n", dtype_name(pair[i][0]),
+               dtype_name(pair[i][1]), rate_cast(b, pair[i][0], pair[i][1], NULL));
+    printf("the same by tiles of 128x128\n");
+    printf("cast F8_E4M3  to BF16         %6.2f GB/s\n",
+           rate_cast(b, DTYPE_F8_E4M3, DTYPE_BF16, &tiles));
+}
+
 int main(void)
 {
     struct bench b = {.window = malloc(WINDOW)};
@@ -158,5 +200,6 @@ int main(void)
         b.transposed = true;
         printf("rows of %5" PRIu64 ", transposed   %6.2f GB/s\n", row, rate(&b, row));
     }
+    print_casts(&b);
     return 0;
 }
