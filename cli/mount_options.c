@@ -129,9 +129,10 @@ static int take_cache_dir(const char *value, struct mount_options *o, struct err
 
 static int take_cache_size(const char *value, struct mount_options *o, struct err *e)
 {
-    if (!parse_size(value, &o->cache_size) || !o->cache_size)
+    if (!parse_size(value, &o->cache_size))
         return wrong_value("cache_size", value, e,
                            "bytes, or a number with K, M, G, T");
+    o->no_cache = o->cache_size == 0;
     return 0;
 }
 

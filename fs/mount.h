@@ -33,9 +33,12 @@ struct mount_options {
     gid_t gid;
     mode_t umask;
     const char *cache_dir; /* NULL: cache_dir() of base/fsutil.h */
-    uint64_t cache_size;   /* bytes of decoded pieces; 0: 8 GiB */
-    unsigned jobs;         /* threads of the pool; 0: one a core */
-    unsigned refresh;      /* seconds between looks at the source; 0: 0.4 s */
+    /* Bytes of blocks of a remote source, and of decoded pieces; 0: 8 GiB of the latter, and
+     * of blocks what the directory was last told. */
+    uint64_t cache_size;
+    bool no_cache;    /* cache_size=0: neither of them on disk */
+    unsigned jobs;    /* threads of the pool; 0: one a core */
+    unsigned refresh; /* seconds between looks at the source; 0: 0.4 s */
     enum view_prefix prefix;
     unsigned views;                /* enum mount_show; 0: all */
     struct mapping_choice mapping; /* map=, hf=, dtype= */

@@ -23,7 +23,8 @@ enum {
     AROUND_MAX = 512 << 10,
     /* An object without a version is taken for the same when it is older than this. */
     SETTLED_S = 5,
-    POLL_MS = 50,   /* how soon a reader's signal is seen */
+    POLL_MS = 50, /* how soon a reader's signal is seen */
+    SECOND_NS = 1000000000,
     OTHERS_MAX = 3, /* fetches of others that failed, before one of our own */
 };
 
@@ -372,13 +373,18 @@ static const struct source_ops block_ops = {
 
 /* ---- which object ---- */
 
+/* Some servers tell none: then it is 0, or next to it. */
+static bool has_date(const struct object_id *id)
+{
+    return id->mtime_ns >= SECOND_NS;
+}
+
 /* May its bytes be taken for the same when they are asked for another day? */
 static bool is_settled(const struct object_id *id)
 {
     if (id->version[0])
         return true;
-    return id->mtime_ns != 0 &&
-           id->mtime_ns / 1000000000 + SETTLED_S < (int64_t)time(NULL);
+    return has_date(id) && id->mtime_ns / SECOND_NS + SETTLED_S < (int64_t)time(NULL);
 }
 
 static void hash_text(XXH3_state_t *h, const char *text)
@@ -413,7 +419,7 @@ static bool hash_object(const struct object_id *id, uint64_t serial, struct obje
 static struct object *find_object(struct block_cache *c, const struct object_id *id)
 {
     struct object o = {.keep = is_settled(id)};
-    bool known = id->version[0] || id->mtime_ns;
+    bool known = id->version[0] || has_date(id);
 
     if (!hash_object(id, known ? 0 : ++c->private_objects, &o))
         return NULL;
@@ -464,6 +470,8 @@ static void open_disk(struct block_cache *c, const struct block_cache_options *o
 {
     struct err e = {0};
 
+    if (o->limit && o->limit < BLOCK_DISK_MIN)
+        return; /* too little for a disk */
     if (o->dir && block_disk_open(o->dir, o->limit, &c->disk, &e) < 0) {
         err_wrap(&e, "what is fetched is kept in memory alone");
         log_err(LOG_REMOTE, &e);

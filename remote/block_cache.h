@@ -20,8 +20,9 @@ enum {
 /* Zero is the default of every field. */
 struct block_cache_options {
     const char *dir; /* the cache directory; NULL: in memory alone */
-    uint64_t limit;  /* bytes on disk (remote/block_disk.h) */
-    size_t memory;   /* 0: BLOCK_CACHE_MEMORY */
+    uint64_t
+        limit;     /* bytes on disk (remote/block_disk.h); under BLOCK_DISK_MIN: none */
+    size_t memory; /* 0: BLOCK_CACHE_MEMORY */
 };
 
 /*

@@ -84,9 +84,9 @@ int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
 {
     CLEANUP_FREE struct decoded_cache *c = calloc(1, sizeof *c);
 
-    if (make_dirs(dir, 0700, e) < 0)
+    if (dir && make_dirs(dir, 0700, e) < 0)
         return -e->code;
-    if (!c || !(c->dir = strdup(dir)))
+    if (!c || (dir && !(c->dir = strdup(dir))))
         return err_nomem(e);
     c->budget = budget;
     c->memory_budget = (size_t)MIN(budget, (uint64_t)DECODED_MEMORY);
@@ -237,14 +237,17 @@ static void reserve(struct decoded_cache *c, uint64_t want, uint64_t *got)
     c->busy++;
 }
 
-/* A file without a name. */
+/* A file without a name; without a directory one of memory. */
 static int unnamed_file(const char *dir)
 {
-    int fd = open(dir, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     CLEANUP_FREE char *name = NULL;
+    int fd = dir ? open(dir, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600)
+                 : memfd_create("decoded", MFD_CLOEXEC);
 
     if (fd >= 0)
         return fd;
+    if (!dir)
+        return -errno;
     /* Not every file system can (overlay of old, NFS): one that loses its name at once. */
     if (asprintf(&name, "%s/decoded-XXXXXX", dir) < 0) {
         name = NULL;
@@ -276,7 +279,8 @@ static int decode_within(struct decoded_cache *c, const struct job *job, uint64_
     int rc;
 
     if (fd < 0)
-        return err_set(e, -fd, "make a file in %s: %s", c->dir, strerror(-fd));
+        return err_set(e, -fd, "make a file in %s: %s", c->dir ? c->dir : "memory",
+                       strerror(-fd));
     rc = job->fn(job->user, job->in, fd, limit, &size, e);
     if (rc == 0)
         rc = source_check(job->in, e); /* else half of it may be newer than the rest */

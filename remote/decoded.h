@@ -10,9 +10,10 @@ struct source;
 struct decoded_cache;
 
 /*
- * Decoded pieces lie in unnamed files of `dir` (page cache, not our memory), at most
- * `budget` bytes of them; the least recently used that nobody reads go first.
+ * Decoded pieces lie in unnamed files of `dir` (page cache, not our memory; NULL: memory),
+ * at most `budget` bytes of them; the least recently used that nobody reads go first.
  */
+enum { DECODED_MEMORY_ALONE = 256 << 20 }; /* a budget where no disk is to be used */
 int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
                 struct err *e);
 
