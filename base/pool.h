@@ -8,7 +8,11 @@
 struct err;
 struct pool;
 
-/* `threads` workers (0: one a core that this process may use). */
+/*
+ * `threads` workers (0: one a core that this process may use). Where they wait for servers
+ * more than they work, POOL_REMOTE are a good number.
+ */
+enum { POOL_REMOTE = 8 };
 int pool_new(unsigned threads, struct pool **out, struct err *e);
 
 void pool_free(struct pool *p);

@@ -50,7 +50,8 @@ struct cli_options {
     bool foreground;    /* -f */
     bool index_memory, follow_symlinks;
     const char *cache_dir;
-    uint64_t cache_size;           /* bytes */
+    uint64_t cache_size;           /* bytes; 0: as mount has it */
+    bool no_cache;                 /* cache_size=0 */
     unsigned jobs;                 /* 0: one a core */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
     struct convert_options convert;
@@ -86,7 +87,8 @@ extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat
 struct cli_source {
     const char *name; /* as the user wrote it */
     struct store *store;
-    struct mapping *mapping; /* or NULL */
+    struct block_cache *blocks; /* of a remote one, or NULL */
+    struct mapping *mapping;    /* or NULL */
     struct catalog *catalog;
     struct pool *pool;
     struct scanner *scanner;

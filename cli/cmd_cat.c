@@ -9,7 +9,7 @@
 
 enum { CAT_MEMORY = 64 << 20, CAT_WINDOW = 4 << 20 };
 
-static int copy_out(struct cli *c, struct reader *r)
+static int copy_out(struct cli *c, struct reader *r, uint64_t ahead)
 {
     CLEANUP_FREE char *window = malloc(CAT_WINDOW);
     uint64_t size = reader_size(r);
@@ -20,7 +20,7 @@ static int copy_out(struct cli *c, struct reader *r)
     for (uint64_t at = 0; ret == 0 && at < size;) {
         size_t part = (size_t)MIN(size - at, (uint64_t)CAT_WINDOW);
 
-        reader_will_need(r, at + part, CAT_WINDOW);
+        reader_will_need(r, at + part, ahead);
         ret = reader_read(r, at, part, window, &c->err);
         if (ret == 0 && (ret = write_all(STDOUT_FILENO, window, part, &c->err)) < 0)
             err_wrap(&c->err, "standard output");
@@ -41,7 +41,7 @@ static int cat_tensor(struct cli *c, struct cli_source *s)
 
     if (ret == 0)
         ret = reader_open_tensor(&s->env, info.id, t.ord, c->opt.npy, &r, &c->err);
-    return ret < 0 ? ret : copy_out(c, r);
+    return ret < 0 ? ret : copy_out(c, r, reader_ahead(&s->env));
 }
 
 static int run(struct cli *c)

@@ -200,7 +200,7 @@ static void work_piece(void *user, const struct sweep_piece *p, unsigned slot)
         err_nomem(&out->err);
     for (int k = 0; k < 2; k++)
         reader_will_need(it->reader[k], (p->first + p->units) * unit[k],
-                         p->units * unit[k]);
+                         reader_ahead(&d->side[k].source.env));
     for (uint64_t at = 0; !out->err.code && at < p->units; at += step) {
         size_t n = (size_t)MIN(step, p->units - at);
 

@@ -93,7 +93,7 @@ static void work_piece(void *user, const struct sweep_piece *p, unsigned slot)
     out->err = (struct err){0};
     if (!window)
         err_nomem(&out->err);
-    reader_will_need(it->reader, end, end - at);
+    reader_will_need(it->reader, end, reader_ahead(&s->source->env));
     while (!out->err.code && at < end) {
         size_t part = (size_t)MIN(end - at, (uint64_t)SWEEP_WINDOW);
 

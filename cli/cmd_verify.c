@@ -84,7 +84,7 @@ static void check_places(struct verify *v, struct reader *r, struct finding *f)
     }
 }
 
-static void check_bytes(struct reader *r, struct finding *f)
+static void check_bytes(struct reader *r, uint64_t ahead, struct finding *f)
 {
     CLEANUP_FREE char *window = malloc(DEEP_WINDOW);
     uint64_t size = reader_size(r);
@@ -95,6 +95,7 @@ static void check_bytes(struct reader *r, struct finding *f)
     for (uint64_t at = 0; !e.code && at < size; at += DEEP_WINDOW) {
         size_t part = (size_t)MIN(size - at, (uint64_t)DEEP_WINDOW);
 
+        reader_will_need(r, at + part, ahead);
         if (reader_read(r, at, part, window, &e) == 0)
             nonfinite_count(f->dtype, window, part, &f->nonfinite);
     }
@@ -119,7 +120,7 @@ static int check_tensor(void *user, size_t i, struct err *e)
     }
     check_places(v, r, f);
     if (v->c->opt.deep && !f->damage[0])
-        check_bytes(r, f);
+        check_bytes(r, reader_ahead(&v->source->env), f);
     return 0;
 }
 

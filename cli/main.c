@@ -126,6 +126,9 @@ static int common_options(struct cli *c, const struct cli_command *cmd, char *te
     for (char *o; (o = option_next(&text));) {
         if (!strncmp(o, "cache_dir=", 10))
             c->opt.cache_dir = o + 10;
+        else if (!strncmp(o, "cache_size=", 11) &&
+                 parse_bytes(o + 11, &c->opt.cache_size))
+            c->opt.no_cache = c->opt.cache_size == 0;
         else if (!strcmp(o, "index=memory"))
             c->opt.index_memory = true;
         else if (!strcmp(o, "follow_symlinks"))

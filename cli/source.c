@@ -11,6 +11,7 @@
 #include "base/pool.h"
 #include "cli/cli.h"
 #include "index/formats/scan.h"
+#include "remote/block_cache.h"
 #include "remote/decoded.h"
 #include "remote/open_files.h"
 #include "remote/store.h"
@@ -111,17 +112,34 @@ static void raise_open_files(void)
     }
 }
 
+/* `dir`: the cache directory, or NULL. */
+static int open_store(struct cli *c, struct cli_source *s, const char *dir)
+{
+    const struct block_cache_options bo = {.dir = c->opt.no_cache ? NULL : dir,
+                                           .limit = c->opt.cache_size};
+    struct store_options so = {.follow_symlinks = c->opt.follow_symlinks};
+    int ret = 0;
+
+    if (store_is_url(s->name))
+        ret = block_cache_new(&bo, &s->blocks, &c->err);
+    so.cache = s->blocks ? block_cache_over : NULL;
+    so.cache_user = s->blocks;
+    return ret < 0 ? ret : store_open(as_given(c, s->name), &so, &s->store, &c->err);
+}
+
 static int open_parts(struct cli *c, struct cli_source *s)
 {
-    struct store_options so = {.follow_symlinks = c->opt.follow_symlinks};
     CLEANUP(buf_release) struct buf dir = {0};
     uint64_t budget = c->opt.cache_size ? c->opt.cache_size : decoded_budget;
-    int ret = store_open(as_given(c, s->name), &so, &s->store, &c->err);
+    int ret = find_cache(c, &dir);
 
     if (ret == 0)
-        ret = find_cache(c, &dir);
+        ret = open_store(c, s, c->opt.index_memory ? NULL : dir.data);
     if (ret == 0)
-        ret = pool_new(c->opt.jobs, &s->pool, &c->err);
+        ret = pool_new(c->opt.jobs        ? c->opt.jobs
+                       : s->store->remote ? POOL_REMOTE
+                                          : 0,
+                       &s->pool, &c->err);
     if (ret == 0)
         ret = mapping_open(&c->opt.mapping, &s->mapping, &c->err);
     if (ret == 0)
@@ -133,7 +151,9 @@ static int open_parts(struct cli *c, struct cli_source *s)
     if (ret == 0)
         ret = open_files_new(s->store, KEEP_OPEN, &s->files, &c->err);
     if (ret == 0)
-        ret = decoded_new(dir.data, budget, &s->decoded, &c->err);
+        ret = decoded_new(c->opt.no_cache ? NULL : dir.data,
+                          c->opt.no_cache ? DECODED_MEMORY_ALONE : budget, &s->decoded,
+                          &c->err);
     return ret;
 }
 
@@ -150,7 +170,8 @@ int cli_open(struct cli *c, const char *name, struct cli_source *out)
         cli_close(out);
         return ret;
     }
-    out->env = (struct reader_env){.catalog = out->catalog,
+    out->env = (struct reader_env){.ahead = out->store->remote ? BLOCK_CACHE_AHEAD : 0,
+                                   .catalog = out->catalog,
                                    .files = out->files,
                                    .decoded = out->decoded,
                                    .pool = out->pool,
@@ -160,6 +181,8 @@ int cli_open(struct cli *c, const char *name, struct cli_source *out)
 
 void cli_close(struct cli_source *s)
 {
+    store_stop(s->store);
+    block_cache_stop(s->blocks);
     scanner_free(s->scanner);
     pool_free(s->pool); /* what it does ahead of time uses all of these */
     open_files_free(s->files);
@@ -167,6 +190,7 @@ void cli_close(struct cli_source *s)
     catalog_close(s->catalog);
     mapping_free(s->mapping);
     store_close(s->store);
+    block_cache_free(s->blocks);
     *s = (struct cli_source){0};
 }
 

@@ -17,6 +17,7 @@
 #include "fs/slot.h"
 #include "fs/stage.h"
 #include "fs/watch.h"
+#include "remote/block_cache.h"
 #include "remote/decoded.h"
 #include "remote/open_files.h"
 
@@ -58,10 +59,9 @@ const char *fs_fuse_version(void)
     return fuse_pkgversion();
 }
 
-static int index_on_disk(struct fs *fs, struct err *e)
+static int find_cache_dir(struct fs *fs, struct err *e)
 {
-    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX}, identity = {0};
-    struct catalog_options options = {0};
+    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX};
     int rc = cache_dir(fs->options.cache_dir, &dir, e);
 
     if (rc < 0)
@@ -69,8 +69,49 @@ static int index_on_disk(struct fs *fs, struct err *e)
     fs->cache_dir = realpath(dir.data, NULL);
     if (!fs->cache_dir)
         return err_set(e, errno, "%s: %s", dir.data, strerror(errno));
-    options.dir = fs->cache_dir;
-    rc = mapping_identity(fs->mapping, fs->store->identity, &identity, e);
+    return 0;
+}
+
+/*
+ * A disk that is full or cannot be written is no reason not to show a checkpoint: without
+ * a directory all is kept in memory.
+ */
+static void open_cache_dir(struct fs *fs)
+{
+    struct err why = {0};
+    char line[1400];
+
+    if (!fs->options.memory_index && find_cache_dir(fs, &why) < 0)
+        log_msg(LOG_FS, LOG_WARN, "the index is kept in memory: %s",
+                err_line(&why, line, sizeof line));
+}
+
+static int open_blocks(struct fs *fs, struct err *e)
+{
+    const struct block_cache_options options = {
+        .dir = fs->options.no_cache ? NULL : fs->cache_dir,
+        .limit = fs->options.cache_size};
+
+    return store_is_url(fs->options.source) ? block_cache_new(&options, &fs->blocks, e)
+                                            : 0;
+}
+
+static int open_store(struct fs *fs, struct err *e)
+{
+    const struct store_options options = {.follow_symlinks =
+                                              fs->options.follow_symlinks,
+                                          .refresh = fs->options.refresh,
+                                          .cache = fs->blocks ? block_cache_over : NULL,
+                                          .cache_user = fs->blocks};
+
+    return store_open(fs->options.source, &options, &fs->store, e);
+}
+
+static int index_on_disk(struct fs *fs, struct err *e)
+{
+    CLEANUP(buf_release) struct buf identity = {0};
+    struct catalog_options options = {.dir = fs->cache_dir};
+    int rc = mapping_identity(fs->mapping, fs->store->identity, &identity, e);
     return rc < 0 ? rc : catalog_open(&options, identity.data, &fs->catalog, e);
 }
 
@@ -84,7 +125,7 @@ static int open_index(struct fs *fs, struct err *e)
     struct err why = {0};
     char line[1400];
 
-    if (!fs->options.memory_index) {
+    if (fs->cache_dir) {
         if (index_on_disk(fs, &why) == 0)
             return 0;
         log_msg(LOG_FS, LOG_WARN, "the index is kept in memory: %s",
@@ -113,8 +154,13 @@ static int open_reading(struct fs *fs, struct err *e)
     const char *dir = fs->cache_dir ? fs->cache_dir : tmp ? tmp : "/tmp";
     uint64_t budget =
         fs->options.cache_size ? fs->options.cache_size : DEFAULT_CACHE_SIZE;
-    int rc = pool_new(fs->options.jobs, &fs->pool, e);
+    unsigned jobs = fs->store->remote ? POOL_REMOTE : 0;
+    int rc = pool_new(fs->options.jobs ? fs->options.jobs : jobs, &fs->pool, e);
 
+    if (fs->options.no_cache) {
+        dir = NULL;
+        budget = DECODED_MEMORY_ALONE;
+    }
     if (rc == 0)
         rc = open_files_new(fs->store, files_to_keep(), &fs->files, e);
     if (rc == 0)
@@ -133,10 +179,12 @@ static int open_reading(struct fs *fs, struct err *e)
 
 static int open_all(struct fs *fs, struct err *e)
 {
-    const struct store_options options = {
-        .follow_symlinks = fs->options.follow_symlinks, .refresh = fs->options.refresh};
-    int rc = store_open(fs->options.source, &options, &fs->store, e);
+    int rc;
 
+    open_cache_dir(fs);
+    rc = open_blocks(fs, e);
+    if (rc == 0)
+        rc = open_store(fs, e);
     if (rc == 0 && fs->options.rw && fs->store->remote) {
         err_set(e, ENOTSUP, "%s: -o rw: nothing is saved to this kind of source",
                 fs->store->url);
@@ -198,6 +246,8 @@ void fs_close(struct fs *fs)
     stages_free(fs);
     nodes_free(fs);
     slots_free(fs->slots);
+    store_stop(fs->store);
+    block_cache_stop(fs->blocks);
     scanner_free(fs->scanner);
     pool_free(fs->pool); /* what it does ahead of time uses all of these */
     decoded_free(fs->decoded);
@@ -206,6 +256,7 @@ void fs_close(struct fs *fs)
     mapping_free(fs->mapping);
     overlay_free(fs->overlay);
     store_close(fs->store);
+    block_cache_free(fs->blocks);
     free(fs->cache_dir);
     pthread_key_delete(fs->buffers);
     last_error_destroy(&fs->last_error);

@@ -43,6 +43,7 @@ enum { FRESH_NS = 1000000000 };
 struct fs {
     struct mount_options options;
     struct store *store;
+    struct block_cache *blocks; /* of a remote store, or NULL */
     int64_t begun_ns; /* the mount's, as time(2): what a store without times shows */
     struct mapping *mapping; /* or NULL */
     struct overlay *overlay; /* or NULL */

@@ -4,6 +4,7 @@
 #define UFS_FS_HANDLE_H
 
 #include "base/buf.h"
+#include "fs/ahead.h"
 #include "fs/request.h"
 #include "fs/side.h"
 
@@ -16,9 +17,7 @@ struct handle {
     bool is_text;          /* text made at open */
     struct buf text;
     char *name; /* for messages: the key, or the name of the view */
-
-    /* Sequential reading: where the last read ended, how far was fetched ahead. */
-    atomic_uint_fast64_t next, ahead;
+    struct ahead ahead;
 };
 
 static inline struct handle *handle_of(const struct fuse_file_info *fi)

@@ -15,7 +15,6 @@ enum {
     /* One large page, which is quicker to fill and to reply from. */
     BUFFER_FIRST = 2 << 20,
     BUFFER_ALIGN = 2 << 20,
-    AHEAD = 4 << 20, /* bytes fetched in front of a sequential reader */
 };
 
 /* A reply buffer that its thread keeps. */
@@ -57,22 +56,19 @@ static void *thread_buffer(struct fs *fs, size_t size)
     return b->data;
 }
 
-/* Once half of what was fetched ahead is used up, the next part is asked for. */
-static void fetch_ahead(struct handle *h, uint64_t off, size_t len)
+static void fetch_ahead(const struct request *r, struct handle *h, uint64_t off,
+                        size_t len)
 {
-    uint64_t end = off + len;
-    uint64_t ahead = atomic_load_explicit(&h->ahead, memory_order_relaxed);
-    bool sequential =
-        atomic_exchange_explicit(&h->next, end, memory_order_relaxed) == off;
+    bool remote = r->fs->store->remote;
+    uint64_t from, step;
 
-    if (!sequential || off == 0)
-        return;
-    if (ahead < end || ahead > end + 2 * AHEAD)
-        ahead = end;
-    if (ahead - end > AHEAD / 2)
-        return;
-    atomic_store_explicit(&h->ahead, end + AHEAD, memory_order_relaxed);
-    reader_will_need(h->reader, ahead, end + AHEAD - ahead);
+    if (h->side && !remote)
+        return; /* the kernel does it */
+    step = ahead_step(&h->ahead, remote, off, len, &from);
+    if (step && h->side)
+        side_will_need(h->side, from, step);
+    else if (step)
+        reader_will_need(h->reader, from, step);
 }
 
 /* Straight from mapped shards: 1 when that answered the request, 0 when it cannot be. */
@@ -126,7 +122,7 @@ static int read_reader(const struct request *r, struct handle *h, struct err *e)
         fuse_reply_buf(r->req, NULL, 0);
         return 0;
     }
-    fetch_ahead(h, off, len);
+    fetch_ahead(r, h, off, len);
     rc = reply_mapped(r, h, off, len, e);
     if (rc == 0)
         rc = reply_copied(r, h, off, len, e);
@@ -144,8 +140,11 @@ static int read_side(const struct request *r, struct handle *h, struct err *e)
 {
     void *data = thread_buffer(r->fs, r->size + 1);
     size_t got;
-    int rc = data ? side_read(h->side, (uint64_t)r->off, r->size, data, &got, e)
-                  : err_nomem(e);
+    int rc;
+
+    fetch_ahead(r, h, (uint64_t)r->off, r->size);
+    rc = data ? side_read(h->side, (uint64_t)r->off, r->size, data, &got, e)
+              : err_nomem(e);
 
     if (rc < 0)
         return err_wrap(e, "read bytes %" PRIu64 "+%zu", (uint64_t)r->off, r->size);

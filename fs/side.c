@@ -121,6 +121,13 @@ static int read_some(struct side *s, uint64_t off, size_t len, void *dst, size_t
     return *got ? source_read(src, off, *got, dst, e) : 0;
 }
 
+void side_will_need(struct side *s, uint64_t off, uint64_t len)
+{
+    CLEANUP(source_putp) struct source *src = current(s);
+
+    source_will_need(src, off, len);
+}
+
 int side_read(struct side *s, uint64_t off, size_t len, void *dst, size_t *got,
               struct err *e)
 {

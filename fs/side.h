@@ -23,6 +23,9 @@ int side_open_source(struct source *src, struct side **out, struct err *e);
 
 void side_close(struct side *s); /* NULL is fine */
 
+/* These bytes will be read soon. Any thread. */
+void side_will_need(struct side *s, uint64_t off, uint64_t len);
+
 /* Up to len bytes; *got is less at the end of the file only. Any thread. */
 int side_read(struct side *s, uint64_t off, size_t len, void *dst, size_t *got,
               struct err *e);

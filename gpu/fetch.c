@@ -87,6 +87,21 @@ static int place_spans(struct fetch *f, struct err *e)
     return 0;
 }
 
+/*
+ * Spans of remote sources are asked for all at once: on the pool each thread would wait
+ * for the server in turn.
+ */
+static void begin_cold(const struct fetch *f)
+{
+    for (size_t n = 0; f->ncold > 1 && n < f->ncold; n++) {
+        const struct span *s = &f->spans.span[f->cold[n]];
+        struct source *src = f->sources->src[s->tag];
+
+        if (src->remote)
+            source_will_need(src, s->off, s->len);
+    }
+}
+
 static int read_span(void *user, size_t n, struct err *e)
 {
     struct fetch *f = user;
@@ -244,6 +259,7 @@ int fetch_window(const struct run_list *runs, const struct fetch_sources *source
         return ret;
     for (size_t i = 0; f.ncold && i < runs->count; i++)
         done[i] = read_in_place(&f, &runs->run[i]);
+    begin_cold(&f);
     ret = pool_each(f.ncold > 1 ? pool : NULL, f.ncold, read_span, &f, e);
     for (size_t i = 0; ret == 0 && i < runs->count; i++)
         if (!done[i])

@@ -133,6 +133,11 @@ void reader_will_need(struct reader *r, uint64_t off, uint64_t len)
         r->kind->will_need(r, off, MIN(len, r->size - off));
 }
 
+uint64_t reader_ahead(const struct reader_env *env)
+{
+    return env->ahead ? env->ahead : READER_AHEAD;
+}
+
 const struct plan *reader_plan(const struct reader *r)
 {
     return r->tensor ? tensor_plan(r->tensor) : NULL;

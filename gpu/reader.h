@@ -21,6 +21,8 @@ struct source;
 
 /* What readers share. Everything is borrowed and outlives them. */
 struct reader_env {
+    /* Bytes to ask for in front of who reads from start to end; 0: READER_AHEAD. */
+    uint64_t ahead;
     struct catalog *catalog;
     struct open_files *files;
     struct decoded_cache *decoded;
@@ -74,8 +76,10 @@ int reader_map(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);
 void reader_unmap(struct reader_iov *v);
 
-/* Starts fetching [off, off + len) from disk, following the plan. */
+/* Starts fetching [off, off + len) from disk or server, following the plan. */
+enum { READER_AHEAD = 4 << 20 };
 void reader_will_need(struct reader *r, uint64_t off, uint64_t len);
+uint64_t reader_ahead(const struct reader_env *env);
 
 /*
  * For `unshard plan` and tests: the chunks of an open tensor in order, and where chunk i

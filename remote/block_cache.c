@@ -77,12 +77,15 @@ static bool parts_grow(struct parts *p)
     return true;
 }
 
-/* Where an extent that begins at `at` ends when nothing else is in its way. */
+/*
+ * Where an extent that begins at `at` ends when nothing else is in its way. A little more
+ * than `most` goes too: the last sector of a window is no request of its own.
+ */
 static uint64_t extent_end_at(uint64_t at, uint64_t end, uint64_t most, uint64_t size)
 {
     uint64_t whole = (end + BLOCK_SECTOR - 1) / BLOCK_SECTOR * BLOCK_SECTOR;
 
-    if (whole - at > most)
+    if (whole - at > most + most / 4)
         whole = (at + most) / BLOCK_BYTES * BLOCK_BYTES;
     return MIN(whole, size);
 }
@@ -449,6 +452,7 @@ int block_cache_over(void *user, struct source *inner, const struct object_id *i
     if (rc < 0)
         return rc;
     s->base.id = inner->id;
+    s->base.remote = inner->remote;
     s->c = c;
     s->inner = inner;
     pthread_mutex_lock(&c->lock);

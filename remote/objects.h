@@ -85,7 +85,4 @@ struct objects_spec {
 int objects_open(const struct objects_spec *spec, const struct store_options *options,
                  struct store **out, struct err *e);
 
-/* Does this source read over the network? */
-bool source_is_remote(const struct source *s);
-
 #endif

@@ -251,11 +251,6 @@ static const struct source_ops object_ops = {
     .close = object_close,
 };
 
-bool source_is_remote(const struct source *s)
-{
-    return s->ops == &object_ops;
-}
-
 static int fill(struct object_source *s, const char *path, const struct object *object,
                 struct err *e)
 {
@@ -307,6 +302,7 @@ int object_source(struct objects *o, const char *path, const struct object *obje
         return rc;
     }
     src = &s->base;
+    s->base.remote = true;
     s->o = o;
     s->base.id = object->st.id;
     pthread_mutex_init(&s->lock, NULL);

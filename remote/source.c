@@ -212,6 +212,7 @@ int source_window(struct source *inner, uint64_t off, uint64_t len, struct sourc
     if (rc < 0)
         return rc;
     w->base.id = inner->id;
+    w->base.remote = inner->remote;
     w->inner = source_get(inner);
     w->off = off;
     *out = &steal(&w)->base;

@@ -59,6 +59,7 @@ struct source {
     uint64_t size;
     char *name; /* for messages: path in the store; owned, freed by source_put() */
     struct file_id id;
+    bool remote; /* what is not resident() waits for a server: ask for it early */
     atomic_uint refs;
     /* Who read it from its start has come to its end: a cache may let it go first. */
     atomic_bool used_up;
