@@ -22,6 +22,15 @@ struct layout;
  * reads each tensor once, cuts it to its boxes and writes them to their places.
  */
 
+/* How a tensor is cut in the checkpoint that it comes from: all of it, without overlap. */
+struct layout_cuts {
+    size_t count;
+    const struct layout_cut {
+        uint32_t rank;                /* that has written the box */
+        const uint64_t *start, *size; /* units */
+    } * cut;
+};
+
 /* A tensor that is to be written. Strings are borrowed for as long as the layout. */
 struct layout_tensor {
     const char *key; /* in full, as the mount shows it */
@@ -32,6 +41,7 @@ struct layout_tensor {
     enum role role;
     enum dtype dtype;
     struct shape shape;
+    const struct layout_cuts *cuts; /* to be kept where the format can; or NULL */
 };
 
 /* State that is no tensor: the values of objects.json (docs/formats/objects-json.md). */

@@ -263,6 +263,11 @@ const struct layout_input *save_input_of(const struct save_input *in)
     return &in->in;
 }
 
+uint32_t save_input_ord(const struct save_input *in, size_t i)
+{
+    return in->ord[i];
+}
+
 uint64_t save_input_bytes(const struct save_input *in)
 {
     return in->bytes;

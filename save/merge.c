@@ -16,6 +16,7 @@
 #include "index/key_text.h"
 #include "index/names.h"
 #include "remote/source.h"
+#include "save/cuts.h"
 #include "save/input.h"
 
 enum {
@@ -726,9 +727,34 @@ static int merge_all(struct merge *m, struct err *e)
     return ret == 0 ? remove_named(m) : ret;
 }
 
+/* Tensors that were there and have the same shape are to be cut as they were. */
+static int keep_cuts(struct merge *m, struct err *e)
+{
+    struct cuts *cuts;
+
+    if (!m->spec.checkpoint)
+        return 0;
+    if (cuts_new(m->spec.env, m->spec.checkpoint, m->arena, &cuts, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < m->in.tensors; i++) {
+        const struct entry *x = m->from[i] < m->entries ? &m->entry[m->from[i]] : NULL;
+        uint32_t ord = x ? x->ord : save_input_ord(m->input, m->from[i] - m->entries);
+
+        /* Units are bytes where elements are less: such boxes are of that type only. */
+        if (x && (!x->over || !shape_equal(&x->t.shape, &x->was_shape) ||
+                  MIN(dtype_bits(x->t.dtype), 8u) != MIN(dtype_bits(x->was), 8u)))
+            continue;
+        if (cuts_of(cuts, ord, &m->tensor[i].cuts, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
 int merge_settle(struct merge *m, struct err *e)
 {
-    return open_old(m, e) < 0 ? -e->code : settle(m, e);
+    if (open_old(m, e) < 0 || settle(m, e) < 0)
+        return -e->code;
+    return keep_cuts(m, e);
 }
 
 int merge_new(const struct merge_spec *spec, struct merge **out, struct err *e)

@@ -123,6 +123,12 @@ def safetensors_image(tensors):
     return struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values())
 
 
+def npy_image(descr, shape, data):
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)!r}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
 def write_file(path, data):
     """As savers do: beside it, then renamed over it."""
     temp = path + ".tmp-write"

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import time
 
-from mountlib import UNSHARD, Mount, fails, is_mounted, main, make_tensors, read_all, safetensors_image, same, wait_for, write_checkpoint, write_file
+from mountlib import UNSHARD, Mount, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, wait_for, write_checkpoint, write_file
 
 
 def umount(m, ok=True):
@@ -145,12 +145,6 @@ def test_a_bad_header_is_told_at_once(t):
         os.rmdir(m / "step1")
         umount(m)
     same("nothing", os.listdir(t + "/run"), [])
-
-
-def npy_image(descr, shape, data):
-    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)!r}, }}".encode()
-    text += b" " * (-(len(text) + 11) % 64) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
 
 
 def published(m):

@@ -35,10 +35,12 @@ static uint64_t pieces_of(uint64_t dim, uint32_t ranks)
     return dim / piece + (dim % piece != 0);
 }
 
-uint64_t dcp_shares(const struct dcp_cut *cut, const struct shape *units)
+uint64_t dcp_shares(const struct dcp_cut *cut, size_t i, const struct shape *units)
 {
     uint64_t n = 1;
 
+    if (cut->own[i])
+        return cut->own[i]->count;
     if (is_whole(units))
         return 1;
     for (uint32_t k = 0; k < MIN(units->nd, 2u); k++)
@@ -58,8 +60,15 @@ static void cut_axis(const struct shape *units, uint32_t k, uint32_t ranks, uint
 void dcp_share(const struct dcp_cut *cut, size_t i, const struct shape *units,
                uint64_t n, struct dcp_share *out)
 {
+    const struct layout_cuts *own = cut->own[i];
     uint64_t columns = 1;
 
+    if (own) {
+        memcpy(out->start, own->cut[n].start, units->nd * sizeof *out->start);
+        memcpy(out->size, own->cut[n].size, units->nd * sizeof *out->size);
+        out->rank = own->cut[n].rank;
+        return;
+    }
     memset(out->start, 0, units->nd * sizeof *out->start);
     memcpy(out->size, units->dim, units->nd * sizeof *out->size);
     out->rank = cut->home[i];
@@ -124,7 +133,7 @@ static void add_load(const struct dcp_cut *cut, size_t i, const struct shape *un
 {
     struct dcp_share box;
 
-    for (uint64_t n = 0; n < dcp_shares(cut, units); n++) {
+    for (uint64_t n = 0; n < dcp_shares(cut, i, units); n++) {
         dcp_share(cut, i, units, n, &box);
         load[box.rank] += box_bytes(&box, units->nd, unit);
     }
@@ -161,7 +170,10 @@ static int place_all(const struct layout_input *in, struct dcp_cut *cut, struct 
 
             if (shape_units(&t->shape, t->dtype, &units, e) < 0)
                 return -e->code;
-            if (round != (is_whole(&units) ? 2 : units.nd == 1 ? 1 : 0))
+            if (round != (cut->own[i]        ? 0
+                          : is_whole(&units) ? 2
+                          : units.nd == 1    ? 1
+                                             : 0))
                 continue;
             if (round == 2) {
                 place_whole(h, &cut->home[i], unit);
@@ -175,8 +187,20 @@ static int place_all(const struct layout_input *in, struct dcp_cut *cut, struct 
     return 0;
 }
 
+/* The cuts that tensors bring, and the ranks that these count to. */
+static void keep_own(const struct layout_input *in, struct dcp_cut *cut)
+{
+    for (size_t i = 0; i < cut->count; i++) {
+        const struct layout_cuts *own = in->tensor[cut->chosen[i]].cuts;
+
+        cut->own[i] = own;
+        for (size_t k = 0; own && k < own->count; k++)
+            cut->ranks = MAX(cut->ranks, own->cut[k].rank + 1);
+    }
+}
+
 int dcp_cut_new(const struct layout_input *in, const struct layout_options *o,
-                const size_t *chosen, size_t count, struct arena *a,
+                bool keeps, const size_t *chosen, size_t count, struct arena *a,
                 struct dcp_cut *out, struct err *e)
 {
     uint64_t ranks;
@@ -189,11 +213,18 @@ int dcp_cut_new(const struct layout_input *in, const struct layout_options *o,
     if (ranks > MAX_RANKS)
         return err_set(e, EINVAL, "%" PRIu64 " ranks: more than %d are not written",
                        ranks, MAX_RANKS);
+    out->ranks = (uint32_t)ranks;
     out->home = arena_array(a, count + 1, sizeof *out->home);
+    out->own = arena_array(a, count + 1, sizeof *out->own);
+    if (!out->home || !out->own)
+        return err_nomem(e);
+    if (keeps)
+        keep_own(in, out);
+    ranks = out->ranks;
     h = (struct heap){.load = arena_array(a, (size_t)ranks, sizeof *h.load),
                       .rank = arena_array(a, (size_t)ranks, sizeof *h.rank),
                       .count = (size_t)ranks};
-    if (!out->home || !h.load || !h.rank)
+    if (!h.load || !h.rank)
         return err_nomem(e);
     return place_all(in, out, &h, e);
 }

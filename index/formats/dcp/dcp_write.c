@@ -110,9 +110,9 @@ static int choose(struct dcp_writing *w, const struct layout_options *o, struct 
 
     if (ret == 0)
         ret = choose_objects(w, &keys, e);
-    return ret == 0
-               ? dcp_cut_new(w->in, o, tensor, count, layout_arena(w->out), &w->cut, e)
-               : ret;
+    return ret == 0 ? dcp_cut_new(w->in, o, true, tensor, count, layout_arena(w->out),
+                                  &w->cut, e)
+                    : ret;
 }
 
 /* ---- data files ---- */
@@ -145,7 +145,7 @@ static int make_files(struct dcp_writing *w, struct data_files *d, struct err *e
 
         if (shape_units(&t->shape, t->dtype, &units, e) < 0)
             return -e->code;
-        for (uint64_t n = 0; n < dcp_shares(&w->cut, &units); n++, items++) {
+        for (uint64_t n = 0; n < dcp_shares(&w->cut, i, &units); n++, items++) {
             dcp_share(&w->cut, i, &units, n, &box);
             used[box.rank] = true;
         }
@@ -174,7 +174,7 @@ static int put_tensor(struct dcp_writing *w, struct data_files *d, size_t i,
     struct dcp_share box;
     int ret = shape_units(&t->shape, t->dtype, &units, e);
 
-    for (uint64_t n = 0; ret == 0 && n < dcp_shares(&w->cut, &units); n++) {
+    for (uint64_t n = 0; ret == 0 && n < dcp_shares(&w->cut, i, &units); n++) {
         struct dcp_placed *p = &w->placed[d->next++];
         struct layout_file *f;
 

@@ -109,7 +109,7 @@ static void put_chunks(struct pickling *x, size_t i, const struct shape *units)
 
     pickle_list(&x->p);
     pickle_mark(&x->p);
-    for (uint64_t n = 0; n < dcp_shares(&x->w->cut, units); n++) {
+    for (uint64_t n = 0; n < dcp_shares(&x->w->cut, i, units); n++) {
         dcp_share(&x->w->cut, i, units, n, &box);
         begin_state(x, module, "ChunkStorageMetadata");
         put_word(x, OFFSETS);
@@ -245,7 +245,7 @@ static int put_storage(struct pickling *x, struct err *e)
 
         if (shape_units(&t->shape, t->dtype, &units, e) < 0)
             return -e->code;
-        for (uint64_t n = 0; n < dcp_shares(&w->cut, &units); n++) {
+        for (uint64_t n = 0; n < dcp_shares(&w->cut, i, &units); n++) {
             dcp_share(&w->cut, i, &units, n, &box);
             put_index(x, x->key[i], &box, units.nd);
             put_info(x, box.rank, at++);

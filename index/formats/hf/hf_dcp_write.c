@@ -162,7 +162,7 @@ static int cut_tensor(struct hf_sharding *s, size_t i, struct err *e)
 
     if (shape_units(&t->shape, t->dtype, &units, e) < 0)
         return -e->code;
-    for (n = 0; n < dcp_shares(&s->cut, &units); n++) {
+    for (n = 0; n < dcp_shares(&s->cut, i, &units); n++) {
         dcp_share(&s->cut, i, &units, n, &box);
         if (add_share(s, i, &box, units.nd, e) < 0)
             return -e->code;
@@ -265,7 +265,8 @@ static int layout_hf_dcp(const struct layout_input *in, const struct layout_opti
     if (ret == 0)
         ret = spread(&s, o->max_shard_size, e);
     if (ret == 0)
-        ret = dcp_cut_new(in, o, s.chosen, s.count, layout_arena(out), &s.cut, e);
+        ret =
+            dcp_cut_new(in, o, false, s.chosen, s.count, layout_arena(out), &s.cut, e);
     for (size_t i = 0; ret == 0 && i < s.count; i++)
         ret = cut_tensor(&s, i, e);
     if (ret == 0)

@@ -141,7 +141,7 @@ static int place(struct folder *d, size_t i, struct placed *p, size_t *n, struct
     const struct layout_tensor *t = &d->w->in->tensor[d->tensor[i]];
     size_t cut = dropped(d->w, t), nd = t->shape.nd;
 
-    for (uint64_t k = 0; k < dcp_shares(&d->cut, &t->shape); k++) {
+    for (uint64_t k = 0; k < dcp_shares(&d->cut, i, &t->shape); k++) {
         uint64_t *box = arena_array(layout_arena(d->w->out), 2 * nd + 1, sizeof *box);
         struct dcp_share share;
 
@@ -188,7 +188,7 @@ static int put_files(struct folder *d, struct err *e)
     int ret = 0;
 
     for (size_t i = 0; i < d->tensors; i++)
-        count += dcp_shares(&d->cut, &d->w->in->tensor[d->tensor[i]].shape);
+        count += dcp_shares(&d->cut, i, &d->w->in->tensor[d->tensor[i]].shape);
     p = calloc(count + 1, sizeof *p);
     if (!p)
         return err_nomem(e);
@@ -216,7 +216,7 @@ static void interval_of(const struct layout_tensor *t, const struct dcp_share *s
 static void add_tensor(const struct folder *d, size_t i, struct buf *out)
 {
     const struct layout_tensor *t = &d->w->in->tensor[d->tensor[i]];
-    uint64_t shares = dcp_shares(&d->cut, &t->shape);
+    uint64_t shares = dcp_shares(&d->cut, i, &t->shape);
     size_t cut = dropped(d->w, t);
     struct dcp_share share;
     char name[40];
@@ -267,8 +267,8 @@ static int put_folder(struct v0_writing *w, const char *dir, struct err *e)
     if (ret == 0 && d.tensors == 0 && strcmp(dir, "optim") == 0)
         return 0;
     if (ret == 0)
-        ret = dcp_cut_new(w->in, w->options, d.tensor, d.tensors, layout_arena(w->out),
-                          &d.cut, e);
+        ret = dcp_cut_new(w->in, w->options, false, d.tensor, d.tensors,
+                          layout_arena(w->out), &d.cut, e);
     if (ret == 0)
         ret = put_files(&d, e);
     return ret == 0 ? put_metadata(&d, e) : ret;
