@@ -58,6 +58,17 @@ static int add_file(struct manifest *m, const char *path, uint64_t size, struct 
     return m->file[m->count++].path ? 0 : err_nomem(e);
 }
 
+/* Each part short enough for a name. */
+static bool parts_fit(const char *path)
+{
+    for (size_t len; *path; path += len + (path[len] == '/')) {
+        len = strcspn(path, "/");
+        if (len > NAME_MAX)
+            return false;
+    }
+    return true;
+}
+
 static int take_member(void *user, const char *key, size_t len,
                        const struct json *value, struct err *e)
 {
@@ -67,7 +78,7 @@ static int take_member(void *user, const char *key, size_t len,
     if (!json_u64(value, &size))
         return err_set(e, EBADMSG, "the size of %.200s is no size", key);
     if (http_decode(key, len, &path) < 0 || !path.data ||
-        !store_name_is_safe(path.data, path.len))
+        !store_name_is_safe(path.data, path.len) || !parts_fit(path.data))
         return err_set(e, EBADMSG, "%.200s is no path below the manifest's directory",
                        key);
     return add_file(user, path.data, size, e);
@@ -151,8 +162,6 @@ int manifest_list(const struct manifest *m, const char *path, manifest_entry_fn 
         if (below(f, path, len) != skip)
             break;
         n = strcspn(f->path + skip, "/");
-        if (n > NAME_MAX)
-            continue;
         memcpy(name, f->path + skip, n);
         name[n] = '\0';
         if (any && strcmp(name, last) == 0 && f->path[skip + n])
