@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 
 #include "base/log.h"
+#include "fs/lookup.h"
+#include "fs/node.h"
 #include "fs/slot.h"
 #include "save/staging.h"
 #include "save/witness.h"
@@ -212,12 +214,28 @@ int staged_add(struct fs *fs, struct staged *dir, const char *name,
     return 0;
 }
 
+/*
+ * What is covered keeps its number for as long: given to another file, that one would be
+ * read as this.
+ */
+static bool pin_covered(struct fs *fs, fuse_ino_t ino)
+{
+    return ino_is_inside(ino) ? slot_of_ino(fs, ino) != NULL
+                              : node_pin(fs, ino) != NULL;
+}
+
 void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino)
 {
+    void *found;
+
+    if (!pin_covered(fs, ino))
+        return;
     n->covers = ino;
-    if (!tsearch(n, &fs->stages->covers, by_cover))
-        n->covers =
-            0; /* out of memory: its old name has the old bytes a while longer */
+    found = tsearch(n, &fs->stages->covers, by_cover);
+    if (found && *(struct staged **)found == n)
+        return;
+    n->covers = 0; /* out of memory: its old name has the old bytes a while longer */
+    entry_forget(fs, ino, 1);
 }
 
 void staged_ref(struct staged *n)
@@ -282,8 +300,11 @@ static void detach(struct fs *fs, struct staged *n)
 
     if (n->refs > 1 && staged_stat(n, &st) == 0)
         n->size = (uint64_t)st.st_size;
-    if (n->covers)
+    if (n->covers) {
         tdelete(n, &fs->stages->covers, by_cover);
+        entry_forget(fs, n->covers, 1);
+        n->covers = 0;
+    }
     if (n->kind == STAGED_FILE && n->stage) {
         snprintf(name, sizeof name, "%" PRIu64, n->spool);
         unlinkat(staging_spool(n->stage->staging), name, 0);

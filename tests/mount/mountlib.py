@@ -129,6 +129,23 @@ def npy_image(descr, shape, data):
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
 
 
+def stored(path):
+    """{key: (dtype, shape, bytes)} of all safetensors files of a directory, read by a reader of its own."""
+    tensors = {}
+    for name in sorted(os.listdir(path)):
+        if not name.endswith(".safetensors"):
+            continue
+        with open(f"{path}/{name}", "rb") as f:
+            data = f.read()
+        size = struct.unpack("<Q", data[:8])[0]
+        for key, t in json.loads(data[8:8 + size]).items():
+            if key != "__metadata__":
+                a, b = t["data_offsets"]
+                assert key not in tensors, f"{key} stands in two files"
+                tensors[key] = (t["dtype"], tuple(t["shape"]), data[8 + size + a:8 + size + b])
+    return tensors
+
+
 def write_file(path, data):
     """As savers do: beside it, then renamed over it."""
     temp = path + ".tmp-write"

@@ -5,11 +5,10 @@ import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import time
 
-from mountlib import UNSHARD, Mount, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, wait_for, write_checkpoint, write_file
+from mountlib import UNSHARD, Mount, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file
 
 
 def umount(m, ok=True):
@@ -20,23 +19,6 @@ def umount(m, ok=True):
         m.process.wait(20)
         same("exit", m.process.returncode, 0)
     return done.stderr
-
-
-def stored(path):
-    """{key: (dtype, shape, bytes)} of all safetensors files of a directory, read by a reader of its own."""
-    tensors = {}
-    for name in sorted(os.listdir(path)):
-        if not name.endswith(".safetensors"):
-            continue
-        with open(f"{path}/{name}", "rb") as f:
-            data = f.read()
-        size = struct.unpack("<Q", data[:8])[0]
-        for key, t in json.loads(data[8:8 + size]).items():
-            if key != "__metadata__":
-                a, b = t["data_offsets"]
-                assert key not in tensors, f"{key} stands in two files"
-                tensors[key] = (t["dtype"], tuple(t["shape"]), data[8 + size + a:8 + size + b])
-    return tensors
 
 
 def leftovers(path):
