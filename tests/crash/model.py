@@ -382,9 +382,23 @@ def test_model(_):
         print(f"# seed {seed}: {STEPS} operations as the model", flush=True)
 
 
+FOUND = {
+    "a node's number went to another file while a staged one stood for it": [
+        (overwrite, "step1", "b.bin", 1, 100000), (publish, False), (pwrite, "step1", "b.bin", 2, 75528, 1, "mmap"),
+        (plain, "latest", 3, 1012, 100), (publish, True)],
+}
+
+
+def test_found(_):
+    """What the model has found before."""
+    for what, ops in FOUND.items():
+        failed = run_ops(ops)
+        assert not failed, f"{what}: {failed[1]}"
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1].isdigit():
         print("\n".join(map(show, generate(int(sys.argv[1]), int(sys.argv[2])))))
         print(try_seed(int(sys.argv[1]), int(sys.argv[2])) or "as the model")
     else:
-        main({"test_model": test_model}, 120 + 30 * SEEDS)
+        main({"test_found": test_found, "test_model": test_model}, 120 + 30 * SEEDS)
