@@ -158,8 +158,8 @@ static int feed_batch(struct feeding *g, size_t i, struct device_slot *s, struct
                         &g->stats.read_bytes, e);
     if (ret < 0)
         return ret;
-    s->busy =
-        true; /* whatever comes of it: the stream is drained before it is let go */
+    /* Whatever comes of it: the stream is drained before the slot is let go. */
+    s->busy = true;
     s->result = b->result;
     ret = b->direct ? send_direct(g, b, s, e) : send_staged(g, b, s, e);
     if (ret == 0)
