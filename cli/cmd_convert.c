@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* cli/cmd_convert.c - `unshard convert`: any format that is read to any that is written. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/arena.h"
 #include "base/buf.h"
-#include "base/fsutil.h"
+#include "base/keyset.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "fs/overlay.h"
@@ -17,10 +15,10 @@
 #include "remote/source.h"
 #include "remote/store.h"
 #include "save/input.h"
-#include "save/staging.h"
+#include "save/target.h"
 #include "save/write.h"
 
-enum { INFO_MEMORY = 64 << 20, COPY_BLOCK = 1 << 20, LOSSES_SHOWN = 5 };
+enum { INFO_MEMORY = 64 << 20, LOSSES_SHOWN = 5 };
 
 struct convert {
     struct cli *c;
@@ -31,7 +29,8 @@ struct convert {
     unsigned part, parts;
     struct save_input *input;
     struct layout *layout;
-    struct staging *staging;
+    struct save_target *target;
+    struct keyset given; /* names of side files that were copied */
     struct progress progress;
 };
 
@@ -198,23 +197,6 @@ static int describe(const struct convert *v, struct buf *out)
 
 /* ---- side files ---- */
 
-static int copy_bytes(struct source *src, int fd, struct err *e)
-{
-    CLEANUP_FREE char *block = malloc(COPY_BLOCK);
-    uint64_t at = 0;
-    int ret = block ? 0 : err_nomem(e);
-
-    while (ret == 0 && at < src->size) {
-        size_t part = (size_t)MIN(src->size - at, (uint64_t)COPY_BLOCK);
-
-        ret = source_read(src, at, part, block, e);
-        if (ret == 0)
-            ret = write_all(fd, block, part, e);
-        at += part;
-    }
-    return ret;
-}
-
 /* Does the layout make something of this name, or below it? */
 static bool is_written(const struct convert *v, const char *name)
 {
@@ -236,31 +218,22 @@ static bool is_written(const struct convert *v, const char *name)
     return false;
 }
 
-/*
- * What the layout writes goes first: then nothing is copied. A file that is there may be
- * half of one, from a run that was killed: it is written anew.
- */
+/* What the layout writes goes first: then nothing is copied. Each name is written once. */
 static int copy_file(struct convert *v, struct store *store, const char *path,
                      const char *name)
 {
     CLEANUP(source_putp) struct source *src = NULL;
     struct err *e = &v->c->err;
-    int dir = staging_dir(v->staging), ret, fd;
+    int ret;
 
     if (is_written(v, name))
         return 0;
+    ret = keyset_add(&v->given, name, strlen(name));
+    if (ret != 1)
+        return ret < 0 ? err_nomem(e) : 0;
     if (store->ops->open(store, path, &src, e) < 0)
         return -e->code;
-    fd = openat(dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return err_set(e, errno, "%s: %s", name, strerror(errno));
-    ret = copy_bytes(src, fd, e);
-    if (ret == 0 && fsync(fd) < 0)
-        ret = err_set(e, errno, "%s: %s", name, strerror(errno));
-    close(fd);
-    if (ret < 0)
-        unlinkat(dir, name, 0);
-    return ret;
+    return v->target->ops->side(v->target, name, src, e);
 }
 
 static int copy_side(void *user, const char *name, const char *path)
@@ -270,7 +243,6 @@ static int copy_side(void *user, const char *name, const char *path)
     return copy_file(v, v->source->store, path, name);
 }
 
-/* What --hf lays over goes over the source's own, as in a mount. */
 static int copy_overlay(struct convert *v, const char *dir)
 {
     struct overlay *o;
@@ -285,6 +257,19 @@ static int copy_overlay(struct convert *v, const char *dir)
     }
     overlay_free(o);
     return ret;
+}
+
+/*
+ * What stands beside the tensors in a mount goes along: config, tokenizer, notes. What --hf
+ * lays over goes before the source's own, as there.
+ */
+static int copy_sides(struct convert *v, const struct checkpoint_info *info)
+{
+    int ret = 0;
+
+    if (v->c->opt.mapping.hf)
+        ret = copy_overlay(v, v->c->opt.mapping.hf);
+    return ret == 0 ? cli_side_files(v->c, v->source, info, copy_side, v) : ret;
 }
 
 /* ---- the run ---- */
@@ -303,8 +288,6 @@ static int write_files(struct convert *v, const struct checkpoint_info *info)
         .layout = v->layout,
         .input = save_input_of(v->input),
         .source = save_input_source(v->input),
-        .dir = staging_dir(v->staging),
-        .staging = v->staging,
         .pool = v->source->pool,
         .part = v->part,
         .parts = v->parts,
@@ -316,19 +299,17 @@ static int write_files(struct convert *v, const struct checkpoint_info *info)
     int ret;
 
     progress_begin(&v->progress, v->c, save_bytes(&run));
-    ret = save_write(&run, &v->c->err);
+    ret = v->target->ops->write(v->target, &run, &v->c->err);
+    if (ret == 0 && run.other_stages)
+        ret = copy_sides(v, info);
+    if (ret == 0 && run.other_stages)
+        ret = v->target->ops->publish(v->target, &v->c->err);
     progress_end(&v->progress);
-    if (ret < 0 || !run.other_stages)
-        return ret;
-    /* What stands beside the tensors in a mount goes along: config, tokenizer, notes. */
-    ret = cli_side_files(v->c, v->source, info, copy_side, v);
-    if (ret == 0 && v->c->opt.mapping.hf)
-        ret = copy_overlay(v, v->c->opt.mapping.hf);
-    return ret == 0 ? staging_publish(v->staging, &v->c->err) : ret;
+    return ret;
 }
 
 /* What is wrong with where it goes, or with what is there, is the caller's mistake. */
-static int open_staging(struct convert *v)
+static int open_target(struct convert *v)
 {
     CLEANUP(buf_release) struct buf what = {0};
     struct staging_claim claim = {.target = v->c->arg[1],
@@ -340,8 +321,8 @@ static int open_staging(struct convert *v)
     if (ret < 0)
         return ret;
     claim.what = what.data;
-    ret = staging_open(&claim, &v->staging, &v->c->err);
-    if (ret == -EEXIST || ret == -EINVAL || ret == -EBUSY)
+    ret = save_target_open(&claim, &v->target, &v->c->err);
+    if (ret == -EEXIST || ret == -EINVAL || ret == -EBUSY || ret == -ENOTSUP)
         cli_usage(v->c);
     return ret;
 }
@@ -365,7 +346,7 @@ static int convert_checkpoint(struct convert *v)
     if (ret == 0)
         ret = refuse_losses(v);
     if (ret == 0)
-        ret = open_staging(v);
+        ret = open_target(v);
     return ret == 0 ? write_files(v, &info) : ret;
 }
 
@@ -379,7 +360,8 @@ static int run(struct cli *c)
         ret = cli_open(c, c->arg[0], &s);
     if (ret == 0)
         ret = convert_checkpoint(&v);
-    staging_close(v.staging);
+    save_target_close(v.target);
+    keyset_release(&v.given);
     layout_free(v.layout);
     save_input_free(v.input);
     return ret;

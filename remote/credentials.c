@@ -32,6 +32,7 @@ struct credentials {
     struct aws_keys keys; /* guarded by lock, and all below */
     bool have, fetching;
     time_t since, retry; /* when they were fetched; not before then again */
+    time_t refused;      /* when others came in the place of some that were refused */
 };
 
 void aws_keys_release(struct aws_keys *k)
@@ -419,10 +420,12 @@ bool credentials_renew(struct credentials *c)
     pthread_mutex_lock(&c->lock);
     while (rc == 0 && c->fetching)
         rc = wait_fetched(c, &e);
-    if (rc == 0 && c->have && time(NULL) - c->since < JUST_RENEWED_S)
+    if (rc == 0 && c->refused && time(NULL) - c->refused < JUST_RENEWED_S) {
         changed = true;
-    else if (rc == 0)
+    } else if (rc == 0) {
         rc = renew(c, &changed, &e);
+        c->refused = rc == 0 && changed ? c->since : 0;
+    }
     pthread_mutex_unlock(&c->lock);
     if (rc < 0 && rc != -EINTR)
         log_err(LOG_REMOTE, &e);

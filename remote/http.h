@@ -79,7 +79,7 @@ typedef int http_body_fn(void *user, uint64_t off, size_t len, void *dst);
 enum http_flags {
     HTTP_NO_REDIRECT = 1, /* 3xx is an answer */
     HTTP_ONCE = 2,        /* no second try once the server may have acted */
-    HTTP_ANY_STATUS = 4,  /* 4xx (but 408, 425 and 429) is an answer, not an error */
+    HTTP_ANY_STATUS = 4,  /* 4xx (but 408, 425 and 429) and 501 are answers */
 };
 
 /*

@@ -404,7 +404,7 @@ static void judge_status(struct call *c)
         again(c);
     else if ((s == 400 || s == 401 || s == 403) && (set_clock(c) || others_fetched(c)))
         at_once(c);
-    else if ((s / 100 == 4 && (c->r->flags & HTTP_ANY_STATUS)) ||
+    else if (((s / 100 == 4 || s == 501) && (c->r->flags & HTTP_ANY_STATUS)) ||
              (s / 100 == 3 && (c->r->flags & HTTP_NO_REDIRECT)))
         finish(c);
     else

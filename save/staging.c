@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -325,21 +326,43 @@ static int clear_leftovers(const struct staging *s, struct err *e)
  * "unshardfs mount-save HOST BOOT PID": who writes. Another host's lock may not be seen
  * from here (a network disk), so its directory is left alone.
  */
-static int writer_line(struct buf *out, struct err *e)
+static void read_boot(char boot[64])
 {
-    char host[HOST_NAME_MAX + 1] = "", boot[64] = "";
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
 
+    boot[0] = '\0';
     if (f) {
-        if (!fgets(boot, sizeof boot, f))
+        if (!fgets(boot, 64, f))
             boot[0] = '\0';
         fclose(f);
     }
     boot[strcspn(boot, "\n")] = '\0';
+}
+
+int staging_writer(struct buf *out, struct err *e)
+{
+    char host[HOST_NAME_MAX + 1] = "", boot[64];
+
+    read_boot(boot);
     gethostname(host, sizeof host - 1);
     buf_addf(out, "unshardfs mount-save host %s boot %s pid %d", host, boot,
              (int)getpid());
     return buf_failed(out) ? err_nomem(e) : 0;
+}
+
+bool staging_writer_is_dead(const char *line)
+{
+    char host[HOST_NAME_MAX + 1] = "", boot[64], theirs[256], their_boot[64];
+    int pid;
+
+    if (sscanf(line, "unshardfs mount-save host %255s boot %63s pid %d", theirs,
+               their_boot, &pid) != 3)
+        return false;
+    read_boot(boot);
+    gethostname(host, sizeof host - 1);
+    if (strcmp(host, theirs) != 0)
+        return false;
+    return strcmp(boot, their_boot) != 0 || (kill(pid, 0) < 0 && errno == ESRCH);
 }
 
 /*
@@ -535,7 +558,7 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
     }
     if (ret < 0)
         return ret;
-    if (writer_line(&line, e) < 0)
+    if (staging_writer(&line, e) < 0)
         return -e->code;
     s->what = buf_steal(&line, NULL);
     return s->what ? begin_journal(s, e) : err_nomem(e);

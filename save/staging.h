@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/base.h"
+#include "base/buf.h"
 
 struct err;
 struct staging;
@@ -87,6 +88,13 @@ bool staging_is_named(const char *name);
 
 /* Is this staging directory a living writer's, or a save's that can be taken up again? */
 bool staging_in_use(int parent, const char *name);
+
+/*
+ * Who writes, for a journal of a mount: host, boot and process. Is the one whose line this
+ * is dead? Of another host that cannot be known: no.
+ */
+int staging_writer(struct buf *out, struct err *e);
+bool staging_writer_is_dead(const char *line);
 
 /* Removes it with all that is in it. */
 int staging_discard(struct staging *s, struct err *e);
