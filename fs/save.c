@@ -16,6 +16,7 @@
 #include "fs/slot.h"
 #include "fs/tree.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/safetensors_write.h"
 #include "save/merge.h"
 #include "save/patch.h"
 #include "save/staging.h"
@@ -203,10 +204,31 @@ static int rewrite_tensors(struct publication *p, const struct err *why, struct 
     return err_hint(e, "save to a new directory");
 }
 
+/* A new directory as Hugging Face's programs have written it, to be kept as such. */
+static int keep_files(struct publication *p, bool *kept, struct err *e)
+{
+    const struct save_format *f = &p->format;
+
+    *kept = false;
+    if (p->stage->slot || strcmp(f->writer->name, "hf") != 0)
+        return 0;
+    return merge_verbatim(p->merge,
+                          f->options.max_shard_size ? f->options.max_shard_size
+                                                    : SAFETENSORS_SHARD,
+                          kept, e);
+}
+
 static int put_tensors(struct publication *p, struct err *e)
 {
     struct err why = {0};
-    int ret = p->stage->slot ? patch_tensors(p, &why) : 0;
+    bool kept;
+    int ret;
+
+    if (keep_files(p, &kept, e) < 0)
+        return -e->code;
+    if (kept)
+        return 0;
+    ret = p->stage->slot ? patch_tensors(p, &why) : 0;
 
     p->rewritten = ret == 0 || ret == -ENOTSUP;
     if (p->rewritten)

@@ -225,15 +225,24 @@ static int place_file(int spool, int dir, const struct merge_file *file, mode_t 
     return 0;
 }
 
-static int place_incoming(const struct stage *s, const struct save_files *f, bool base,
-                          struct err *e)
+/* Side files; and storage that came as it is to be. */
+static bool is_placed(const struct save_files *f, const struct merge *m, size_t i)
+{
+    const char *path = f->file[i].path;
+
+    return (incoming_kind_beside(path, merge_has_base(m)) == INCOMING_SIDE &&
+            !is_view(path)) ||
+           merge_is_verbatim(m, i);
+}
+
+static int place_incoming(const struct stage *s, const struct save_files *f,
+                          const struct merge *m, struct err *e)
 {
     int dir = staging_dir(s->staging), spool = staging_spool(s->staging);
     int ret = make_dirs_of(dir, f, e);
 
     for (size_t i = 0; ret == 0 && i < f->count; i++)
-        if (incoming_kind_beside(f->file[i].path, base) == INCOMING_SIDE &&
-            !is_view(f->file[i].path))
+        if (is_placed(f, m, i))
             ret = place_file(spool, dir, &f->file[i], f->mode[i], f, e);
     return ret == 0 ? finish_dirs(dir, f, e) : ret;
 }
@@ -394,7 +403,7 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f)
 int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
                      const struct merge *m, bool rewritten, struct err *e)
 {
-    int dir = staging_dir(s->staging), ret = place_incoming(s, f, merge_has_base(m), e);
+    int dir = staging_dir(s->staging), ret = place_incoming(s, f, m, e);
 
     if (ret < 0)
         return ret;

@@ -58,8 +58,14 @@ struct merge {
     size_t slots, names;
     bool replaced[3]; /* roles of which a whole came */
     bool adapter, changes, base;
-    bool meet;    /* without their wrappers two keys are one: none is dropped */
-    bool *wanted; /* old tensors by ord */
+    bool meet; /* without their wrappers two keys are one: none is dropped */
+    struct came {
+        size_t tensors; /* in the file, one of safetensors */
+        uint64_t size;
+        bool pt;       /* its metadata say what transformers wants to see */
+        bool verbatim; /* it can stand as it is */
+    } * came;          /* of each file of the spec */
+    bool *wanted;      /* old tensors by ord */
     size_t olds;
     struct checkpoint_info info;
     struct save_input *input; /* the old ones that stay */
@@ -337,6 +343,9 @@ static int take_safetensors(struct merge *m, size_t file, struct err *e)
         ret = safetensors_read(src, 0, src->size, &h, e);
     if (ret < 0)
         return bad_file(f, e);
+    m->came[file] = (struct came){.tensors = h.count,
+                                  .size = src->size,
+                                  .pt = h.format && strcmp(h.format, "pt") == 0};
     for (size_t i = 0; ret == 0 && i < h.count; i++)
         ret = put_named(m, file, &h, &h.tensor[i], e);
     safetensors_header_release(&h);
@@ -495,6 +504,25 @@ static int missing(const char *by, const char *path, struct err *e)
     return err_set(e, EINVAL, "%s: %s is not there yet", by, path);
 }
 
+static int read_index(struct merge *m, size_t file, struct hf_index *out, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    CLEANUP(source_putp) struct source *src = NULL;
+    CLEANUP_FREE char *text = NULL;
+
+    if (open_file(m, file, &src, e) < 0)
+        return -e->code;
+    if (src->size > INDEX_MAX)
+        return err_set(e, EINVAL, "%s: too large for an index", f->path);
+    text = malloc((size_t)src->size + 1);
+    if (!text)
+        return err_nomem(e);
+    if (source_read(src, 0, (size_t)src->size, text, e) < 0 ||
+        hf_index_parse(text, (size_t)src->size, ".safetensors", out, e) < 0)
+        return bad_file(f, e);
+    return 0;
+}
+
 /* All files of "x-00001-of-00003": looked at once, by the first. */
 static int check_set(const struct merge *m, const struct merge_file *f, struct err *e)
 {
@@ -520,23 +548,13 @@ static int check_set(const struct merge *m, const struct merge_file *f, struct e
 static int check_index(struct merge *m, size_t file, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[file];
-    CLEANUP(source_putp) struct source *src = NULL;
-    CLEANUP_FREE char *text = NULL;
     const char *slash = strrchr(f->path, '/');
     int dir = slash ? (int)(slash - f->path) + 1 : 0, ret = 0;
     struct hf_index x;
     char path[4096];
 
-    if (open_file(m, file, &src, e) < 0)
+    if (read_index(m, file, &x, e) < 0)
         return -e->code;
-    if (src->size > INDEX_MAX)
-        return err_set(e, EINVAL, "%s: too large for an index", f->path);
-    text = malloc((size_t)src->size + 1);
-    if (!text)
-        return err_nomem(e);
-    if (source_read(src, 0, (size_t)src->size, text, e) < 0 ||
-        hf_index_parse(text, (size_t)src->size, ".safetensors", &x, e) < 0)
-        return bad_file(f, e);
     for (size_t i = 0; ret == 0 && i < x.nfiles; i++) {
         snprintf(path, sizeof path, "%.*s%s", dir, f->path, x.file[i].name);
         if (!has_file(m, path))
@@ -766,7 +784,8 @@ int merge_new(const struct merge_spec *spec, struct merge **out, struct err *e)
         return err_nomem(e);
     m->spec = *spec;
     m->arena = arena_new(MERGE_MEMORY);
-    ret = m->arena ? merge_all(m, e) : err_nomem(e);
+    m->came = calloc(spec->files + 1, sizeof *m->came);
+    ret = m->arena && m->came ? merge_all(m, e) : err_nomem(e);
     if (ret < 0)
         merge_free(m);
     else
@@ -781,6 +800,7 @@ void merge_free(struct merge *m)
     save_input_free(m->input);
     free(m->entry);
     free(m->slot);
+    free(m->came);
     free(m->wanted);
     free(m->tensor);
     free(m->from);
@@ -801,6 +821,89 @@ bool merge_changes(const struct merge *m)
 bool merge_has_base(const struct merge *m)
 {
     return m->base;
+}
+
+/* ---- files that can stand as they are ---- */
+
+/* A file of the model's one kind: "model.safetensors", or of the set "model-N-of-M". */
+static bool is_model_file(const struct merge *m, size_t i)
+{
+    enum role role;
+
+    return incoming_kind_beside(m->spec.file[i].path, m->base) ==
+               INCOMING_SAFETENSORS &&
+           incoming_is_whole(m->spec.file[i].path, &role) && role == ROLE_MODEL;
+}
+
+/* Does the index tell of each tensor, and of no other, the file that has it? */
+static int index_fits(struct merge *m, size_t file, bool *out, struct err *e)
+{
+    struct hf_index x;
+
+    if (read_index(m, file, &x, e) < 0)
+        return -e->code;
+    *out = x.count == m->entries;
+    for (size_t i = 0; *out && i < x.count; i++) {
+        const char *key = x.entry[i].key;
+        size_t at = name_find(m, TAG_KEY, key, strlen(key));
+
+        *out = at != NOT_THERE && strcmp(m->spec.file[m->entry[at].file].path,
+                                         x.file[x.entry[i].file].name) == 0;
+    }
+    hf_index_release(&x);
+    return 0;
+}
+
+/* Every tensor that counts is of a model's file, and every tensor of those counts. */
+static bool all_count(const struct merge *m, uint64_t max, size_t *files)
+{
+    size_t tensors = 0;
+
+    *files = 0;
+    for (size_t i = 0; i < m->entries; i++)
+        if (m->entry[i].dead || m->entry[i].t.role != ROLE_MODEL ||
+            m->entry[i].t.wrapper || m->spec.drop_roles[ROLE_MODEL] ||
+            !is_model_file(m, m->entry[i].file))
+            return false;
+    for (size_t i = 0; i < m->spec.files; i++) {
+        if (!is_model_file(m, i))
+            continue;
+        if (!m->came[i].pt || m->came[i].size > max || m->came[i].tensors == 0)
+            return false;
+        tensors += m->came[i].tensors;
+        ++*files;
+    }
+    return *files > 0 && tensors == m->entries;
+}
+
+int merge_verbatim(struct merge *m, uint64_t max, bool *out, struct err *e)
+{
+    size_t files, indexes = 0, index = 0, stem;
+    unsigned number;
+
+    *out = !m->spec.checkpoint && all_count(m, max, &files);
+    for (size_t i = 0; *out && i < m->spec.files; i++) {
+        if (incoming_kind(m->spec.file[i].path) == INCOMING_INDEX) {
+            indexes++;
+            index = i;
+        }
+        /* Numbered files are found by an index only, and one file needs none. */
+        if (is_model_file(m, i) &&
+            (incoming_set(m->spec.file[i].path, &number, &stem) == 0) != (files == 1))
+            *out = false;
+    }
+    if (*out && indexes != (files == 1 ? 0u : 1u))
+        *out = false;
+    if (*out && files > 1 && index_fits(m, index, out, e) < 0)
+        return -e->code;
+    for (size_t i = 0; *out && i < m->spec.files; i++)
+        m->came[i].verbatim = is_model_file(m, i) || (files > 1 && i == index);
+    return 0;
+}
+
+bool merge_is_verbatim(const struct merge *m, size_t file)
+{
+    return m->came[file].verbatim;
 }
 
 static bool is_patch(const struct entry *x)

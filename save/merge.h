@@ -62,6 +62,14 @@ struct save_source merge_incoming(struct merge *m);
  * would stay cannot be read; -EINVAL: none would be left.
  */
 int merge_settle(struct merge *m, struct err *e);
+/*
+ * Is what came a new Hugging Face directory already, of files of at most `max` bytes? One
+ * model file, or a numbered set with an index that says where each tensor is; nothing in
+ * them was written over. Then these files (merge_is_verbatim()) can stand as they are.
+ */
+int merge_verbatim(struct merge *m, uint64_t max, bool *out, struct err *e);
+bool merge_is_verbatim(const struct merge *m, size_t file);
+
 const struct layout_input *merge_input(const struct merge *m);
 struct save_source merge_source(struct merge *m);
 

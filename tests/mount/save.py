@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import time
 
@@ -169,6 +170,49 @@ def test_one_tensor_of_a_checkpoint_that_is_there(t):
     same("tensors", stored(t + "/run/step1"), want)
     same("index", sorted(json.load(open(t + "/run/step1/model.safetensors.index.json"))["weight_map"]), sorted(want))
     same("leftovers", leftovers(t + "/run"), [])
+
+
+def pt_image(tensors):
+    """As save_pretrained has it: its metadata say that it is PyTorch's."""
+    image = safetensors_image(tensors)
+    size = struct.unpack("<Q", image[:8])[0]
+    header = json.dumps({"__metadata__": {"format": "pt"}, **json.loads(image[8:8 + size])}).encode()
+    return struct.pack("<Q", len(header)) + header + image[8 + size:]
+
+
+def test_what_is_already_as_it_is_stored_is_not_copied(t):
+    os.makedirs(t + "/run")
+    tensors = make_tensors(1)
+    keys = sorted(tensors)
+    parts = {f"model-{i + 1:05}-of-00002.safetensors": {k: tensors[k] for k in keys[i::2]} for i in range(2)}
+    index = json.dumps({"metadata": {}, "weight_map": {k: n for n, p in parts.items() for k in p}}, indent=1).encode()
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for step in "one", "set", "wrong", "later", "plain":
+            os.mkdir(m / step)
+        for step in "one", "later":
+            write_file(m / f"{step}/model.safetensors", pt_image(tensors))
+        write_file(m / "plain/model.safetensors", safetensors_image(tensors))
+        for step in "set", "wrong":
+            for name, part in parts.items():
+                write_file(m / f"{step}/{name}", pt_image(part))
+        write_file(m / "set/model.safetensors.index.json", index)
+        write_file(m / "wrong/model.safetensors.index.json", index.replace(b"-00001-of", b"-0000X-of").replace(b"-00002-of", b"-00001-of").replace(
+            b"-0000X-of", b"-00002-of"))
+        os.mkdir(m / "later/tensors")
+        dtype, shape, data = tensors[keys[0]]
+        write_file(m / f"later/tensors/{keys[0]}.npy", npy_image("<f4", shape, bytes(reversed(data))))
+        spool = {os.stat(f"{t}/run/.unshard-staging-{s}/in/{n}").st_ino for s in ("one", "set") for n in os.listdir(f"{t}/run/.unshard-staging-{s}/in")}
+        umount(m)
+    for step in "one", "set", "wrong", "plain":
+        same(step, stored(f"{t}/run/{step}"), tensors)
+    same("one file", read_all(t + "/run/one/model.safetensors"), pt_image(tensors))
+    same("the set", {n: read_all(f"{t}/run/set/{n}") for n in sorted(os.listdir(t + "/run/set"))},
+         {**{n: pt_image(p) for n, p in parts.items()}, "model.safetensors.index.json": index})
+    kept = {os.stat(f"{t}/run/{s}/{n}").st_ino for s in ("one", "set") for n in os.listdir(f"{t}/run/{s}")}
+    same("the same files", kept <= spool, True)
+    same("later", stored(t + "/run/later"), {**tensors, keys[0]: (dtype, shape, bytes(reversed(data)))})
+    same("a wrong index is not kept", os.listdir(t + "/run/wrong"), ["model.safetensors"])
+    same("no format was told", b'"format":"pt"' in read_all(t + "/run/plain/model.safetensors")[:200], True)
 
 
 def test_a_whole_role_is_replaced(t):

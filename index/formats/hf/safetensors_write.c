@@ -14,9 +14,6 @@
 
 enum { ALIGNMENT = 64, HEADER_MAX = 100000000 /* what the library reads */ };
 
-/* The largest shard of save_pretrained (transformers 4.46: 5GB, decimal). */
-static const uint64_t default_shard = 5000000000;
-
 static const char plain_metadata[] = "{\"format\":\"pt\"}";
 
 /* ---- one file ---- */
@@ -268,7 +265,8 @@ static int layout_hf(const struct layout_input *in, const struct layout_options 
                        "hf: whole tensors are written, without ranks, mesh or codec");
     ret = choose_entries(&s, e);
     if (ret == 0)
-        ret = cut_shards(&s, o->max_shard_size ? o->max_shard_size : default_shard, e);
+        ret = cut_shards(&s, o->max_shard_size ? o->max_shard_size : SAFETENSORS_SHARD,
+                         e);
     if (ret == 0)
         ret = put_index(&s, e);
     if (ret == 0)

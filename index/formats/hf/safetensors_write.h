@@ -6,6 +6,9 @@
 #include "index/formats/format.h"
 #include "index/layout.h"
 
+/* The largest shard where none was asked for, as save_pretrained's (transformers 4.46: 5GB). */
+#define SAFETENSORS_SHARD UINT64_C(5000000000)
+
 /* One tensor, or a box of it, in a file that is to be written. */
 struct safetensors_entry {
     size_t tensor; /* of the input */
