@@ -66,6 +66,16 @@ static int check_same(const struct row *row, const struct plan_wire *p, struct e
                    row->key);
 }
 
+/*
+ * A tensor that is shown cast was rounded to what it is shown as: another type, or factors,
+ * start from there, not from what is stored.
+ */
+static bool rounds_before(const struct plan_wire *p, const struct gather_part *part)
+{
+    return p->stored != p->dtype &&
+           (part->scale || (part->dtype != DTYPE_NONE && part->dtype != p->dtype));
+}
+
 /* By the server's plan. -ENOTTY: the file has to be read. */
 static int by_plan(const char *path, const struct row *row,
                    const struct gather_part *part, struct gather **out, struct err *e)
@@ -78,7 +88,7 @@ static int by_plan(const char *path, const struct row *row,
         ret = check_same(row, &p, e);
     if (ret < 0)
         return ret;
-    if (p.through)
+    if (p.through || rounds_before(&p, part))
         return -ENOTTY;
     ret = plan_gather(&p, part, out, e);
     /* Files that this process cannot see or open are the server's to read. */
