@@ -19,6 +19,7 @@ LIBRARIES = {  # header: the files that may include it
     "curl/*": "remote/http*",
     "expat.h": "remote/xml.c",
     "cuda*": "gpu/*",
+    "dlfcn.h": "gpu/driver.c",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
