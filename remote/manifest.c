@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/arena.h"
@@ -19,6 +20,7 @@ enum {
 };
 
 struct manifest {
+    atomic_uint refs;
     struct arena *arena;
     struct manifest_file *file; /* sorted */
     size_t count, cap;
@@ -26,18 +28,24 @@ struct manifest {
 
 /* ---- reading ---- */
 
-void manifest_free(struct manifest *m)
+struct manifest *manifest_get(struct manifest *m)
 {
-    if (!m)
+    atomic_fetch_add(&m->refs, 1);
+    return m;
+}
+
+void manifest_put(struct manifest *m)
+{
+    if (!m || atomic_fetch_sub(&m->refs, 1) > 1)
         return;
     arena_free(m->arena);
     free(m->file);
     free(m);
 }
 
-static void manifest_freep(struct manifest **m)
+void manifest_putp(struct manifest **m)
 {
-    manifest_free(*m);
+    manifest_put(*m);
 }
 
 static int add_file(struct manifest *m, const char *path, uint64_t size, struct err *e)
@@ -100,11 +108,13 @@ static int compare(const void *a, const void *b)
 
 int manifest_parse(const char *text, size_t len, struct manifest **out, struct err *e)
 {
-    CLEANUP(manifest_freep) struct manifest *m = calloc(1, sizeof *m);
+    CLEANUP(manifest_putp) struct manifest *m = calloc(1, sizeof *m);
     const struct json_limits limits = {.bytes = MANIFEST_BYTES_MAX,
                                        .values = FILES_MAX + 16};
     int rc;
 
+    if (m)
+        atomic_init(&m->refs, 1);
     if (!m || !(m->arena = arena_new(MANIFEST_BYTES_MAX)))
         return err_nomem(e);
     rc = json_each_member_of(text, len, &limits, "files", take_member, m, e);

@@ -23,7 +23,9 @@ struct manifest_file {
 
 /* -EBADMSG: it is none, or has names that cannot be a path below its directory. */
 int manifest_parse(const char *text, size_t len, struct manifest **out, struct err *e);
-void manifest_free(struct manifest *m); /* NULL is fine */
+struct manifest *manifest_get(struct manifest *m); /* one more reference */
+void manifest_put(struct manifest *m);             /* NULL is fine */
+void manifest_putp(struct manifest **m);
 
 /*
  * What is directly in the directory `path` ("" the root): calls fn with each name once, in

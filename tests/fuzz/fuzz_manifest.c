@@ -45,6 +45,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (manifest_parse((const char *)data, size, &m, &e) == 0)
         manifest_list(m, "", check_entry, &(struct walk){.m = m});
-    manifest_free(m);
+    manifest_put(m);
     return 0;
 }

@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 
-from mountlib import UNSHARD, Mount, main, same
+from mountlib import (UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint,
+                      write_file)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
@@ -45,12 +46,80 @@ def test_fixtures_by_listing_pages(t):
 def test_fixtures_by_manifest(t):
     source = DATA / "torch_dcp/dcp_mesh_2x2"
     shutil.copytree(source, t + "/src")
-    subprocess.run([UNSHARD, "manifest", t + "/src"], check=True)
+    subprocess.run([UNSHARD, "manifest", "-q", t + "/src"], check=True)
     with Server(t) as server:
         server.set("pages", False)
         with Mount(server.url + "/src", t + "/mnt") as m:
             check(m.path, str(source) + ".expected.json")
             assert "unshard-manifest.json" not in os.listdir(m.path)
+
+
+ODD = ("a b", "per%25cent", "100%", "plus+", "q?x=1", "hash#1", "amp&amp;", "quo'te\"s", "col:on", "ключ", "semi;colon", "[x]")
+
+
+def test_odd_names_are_the_same(t):
+    for name in ODD:
+        os.makedirs(f"{t}/src/dir {name}")
+        with open(f"{t}/src/dir {name}/{name}", "w", encoding="utf-8") as f:
+            f.write(name)
+    for how in ("pages", "manifest"):
+        if how == "manifest":
+            subprocess.run([UNSHARD, "manifest", "-q", t + "/src"], check=True)
+        with Server(t + "/src") as server, Mount(server.url, f"{t}/mnt-{how}") as m:
+            same(how, sorted(os.listdir(m.path)), sorted("dir " + n for n in ODD))
+            for name in ODD:
+                same(name, os.listdir(m / f"dir {name}"), [name])
+                same(name, read_all(m / f"dir {name}/{name}").decode(), name)
+                same(name, os.stat(m / f"dir {name}/{name}").st_size, len(name.encode()))
+
+
+def test_one_file_is_a_source(t):
+    tensors = make_tensors(3)
+    os.mkdir(t + "/src")
+    write_file(t + "/src/model.safetensors", safetensors_image(tensors))
+    write_file(t + "/src/other.txt", b"not shown")
+    with Server(t + "/src") as server, Mount(server.url + "/model.safetensors", t + "/mnt") as m:
+        assert "other.txt" not in os.listdir(m.path)
+        same("byte for byte", read_all(m / "model.safetensors"), read_all(t + "/src/model.safetensors"))
+        assert not server.log("other.txt")
+
+
+def rounds(server):
+    """Requests one after the other: those that ask files what they are go out at once, and so do the first two."""
+    asked = [r for r in server.log() if r["method"] == "GET" and not r["path"].endswith("unshard-manifest.json")]
+    return len(asked) + bool(server.log("", "HEAD"))
+
+
+def test_round_trips_to_the_first_byte(t):
+    tensors = make_tensors(5, count=4, rows=4096, cols=64)  # larger than what comes with a header
+    os.mkdir(t + "/src")
+    write_file(t + "/src/model.safetensors", safetensors_image(tensors))
+    shutil.copytree(DATA / "torch_dcp/dcp_minimal_handmade", t + "/src/dcp")
+    with Server(t + "/src") as server:
+        for where, most in (("/", 6), ("/dcp/", 6)):
+            server.forget()
+            with Mount(server.url + where, t + "/mnt" + where) as m:
+                keys = sorted(os.listdir(m / "raw"))
+                with open(m / f"raw/{keys[0]}", "rb") as f:
+                    assert f.read(1)
+                cold = rounds(server)
+                server.forget()
+                with open(m / f"raw/{keys[-1]}", "rb") as f:
+                    assert f.read(1)
+                print(f"# {where}: {cold} round trips to the first byte, {rounds(server)} to one of another tensor")
+                assert cold <= most, server.log()
+                assert rounds(server) <= 2, server.log()
+
+
+def test_one_tensor_moves_little_more_than_its_bytes(t):
+    tensors = make_tensors(6, count=20, rows=1024, cols=1024)
+    write_checkpoint(t + "/src", tensors, shards=4)
+    with Server(t + "/src") as server, Mount(server.url, t + "/mnt") as m:
+        key, (_, _, data) = list(tensors.items())[3]
+        same(key, read_all(m / f"raw/{key}"), data)
+        moved = sum(r["bytes"] for r in server.log() if r["method"] == "GET")
+        print(f"# a tensor of {len(data)} bytes moved {moved}")
+        assert moved <= len(data) + (1 << 20), [(r["path"], r["range"], r["bytes"]) for r in server.log()]
 
 
 if __name__ == "__main__":

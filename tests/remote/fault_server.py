@@ -120,7 +120,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             with open(local, "rb") as f:
                 return self.send_file(f, fault)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return self.send_error_xml(404, "NoSuchKey")
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True

@@ -198,10 +198,10 @@ static void manifests_are_directories(void **state)
     assert_int_equal(manifest_list(m, "ru", add_entry, NULL), -ENOENT);
     assert_int_equal(manifest_list(m, "run/b", add_entry, NULL), -ENOENT);
     assert_int_equal(manifest_list(m, "zz", add_entry, NULL), -ENOENT);
-    manifest_free(m);
+    manifest_put(m);
     m = manifest_of("{\"files\": {}}");
     lists(m, "", "");
-    manifest_free(m);
+    manifest_put(m);
 }
 
 static void refused(const char *text, const char *word)
@@ -250,7 +250,7 @@ static void a_manifest_is_made_and_read_back(void **state)
     m = manifest_of(text.data);
     lists(m, "", "a b%=5|sub/|");
     lists(m, "sub", "\xff=1|");
-    manifest_free(m);
+    manifest_put(m);
     buf_release(&text);
     store_close(s);
 }
