@@ -18,6 +18,7 @@
 #include "fs/stage.h"
 #include "fs/watch.h"
 #include "remote/block_cache.h"
+#include "remote/bucket.h"
 #include "remote/decoded.h"
 #include "remote/open_files.h"
 
@@ -185,12 +186,12 @@ static int open_all(struct fs *fs, struct err *e)
     rc = open_blocks(fs, e);
     if (rc == 0)
         rc = open_store(fs, e);
-    if (rc == 0 && fs->options.rw && fs->store->remote) {
+    if (rc == 0 && fs->options.rw && fs->store->remote &&
+        !bucket_is_url(fs->options.source)) {
         err_set(e, ENOTSUP, "%s: -o rw: nothing is saved to this kind of source",
                 fs->store->url);
-        return err_hint(e, "mount a local directory");
+        return err_hint(e, "mount a local directory, s3:// or gs://");
     }
-
     if (rc == 0)
         rc = mapping_open(&fs->options.mapping, &fs->mapping, e);
     if (rc == 0 && fs->options.mapping.hf)

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "fs/node.h"
 #include "fs/save_files.h"
+#include "fs/save_upload.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
 #include "index/formats/format.h"
@@ -135,7 +136,7 @@ static int set_rights(const struct publication *p, struct err *e)
     return 0;
 }
 
-static int write_tensors(struct publication *p, struct err *e)
+static int lay_out(struct publication *p, struct err *e)
 {
     const struct layout_input *in = merge_input(p->merge);
     const struct format_writer *w = p->format.writer;
@@ -145,9 +146,18 @@ static int write_tensors(struct publication *p, struct err *e)
         ret = w->layout(in, &p->format.options, p->layout, e);
     if (ret == 0)
         ret = refuse_losses(p->layout, w, e);
+    if (ret == -ENOTSUP)
+        e->code = EINVAL;
+    return ret < 0 ? -e->code : 0;
+}
+
+static int write_tensors(struct publication *p, struct err *e)
+{
+    int ret = lay_out(p, e);
+
     if (ret == 0) {
         const struct save_run run = {.layout = p->layout,
-                                     .input = in,
+                                     .input = merge_input(p->merge),
                                      .source = merge_source(p->merge),
                                      .dir = staging_dir(p->stage->staging),
                                      .pool = p->fs->pool,
@@ -332,6 +342,8 @@ static int build(struct publication *p, struct err *e)
         ret = staging_restart(s->staging, e);
     if (ret == 0)
         ret = merge_files(p, e);
+    if (ret == 0 && p->fs->store->remote)
+        return merge_settle(p->merge, e) < 0 ? -e->code : lay_out(p, e);
     if (ret == 0 && (merge_changes(p->merge) || !s->slot))
         ret = put_tensors(p, e);
     if (ret == 0)
@@ -371,6 +383,7 @@ void save_tell(struct fs *fs, const char *path, struct slot *slot)
         *slash = '\0';
     else if (above)
         above[0] = '\0';
+    store_forget(fs->store, path);
     nodes_look_again(fs, path);
     if (above)
         nodes_look_again(fs, above);
@@ -389,7 +402,9 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
         ret = NOTHING;
     if (ret == 0)
         ret = build(&p, e);
-    if (ret == 0)
+    if (ret == 0 && fs->store->remote)
+        ret = save_upload(fs, s, &p.files, p.merge, p.layout, e);
+    else if (ret == 0)
         ret = put_in_place(&p, e);
     merge_free(p.merge);
     layout_free(p.layout);

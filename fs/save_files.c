@@ -141,7 +141,7 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
 }
 
 /* Directories of views are none of the checkpoint's. */
-static bool is_view(const char *path)
+bool save_files_is_view(const char *path)
 {
     static const char *const views[] = {"tensors", "tree", "raw", "optimizer",
                                         ".unshard"};
@@ -160,7 +160,7 @@ bool save_files_none(const struct save_files *f)
     size_t dirs = 0;
 
     for (size_t i = 0; i < f->dirs; i++)
-        dirs += !is_view(f->dir[i]);
+        dirs += !save_files_is_view(f->dir[i]);
     return f->count == 0 && f->removals == 0 && f->gones == 0 && dirs == 0;
 }
 
@@ -185,7 +185,7 @@ static int fail(const char *path, struct err *e)
 static int make_dirs_of(int dir, const struct save_files *f, struct err *e)
 {
     for (size_t i = 0; i < f->dirs; i++) {
-        if (is_view(f->dir[i]))
+        if (save_files_is_view(f->dir[i]))
             continue;
         if (mkdirat(dir, f->dir[i], 0700) < 0 && errno != EEXIST)
             return fail(f->dir[i], e);
@@ -199,7 +199,7 @@ static int finish_dirs(int dir, const struct save_files *f, struct err *e)
     for (size_t i = f->dirs; i-- > 0;) {
         CLEANUP_FD int fd = -1;
 
-        if (is_view(f->dir[i]))
+        if (save_files_is_view(f->dir[i]))
             continue;
         fd = openat(dir, f->dir[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0 || fsync(fd) < 0 || fchmod(fd, f->dir_mode[i]) < 0)
@@ -231,7 +231,7 @@ static bool is_placed(const struct save_files *f, const struct merge *m, size_t 
     const char *path = f->file[i].path;
 
     return (incoming_kind_beside(path, merge_has_base(m)) == INCOMING_SIDE &&
-            !is_view(path)) ||
+            !save_files_is_view(path)) ||
            merge_is_verbatim(m, i);
 }
 

@@ -29,6 +29,8 @@ struct save_files {
 int save_files_list(const struct stage *s, struct save_files *out, struct err *e);
 /* Does it change nothing? */
 bool save_files_none(const struct save_files *f);
+/* Is this a name of a view (tensors/, tree/, raw/ and what is in them)? */
+bool save_files_is_view(const char *path);
 void save_files_release(struct save_files *f);
 
 /* The rights of storage files: those that all files had from which they were made. */

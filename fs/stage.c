@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
+#include "fs/save_upload.h"
 #include "fs/slot.h"
 #include "save/staging.h"
 #include "save/witness.h"
@@ -435,6 +436,8 @@ int stage_parent(const struct fs *fs, const char *path, const char **name,
     CLEANUP_FD int root = -1;
     int fd;
 
+    if (fs->store->remote)
+        return save_upload_refuse(fs, path, e);
     if (path[0] == '\0')
         return root_parent(fs, name, e);
     *name = slash ? slash + 1 : path;
@@ -465,10 +468,15 @@ static int begin(struct fs *fs, struct stage *s, struct err *e)
     CLEANUP_FREE char *target = NULL;
     const struct witness_filter storage = {.counts = slot_stores, .user = s->slot};
     struct staging_claim claim = {.mount = true, .storage = s->slot ? &storage : NULL};
-    CLEANUP_FD int parent = stage_parent(fs, s->path, &claim.name, e);
+    const char *slash = strrchr(s->path, '/');
+    CLEANUP_FD int parent = fs->store->remote
+                                ? save_upload_spools(fs, s->path, e)
+                                : stage_parent(fs, s->path, &claim.name, e);
 
     if (parent < 0)
         return parent;
+    if (fs->store->remote)
+        claim.name = slash ? slash + 1 : s->path;
     if (asprintf(&target, "%s/%s", fs->store->url, s->path) < 0) {
         target = NULL;
         return err_nomem(e);

@@ -207,6 +207,12 @@ int write_setxattr(struct request *r, const char *value, struct err *e)
     text[r->size] = '\0';
     if (strcmp(r->name, SAVE_ATTRIBUTE) == 0 && r->ino == FUSE_ROOT_ID) {
         rc = save_all(r->fs, e);
+        /* Other codes are also the kernel's own, of a mount that has nothing to save. */
+        if (rc < 0 && rc != -EINVAL && rc != -EBUSY && rc != -ENOSPC && rc != -EDQUOT &&
+            rc != -EEXIST)
+            rc = -EIO;
+        if (rc < 0)
+            e->code = -rc;
     } else {
         stages_lock(r->fs);
         n = staged_of_ino(r->fs, r->ino);

@@ -8,6 +8,7 @@
 
 #include "fs/node.h"
 #include "fs/save.h"
+#include "fs/save_upload.h"
 #include "fs/slot.h"
 #include "fs/staged.h"
 #include "fs/tree.h"
@@ -26,6 +27,8 @@ static int check_writable(const struct fs *fs, const struct slot *slot, struct e
 
     if (slot->info.error)
         return err_set(e, EROFS, "%s: %s", slot->path, slot->info.error);
+    if (fs->store->remote)
+        return save_upload_refuse(fs, slot->path, e);
     if (fs->mapping || fs->options.prefix == PREFIX_DROP) {
         err_set(e, EROFS,
                 "%s: what map=, dtype=, weights= or prefix=drop show is not "

@@ -242,6 +242,11 @@ static void archives_stop(struct store *store)
     store_stop(archives_of(store)->inner);
 }
 
+static void archives_forget(struct store *store, const char *path)
+{
+    store_forget(archives_of(store)->inner, path);
+}
+
 static void archives_close(struct store *store)
 {
     struct archives *s = archives_of(store);
@@ -264,6 +269,7 @@ static const struct store_ops archives_ops = {
     .readlink = archives_readlink,
     .reopen = archives_reopen,
     .stop = archives_stop,
+    .forget = archives_forget,
     .close = archives_close,
 };
 

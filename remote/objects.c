@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -144,6 +145,21 @@ static void objects_stop(struct store *s)
     http_stop(objects_of(s)->http);
 }
 
+static void objects_forget(struct store *s, const char *path)
+{
+    char dir[PATH_MAX];
+    char *slash;
+
+    if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir)
+        return;
+    dirs_forget(objects_of(s), dir);
+    while ((slash = strrchr(dir, '/'))) {
+        *slash = '\0';
+        dirs_forget(objects_of(s), dir);
+    }
+    dirs_forget(objects_of(s), "");
+}
+
 static void objects_close(struct store *s)
 {
     struct objects *o = objects_of(s);
@@ -165,6 +181,7 @@ static const struct store_ops objects_ops = {
     .open = objects_open_source,
     .readlink = objects_readlink,
     .stop = objects_stop,
+    .forget = objects_forget,
     .close = objects_close,
 };
 

@@ -29,6 +29,12 @@ void store_stop(struct store *s)
         s->ops->stop(s);
 }
 
+void store_forget(struct store *s, const char *path)
+{
+    if (s->ops->forget)
+        s->ops->forget(s, path);
+}
+
 bool store_is_remote(const struct store *s)
 {
     return s->remote;

@@ -239,7 +239,7 @@ static int end_dead(struct upload *u, const struct upload_journal *j, struct err
  * Nobody goes on with what a mount that died has begun: the bytes were in its spool. Others'
  * are left alone.
  */
-static int clear_dead(struct upload *u, struct err *e)
+static int clear_dead(struct upload *u, bool mount, struct err *e)
 {
     CLEANUP(upload_journal_release) struct upload_journal seen = {0};
     CLEANUP(buf_release) struct buf key = {0}, text = {.max = JOURNAL_MAX};
@@ -252,6 +252,8 @@ static int clear_dead(struct upload *u, struct err *e)
     if (ret == -ENOENT)
         return 0;
     if (ret == 0 && !staging_writer_is_dead(seen.what)) {
+        if (!mount)
+            return 0; /* ours to go on with, or another save: read_part() tells */
         err_set(e, EBUSY, "%s/%s is another save's (%.200s)", bucket_url(u->bucket),
                 key.data, seen.what);
         return err_hint(e, "let it finish, or remove that object");
@@ -326,8 +328,8 @@ static int open_all(struct upload *u, const struct staging_claim *claim, struct 
         ret = err_nomem(e);
     if (ret == 0)
         ret = name_keys(u, e);
-    if (ret == 0 && claim->mount)
-        ret = clear_dead(u, e);
+    if (ret == 0 && !u->finish)
+        ret = clear_dead(u, claim->mount, e);
     if (ret < 0)
         return ret;
     ret = u->finish ? take_parts(u, e) : read_part(u, u->part, &u->journal, e);
