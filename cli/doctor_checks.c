@@ -109,9 +109,8 @@ static void check_room(struct doctor *d, const char *dir)
 
 void doctor_cache(struct doctor *d)
 {
-    CLEANUP(buf_release)
-    struct buf dir = {.max = PATH_MAX},
-               sockets = {.max = PATH_MAX};
+    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX};
+    CLEANUP(buf_release) struct buf sockets = {.max = PATH_MAX};
     struct err e = {0};
     char line[1400];
 
