@@ -47,6 +47,7 @@ struct cli_options {
     bool binary;        /* --binary */
     bool time;          /* --time */
     const char *device; /* --device */
+    const char *budget; /* --budget */
     bool foreground;    /* -f */
     bool index_memory, follow_symlinks;
     const char *cache_dir;
@@ -73,7 +74,7 @@ struct cli_command {
     const char *name, *usage, *summary;
     int min_args, max_args;
     /* Options it takes beside --json, -q, -v and -o: letters of "ldnfc" (long rows, deep,
-     * npy, foreground, "b": binary, "g": device and time, those of convert, "t": those of diff). */
+     * npy, foreground, "b": binary, "g": device and time, "h": budget, those of convert, "t": those of diff). */
     const char *takes;
     /* Returns a cli_status, or a negative errno with the words in c->err. */
     int (*run)(struct cli *c);
@@ -81,7 +82,7 @@ struct cli_command {
 
 extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
     cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert, cmd_stats,
-    cmd_diff, cmd_cache, cmd_manifest, cmd_load, cmd_doctor;
+    cmd_diff, cmd_cache, cmd_manifest, cmd_load, cmd_doctor, cmd_hold;
 
 /* The source of a command, opened with everything that reads it. */
 struct cli_source {

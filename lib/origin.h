@@ -33,6 +33,11 @@ struct origin_ops {
     /* What has to be done to have the part; any thread. Lives beyond the origin's call. */
     int (*gather)(struct origin *o, const struct row *row,
                   const struct gather_part *part, struct gather **out, struct err *e);
+    /*
+     * Is it still the checkpoint that was opened? -ESTALE: another stands there now. NULL:
+     * it cannot tell.
+     */
+    int (*current)(struct origin *o, struct err *e);
     void (*close)(struct origin *o);
 };
 

@@ -33,6 +33,7 @@ struct local {
     struct decoded_cache *decoded;
     struct reader_env env;
     int64_t checkpoint;
+    const char *file; /* the one that is the checkpoint, or NULL */
 };
 
 static struct local *local_of(struct origin *o)
@@ -49,6 +50,18 @@ static int local_gather(struct origin *o, const struct row *row,
     int ret = tensor_open(&l->env, l->checkpoint, row->ord, &t, e);
 
     return ret < 0 ? ret : gather_new_tensor(t, part, out, e);
+}
+
+static int local_current(struct origin *o, struct err *e)
+{
+    struct local *l = local_of(o);
+    CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
+    struct checkpoint_info info;
+    int ret = a ? scanner_get(l->scanner, "", l->file, a, &info, e) : err_nomem(e);
+
+    if (ret == 0 && info.id != l->checkpoint)
+        return err_set(e, ESTALE, "%s: another checkpoint by now", l->store->url);
+    return ret;
 }
 
 static void local_close(struct origin *o)
@@ -68,6 +81,7 @@ static void local_close(struct origin *o)
 
 static const struct origin_ops local_ops = {
     .gather = local_gather,
+    .current = local_current,
     .close = local_close,
 };
 
@@ -199,6 +213,11 @@ static int read_rows(struct local *l, struct err *e)
     if (ret < 0)
         return ret;
     l->checkpoint = info.id;
+    if (info.file) {
+        l->file = arena_memdup(l->base.arena, info.file, strlen(info.file));
+        if (!l->file)
+            return err_nomem(e);
+    }
     return catalog_tensors(l->catalog, info.id, 0, add_row, &rows, e);
 }
 

@@ -123,6 +123,32 @@ int unshard_device_free(struct unshard *u, int device, uint64_t address, char *e
 int unshard_device_read(struct unshard *u, int device, void *to, uint64_t from,
                         uint64_t bytes, char *error);
 
+/*
+ * What `unshard hold` keeps in the memory of a device, mapped into this process: one copy
+ * for all. Whoever maps it can also write it, sharing is trust: it serves its own user.
+ * All of it is gone with unshard_hold_close().
+ */
+struct unshard_hold;
+
+/*
+ * The holder of a source for a device of this process (or, in place of the source, the
+ * socket that `unshard hold` has printed). -ENOENT, -ECONNREFUSED: there is none.
+ */
+int unshard_hold_open(const char *source, int device, struct unshard_hold **out,
+                      char *error);
+void unshard_hold_close(struct unshard_hold *h); /* NULL is fine */
+
+/* A tensor, or a box of it, cast, as in struct unshard_part. -ENOSPC: over its budget. */
+struct unshard_held {
+    uint64_t address; /* of the device */
+    struct unshard_result result;
+};
+int unshard_hold_get(struct unshard_hold *h, const char *key, size_t key_len,
+                     const char *dtype, const uint64_t *start, const uint64_t *count,
+                     uint32_t nd, struct unshard_held *out, char *error);
+int unshard_hold_read(struct unshard_hold *h, void *to, uint64_t from, uint64_t bytes,
+                      char *error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,7 +24,7 @@ from ._dlpack import Array
 from ._ffi import Error
 from ._types import CASTS, TYPES, dtype_name, numpy_dtype, packed_shape, torch_dtype
 
-__all__ = ["Array", "Checkpoint", "Error", "Info", "load", "load_many", "open", "version"]
+__all__ = ["Array", "Checkpoint", "Error", "Holder", "Info", "attach", "load", "load_many", "open", "version"]
 
 Info = collections.namedtuple("Info", "key dtype shape role bytes fault")
 _lock = threading.Lock()
@@ -58,6 +58,11 @@ def load(source, key=None, **how):
 def load_many(source, keys=None, **how):
     with open(source) as c:
         return c.load_many(keys, **how)
+
+
+def attach(source, device="cuda:0"):
+    """What `unshard hold SOURCE` keeps in the memory of a device: one copy for all processes of this user."""
+    return Holder(source, device)
 
 
 def _split_path(path):
@@ -394,6 +399,60 @@ class Checkpoint:
             return words.value.decode("utf-8", "replace")
         self._handle.free(number, address.value)
         return None
+
+
+class Holder:
+    """Tensors in a holder's memory, mapped into this process. They are shared: who writes one writes it for all."""
+
+    def __init__(self, source, device="cuda:0"):
+        library = _library()
+        kind, _, number = str(device).partition(":")
+        if kind != "cuda":
+            raise ValueError(f"unshard: device {device!r} is none of a holder")
+        pointer, words = _ffi.c_void_p(), ctypes.create_string_buffer(_ffi.ERROR)
+        self._number = int(number or 0)
+        _ffi.check(library.unshard_hold_open(_bytes(source), self._number, ctypes.byref(pointer), words), words)
+        self._handle = _HolderHandle(library, pointer.value)
+
+    def load(self, key, dtype=None, start=None, count=None, to=None):
+        """A tensor, or the box [start, start + count) of it, as a torch tensor (to="torch") or an Array (to="dlpack").
+
+        It stays mapped for as long as this process holds it or the Holder.
+        """
+        handle = self._handle
+        if handle is None or os.getpid() != handle.pid:
+            raise ValueError("unshard: the holder is closed, or was attached before a fork")
+        held, words = _ffi.Held(), ctypes.create_string_buffer(_ffi.ERROR)
+        box = (None, None, 0) if start is None else (_ffi.numbers(start), _ffi.numbers(count), len(start))
+        name = dtype_name(dtype).encode() if dtype is not None else None
+        code = handle.library.unshard_hold_get(handle.pointer, _bytes(key), len(_bytes(key)), name, *box, ctypes.byref(held), words)
+        _ffi.check(code, words)
+        result = held.result
+        array = Array(held.address, packed_shape(result.dtype.decode(), result.shape[:result.nd]), result.dtype.decode(),
+                      self._number, handle)
+        if (to or ("torch" if "torch" in sys.modules else "dlpack")) == "dlpack":
+            return array
+        import torch
+        return torch.from_dlpack(array)
+
+    def close(self):
+        """Its memory is let go of with the last tensor of it."""
+        self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+class _HolderHandle:
+    def __init__(self, library, pointer):
+        self.library, self.pointer, self.pid = library, pointer, os.getpid()
+
+    def __del__(self):
+        if os.getpid() == self.pid:
+            self.library.unshard_hold_close(self.pointer)
 
 
 def _current_device(to):

@@ -35,6 +35,10 @@ class Stats(Structure):
                 ("direct", c_uint64), ("launches", c_uint64)]
 
 
+class Held(Structure):
+    _fields_ = [("address", c_uint64), ("result", Result)]
+
+
 WATCH = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64)
 
 FUNCTIONS = {
@@ -46,6 +50,11 @@ FUNCTIONS = {
     "unshard_find": (c_int, [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)]),
     "unshard_measure": (c_int, [c_void_p, POINTER(Part), POINTER(Result), c_char_p]),
     "unshard_load": (c_int, [c_void_p, POINTER(Part), c_size_t, c_int, WATCH, c_void_p, POINTER(Stats), c_char_p]),
+    "unshard_hold_open": (c_int, [c_char_p, c_int, POINTER(c_void_p), c_char_p]),
+    "unshard_hold_close": (None, [c_void_p]),
+    "unshard_hold_get": (c_int, [c_void_p, c_char_p, c_size_t, c_char_p, POINTER(c_uint64), POINTER(c_uint64), c_uint32,
+                                 POINTER(Held), c_char_p]),
+    "unshard_hold_read": (c_int, [c_void_p, c_void_p, c_uint64, c_uint64, c_char_p]),
     "unshard_device_alloc": (c_int, [c_void_p, c_int, c_uint64, POINTER(c_uint64), c_char_p]),
     "unshard_device_free": (c_int, [c_void_p, c_int, c_uint64, c_char_p]),
     "unshard_device_read": (c_int, [c_void_p, c_int, c_void_p, c_uint64, c_uint64, c_char_p]),
@@ -78,5 +87,5 @@ def numbers(values):
     return (c_uint64 * max(len(values), 1))(*values)
 
 
-__all__ = ["DIMENSIONS", "ERROR", "Error", "HOST", "Options", "Part", "Result", "Stats", "Tensor", "WATCH", "byref", "c_float",
+__all__ = ["DIMENSIONS", "ERROR", "Error", "HOST", "Held", "Options", "Part", "Result", "Stats", "Tensor", "WATCH", "byref", "c_float",
            "c_size_t", "c_uint64", "c_void_p", "check", "load_library", "numbers"]

@@ -526,8 +526,6 @@ def test_weights_chooses_between_deepspeeds_copies(t):
 
 def test_what_is_not_built_yet_is_refused_by_name(t):
     cli = Cli(t)
-    for verb in ("hold",):
-        cli.error(verb, DCP, status=USAGE, words=[verb, "not built yet"])
     os.mkdir(t + "/mnt")
     for option in ("gpu=0",):
         cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=[option.split("=")[0], "not built yet"])

@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""python/unshard, `unshard load` and the holder on a stand-in for CUDA's driver (tests/kernels/driver)."""
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from clientlib import DATA, bits, cut, data_of, expected  # noqa: E402
+import unshard  # noqa: E402
+from unshard import _ffi  # noqa: E402
+from client import fails, start  # noqa: E402
+from commands import ROOM, SOURCE, USAGE, Cli  # noqa: E402
+from mountlib import main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+
+DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
+KEY = "model.emb.weight"
+MIB = 1 << 20
+
+
+def device_data(c, array):
+    """The bytes of an Array of a device, through the library."""
+    out = ctypes.create_string_buffer(max(array.nbytes, 1))
+    same("read", c._call("device_read", 0, out, array.address, array.nbytes, None), 0)
+    return out.raw[:array.nbytes]
+
+
+def test_every_tensor_of_fixtures(t):
+    for name in ("torch_dcp/dcp_fsdp2_adamw_2r", "torch_dcp/dcp_layouts", "torch_dcp/dcp_zstd_2r", "torch_file/pt_zip_big_endian",
+                 "safetensors/hf_safetensors_dtypes"):
+        source = os.path.join(DATA, name)
+        with start(t, source) as c:
+            for key, want in expected(source).items():
+                array = c.load(key, device="cuda:0", to="dlpack")
+                same("device", (array.device, array.__dlpack_device__()), ("cuda:0", (2, 0)))
+                same(f"{name} {key}", sha256(device_data(c, array)), want["sha256"])
+
+
+def test_parts_and_casts(t):
+    with start(t) as c:
+        shape = c.info(KEY).shape
+        whole = data_of(c.load(KEY, to="dlpack"))
+        share = c.load(KEY, tp=(1, 2, 1), device="cuda:0", to="dlpack")
+        half = -(-shape[1] // 2)
+        same("columns", device_data(c, share), cut(whole, 4, shape, [0, half], [shape[0], shape[1] - half]))
+        for dtype in ("bf16", "f16", "f64", "f8_e4m3", "f8_e5m2"):
+            same(dtype, device_data(c, c.load(KEY, dtype=dtype, device="cuda:0", to="dlpack")),
+                 data_of(c.load(KEY, dtype=dtype, to="dlpack")))
+        scale = ([0.5, 2.0, 0.25, 4.0] * shape[0], (1, 0))
+        fails(unshard.Error, "", lambda: c.load(KEY, scale=scale, device="cuda:0", to="dlpack"))
+        scale = (([0.5, 2.0, 0.25] * shape[0])[:shape[0]], (1, 0))
+        same("scaled", device_data(c, c.load(KEY, scale=scale, device="cuda:0", to="dlpack")),
+             data_of(c.load(KEY, scale=scale, to="dlpack")))
+
+
+def test_auto_takes_the_device(t):
+    with start(t) as c:
+        same("device", c.load(KEY, device="auto", to="dlpack").device, "cuda:0")
+        fails(unshard.Error, "", lambda: c.load(KEY, device="cuda:7", to="dlpack"))
+
+
+def test_memory_is_given_back(t):
+    """Arrays of a closed checkpoint stay; with the last one the device has all of its memory again."""
+    library = ctypes.CDLL("libcuda.so.1")
+    library.standin_live.restype = library.standin_misuse.restype = ctypes.c_long
+    with start(t) as c:
+        array = c.load(KEY, device="cuda:0", to="dlpack")
+        keep = c
+        many = c.load_many(device="cuda:0", to="dlpack")
+    same("after close", device_data_of(keep, array), True)
+    del array, many, keep, c
+    same("objects that live, misuse", (library.standin_live(), library.standin_misuse()), (0, 0))
+
+
+def device_data_of(checkpoint, array):
+    """Is it still what it was? The stand-in's memory is the host's."""
+    return ctypes.string_at(array.address, array.nbytes) == data_of(unshard.load(DCP, KEY, to="dlpack"))
+
+
+def test_faults_of_the_driver(t):
+    """Each call that fails is an error with words, and the next load is a good one."""
+    want = data_of(unshard.load(DCP, KEY, to="dlpack"))
+    for call in ("cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuStreamSynchronize", "cuMemHostAlloc"):
+        with start(t) as c:
+            os.environ["STANDIN_FAIL"] = call + ":1"
+            try:
+                c.load(KEY, device="cuda:0", dtype="bf16", to="dlpack")
+            except unshard.Error as e:
+                assert "cu" in str(e) or "memory" in str(e), e
+            finally:
+                del os.environ["STANDIN_FAIL"]
+            same(call, device_data(c, c.load(KEY, device="cuda:0", to="dlpack")), want)
+
+
+def test_load_and_doctor(t):
+    cli = Cli(t)
+    got = cli.json("load", DCP, "--device", "cuda:0")
+    same("load", (got["device"], got["tensors"], got["faults"]), ("cuda:0", len(expected(DCP)), 0))
+    assert got["sent_bytes"] >= got["bytes"] and got["launches"] > 0, got
+    same("auto", cli.run("load", DCP).stderr, "")
+    gpu = [c for c in json.loads(cli.run("doctor", "--json", status=0 if os.access("/dev/fuse", os.W_OK) else 1).stdout)["checks"]
+           if c["what"] == "gpu"]
+    assert len(gpu) == 2 and "CUDA 13.0" in gpu[0]["text"] and "stand-in" in gpu[1]["text"], gpu
+    cli.error("load", DCP, "--device", "cuda:5", status=SOURCE, words=["5"])
+
+
+# ---- the holder ----
+
+class Hold:
+    """`unshard hold`, with a runtime directory and an environment of its own."""
+
+    def __init__(self, t, source, *args, **env):
+        self.dir = t + "/run"
+        os.makedirs(self.dir, 0o700, exist_ok=True)
+        os.environ["XDG_RUNTIME_DIR"] = self.dir  # for clients, which find it there
+        self.env = {**os.environ, "XDG_CACHE_HOME": t + "/cache", **env}
+        self.source, self.args = source, args
+
+    def __enter__(self):
+        self.process = subprocess.Popen([os.environ["UNSHARD"], "hold", self.source, "--json", *self.args], env=self.env,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError("the holder ended: " + self.process.stderr.read())
+        self.socket = json.loads(line)["socket"]
+        return self
+
+    def __exit__(self, *exc):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        said = self.process.communicate(timeout=20)[1]
+        del os.environ["XDG_RUNTIME_DIR"]
+        if exc[0] is None:
+            same("status, words", (self.process.returncode, said), (0, ""))
+            same("socket", os.path.exists(self.socket), False)
+
+
+def held(array):
+    return ctypes.string_at(array.address, array.nbytes)  # the stand-in's memory is the host's
+
+
+CLIENT = """if True:
+    import ctypes, hashlib, sys
+    sys.path[:0] = {path!r}
+    import unshard
+    h = unshard.attach({source!r})
+    a = h.load({key!r}, to="dlpack")
+    print(hashlib.sha256(ctypes.string_at(a.address, a.nbytes)).hexdigest(), flush=True)
+    if {mark!r}:
+        ctypes.memset(a.address, {mark!r}, a.nbytes)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(ctypes.string_at(a.address, 4).hex(), flush=True)
+"""
+
+
+def client(source, key=KEY, mark=0):
+    code = CLIENT.format(path=sys.path[:6], source=source, key=key, mark=mark)
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_map_one_copy(t):
+    want = expected(DCP)[KEY]["sha256"]
+    with Hold(t, DCP):
+        a = client(DCP)
+        same("the first", (a.stdout.readline().strip(), a.stdout.readline().strip()), (want, "ready"))
+        b = client(DCP, mark=0x5a)
+        same("the second", (b.stdout.readline().strip(), b.stdout.readline().strip()), (want, "ready"))
+        same("what one writes, the other sees", a.communicate("\n", timeout=20)[0].strip(), "5a5a5a5a")
+        same("status", (a.returncode, b.communicate("\n", timeout=20)[0].strip(), b.returncode), (0, "5a5a5a5a", 0))
+        c = client(DCP)  # the next start of a server
+        same("still there, not loaded again", c.stdout.readline().strip() != want, True)
+        same("the mark", c.communicate("\n", timeout=20)[0].split()[-1], "5a5a5a5a")
+
+
+def test_every_tensor_held(t):
+    with Hold(t, DCP), unshard.attach(DCP) as h:
+        arrays = {key: h.load(key, to="dlpack") for key in expected(DCP)}
+        for key, want in expected(DCP).items():
+            same(key, sha256(held(arrays[key])), want["sha256"])
+            same("again", h.load(key, to="dlpack").address, arrays[key].address)
+        spans = sorted((a.address, a.address + a.nbytes) for a in arrays.values())
+        assert all(x[1] <= y[0] for x, y in zip(spans, spans[1:])), "they overlap"
+        with start(t) as c:
+            same("cast", held(h.load(KEY, dtype="bf16", to="dlpack")), data_of(c.load(KEY, dtype="bf16", to="dlpack")))
+            shape = c.info(KEY).shape
+            box = h.load(KEY, start=[1, 2], count=[3, 4], to="dlpack")
+            same("box", held(box), cut(data_of(c.load(KEY, to="dlpack")), 4, shape, [1, 2], [3, 4]))
+        e = fails(unshard.Error, "no tensor nothing", lambda: h.load("nothing"))
+        same("errno", e.errno, 2)
+        fails(unshard.Error, "elements", lambda: h.load(KEY, start=[0, 0], count=[1, 1 << 40]))
+
+
+def big_checkpoint(t, count, size):
+    tensors = {f"w{n}": ("U8", [size], bytes([n + 1]) * size) for n in range(count)}
+    write_checkpoint(t + "/src", tensors)
+    return t + "/src", tensors
+
+
+def test_budget(t):
+    """What clients map stays; the least recently used goes; over the budget is an error, not an eviction."""
+    source, tensors = big_checkpoint(t, 6, 4 * MIB)
+    with Hold(t, source, "--budget", "16M"):
+        with unshard.attach(source) as h:
+            arrays = [h.load(f"w{n}", to="dlpack") for n in range(4)]
+            same("errno", fails(unshard.Error, "do not fit", lambda: h.load("w4")).errno, 28)
+            same("all are still there", [held(a)[:2] for a in arrays], [bytes([n + 1]) * 2 for n in range(4)])
+            ctypes.memset(arrays[1].address, 0x77, 4)
+            ctypes.memset(arrays[2].address, 0x77, 4)
+            h.load("w1", to="dlpack")  # used last
+            del arrays
+
+        def mapped(name):
+            """As soon as the holder has seen the client before go."""
+            found = []
+
+            def tried():
+                try:
+                    with unshard.attach(source) as g:
+                        found.append(held(g.load(name, to="dlpack"))[:2])
+                except unshard.Error as e:
+                    same("over the budget", e.errno, 28)
+                return found
+            wait_for("room for " + name, 10, tried)
+            return found[0]
+        same("w5 takes the place of w0", mapped("w5"), bytes([6, 6]))
+        same("used last, and kept", mapped("w1"), b"ww")
+        same("w4 takes the next", mapped("w4"), bytes([5, 5]))
+        for n in (0, 3, 0, 3):
+            same(f"w{n} is loaded again", mapped(f"w{n}"), bytes([n + 1]) * 2)
+        same("w2 has gone meanwhile", mapped("w2"), bytes([3, 3]))
+
+
+def test_a_checkpoint_that_changes(t):
+    source, tensors = big_checkpoint(t, 2, MIB)
+    with Hold(t, source), unshard.attach(source) as h:
+        old = h.load("w0", to="dlpack")
+        write_checkpoint(source, {k: (d, s, b[:1000] + b"!" + b[1001:]) for k, (d, s, b) in tensors.items()})
+        wait_for("the new one", 10, lambda: held(h.load("w0", to="dlpack"))[1000] == ord("!"))
+        same("who maps the old one keeps it", held(old), tensors["w0"][2])
+
+
+def test_a_holder_that_dies(t):
+    source, tensors = big_checkpoint(t, 2, MIB)
+    holder = Hold(t, source)
+    with holder, unshard.attach(source) as h:
+        a = h.load("w0", to="dlpack")
+        holder.process.send_signal(signal.SIGKILL)
+        holder.process.wait()
+        same("what is mapped", held(a), tensors["w0"][2])
+        fails(unshard.Error, "holder", lambda: h.load("w1"))
+        fails(unshard.Error, "unshard hold", lambda: unshard.attach(source))
+        same("left over", os.path.exists(holder.socket), True)
+        with Hold(t, source) as next_one:
+            same("the same place", next_one.socket, holder.socket)
+            with unshard.attach(source) as g:
+                same("held anew", held(g.load("w0", to="dlpack")), tensors["w0"][2])
+        os.environ["XDG_RUNTIME_DIR"] = holder.dir
+        holder.process.returncode = 0
+
+
+def test_nonsense(t):
+    with Hold(t, DCP) as holder:
+        for words in (b"", b"x", b"\xff" * 32, b"\x00" * 31, (1 << 31).to_bytes(4, "little") + bytes(28),
+                      bytes(4) + (65).to_bytes(4, "little") + bytes(24)):
+            with socket.socket(socket.AF_UNIX) as s:
+                s.settimeout(20)
+                s.connect(holder.socket)
+                s.sendall(words)
+                s.shutdown(socket.SHUT_WR)
+                said = b"".join(iter(lambda: s.recv(4096), b""))
+                same("only its greeting", (len(said), said[:8]), (24, b"UFSHOLD1"))
+        with unshard.attach(holder.socket) as h:
+            same("it goes on", sha256(held(h.load(KEY, to="dlpack"))), expected(DCP)[KEY]["sha256"])
+
+
+def test_many_clients_at_once(t):
+    source, tensors = big_checkpoint(t, 8, MIB)
+    with Hold(t, source, "--budget", "32M"):
+        clients = [client(source, f"w{n % 8}") for n in range(16)]
+        for n, c in enumerate(clients):
+            said = c.communicate("\n", timeout=60)[0].split()
+            same(f"client {n}", (said[0], c.returncode), (sha256(tensors[f"w{n % 8}"][2]), 0))
+
+
+def test_refusals(t):
+    cli = Cli(t)
+    run = {"XDG_RUNTIME_DIR": t}
+    with Hold(t, DCP):
+        cli.error("hold", DCP, status=SOURCE, words=["in use", "already"])
+    cli.error("hold", DCP, "--device", "tpu", status=USAGE, words=["tpu"])
+    cli.error("hold", DCP, "--budget", "much", status=USAGE, words=["much"])
+    cli.error("hold", DCP, "--budget", "4T", status=ROOM, words=["budget", "free"])
+    cli.error("hold", t + "/nowhere", status=SOURCE, words=["nowhere"])
+    cli.error("hold", DCP, "--device", "9", status=SOURCE, words=["9"])
+    err = cli.run("hold", DCP, status=SOURCE, env={**run, "STANDIN_NO_SHARING": "1"}).stderr
+    assert "cannot share" in err, err
+    fails(unshard.Error, "unshard hold", lambda: unshard.attach(DCP))
+    fails(ValueError, "none of a holder", lambda: unshard.attach(DCP, "cpu"))
+
+
+if __name__ == "__main__":
+    main(globals())
