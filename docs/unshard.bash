@@ -5,7 +5,7 @@ _unshard() {
     local verb=${COMP_WORDS[1]-} words=
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W "mount umount ls info cat plan verify stats diff load doctor probe formats cache version help" -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W "mount umount ls info cat plan verify stats diff load hold doctor probe formats cache version help" -- "$word")
     elif [[ $before == -o ]]; then
         words="cache_dir= cache_size= index=memory jobs= follow_symlinks map= hf= dtype="
         [[ $verb != mount ]] ||
@@ -19,6 +19,7 @@ _unshard() {
         cat) words+=" --npy" ;;
         verify) words+=" --deep" ;;
         plan) words+=" --binary" ;;
+        hold) words+=" --device --budget" ;;
         load) words+=" --device --time" ;;
         diff) words+=" --rtol --atol --values --only --drop --map --hf --dtype --jobs" ;;
         esac
