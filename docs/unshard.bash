@@ -5,7 +5,7 @@ _unshard() {
     local verb=${COMP_WORDS[1]-} words=
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W "mount umount ls info cat plan verify stats diff load hold doctor probe formats cache version help" -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W "mount umount ls info cat plan verify stats diff load hold doctor probe formats cache manifest version help" -- "$word")
     elif [[ $before == -o ]]; then
         words="cache_dir= cache_size= index=memory jobs= follow_symlinks map= hf= dtype="
         [[ $verb != mount ]] ||

@@ -16,7 +16,7 @@ LIBRARIES = {  # header: the files that may include it
     "fuse*": "fs/*",
     "sqlite3*.h": "index/catalog*",
     "cjson/*": "base/json.c",
-    "curl/*": "remote/http*",
+    "curl/*": "remote/http_wire.c",
     "expat.h": "remote/xml.c",
     "cuda*": "gpu/*",
     "dlfcn.h": "gpu/driver.c",
