@@ -289,6 +289,34 @@ static void test_against_processor(void **state)
     }
 }
 
+/* NaN stays NaN with its sign, however little of it would be left. */
+static void test_nan(void **state)
+{
+    static const uint64_t payloads[] = {1,          1ull << 28, 1ull << 29,
+                                        1ull << 45, 1ull << 51, (1ull << 52) - 1};
+
+    (void)state;
+    for (size_t i = 0; i < 2 * ARRAY_SIZE(payloads); i++) {
+        uint64_t sign = i % 2, wide = sign << 63 | 0x7ffull << 52 | payloads[i / 2];
+        uint32_t high = (uint32_t)(payloads[i / 2] >> 29);
+        uint32_t single = (uint32_t)sign << 31 | CAST_F32_INFINITY | (high ? high : 1);
+
+        for (size_t k = 0; k < ARRAY_SIZE(kinds); k++) {
+            uint32_t from_wide = pattern_of(DTYPE_F64, &wide, kinds[k].dtype);
+            uint32_t from_single = pattern_of(DTYPE_F32, &single, kinds[k].dtype);
+
+            if (!isnan(value_of(&kinds[k], from_wide)) ||
+                !isnan(value_of(&kinds[k], from_single)))
+                fail_msg("NaN %#" PRIx64 " or %#x to %s: %#x, %#x", wide, single,
+                         dtype_name(kinds[k].dtype), from_wide, from_single);
+            assert_int_equal(from_wide > patterns(&kinds[k]) >> 1, sign);
+            assert_int_equal(from_single > patterns(&kinds[k]) >> 1, sign);
+        }
+        assert_int_equal(cast_f64_to_f32(wide) >> 31, sign);
+        assert_true(isnan(cast_bits_float(cast_f64_to_f32(wide))));
+    }
+}
+
 static void test_possible(void **state)
 {
     (void)state;
@@ -306,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_overflow),     cmocka_unit_test(test_doubles),
         cmocka_unit_test(test_many),         cmocka_unit_test(test_possible),
         cmocka_unit_test(test_rows),         cmocka_unit_test(test_against_processor),
+        cmocka_unit_test(test_nan),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
