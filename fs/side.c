@@ -96,13 +96,16 @@ static struct source *current(struct side *s)
     return src;
 }
 
-/* The file may have another size by now. True: there is something new to read from. */
+/*
+ * The file may have another size by now. True: there is something new to read from. An
+ * object does not grow: what has its name now is another one, not for this handle.
+ */
 static bool look_again(struct side *s)
 {
     struct source *fresh = NULL, *old;
     struct err e = {0};
 
-    if (!s->store || open_same(s, &fresh, &e) < 0)
+    if (!s->store || store_is_remote(s->store) || open_same(s, &fresh, &e) < 0)
         return false;
     pthread_mutex_lock(&s->lock);
     old = s->src;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Checkpoints in buckets: fixtures through s3://, odd keys, long listings, regions, and every place that keys come from."""
+import errno
 import json
 import os
 import pathlib
@@ -8,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint, write_file  # noqa: E402
+from mountlib import UNSHARD, Mount, fails, main, make_tensors, read_all, safetensors_image, same, wait_for, write_checkpoint, write_file  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
@@ -111,6 +112,36 @@ def test_long_listing(t):
         assert pages >= 1, f"{pages} pages that go on"
         key = list(tensors)[-1]
         same("tensor", read_all(f"{m.path}/raw/{key}"), tensors[key][2])
+
+
+def test_replaced_objects(t):
+    """Who has them open gets the old bytes or an error, and who opens them later the new ones: tensors and side files."""
+    old, new = make_tensors("old", rows=8192), make_tensors("new", rows=8192)
+    key = next(iter(old))
+    write_checkpoint(t + "/root/b/run", old)
+    write_file(t + "/root/b/run/notes.bin", b"o" * 3_000_000)
+    with S3Server(t + "/root") as s3, Mount("s3://b", t + "/mnt", "refresh=1,cache_size=0", env=s3.env()) as m:
+        with open(m / "run/notes.bin", "rb", buffering=0) as note, open(f"{m.path}/run/raw/{key}", "rb", buffering=0) as raw:
+            same("note", note.read(10), b"o" * 10)
+            same("tensor", raw.read(10), old[key][2][:10])
+            write_checkpoint(t + "/root/b/run", new)
+            write_file(t + "/root/b/run/notes.bin", b"n" * 3_000_000)
+            note.seek(2_900_000)
+            fails("the rest of the note", errno.ESTALE, lambda: note.read(10))
+            raw.seek(900_000)
+            try:
+                same("the rest of the tensor", raw.read(10), old[key][2][900_000:900_010])
+            except OSError as e:
+                assert e.errno in (errno.ESTALE, errno.EIO), e
+        wait_for("the new tensor", 20, lambda: reads_as(f"{m.path}/run/raw/{key}", new[key][2]))
+        wait_for("the new note", 20, lambda: reads_as(m / "run/notes.bin", b"n" * 3_000_000))
+
+
+def reads_as(path, want):
+    try:
+        return read_all(path) == want
+    except OSError:
+        return False
 
 
 def test_virtual_host(t):
