@@ -302,6 +302,40 @@ static int settle_first(struct fs *fs, const struct node *dir, const char *name,
     return s && stage_wait(fs, s) ? save_publish(fs, s, e) : 0;
 }
 
+/* With the lock: does the checkpoint itself have the old name, which is staged over? */
+static bool shows_below(struct request *r, const struct where *from,
+                        const struct staged *n)
+{
+    CLEANUP(arena_freep) struct arena *a = NULL;
+    const struct slot *slot = from->dir->stage->slot;
+    enum inside kind = ino_is_inside(r->ino) ? ino_kind(r->ino) : 0;
+    struct err ignored = {0};
+    struct tensor_info t;
+
+    if (!slot)
+        return false;
+    if (from->node)
+        return source_has(r->fs, from->node, r->name);
+    if (kind != INSIDE_TENSORS && kind != INSIDE_RAW)
+        return n->covers != 0;
+    a = arena_new(TENSOR_MEMORY);
+    return a && catalog_tensor_by_name(r->fs->catalog, slot->info.id, r->name,
+                                       kind == INSIDE_TENSORS, a, &t, &ignored) == 0;
+}
+
+/* What was below it must not come to light again under the old name. */
+static int rename_away(struct request *r, const struct where *from, struct staged *n,
+                       struct staged *to, struct err *e)
+{
+    bool below = shows_below(r, from, n);
+    struct staged *dir = from->dir, *gone;
+    int rc = rename_within(r, n, to, e);
+
+    if (rc < 0 || !below || staged_find(dir, r->name))
+        return rc;
+    return staged_add(r->fs, dir, r->name, STAGED_GONE, 0, &gone, e);
+}
+
 int write_rename(struct request *r, struct err *e)
 {
     struct where from = {0}, to = {0};
@@ -320,7 +354,7 @@ int write_rename(struct request *r, struct err *e)
     if (!n || n->kind == STAGED_GONE)
         rc = -EXDEV; /* what is published is copied, then removed */
     else if (from.dir && to.dir)
-        rc = rename_within(r, n, to.dir, e);
+        rc = rename_away(r, &from, n, to.dir, e);
     else if (!from.dir && !to.dir)
         rc =
             source_has(r->fs, to.node, r->as) ? -EEXIST : rename_root(r, n, to.node, e);

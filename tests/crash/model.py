@@ -386,6 +386,8 @@ FOUND = {
     "a node's number went to another file while a staged one stood for it": [
         (overwrite, "step1", "b.bin", 1, 100000), (publish, False), (pwrite, "step1", "b.bin", 2, 75528, 1, "mmap"),
         (plain, "latest", 3, 1012, 100), (publish, True)],
+    "a published file came back under its name when the staged one was renamed": [
+        (truncate, "step1", "config.json", 50000), (rename, "step1", "config.json", "b.bin"), (publish, False)],
 }
 
 
