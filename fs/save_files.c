@@ -24,6 +24,7 @@ enum { LIST_MEMORY = 512 << 20, COPY_BLOCK = 1 << 20, MAX_DEPTH = 32 };
 struct lister {
     struct save_files *out;
     int failed;
+    char lost[PATH_MAX]; /* a file of which the disk has refused bytes */
 };
 
 static void *grow(void *list, size_t count, size_t *cap, size_t item)
@@ -115,6 +116,11 @@ static void list_node(void *user, struct staged *n)
         l->failed = -ENAMETOOLONG;
     if (l->failed)
         return;
+    if (n->kind == STAGED_FILE && n->lost) {
+        l->failed = -n->lost;
+        snprintf(l->lost, sizeof l->lost, "%s", path);
+        return;
+    }
     if (n->kind == STAGED_FILE)
         fine = add_file(l->out, n, path);
     else if (n->kind == STAGED_GONE)
@@ -137,6 +143,11 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
     if (!out->arena)
         return err_nomem(e);
     staged_each(s->root, list_node, &l);
+    if (l.failed && l.lost[0]) {
+        err_set(e, -l.failed, "%s: the disk did not take all of it: %s", l.lost,
+                strerror(-l.failed));
+        return err_hint(e, "write it anew");
+    }
     return l.failed ? err_set(e, -l.failed, "%s", strerror(-l.failed)) : 0;
 }
 

@@ -190,9 +190,12 @@ int staged_getattr(struct request *r, struct err *e)
 
 /* ---- handles ---- */
 
-static void end_use(struct fs *fs, const struct staged_handle *h, struct staged *n)
+static void end_use(struct fs *fs, const struct staged_handle *h, struct staged *n,
+                    int lost)
 {
     stages_lock(fs);
+    if (lost)
+        n->lost = lost;
     if (h->writes && n->stage) {
         n->writers--;
         n->stage->writers--;
@@ -207,15 +210,17 @@ static void end_use(struct fs *fs, const struct staged_handle *h, struct staged 
 static void handle_free(struct fs *fs, struct opened *o)
 {
     struct staged_handle *h = container_of(o, struct staged_handle, opened);
+    int lost = 0;
 
+    /* Before it counts as closed; a disk across a network may tell only now. */
+    if (h->fd >= 0 && close(h->fd) < 0 && h->writes && errno != EINTR)
+        lost = errno;
     if (h->node)
-        end_use(fs, h, h->node);
+        end_use(fs, h, h->node, lost);
     for (size_t i = 0; i < h->names; i++)
         free(h->name[i]);
     free(h->name);
     free(h->type);
-    if (h->fd >= 0)
-        close(h->fd);
     free(h);
 }
 
@@ -276,6 +281,7 @@ int staged_open_handle(struct fs *fs, struct staged *n, int flags,
         if (flags & O_TRUNC) {
             n->prefix = 0;
             n->checked = false;
+            n->lost = 0;
         }
     }
     *out = h;

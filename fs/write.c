@@ -91,12 +91,23 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
     return 0;
 }
 
+/*
+ * After a failed fsync the kernel holds what it could not write for written, and the next
+ * fsync says nothing: the file must not be published until it is written anew.
+ */
 int write_fsync(struct request *r, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
 
-    if (h && h->fd >= 0 && fsync(h->fd) < 0)
-        return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+    if (h && h->fd >= 0 && fsync(h->fd) < 0) {
+        err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+        if (h->node) {
+            stages_lock(r->fs);
+            h->node->lost = e->code;
+            stages_unlock(r->fs);
+        }
+        return -e->code;
+    }
     fuse_reply_err(r->req, 0);
     return 0;
 }

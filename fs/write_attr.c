@@ -36,8 +36,10 @@ static int set_size(struct staged *n, int fd, uint64_t size, struct err *e)
         return -e->code;
     }
     n->prefix = MIN(n->prefix, size);
-    if (size == 0)
+    if (size == 0) {
         n->checked = false;
+        n->lost = 0;
+    }
     return 0;
 }
 

@@ -112,6 +112,15 @@ static int open_file(const struct stage_run *s, const struct layout_file_info *f
     return fd < 0 ? file_error(f, e) : fd;
 }
 
+/*
+ * After `ret`. A disk across a network may tell a lack of room, or that bytes are lost, at
+ * close(2), and to nobody who opens the file later and calls fsync.
+ */
+static int close_file(int fd, const struct layout_file_info *f, int ret, struct err *e)
+{
+    return close(fd) < 0 && errno != EINTR && ret == 0 ? file_error(f, e) : ret;
+}
+
 static int write_at(int fd, const struct layout_file_info *f, const void *data,
                     uint64_t len, uint64_t at, struct err *e)
 {
@@ -147,7 +156,7 @@ static int begin_file(struct stage_run *s, const struct layout_file_info *f,
     for (size_t i = 0; ret == 0 && f->codec == LAYOUT_PLAIN && i < f->pieces; i++)
         if (f->piece[i].kind == LAYOUT_LITERAL)
             ret = write_at(fd, f, f->piece[i].data, f->piece[i].len, f->piece[i].at, e);
-    close(fd);
+    ret = close_file(fd, f, ret, e);
     return ret;
 }
 
@@ -222,7 +231,7 @@ static int end_nth(void *user, size_t n, struct err *e)
         ret = fill_sums(s, s->file[n], fd, &f, e);
     if (ret == 0 && s->files < MANY_FILES && fsync(fd) < 0)
         ret = file_error(&f, e);
-    close(fd);
+    ret = close_file(fd, &f, ret, e);
     return ret;
 }
 
@@ -238,7 +247,7 @@ static int sync_nth(void *user, size_t n, struct err *e)
         return fd;
     if (fdatasync(fd) < 0)
         ret = file_error(&f, e);
-    close(fd);
+    ret = close_file(fd, &f, ret, e);
     return ret;
 }
 
@@ -315,7 +324,7 @@ static int put_place(struct stage_run *s, const struct unit *u, const struct box
     if (ret == 0 && len >= EARLY)
         (void)sync_file_range(fd, (off_t)(p->piece->at + at), (off_t)len,
                               SYNC_FILE_RANGE_WRITE);
-    close(fd);
+    ret = close_file(fd, &f, ret, e);
     if (ret == 0 && s->summed[p->file])
         sums_add(&s->sums, p->file, p->piece->at + at, bytes, len);
     report(s, len);
@@ -366,7 +375,7 @@ static int write_encoded(struct stage_run *s, const struct layout_file_info *f,
     if (fd < 0)
         return fd;
     ret = write_at(fd, f, packed, len, 0, e);
-    close(fd);
+    ret = close_file(fd, f, ret, e);
     report(s, f->size);
     return ret;
 }

@@ -33,16 +33,17 @@ def same_tree(what, got, want):
         same(f"{what}: {name}", got[name], data)
 
 
-def points(rnd, recording):
+def points(rnd, recording, share=1):
     """Numbers of operations to spoil: those round the rename that publishes, and some of the others."""
     ops = recording.ops
     if POINTS == "all":
         return range(1, len(ops) + 1)
-    half = max(1, int(POINTS) // 2)
+    count = max(2, int(POINTS) // share)
+    half = count // 2
     rename = max(op.index for op in ops if op.kind == "R") + 1
     first = max(1, rename - (half - 1) // 2)
     near = range(first, min(first + half, len(ops) + 1))
-    return sorted({*near, *rnd.sample(range(1, len(ops) + 1), int(POINTS) - half)})
+    return sorted({*near, *rnd.sample(range(1, len(ops) + 1), count - half)})
 
 
 def run(tests):

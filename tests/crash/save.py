@@ -11,7 +11,7 @@ import threading
 
 from crashlib import EIO, ENOSPC, POINTS, SEED, STATES, faulty, points, run, same_tree
 from disk import Recording, tree
-from mountlib import UNSHARD, Mount, make_tensors, read_all, safetensors_image, same, tensor_bytes, unmount_hard, \
+from mountlib import UNSHARD, Mount, fails, make_tensors, read_all, safetensors_image, same, tensor_bytes, unmount_hard, \
     wait_for, write_checkpoint, write_file
 
 QUICK_NEW, QUICK_EDIT, QUICK_REMOVE = ["hf"], ["dcp"], ["hf"]
@@ -23,12 +23,16 @@ LONG = POINTS == "all" or STATES >= 100
 
 def new_checkpoint(m, fmt):
     """What `save_pretrained` does, more or less."""
-    os.makedirs(m / "step2", exist_ok=True)
-    os.setxattr(m / "step2", "user.unshard.save", fmt.encode())
-    write_file(m / "step2/model.safetensors", safetensors_image(make_tensors(2)))
+    new_files(m, fmt)
     with open(m / "step2/notes.txt", "wb") as f:
         f.write(b"side file " * 1000)
         os.fsync(f.fileno())
+
+
+def new_files(m, fmt="hf"):
+    os.makedirs(m / "step2", exist_ok=True)
+    os.setxattr(m / "step2", "user.unshard.save", fmt.encode())
+    write_file(m / "step2/model.safetensors", safetensors_image(make_tensors(2)))
 
 
 def edited_checkpoint(m, _):
@@ -174,7 +178,7 @@ def test_faults(t):
         count, tried = len(recording.ops), 0
         off = t + "/off"
         for code in ENOSPC, EIO:
-            for at in points(save.rnd, recording):
+            for at in points(save.rnd, recording, 2):
                 save.clear()
                 if os.path.exists(off):
                     os.unlink(off)
@@ -195,6 +199,40 @@ def test_faults(t):
                 shutil.rmtree(save.place + "/.unshard-staging-step2", ignore_errors=True)
                 tried += 1
         print(f"# {save.name}: {count} operations, {tried} faults, all old or new", flush=True)
+
+
+def test_a_failed_fsync_is_not_forgotten(t):
+    """The kernel tells it once and takes the bytes for written: what they are in is not published until it comes anew."""
+    save = Saving(t, "new", new_checkpoint, "hf")
+    syncs = [op.index + 1 for op in save.record().ops if op.kind == "S"]
+    for at in range(syncs[2] + 1, syncs[4]):
+        save.clear()
+        with save.mount(at=at, do=EIO) as m:
+            try:
+                new_files(m)
+            except OSError:
+                continue
+            done = []
+            try:
+                fd = os.open(m / "step2/notes.txt", os.O_WRONLY | os.O_CREAT)
+                done.append("open")
+                os.write(fd, b"side file")
+                done.append("write")
+                os.fsync(fd)
+                done.append("fsync")
+            except OSError as e:
+                same("error", e.errno, EIO)
+            if done:
+                os.close(fd)
+            if done != ["open", "write"]:
+                continue  # it was another operation
+            for _ in range(2):
+                fails("publication", EIO, lambda: os.setxattr(m.path, "user.unshard.publish", b""))
+            assert "step2/notes.txt" in m.messages() or "notes.txt: the disk" in m.messages(), m.messages()
+            save.publish(m)
+        assert save.is_new("written anew"), "not saved"
+        return
+    raise AssertionError(f"none of the operations was the program's fsync")
 
 
 def stopped_or(m, done):
@@ -233,7 +271,7 @@ def test_changed_by_others(t):
         recording = save.record()
         count, tried, kept = len(recording.ops), 0, 0
         for how in "new file", "appended", "replaced", "shard":
-            for at in points(save.rnd, recording):
+            for at in points(save.rnd, recording, 2):
                 save.clear()
                 what = f"{save.name}: {how} by others before operation {at} of {count}"
                 errors = []
