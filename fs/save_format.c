@@ -139,6 +139,12 @@ static const struct {
     {"torch-file", NULL},
     {"hf-bin", NULL},
     {"npz", NULL},
+    {"hf-trainer", NULL},
+    {"lightning-dcp", NULL},
+    {"lightning-fabric-dcp", NULL},
+    {"accelerate-fsdp", NULL},
+    {"composer", NULL},
+    {"nemo", NULL},
 };
 
 bool save_format_changes(const char *format)

@@ -3,7 +3,9 @@
 #include "fs/write.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "fs/node.h"
@@ -18,6 +20,36 @@ int where_refused(struct err *e, const char *what)
 {
     err_set(e, EROFS, "%s: nothing can be written here", what);
     return err_hint(e, "make a directory for a new checkpoint: mkdir DIR");
+}
+
+enum { FILES_SEEN = 16 };
+
+struct archive_look {
+    const struct fs *fs;
+    unsigned seen;
+    bool found;
+};
+
+/* A file below a file: it lies in an archive, and so do all, but for the archive itself. */
+static int see_file(void *user, const struct catalog_file *f)
+{
+    struct archive_look *look = user;
+    char path[PATH_MAX];
+
+    if (!f->storage || snprintf(path, sizeof path, "%s/%s", look->fs->store->url,
+                                f->path) >= (int)sizeof path)
+        return 0;
+    look->found = faccessat(AT_FDCWD, path, F_OK, 0) < 0 && errno == ENOTDIR;
+    return look->found || ++look->seen == FILES_SEEN;
+}
+
+static bool is_archive(const struct fs *fs, const struct slot *slot)
+{
+    struct archive_look look = {.fs = fs};
+    struct err ignored = {0};
+
+    catalog_files(fs->catalog, slot->info.id, see_file, &look, &ignored);
+    return look.found;
 }
 
 static int check_writable(const struct fs *fs, const struct slot *slot, struct err *e)
@@ -44,6 +76,10 @@ static int check_writable(const struct fs *fs, const struct slot *slot, struct e
                 slot->file ? " in place" : "");
         return err_hint(e, "save to a new directory; formats that are written: %s",
                         names.data ? names.data : "none");
+    }
+    if (is_archive(fs, slot)) {
+        err_set(e, EROFS, "%s: what lies in an archive is not changed", slot->path);
+        return err_hint(e, "unpack it, or save to a new directory");
     }
     return 0;
 }

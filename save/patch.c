@@ -411,6 +411,36 @@ static int check_shared(struct patch *p, struct err *e)
 
 /* ---- all of it ---- */
 
+struct copies {
+    char *path; /* of a file that holds the tensors once more; NULL: none does */
+    bool failed;
+};
+
+static int see_copy(void *user, const struct catalog_file *f)
+{
+    struct copies *c = user;
+
+    if (!f->copy)
+        return 0;
+    c->path = strdup(f->path);
+    c->failed = !c->path;
+    return 1;
+}
+
+/* A full copy beside the shards would go on saying what was there before. */
+static int check_copies(const struct patch *p, struct err *e)
+{
+    struct copies c = {0};
+    int ret = catalog_files(p->spec.env->catalog, p->spec.checkpoint, see_copy, &c, e);
+
+    if (ret > 0)
+        ret = c.failed
+                  ? err_nomem(e)
+                  : err_set(e, ENOTSUP, "%s holds the same tensors once more", c.path);
+    free(c.path);
+    return ret;
+}
+
 static int find_all(struct patch *p, struct err *e)
 {
     struct checkpoint_info info;
@@ -421,7 +451,7 @@ static int find_all(struct patch *p, struct err *e)
     p->dir = info.path;
     if (info.file)
         return err_set(e, ENOTSUP, "%s: a single file", info.path);
-    if (keep_changed(p, e) < 0)
+    if (keep_changed(p, e) < 0 || (p->tensors > 0 && check_copies(p, e) < 0))
         return -e->code;
     for (size_t i = 0; i < p->tensors; i++)
         if (take_tensor(p, &p->tensor[i], e) < 0)

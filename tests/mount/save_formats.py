@@ -29,6 +29,11 @@ FIXTURES = {
     "torch-file": ["torch_file/pt_zip_align4096", "torch_file/pt_legacy_proto4", "torch_file/pt_zip_big_endian",
                    "torch_file/pt_torch231"],
     "hf-bin": ["torch_file/hf_bin_sharded"],
+    "hf-trainer": ["hf_trainer/trainer_llama_adamw/checkpoint-2"],
+    "lightning-dcp": ["lightning/trainer_two_optimizers"],
+    "lightning-fabric-dcp": ["lightning/fabric_fsdp2_3r_bf16"],
+    "accelerate-fsdp": ["hf_trainer/accelerate_fsdp2_sharded_2r"],
+    "composer": ["dcp_trainers/composer_2r"],
 }
 
 
@@ -75,9 +80,14 @@ def choose(fixture, want, shown):
 def change_and_compare(t, fixture, expected_format):
     run = f"{t}/{fixture.replace('/', '-')}"
     shutil.copytree(DATA / fixture, f"{run}/step")
+    return change_and_compare_copy(run, fixture, expected_format)
+
+
+def change_and_compare_copy(run, fixture, expected_format):
     shown = described(f"{run}/step")
     same("format", json.loads(unshard("info", f"{run}/step", "--json").stdout)["format"], expected_format)
     before = {n: (f.read_bytes(), f.stat().st_ino, f.stat().st_mode) for n, f in files_of(f"{run}/step").items()}
+    was = unshard("verify", f"{run}/step", "--deep", ok=(0, 1)).returncode
     with Mount(run, f"{run}-mnt", "rw") as m:
         want = raw_of(m / "step")
         objects = read_all(m / "step/.unshard/objects.json")
@@ -101,7 +111,6 @@ def change_and_compare(t, fixture, expected_format):
         same(f"{name}: is another file", f.stat().st_ino != ino, name in touched)
     with Mount(run, f"{run}-mnt") as m:
         same("tensors, read anew", raw_of(m / "step"), want)
-    was = unshard("verify", DATA / fixture, "--deep", ok=(0, 1)).returncode
     same("verify", unshard("verify", f"{run}/step", "--deep", ok=(0, 1)).returncode, was)
     return run, before, after, touched
 
@@ -244,6 +253,20 @@ def test_what_cannot_be_changed_is_refused(t):
         shutil.copytree(DATA / fixture, f"{run}/step")
         with Mount(run, f"{t}/{i}-mnt", "rw") as m:
             refused(m, fixture, change, why)
+
+
+def test_nemo(t):
+    """An archive is left alone; the same, unpacked, can be changed."""
+    os.makedirs(t + "/run/step")
+    shutil.copy(DATA / "nemo/nemo_dist/tiny.nemo", t + "/run/step")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        name = os.listdir(m / "step/raw")[0]
+        fails("raw", errno.EROFS, lambda: open(m / f"step/raw/{name}", "r+b"))
+        assert "archive" in m.messages(), m.messages()
+    shutil.rmtree(t + "/run")
+    os.makedirs(t + "/run/step")
+    subprocess.run(["tar", "-xf", DATA / "nemo/nemo_dist/tiny.nemo", "-C", t + "/run/step"], check=True)
+    change_and_compare_copy(t + "/run", "nemo", "nemo-dist")
 
 
 def test_a_new_tensor_is_refused_at_once(t):
