@@ -256,6 +256,18 @@ static int keys_from_profile(const struct key_context *k, struct aws_keys *out,
     return rc < 0 ? err_wrap(e, "profile %s", profile) : rc;
 }
 
+/* Has the profile a role that is taken on with other keys? It goes before all else of it. */
+static int keys_from_role_of_profile(const struct key_context *k, struct aws_keys *out,
+                                     struct err *e)
+{
+    const char *profile = aws_profile();
+
+    if (!aws_config_get(k->config, profile, "role_arn") ||
+        aws_config_get(k->config, profile, "web_identity_token_file"))
+        return 0;
+    return keys_from_profile(k, out, e);
+}
+
 static int keys_from_identity(const struct key_context *k, struct aws_keys *out,
                               struct err *e)
 {
@@ -271,7 +283,8 @@ static int fetch(const struct credentials *c, struct aws_keys *out, struct err *
 {
     static int (*const places[])(const struct key_context *, struct aws_keys *,
                                  struct err *) = {
-        keys_from_identity, keys_from_profile, keys_from_container, keys_from_instance};
+        keys_from_role_of_profile, keys_from_identity, keys_from_profile,
+        keys_from_container, keys_from_instance};
     CLEANUP(aws_config_freep) struct aws_config *config = NULL;
     struct key_context k = {.http = c->http, .region = c->region};
     int rc;

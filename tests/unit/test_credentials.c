@@ -168,6 +168,15 @@ static void test_refused(void **state)
     check_fails(ENOTSUP, "second factor");
     setenv("AWS_PROFILE", "id", 1);
     check_fails(ENOENT, "/no/such");
+    setenv("AWS_PROFILE", "keys", 1);
+    check_keys("K", "s", "");
+    setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/no/token",
+           1); /* before the profile's keys, */
+    setenv("AWS_ROLE_ARN", "r", 1);
+    check_fails(ENOENT, "/no/token");
+    setenv("AWS_PROFILE", "alone", 1); /* and behind its role */
+    check_fails(EINVAL, "source_profile");
+    unsetenv("AWS_WEB_IDENTITY_TOKEN_FILE");
     setenv("AWS_PROFILE", "default", 1);
     setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://example.com/keys", 1);
     check_fails(EACCES, "neither https");
