@@ -255,6 +255,29 @@ static void test_sparse_part(void **state)
     expect_quiet(f);
 }
 
+/* Two rows far apart in one file, and two that are near: read apart, and in one. */
+static void test_far_apart(void **state)
+{
+    const struct fixture *f = *state;
+    struct device *d = open_device(f, 1, 1 << 20);
+    struct shards s;
+
+    for (int near = 0; near < 2; near++) {
+        shards_make(&s, 200, 1000, 1);
+        s.piece[1] = s.piece[0];
+        s.size[0] = 1;
+        s.start[1][0] = 1;
+        s.piece[1].start = s.start[1];
+        s.piece[1].base = near ? 9000 : 150000;
+        s.shape.dim[0] = 2;
+        assert_int_equal(load_shards(d, &s, 2, NULL, NULL).read_bytes,
+                         near ? 10000 : 2000);
+        shards_release(&s);
+    }
+    device_close(d);
+    expect_quiet(f);
+}
+
 /* ---- what goes wrong ---- */
 
 static int stop_at_once(void *user, uint64_t done, uint64_t total)
@@ -512,6 +535,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(test_contiguous, &f),
         cmocka_unit_test_prestate(test_columns, &f),
         cmocka_unit_test_prestate(test_sparse_part, &f),
+        cmocka_unit_test_prestate(test_far_apart, &f),
         cmocka_unit_test_prestate(test_stopped, &f),
         cmocka_unit_test_prestate(test_faults, &f),
         cmocka_unit_test_prestate(test_no_device, &f),

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Loading to a device beside other loaders, in one run: load_device.py [--device D] [--mib N] [--rounds N]
+
+Wants torch and safetensors; fastsafetensors takes part where it is installed. Files are in the
+page cache, loaders take turns, every loader's tensors are held against torch's own first.
+$UNSHARD_LIBRARY names libunshard. Exit 77: torch has no such device.
+"""
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
+
+WIDTH = 4096
+
+
+def make_model(torch, mib):
+    count = max(1, mib * 2**20 // (WIDTH * WIDTH * 2))
+    generator = torch.Generator().manual_seed(1)
+    model = {f"layers.{i}.weight": torch.randn(WIDTH, WIDTH, generator=generator).to(torch.bfloat16) for i in range(count)}
+    model["norm.weight"] = torch.randn(WIDTH, generator=generator).to(torch.bfloat16)
+    return model
+
+
+def write_columns(torch, model, folder):
+    """Four files as a tensor-parallel run leaves them, joined by zarr: the columns of each tensor apart."""
+    import json
+    for key, value in model.items():
+        array = folder / key
+        array.mkdir(parents=True)
+        parts = 4 if value.dim() == 2 else 1
+        chunk = list(value.shape[:-1]) + [value.shape[-1] // parts]
+        meta = {"zarr_format": 2, "shape": list(value.shape), "chunks": chunk, "dtype": "bfloat16", "compressor": None,
+                "fill_value": None, "order": "C", "filters": None}
+        (array / ".zarray").write_text(json.dumps(meta), encoding="utf-8")
+        for i, part in enumerate(value.chunk(parts, dim=-1)):
+            name = ".".join(["0"] * (value.dim() - 1) + [str(i)])
+            (array / name).write_bytes(part.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def by_unshard(source, device):
+    import unshard
+
+    def load():
+        with unshard.open(source, index_memory=True) as c:
+            return c.load_many(None, device=device, to="torch")
+    return load
+
+
+def by_safetensors(path, device):
+    from safetensors.torch import load_file
+    return lambda: load_file(path, device=device)
+
+
+def by_fastsafetensors(path, device):
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    def load():
+        loader = SafeTensorsFileLoader(SingleGroup(), device=device)
+        loader.add_filenames({0: [path]})
+        buffers = loader.copy_files_to_device()
+        tensors = {key: buffers.get_tensor(key).clone() for key in loader.get_keys()}
+        buffers.close()
+        loader.close()
+        return tensors
+    return load
+
+
+def settle(torch, device):
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def loaders(folder, device):
+    path = str(folder / "one" / "model.safetensors")
+    out = [("safetensors, one file", by_safetensors(path, device)), ("unshard, one file", by_unshard(folder / "one", device)),
+           ("unshard, four columns a tensor", by_unshard(folder / "columns", device))]
+    try:
+        out.insert(1, ("fastsafetensors, one file", by_fastsafetensors(path, device)))
+    except ImportError:
+        print("fastsafetensors is not installed: without it")
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--mib", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    import safetensors.torch
+    import torch
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print("skipped: torch has no CUDA device")
+        return 77
+    name = torch.cuda.get_device_name(args.device) if args.device.startswith("cuda") else "the host"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        model = make_model(torch, args.mib)
+        size = sum(v.numel() * v.element_size() for v in model.values())
+        (folder / "one").mkdir()
+        safetensors.torch.save_file(model, folder / "one" / "model.safetensors")
+        write_columns(torch, model, folder / "columns")
+        ways = loaders(folder, args.device)
+        took = {way: [] for way, _ in ways}
+        print(f"{size / 2**20:.0f} MiB of BF16 to {name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}", flush=True)
+        for turn in range(args.rounds + 1):
+            for way, load in ways:
+                settle(torch, args.device)
+                start = time.perf_counter()
+                tensors = load()
+                settle(torch, args.device)
+                seconds = time.perf_counter() - start
+                if turn == 0:  # the first is not measured, but looked at
+                    for key, value in model.items():
+                        assert torch.equal(tensors[key].cpu(), value), f"{way}: {key} differs"
+                else:
+                    took[way].append(seconds)
+                del tensors
+        for way, seconds in took.items():
+            print(f"{way:32} {size / statistics.median(seconds) / 1e9:8.2f} GB/s  (best {size / min(seconds) / 1e9:.2f})")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("UNSHARD_LIBRARY", str(ROOT / "build-test" / "lib" / "libunshard.so"))
+    sys.exit(main())
