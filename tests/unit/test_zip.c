@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 #include <stdio.h>
+#include <zlib.h>
 
 #include "base/endian.h"
 #include "base/err.h"
@@ -115,6 +116,45 @@ static void test_reads_kinds_of_members(void **state)
     zb_finish(&z, true, true, "");
     check_archive(&z.out, 0, members, ARRAY_SIZE(members));
     zb_release(&z);
+}
+
+/* Where checksums stand: each place has the member's own, and no other does. */
+static void test_places_of_checksums(void **state)
+{
+    static const char text[] = "some text that has a checksum";
+    static const struct zip_member members[] = {
+        {.name = "a", .data = text, .len = sizeof text},
+        {.name = "b", .data = text, .len = 7, .descriptor = true},
+        {.name = "c", .data = text, .len = 9, .zip64 = true},
+        {.name = "empty", .data = "", .len = 0},
+    };
+    static const unsigned places[] = {2, 2, 2, 2};
+    struct zip_builder b = {0};
+    struct buf file = {0};
+
+    (void)state;
+    add_all(&b, members, ARRAY_SIZE(members));
+    zb_finish(&b, false, false, "");
+    buf_adds(&file, "before");
+    buf_add(&file, b.out.data, b.out.len);
+    for (size_t i = 0; i < ARRAY_SIZE(members); i++) {
+        CLEANUP(source_putp) struct source *s = source_of(&file);
+        CLEANUP(zip_freep) struct zip *z = NULL;
+        struct zip_crc_places at;
+        struct err e = {0};
+        uint32_t want =
+            (uint32_t)crc32_z(0, (const void *)members[i].data, members[i].len);
+
+        if (zip_open(s, 6, file.len - 6, &z, &e) < 0 ||
+            zip_crc_places(z, zip_at(z, i), &at, &e) < 0)
+            fail_msg("%s: %s", members[i].name, e.text);
+        assert_int_equal(places[i], at.n);
+        for (unsigned k = 0; k < at.n; k++)
+            assert_int_equal(want, get_le32(file.data + at.at[k]));
+        assert_true(at.at[0] > at.at[1]); /* the directory is behind the members */
+    }
+    buf_release(&file);
+    zb_release(&b);
 }
 
 /* Offsets of an archive count from its own start, as those in .distcp files do. */
@@ -465,6 +505,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reads_members),
         cmocka_unit_test(test_reads_kinds_of_members),
+        cmocka_unit_test(test_places_of_checksums),
         cmocka_unit_test(test_inside_a_file),
         cmocka_unit_test(test_long_directory),
         cmocka_unit_test(test_tail_cuts_the_locator),
