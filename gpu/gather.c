@@ -248,6 +248,8 @@ static int lower(struct making *m, size_t i, struct err *e)
     int ret = place_of(m, plan_chunk(g->plan, i), &place, e);
 
     g->copy[i].source = place.src;
+    if (ret == 0 && !place.src)
+        return err_set(e, EINVAL, "a source that is wanted is not there");
     if (ret == 0)
         ret = plan_lower(g->plan, i, &place, dtype_component(g->stored), g->arena,
                          &g->copy[i].op, e);

@@ -47,7 +47,7 @@ struct gather_request {
     enum dtype stored, dtype;  /* as it lies there; as it is wanted (cast_possible) */
     const struct gather_piece *piece;
     size_t pieces;
-    struct source *const *source;
+    struct source *const *source; /* NULL where nothing of it is wanted */
     size_t sources;
     const uint64_t *start, *size;
     const struct gather_scale *scale; /* NULL: none */

@@ -137,8 +137,7 @@ static int fill_stored(const struct host_run *h, const struct gather *g, uint64_
 
     if (ret < 0)
         return ret;
-    return fetch_window(&w.runs,
-                        &(struct fetch_sources){.src = w.source, .count = w.n},
+    return fetch_window(&w.runs, &(struct fetch_sources){.src = w.source, .count = w.n},
                         h->inner, dst, len, e);
 }
 

@@ -89,6 +89,7 @@ static int gather_whole(struct tensor *t, const struct gather_part *part,
 
 struct pieces {
     struct tensor *t;
+    const struct gather_part *part;
     struct gather_piece *piece;
     struct source **source; /* one a piece, owned */
     int64_t *step;
@@ -101,6 +102,19 @@ static void pieces_release(struct pieces *p)
         source_put(p->source[i]);
 }
 
+/* Has the chunk anything of the part? A part that is no box of the tensor is refused later. */
+static bool is_wanted(const struct pieces *p, const struct chunk *c)
+{
+    const uint64_t *start = p->part->start, *size = p->part->size;
+
+    for (uint32_t k = 0; start && size && k < p->t->units.nd; k++)
+        if (c->start[k] + c->size[k] <= start[k] ||
+            (c->start[k] >= start[k] && c->start[k] - start[k] >= size[k]))
+            return false;
+    return true;
+}
+
+/* Where the chunk lies; the shard is not touched when nothing of it is wanted. */
 static int find_piece(void *user, size_t i, struct err *e)
 {
     struct pieces *p = user;
@@ -108,7 +122,7 @@ static int find_piece(void *user, size_t i, struct err *e)
     int64_t *step = p->step + i * p->t->units.nd;
     struct chunk_place place = {0};
     const char *path;
-    int ret = tensor_place(p->t, i, &place, &path, e);
+    int ret = is_wanted(p, c) ? tensor_place(p->t, i, &place, &path, e) : 0;
 
     if (ret < 0)
         return ret;
@@ -138,7 +152,7 @@ static int gather_pieces(struct tensor *t, const struct gather_part *part,
                          enum dtype dtype, struct gather **out, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(PIECES_MEMORY);
-    CLEANUP(pieces_release) struct pieces p = {.t = t};
+    CLEANUP(pieces_release) struct pieces p = {.t = t, .part = part};
     int ret = a ? find_pieces(&p, a, e) : err_nomem(e);
 
     if (ret < 0)

@@ -2,6 +2,7 @@
 /* tests/kernels/gather_case.c - random gathers, and their results by the simplest loops. */
 #include "gather_case.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -222,4 +223,54 @@ bool gather_case_equal(const struct gather_case *c, const unsigned char *got,
         return false;
     }
     return true;
+}
+
+struct changing {
+    struct source base;
+    unsigned char *bytes;
+    atomic_bool read;
+};
+
+static int changing_read(struct source *s, uint64_t off, size_t len, void *dst,
+                         struct err *e)
+{
+    struct changing *c = container_of(s, struct changing, base);
+
+    (void)e;
+    memcpy(dst, c->bytes + off, len);
+    atomic_store(&c->read, true);
+    return 0;
+}
+
+static int changing_check(struct source *s, struct err *e)
+{
+    return atomic_load(&container_of(s, struct changing, base)->read)
+               ? err_set(e, ESTALE, "%s changed", s->name)
+               : 0;
+}
+
+static void changing_close(struct source *s)
+{
+    struct changing *c = container_of(s, struct changing, base);
+
+    free(c->bytes);
+    free(c);
+}
+
+static const struct source_ops changing_ops = {
+    .name = "changing",
+    .read = changing_read,
+    .check = changing_check,
+    .close = changing_close,
+};
+
+struct source *open_changing(unsigned char *bytes, uint64_t size)
+{
+    struct changing *c = must(calloc(1, sizeof *c));
+    struct err e = {0};
+
+    if (source_init(&c->base, &changing_ops, "shard", size, &e) < 0)
+        abort();
+    c->bytes = bytes;
+    return &c->base;
 }

@@ -31,4 +31,7 @@ void gather_case_release(struct gather_case *c);
 bool gather_case_equal(const struct gather_case *c, const unsigned char *got,
                        const char *who);
 
+/* Bytes (owned) of a file that changes once it has been read from. */
+struct source *open_changing(unsigned char *bytes, uint64_t size);
+
 #endif

@@ -278,6 +278,58 @@ static void test_far_apart(void **state)
     expect_quiet(f);
 }
 
+/* More boxes than are held at once: several rounds. Every byte is a piece, backwards. */
+static void test_many_pieces(void **state)
+{
+    enum { PIECES = 150000 };
+    const struct fixture *f = *state;
+    static uint64_t start[PIECES];
+    const uint64_t one = 1;
+    const int64_t step = 1;
+    const struct shape shape = {.nd = 1, .dim = {PIECES}};
+    struct gather_piece *piece = calloc(PIECES, sizeof *piece);
+    unsigned char *bytes = malloc(PIECES), *out = malloc(PIECES);
+    struct device *d = open_device(f, 4, 64 << 10);
+    struct device_stats stats;
+    struct gather_job job;
+    struct source *src;
+    struct gather *g;
+    struct err e = {0};
+
+    assert_true(piece && bytes && out);
+    for (unsigned i = 0; i < PIECES; i++) {
+        start[i] = i;
+        bytes[i] = (unsigned char)(i * 2654435761u >> 11);
+        piece[i] = (struct gather_piece){
+            .start = &start[i], .size = &one, .step = &step, .base = PIECES - 1 - i};
+    }
+    assert_int_equal(source_from_memory(bytes, PIECES, false, "bytes", &src, &e), 0);
+    if (gather_new(&(struct gather_request){.shape = &shape,
+                                            .stored = DTYPE_U8,
+                                            .dtype = DTYPE_U8,
+                                            .piece = piece,
+                                            .pieces = PIECES,
+                                            .source = &src,
+                                            .sources = 1},
+                   &g, &e) < 0)
+        fail_msg("%s", e.text);
+    job = (struct gather_job){.gather = g};
+    assert_int_equal(device_alloc(d, PIECES, &job.address, &e), 0);
+    assert_int_equal(device_load(d, &job, 1, NULL, &stats, &e), 0);
+    assert_int_equal(device_copy_out(d, out, job.address, PIECES, &e), 0);
+    for (unsigned i = 0; i < PIECES; i++)
+        assert_int_equal(out[i], bytes[PIECES - 1 - i]);
+    assert_int_equal(stats.read_bytes, PIECES);
+    assert_int_equal(device_free(d, job.address, &e), 0);
+    gather_free(g);
+    source_put(src);
+    device_close(d);
+    free(piece);
+    free(bytes);
+    free(out);
+    expect_quiet(f);
+}
+
 /* ---- what goes wrong ---- */
 
 static int stop_at_once(void *user, uint64_t done, uint64_t total)
@@ -335,6 +387,39 @@ static void test_stopped(void **state)
     assert_int_equal(device_free(d, job.address, &e), 0);
     load_case(d, &c);
     gather_case_release(&c);
+    device_close(d);
+    expect_quiet(f);
+}
+
+/* A shard that changes while it is read gives no result. */
+static void test_stale(void **state)
+{
+    const struct fixture *f = *state;
+    const uint64_t start[1] = {0}, size[1] = {1 << 20};
+    const int64_t step[1] = {1};
+    const struct gather_piece piece = {.start = start, .size = size, .step = step};
+    const struct shape shape = {.nd = 1, .dim = {1 << 20}};
+    struct device *d = open_device(f, 2, 256 << 10);
+    struct source *src = open_changing(calloc(1, 1 << 20), 1 << 20);
+    struct gather *g;
+    struct gather_job job;
+    struct err e = {0};
+
+    assert_int_equal(gather_new(&(struct gather_request){.shape = &shape,
+                                                         .stored = DTYPE_U8,
+                                                         .dtype = DTYPE_U8,
+                                                         .piece = &piece,
+                                                         .pieces = 1,
+                                                         .source = &src,
+                                                         .sources = 1},
+                                &g, &e),
+                     0);
+    job = (struct gather_job){.gather = g};
+    assert_int_equal(device_alloc(d, 1 << 20, &job.address, &e), 0);
+    assert_int_equal(device_load(d, &job, 1, NULL, NULL, &e), -ESTALE);
+    assert_int_equal(device_free(d, job.address, &e), 0);
+    gather_free(g);
+    source_put(src);
     device_close(d);
     expect_quiet(f);
 }
@@ -536,7 +621,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(test_columns, &f),
         cmocka_unit_test_prestate(test_sparse_part, &f),
         cmocka_unit_test_prestate(test_far_apart, &f),
+        cmocka_unit_test_prestate(test_many_pieces, &f),
         cmocka_unit_test_prestate(test_stopped, &f),
+        cmocka_unit_test_prestate(test_stale, &f),
         cmocka_unit_test_prestate(test_faults, &f),
         cmocka_unit_test_prestate(test_no_device, &f),
         cmocka_unit_test_prestate(test_described, &f),

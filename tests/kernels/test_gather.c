@@ -441,15 +441,98 @@ static void test_stale(void **state)
         -ESTALE);
     gather_free(g);
     source_put(bad);
+    m.source = open_changing(calloc(1, 64), 64); /* while it is read */
+    g = matrix_gather(&m, NULL, NULL);
+    assert_int_equal(
+        gather_run_host(&(struct gather_job){g, (uintptr_t)out}, 1, NULL, NULL, &e),
+        -ESTALE);
+    gather_free(g);
+    source_put(m.source);
     source_put(good);
+}
+
+/* Several results of several windows, side by side. */
+static void test_many_jobs(void **state)
+{
+    enum { JOBS = 3, ROWS = 1500, COLUMNS = 1000 };
+    struct matrix m[JOBS];
+    struct gather_job job[JOBS];
+    struct pool *pool;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(pool_new(2, &pool, &e), 0);
+    for (unsigned i = 0; i < JOBS; i++) {
+        matrix_make(&m[i], ROWS + i, COLUMNS, false);
+        m[i].bytes[0] = (unsigned char)i;
+        job[i].gather = matrix_gather(&m[i], NULL, NULL);
+        job[i].address = (uintptr_t)calloc(1, (ROWS + i) * COLUMNS);
+    }
+    assert_int_equal(gather_run_host(job, JOBS, pool, NULL, &e), 0);
+    for (unsigned i = 0; i < JOBS; i++) {
+        void *out = (void *)(uintptr_t)job[i].address;
+
+        assert_memory_equal(out, m[i].bytes, (ROWS + i) * COLUMNS);
+        gather_free((struct gather *)(uintptr_t)job[i].gather);
+        source_put(m[i].source);
+        free(out);
+    }
+    pool_free(pool);
+}
+
+/* More dimensions than a box has, none of which can be merged: stored in reverse order. */
+static void test_many_dims(void **state)
+{
+    enum { ND = 11, N = 1 << ND };
+    struct gather_case c = {.bytes = N * 2, .plan = {.n = 1}};
+    struct shape shape = {.nd = ND};
+    uint64_t start[ND] = {0};
+    int64_t step[ND];
+    uint32_t bits[N];
+    uint16_t want[N];
+    struct random r = {.state = 3};
+    struct err e = {0};
+
+    (void)state;
+    for (uint32_t k = 0; k < ND; k++) {
+        shape.dim[k] = 2;
+        step[k] = 4 << k;
+    }
+    for (uint32_t i = 0; i < N; i++)
+        bits[i] = i * 2654435761u;
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t from = 0;
+
+        for (uint32_t k = 0; k < ND; k++)
+            from |= (i >> (ND - 1 - k) & 1) << k;
+        want[i] = (uint16_t)cast_from_f32(bits[from], CAST_BF16);
+    }
+    assert_int_equal(
+        source_from_memory(bits, sizeof bits, false, "shard", &c.source[0], &e), 0);
+    c.piece[0] = (struct gather_piece){.start = start, .size = shape.dim, .step = step};
+    c.request = (struct gather_request){.shape = &shape,
+                                        .stored = DTYPE_F32,
+                                        .dtype = DTYPE_BF16,
+                                        .piece = c.piece,
+                                        .pieces = 1,
+                                        .source = c.source,
+                                        .sources = 1};
+    c.want = (unsigned char *)want;
+    assert_int_equal(gather_new(&c.request, &c.gather, &e), 0);
+    run_host(&c, NULL, "host");
+    run_body(&c, &r, LARGE);
+    run_body(&c, &r, ROOM);
+    gather_free(c.gather);
+    source_put(c.source[0]);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),  cmocka_unit_test(test_transposed),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_watch),
-        cmocka_unit_test(test_stale),
+        cmocka_unit_test(test_random),    cmocka_unit_test(test_transposed),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_watch),
+        cmocka_unit_test(test_stale),     cmocka_unit_test(test_many_jobs),
+        cmocka_unit_test(test_many_dims),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
