@@ -208,7 +208,7 @@ int keys_from_container(const struct key_context *k, struct aws_keys *out,
                                  .what = "the container's credentials",
                                  .headers = headers,
                                  .max = MAX_ANSWER,
-                                 .flags = HTTP_NO_REDIRECT,
+                                 .flags = HTTP_NO_REDIRECT | HTTP_NO_PROXY,
                                  .deadline_s = 3 * LOCAL_S};
 
         headers[1] = header.data;
@@ -234,7 +234,8 @@ static int instance_ask(const struct key_context *k, const char *method,
                              .what = "the instance's metadata",
                              .headers = headers,
                              .max = MAX_ANSWER,
-                             .flags = HTTP_NO_REDIRECT | HTTP_ANY_STATUS,
+                             .flags =
+                                 HTTP_NO_REDIRECT | HTTP_ANY_STATUS | HTTP_NO_PROXY,
                              .deadline_s = LOCAL_S};
     int rc;
 

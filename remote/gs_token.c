@@ -127,7 +127,8 @@ static int ask_instance(const struct gs_token *t, char **token, time_t *expires,
     struct http_request r = {.what = "the instance's metadata",
                              .headers = headers,
                              .max = MAX_ANSWER,
-                             .flags = HTTP_NO_REDIRECT | HTTP_ANY_STATUS,
+                             .flags =
+                                 HTTP_NO_REDIRECT | HTTP_ANY_STATUS | HTTP_NO_PROXY,
                              .deadline_s = ASK_S};
     struct err nobody = {0};
     const char *flavour;

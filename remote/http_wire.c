@@ -310,6 +310,8 @@ static int set_up(const struct wire *w, struct wire_slot *s)
     curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(c, CURLOPT_FOLLOWLOCATION, 0L);
     curl_easy_setopt(c, CURLOPT_PATH_AS_IS, 1L);
+    curl_easy_setopt(c, CURLOPT_NOPROXY,
+                     t->request->flags & HTTP_NO_PROXY ? "*" : NULL);
     curl_easy_setopt(c, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
     curl_easy_setopt(c, CURLOPT_USERAGENT, "unshardfs/" UFS_VERSION);
     curl_easy_setopt(c, CURLOPT_HTTPHEADER, t->headers ? t->headers->line : NULL);

@@ -319,8 +319,8 @@ static bool s3_refused(void *user, const struct http_answer *a)
 
     if (s->google)
         return a->status == 401 && gs_token_renew(s->token);
-    if (!s->aws && region_learn(s, a)) /* at AWS the host would be another one too */
-        return true;
+    if (region_learn(s, a))
+        return !s->aws; /* there the host is another one too: not by this URL */
     return keys_were_refused(a) && credentials_renew(s->credentials);
 }
 
@@ -362,6 +362,13 @@ static bool bucket_is_label(const char *name)
            name[len - 1] != '-';
 }
 
+static bool ends_with(const char *text, const char *end)
+{
+    size_t len = strlen(text), n = strlen(end);
+
+    return len >= n && strcmp(text + len - n, end) == 0;
+}
+
 /* "s3://BUCKET/KEY" in its parts; the key is literal. */
 static int take_url(struct s3 *s, const char *url, char **key, struct err *e)
 {
@@ -385,6 +392,9 @@ static int take_url(struct s3 *s, const char *url, char **key, struct err *e)
         err_set(e, ENOTSUP, "%s: an access point's ARN", url);
         return err_hint(e, "its alias is a bucket's name: s3://ALIAS/PREFIX");
     }
+    if (ends_with(s->bucket, "--x-s3"))
+        return err_set(e, ENOTSUP, "%s: directory buckets (S3 Express) are not read",
+                       s->shown);
     if (!bucket_is_safe(s->bucket))
         return err_set(e, EINVAL, "%s: is no bucket's name", s->shown);
     for (size_t n = strlen(*key); n && (*key)[n - 1] == '/';)

@@ -228,6 +228,35 @@ def test_keys_of_machines(t):
         same("role", keys.log[0][2]["form"]["RoleArn"], "arn:aws:iam::1:role/r")
 
 
+def test_instance_behind_a_proxy(t):
+    """What only this machine may know is not asked for by way of a proxy."""
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
+        keys.issue("AKIDROLE", "role-secret", "role-token")
+        near = keys.url.replace("127.0.0.1", "localhost")
+        env = s3.env(None, **keys.instance_env(), http_proxy="http://127.0.0.1:9", no_proxy="127.0.0.1")
+        let_in(t, s3, {**env, "AWS_EC2_METADATA_SERVICE_ENDPOINT": near}, tensors, "AKIDROLE")
+        far = s3.env(None, http_proxy="http://127.0.0.1:9", no_proxy="nowhere", UNSHARD_HTTP_TRIES="1", AWS_NO_SIGN_REQUEST="1")
+        unshard(far, "ls", "s3://b/run", status=3)  # so the proxy is one
+
+
+def test_what_is_refused_by_name(t):
+    for url, status, why in (("s3://arn:aws:s3:eu-west-1:1:accesspoint/a", 2, b"ARN"), ("s3://", 3, b"no bucket's name"),
+                             ("s3://b--usw2-az1--x-s3/run", 2, b"S3 Express"), ("s3://a..b/x", 3, b"no bucket's name"),
+                             ("s3://B@d/x", 3, b"no bucket's name")):
+        done = unshard(clean_env(), "ls", url, status=status)
+        assert why in done.stderr, done.stderr
+    write_file(t + "/config", b"[default]\nsso_session = x\n")
+    done = unshard(clean_env(AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL="http://127.0.0.1:9"), "ls", "s3://b/x", status=2)
+    assert b"SSO" in done.stderr and b"export-credentials" in done.stderr, done.stderr
+    for endpoint in ("ftp://x", "http://u:p@x", "http://"):
+        done = unshard(clean_env(AWS_ENDPOINT_URL=endpoint), "ls", "s3://b/x", status=3)
+        assert b"endpoint must be" in done.stderr, done.stderr
+    done = unshard(clean_env(GOOGLE_APPLICATION_CREDENTIALS="/x.json"), "ls", "gs://b/x", status=2)
+    assert b"service accounts" in done.stderr, done.stderr
+
+
 def test_role_of_a_profile(t):
     tensors = bucket_with_one(t)
     with S3Server(t + "/root") as s3, KeyServer() as keys:
