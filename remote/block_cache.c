@@ -36,6 +36,8 @@ struct block_source {
     /* Where the next read begins that follows the last one, and how many did so. */
     atomic_uint_least64_t next;
     atomic_uint streak;
+    /* What was to be fetched ahead and had no room then. Guarded by the cache's lock. */
+    uint64_t late_from, late_to;
 };
 
 static struct block_source *block_of(struct source *s)
@@ -125,6 +127,8 @@ static void put_parts(struct block_source *s, struct parts *p, uint64_t end)
         struct extent *x = p->all[i];
         bool last = x->off + x->len <= end;
 
+        if (last)
+            x->waits = false;
         extent_put_read(s->c, x, x->ahead && last);
     }
 }
@@ -270,35 +274,15 @@ static void widen(struct block_source *s, uint64_t off, uint64_t end, uint64_t *
     *hi = MIN(MAX(*hi, end), size);
 }
 
-static int block_read(struct source *base, uint64_t off, size_t len, void *dst,
-                      struct err *e)
-{
-    struct block_source *s = block_of(base);
-    uint64_t end = off + len, at = off, lo, hi;
-    int rc = 0, failed = 0;
-
-    widen(s, off, end, &lo, &hi);
-    while (rc == 0 && at < end) {
-        uint64_t to = MIN(end, at + PIECE_MAX), got;
-
-        if (failed > OTHERS_MAX)
-            return source_read(s->inner, at, (size_t)(end - at),
-                               (char *)dst + (at - off), e);
-        rc = read_piece(s, at, to, at == off ? lo : at, to == end ? hi : to,
-                        (char *)dst + (at - off), &got, e);
-        failed += rc == 0 && got < to;
-        at = got;
-    }
-    return rc;
-}
-
 /* ---- ahead of readers ---- */
 
 /* How long the extents of a range should be: several for connections to share. */
 static uint64_t ahead_step(uint64_t len)
 {
-    uint64_t step = MIN(MAX(len / 4, (uint64_t)512 << 10), (uint64_t)EXTENT_MAX);
+    uint64_t step = MAX(len / 4, (uint64_t)512 << 10);
 
+    if (len >= EXTENT_MAX)
+        step = EXTENT_MAX;
     return (step + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
 }
 
@@ -323,8 +307,11 @@ static void block_will_need(struct source *base, uint64_t off, uint64_t len)
             s->c, o, at,
             (size_t)(extent_end_at(at, x ? MIN(end, x->off) : end, step, o->size) - at),
             true);
-        if (!x)
-            break; /* all memory is in use: its reader will fetch it */
+        if (!x) { /* all memory is in use: once its reader has come nearer */
+            s->late_from = at;
+            s->late_to = end;
+            break;
+        }
         at = x->off + x->len;
         begun = fetch_later(s->c, x, s->inner);
         if (!begun)
@@ -334,6 +321,43 @@ static void block_will_need(struct source *base, uint64_t off, uint64_t len)
             break;
     }
     pthread_mutex_unlock(&s->c->lock);
+}
+
+/* The reader has come to `end`: there may be room for more now. */
+static void catch_up(struct block_source *s, uint64_t end)
+{
+    uint64_t from, to;
+
+    pthread_mutex_lock(&s->c->lock);
+    from = MAX(s->late_from, end);
+    to = s->late_to;
+    s->late_to = 0;
+    pthread_mutex_unlock(&s->c->lock);
+    if (from < to)
+        block_will_need(&s->base, from, to - from);
+}
+
+static int block_read(struct source *base, uint64_t off, size_t len, void *dst,
+                      struct err *e)
+{
+    struct block_source *s = block_of(base);
+    uint64_t end = off + len, at = off, lo, hi;
+    int rc = 0, failed = 0;
+
+    catch_up(s, end);
+    widen(s, off, end, &lo, &hi);
+    while (rc == 0 && at < end) {
+        uint64_t to = MIN(end, at + PIECE_MAX), got;
+
+        if (failed > OTHERS_MAX)
+            return source_read(s->inner, at, (size_t)(end - at),
+                               (char *)dst + (at - off), e);
+        rc = read_piece(s, at, to, at == off ? lo : at, to == end ? hi : to,
+                        (char *)dst + (at - off), &got, e);
+        failed += rc == 0 && got < to;
+        at = got;
+    }
+    return rc;
 }
 
 static int block_check(struct source *base, struct err *e)
@@ -492,6 +516,7 @@ int block_cache_new(const struct block_cache_options *options, struct block_cach
         return err_nomem(e);
     c->memory = options->memory ? options->memory : BLOCK_CACHE_MEMORY;
     ring_init(&c->lru);
+    ring_init(&c->unread);
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #include "base/err.h"
 #include "remote/block_cache.h"
@@ -21,14 +22,17 @@ enum extent_state { EXTENT_FETCHING, EXTENT_DONE, EXTENT_FAILED };
 
 /* Bytes of an object in memory, or on their way. All but `data` is guarded by the lock. */
 struct extent {
-    struct ring lru; /* in the cache's list while it is done and nobody holds it */
+    struct ring
+        lru; /* in one of the cache's lists while it is done and nobody holds it */
     struct object *object; /* NULL: no longer to be found */
     uint64_t off;
     size_t len;
     unsigned char *data;
     unsigned refs;
     enum extent_state state;
-    bool ahead; /* fetched ahead of its reader */
+    bool ahead;  /* fetched ahead of its reader */
+    bool waits;  /* and the reader has not come to its end yet */
+    time_t used; /* last, by CLOCK_MONOTONIC */
 };
 
 /* What is known of one version of one object. Guarded by the lock. */
@@ -69,6 +73,8 @@ struct block_cache {
     /* guarded by lock */
     size_t used;
     struct ring lru; /* the next to go first */
+    struct ring
+        unread; /* what waits for its reader: not for others of its kind to push out */
     struct object *object[OBJECT_BUCKETS];
     struct block_workers fetchers, writer;
     size_t unwritten; /* bytes in the writer's queue */

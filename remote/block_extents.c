@@ -8,6 +8,9 @@
 /* What is kept of an extent beside its bytes: counted, as reads of 4 KiB make many. */
 enum { EXTENT_COST = 256 };
 
+/* What was fetched ahead and is not read for so many seconds will not be. */
+enum { FORSAKEN_S = 3 };
+
 /* ---- objects ---- */
 
 static struct object **object_slot(struct block_cache *c, const uint64_t hash[2])
@@ -115,16 +118,43 @@ static unsigned char *extent_free(struct block_cache *c, struct extent *x, size_
     return data;
 }
 
-/* Lets others go until `len` bytes fit. *data is the memory of one of them, or NULL. */
-static bool make_room(struct block_cache *c, size_t len, unsigned char **data)
+static time_t now(void)
 {
-    while (c->used + len + EXTENT_COST > c->memory && c->lru.next != &c->lru) {
-        struct extent *oldest = container_of(c->lru.next, struct extent, lru);
+    struct timespec t;
 
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return t.tv_sec;
+}
+
+/*
+ * The next to go, or NULL. For bytes that are fetched ahead (`spare`) those that wait for
+ * their reader stay, unless he has not come for long.
+ */
+static struct extent *next_to_go(struct block_cache *c, bool spare)
+{
+    struct extent *x;
+
+    if (c->lru.next != &c->lru)
+        return container_of(c->lru.next, struct extent, lru);
+    if (c->unread.next == &c->unread)
+        return NULL;
+    x = container_of(c->unread.next, struct extent, lru);
+    return !spare || now() - x->used > FORSAKEN_S ? x : NULL;
+}
+
+/* Lets others go until `len` bytes fit. *data is the memory of one of them, or NULL. */
+static bool make_room(struct block_cache *c, size_t len, bool spare,
+                      unsigned char **data)
+{
+    while (c->used + len + EXTENT_COST > c->memory) {
+        struct extent *x = next_to_go(c, spare);
+
+        if (!x)
+            return false;
         free(*data);
-        *data = extent_free(c, oldest, len);
+        *data = extent_free(c, x, len);
     }
-    return c->used + len + EXTENT_COST <= c->memory;
+    return true;
 }
 
 struct extent *extent_new(struct block_cache *c, struct object *o, uint64_t off,
@@ -137,13 +167,14 @@ struct extent *extent_new(struct block_cache *c, struct object *o, uint64_t off,
     if (!x)
         return NULL;
     o->refs++; /* making room must not end it */
-    fits = make_room(c, len, &data);
+    fits = make_room(c, len, spare, &data);
     o->refs--;
     if (!data && (fits || !spare))
         data = malloc(len);
     if (!data || (spare && !fits))
         return NULL;
-    *x = (struct extent){.off = off, .len = len, .refs = 1, .ahead = spare};
+    *x = (struct extent){
+        .off = off, .len = len, .refs = 1, .ahead = spare, .waits = spare};
     ring_init(&x->lru);
     if (!object_link(o, x))
         return NULL;
@@ -163,8 +194,11 @@ void extent_put_read(struct block_cache *c, struct extent *x, bool used_up)
     if (--x->refs > 0)
         return;
     assert(x->state != EXTENT_FETCHING);
+    x->used = now();
     if (x->state == EXTENT_FAILED || c->used > c->memory)
         extent_free(c, x, 0);
+    else if (x->waits)
+        ring_append(&c->unread, &x->lru);
     else if (used_up)
         ring_append(c->lru.next, &x->lru); /* in front of all */
     else
@@ -186,6 +220,8 @@ void extent_end(struct block_cache *c, struct extent *x, bool good)
 
 void extents_drop(struct block_cache *c)
 {
-    while (c->lru.next != &c->lru)
-        extent_free(c, container_of(c->lru.next, struct extent, lru), 0);
+    struct extent *x;
+
+    while ((x = next_to_go(c, false)))
+        extent_free(c, x, 0);
 }

@@ -11,7 +11,7 @@
 enum {
     RANGES = 64, /* that are asked for at once */
     /* What waits to be written: more is left out sooner than readers wait for a disk. */
-    UNWRITTEN_MAX = 32 << 20,
+    UNWRITTEN_MAX = 16 << 20,
 };
 
 static struct block_name name_of(const struct object *o, uint64_t block)

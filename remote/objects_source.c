@@ -10,7 +10,7 @@
 
 enum {
     SMALL = 16 << 10, /* up to this a read fetches a piece that may serve the next */
-    PART = 4 << 20,   /* longer ranges are fetched in parts, side by side */
+    PART = 6 << 20,   /* longer ranges are fetched in parts, side by side */
     TAIL = 128 << 10, /* zips are read from their end: their directory lies there */
     ETAG_SIZE = 256,
 };

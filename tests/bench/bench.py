@@ -12,6 +12,7 @@ cat    the same tensors read by `dd bs=1M` from the mount, beside `cat` of all t
 zarr   a zarr array of blosc-lz4 chunks (float32 weights) read by `dd bs=1M` from a fresh mount,
        beside the library alone: a C loop over the same files, as many threads as jobs=.
 first  from `unshard mount` to the first byte of a tensor, with a warm index.
+remote the same from a server that takes its time: bench_remote.py.
 
 --write FILE replaces what stands below the line `<!-- measured -->` there. Needs Python 3.9
 and, for zarr, cc and libblosc; the files take about 1 GiB, and must fit the page cache.
@@ -294,7 +295,7 @@ def main():
     p.add_argument("--unshard", default=str(HERE.parent.parent / "build-release/cli/unshard"))
     p.add_argument("--quick", action="store_true", help="small files, few rounds: only that it runs")
     p.add_argument("--write", metavar="FILE")
-    p.add_argument("--only", choices=["read", "cat", "zarr", "scan", "first"])
+    p.add_argument("--only", choices=["read", "cat", "zarr", "scan", "first", "remote"])
     a = p.parse_args()
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("/dev/fuse is not to be had: skipped")
@@ -314,6 +315,9 @@ def main():
             parts += ["## A million chunks", *bench_scan(binary, work, 20000 if a.quick else 1000000, 100 if a.quick else 1000)]
         if a.only in (None, "first"):
             parts += ["## Mount to first byte", *bench_first(binary, work, 200 if a.quick else 20000)]
+        if a.only in (None, "remote"):
+            import bench_remote  # which imports this file
+            parts += ["## From a server", *bench_remote.run(binary, work, (16 if a.quick else 1024) * MIB, 1 if a.quick else 5)]
     text = head + "\n\n" + "\n".join("\n" + line + "\n" if line.startswith("## ") else line for line in parts) + "\n"
     print(text)
     if a.write:

@@ -400,6 +400,23 @@ static void test_memory_stays_within_its_bound(void **state)
     end(c);
 }
 
+static void test_what_had_no_room_is_fetched_when_there_is(void **state)
+{
+    struct server v = {0};
+    struct block_cache *c = cache_of(NULL, 0, 12 * MIB);
+    struct source *s = over(c, &v, 100 * MIB, "v1");
+
+    (void)state;
+    source_will_need(s, 0, 48 * MIB); /* asked for once; three parts fit */
+    assert_false(source_resident(s, 12 * MIB, 1));
+    for (uint64_t at = 0; at < 48 * MIB; at += 128 * KIB)
+        read_at(s, &v, at, 128 * KIB);
+    assert_int_equal(atomic_load(&v.bytes), 48 * MIB);
+    assert_in_range(atomic_load(&v.requests), 12, 30); /* of 384 reads */
+    source_put(s);
+    end(c);
+}
+
 /* ---- the disk ---- */
 
 static void test_the_next_process_reads_from_disk(void **state)
@@ -563,6 +580,7 @@ int main(void)
         tmp_test(test_a_failure_is_told_and_not_kept),
         cmocka_unit_test(test_a_wait_for_others_can_be_interrupted),
         cmocka_unit_test(test_memory_stays_within_its_bound),
+        cmocka_unit_test(test_what_had_no_room_is_fetched_when_there_is),
         tmp_test(test_the_next_process_reads_from_disk),
         tmp_test(test_a_damaged_block_is_fetched_again),
         cmocka_unit_test(test_without_a_directory_to_write_in),
