@@ -3,12 +3,13 @@
 """python/unshard on checkpoints that a mount shows: by plans of its server, and through its files where there is none."""
 import os
 import struct
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from clientlib import DATA, data_of, expected  # noqa: E402
 import unshard  # noqa: E402
-from mountlib import Mount, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from mountlib import Mount, Skip, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
 from client import check_boxes, fails  # noqa: E402
 
 
@@ -73,13 +74,30 @@ def test_a_mount_that_casts(t):
         fails(unshard.Error, "a map of its own", lambda: unshard.open(m.path, dtype="f32"))
 
 
-def test_a_file_that_the_client_cannot_open(t):
-    """Then the server reads it: here the source is hidden once the mount has its shards open."""
+def test_files_that_the_client_does_not_see(t):
+    """In another mount namespace (a container) the plan's paths lead nowhere: the mount's files are read."""
     write_checkpoint(t + "/src", make_tensors(3))
-    with Mount(t + "/src", t + "/mnt") as m, unshard.open(m.path) as c:
-        key = c.keys()[0]
-        want = make_tensors(3)[key][2]
-        same("by its plan", data_of(c.load(key, to="dlpack")), want)
+    code = f"""if True:
+        import hashlib, sys
+        sys.path[:0] = {sys.path[:6]!r}
+        import unshard
+        from clientlib import data_of
+        with unshard.open({t + "/mnt"!r}) as c:
+            for key in c:
+                print(key, hashlib.sha256(data_of(c.load(key, to="dlpack"))).hexdigest())"""
+    hide = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', t + "/src"]
+    if subprocess.run([*hide, "true"], capture_output=True).returncode != 0:
+        raise Skip("no mount namespaces here")
+    with Mount(t + "/src", t + "/mnt") as m:
+        want = {k: sha256(v[2]) for k, v in make_tensors(3).items()}
+        payload = sum(len(v[2]) for v in make_tensors(3).values())
+        for wrapper, direct in (([], True), (hide, False)):
+            before = bytes_read(m)
+            said = subprocess.run([*wrapper, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+            same("status", (said.returncode, said.stderr), (0, ""))
+            same("bytes", dict(line.split() for line in said.stdout.splitlines()), want)
+            read = bytes_read(m) - before
+            assert (read < payload) == direct, (read, payload)
 
 
 def test_a_checkpoint_that_changes(t):
