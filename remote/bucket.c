@@ -404,6 +404,8 @@ int bucket_tag(struct bucket *b, const char *key, struct buf *tag, uint64_t *siz
     if (ret < 0)
         return ret;
     value = http_answer_header(&answer, tag_header);
+    if (!value) /* as Google's own interface calls it */
+        value = http_answer_header(&answer, "x-goog-meta-unshard-save");
     *size = answer.size;
     buf_adds(tag, value ? value : "");
     return buf_failed(tag) ? err_nomem(e) : 0;

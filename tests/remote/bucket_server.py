@@ -75,6 +75,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         try:
+            if self.command in ("PUT", "POST") and not (self.headers.get("Content-Length") or "").isdigit():
+                raise Refused(411, "MissingContentLength")
             if isinstance(how, int):
                 raise Refused(how, {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}.get(how, "Error"))
             if how == "expired" or not owner.is_known(self.headers):
