@@ -287,6 +287,13 @@ static int make_nth(void *user, size_t n, struct err *e)
     if (ret == 0)
         ret = f.codec == LAYOUT_PLAIN ? make_plain(m, unit, key.data, id, e)
                                       : make_encoded(m, &f, key.data, id, e);
+    /* Another process of this save may have been faster, and have completed it. */
+    if (ret == -ENOENT) {
+        struct err later = {0};
+
+        if (upload_is_ours(m->u, f.path, &later) == 1)
+            return 0;
+    }
     if (ret < 0)
         part_turn_stop(m->turn);
     return ret;
