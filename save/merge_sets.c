@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT */
+/* save/merge_sets.c - sets of files that have to be complete, and files that can stand as they are. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "index/formats/hf/hf_index.h"
+#include "remote/source.h"
+#include "save/merge_priv.h"
+
+enum { INDEX_MAX = 100 << 20 /* of a weight_map's text */ };
+
+/* ---- sets that have to be complete ---- */
+
+static bool has_file(const struct merge *m, const char *path)
+{
+    return merge_find(m, TAG_PATH, path, strlen(path)) != NOT_THERE;
+}
+
+static int missing(const char *by, const char *path, struct err *e)
+{
+    return err_set(e, EINVAL, "%s: %s is not there yet", by, path);
+}
+
+static int read_index(struct merge *m, size_t file, struct hf_index *out, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    CLEANUP(source_putp) struct source *src = NULL;
+    CLEANUP_FREE char *text = NULL;
+
+    if (merge_open(m, file, &src, e) < 0)
+        return -e->code;
+    if (src->size > INDEX_MAX)
+        return err_set(e, EINVAL, "%s: too large for an index", f->path);
+    text = malloc((size_t)src->size + 1);
+    if (!text)
+        return err_nomem(e);
+    if (source_read(src, 0, (size_t)src->size, text, e) < 0 ||
+        hf_index_parse(text, (size_t)src->size, ".safetensors", out, e) < 0)
+        return merge_bad_file(f, e);
+    return 0;
+}
+
+/* All files of "x-00001-of-00003": looked at once, by the first. */
+int merge_check_set(const struct merge *m, const struct merge_file *f, struct err *e)
+{
+    unsigned number, of;
+    size_t stem, digits;
+    char path[4096];
+
+    of = incoming_set(f->path, &number, &stem);
+    if (of == 0)
+        return 0;
+    digits = strcspn(f->path + stem, "-");
+    for (unsigned k = 1; k <= of; k++) {
+        snprintf(path, sizeof path, "%.*s%0*u%s", (int)stem, f->path, (int)digits, k,
+                 f->path + stem + digits);
+        if (k != number && !has_file(m, path))
+            return missing(f->path, path, e);
+        if (k < number)
+            return 0; /* the first one has looked */
+    }
+    return 0;
+}
+
+int merge_check_index(struct merge *m, size_t file, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    const char *slash = strrchr(f->path, '/');
+    int dir = slash ? (int)(slash - f->path) + 1 : 0, ret = 0;
+    struct hf_index x;
+    char path[4096];
+
+    if (read_index(m, file, &x, e) < 0)
+        return -e->code;
+    for (size_t i = 0; ret == 0 && i < x.nfiles; i++) {
+        snprintf(path, sizeof path, "%.*s%s", dir, f->path, x.file[i].name);
+        if (!has_file(m, path))
+            ret = missing(f->path, path, e);
+    }
+    hf_index_release(&x);
+    return ret;
+}
+
+/* ---- files that can stand as they are ---- */
+
+/* A file of the model's one kind: "model.safetensors", or of the set "model-N-of-M". */
+static bool is_model_file(const struct merge *m, size_t i)
+{
+    enum role role;
+
+    return incoming_kind_beside(m->spec.file[i].path, m->base) ==
+               INCOMING_SAFETENSORS &&
+           incoming_is_whole(m->spec.file[i].path, &role) && role == ROLE_MODEL;
+}
+
+/* Does the index tell of each tensor, and of no other, the file that has it? */
+static int index_fits(struct merge *m, size_t file, bool *out, struct err *e)
+{
+    struct hf_index x;
+
+    if (read_index(m, file, &x, e) < 0)
+        return -e->code;
+    *out = x.count == m->entries;
+    for (size_t i = 0; *out && i < x.count; i++) {
+        const char *key = x.entry[i].key;
+        size_t at = merge_find(m, TAG_KEY, key, strlen(key));
+
+        *out = at != NOT_THERE && strcmp(m->spec.file[m->entry[at].file].path,
+                                         x.file[x.entry[i].file].name) == 0;
+    }
+    hf_index_release(&x);
+    return 0;
+}
+
+/* Every tensor that counts is of a model's file, and every tensor of those counts. */
+static bool all_count(const struct merge *m, uint64_t max, size_t *files)
+{
+    size_t tensors = 0;
+
+    *files = 0;
+    for (size_t i = 0; i < m->entries; i++)
+        if (m->entry[i].dead || m->entry[i].t.role != ROLE_MODEL ||
+            m->entry[i].t.wrapper || m->spec.drop_roles[ROLE_MODEL] ||
+            !is_model_file(m, m->entry[i].file))
+            return false;
+    for (size_t i = 0; i < m->spec.files; i++) {
+        if (!is_model_file(m, i))
+            continue;
+        if (!m->came[i].pt || m->came[i].size > max || m->came[i].tensors == 0)
+            return false;
+        tensors += m->came[i].tensors;
+        ++*files;
+    }
+    return *files > 0 && tensors == m->entries;
+}
+
+int merge_verbatim(struct merge *m, uint64_t max, bool *out, struct err *e)
+{
+    size_t files, indexes = 0, index = 0, stem;
+    unsigned number;
+
+    *out = !m->spec.checkpoint && all_count(m, max, &files);
+    for (size_t i = 0; *out && i < m->spec.files; i++) {
+        if (incoming_kind(m->spec.file[i].path) == INCOMING_INDEX) {
+            indexes++;
+            index = i;
+        }
+        /* Numbered files are found by an index only, and one file needs none. */
+        if (is_model_file(m, i) &&
+            (incoming_set(m->spec.file[i].path, &number, &stem) == 0) != (files == 1))
+            *out = false;
+    }
+    if (*out && indexes != (files == 1 ? 0u : 1u))
+        *out = false;
+    if (*out && files > 1 && index_fits(m, index, out, e) < 0)
+        return -e->code;
+    for (size_t i = 0; *out && i < m->spec.files; i++)
+        m->came[i].verbatim = is_model_file(m, i) || (files > 1 && i == index);
+    return 0;
+}
+
+bool merge_is_verbatim(const struct merge *m, size_t file)
+{
+    return m->came[file].verbatim;
+}

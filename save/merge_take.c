@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+/* save/merge_take.c - the tensors of files that came, each in the place of what had its key. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/fsutil.h"
+#include "index/formats/hf/safetensors_header.h"
+#include "index/names.h"
+#include "remote/source.h"
+#include "save/merge_priv.h"
+
+/*
+ * The wrapper that all of the old model's keys have in common: new ones get it too.
+ * Its length, with *text, or 0.
+ */
+static size_t common_wrapper(const struct merge *m, const char **text)
+{
+    size_t len = 0;
+
+    for (size_t i = 0; i < m->entries && m->entry[i].old; i++) {
+        const struct layout_tensor *t = &m->entry[i].t;
+
+        if (t->role != ROLE_MODEL)
+            continue;
+        if (t->wrapper == 0 ||
+            (len && (t->wrapper != len || memcmp(t->key, *text, len) != 0)))
+            return 0;
+        len = t->wrapper;
+        *text = t->key;
+    }
+    return len;
+}
+
+static enum tag view_tag(enum role role)
+{
+    return role == ROLE_OPTIMIZER ? TAG_OPTIMIZER : TAG_MODEL;
+}
+
+int merge_bad_file(const struct merge_file *f, struct err *e)
+{
+    if (e->code != ENOMEM && e->code != EIO)
+        e->code = EINVAL;
+    return err_wrap(e, "%s", f->path);
+}
+
+int merge_open(const struct merge *m, size_t file, struct source **out, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    int fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+
+    if (fd < 0)
+        return err_set(e, errno, "%s: %s", f->path, strerror(errno));
+    return source_from_fd(fd, f->path, out, e);
+}
+
+/* What stood in the checkpoint under its key, by what has it until now. */
+static void note_old(struct entry *x, const struct entry *before)
+{
+    x->over = before->old || before->over;
+    x->ord = before->ord;
+    x->was = before->old ? before->t.dtype : before->was;
+    x->was_shape = before->old ? before->t.shape : before->was_shape;
+    x->was_faulty = before->old ? before->faulty : before->was_faulty;
+}
+
+/* Puts the tensor in the place of what has its key, unless that was closed later. */
+static int put(struct merge *m, struct entry *x, struct err *e)
+{
+    size_t i = merge_find(m, TAG_KEY, x->t.key, x->t.key_len), made;
+
+    m->changes = true;
+    if (i == NOT_THERE)
+        return merge_entry(m, x, &made, e);
+    if (!m->entry[i].old && m->entry[i].order > x->order)
+        return 0;
+    x->t.key = m->entry[i].t.key;
+    x->t.wrapper = m->entry[i].t.wrapper;
+    x->t.part = m->entry[i].t.part;
+    x->t.role = m->entry[i].t.role;
+    note_old(x, &m->entry[i]);
+    m->entry[i] = *x;
+    return 0;
+}
+
+static int put_named(struct merge *m, size_t file, const struct safetensors_header *h,
+                     const struct safetensors_tensor *t, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    CLEANUP(buf_release) struct buf key = {0};
+    struct entry x = {.file = file, .order = f->order};
+    const char *wrapper = NULL;
+    bool whole = incoming_is_whole(f->path, &x.t.role);
+    size_t i = merge_find(m, view_tag(x.t.role), t->name, t->name_len);
+
+    if (m->meet || i == NOT_THERE) /* whole keys too are understood (prefix=keep) */
+        i = merge_find(m, TAG_KEY, t->name, t->name_len);
+    if (i != NOT_THERE) {
+        buf_add(&key, m->entry[i].t.key, m->entry[i].t.key_len);
+    } else {
+        x.t.wrapper = x.t.role == ROLE_MODEL ? common_wrapper(m, &wrapper) : 0;
+        if (x.t.wrapper &&
+            (t->name_len < x.t.wrapper || memcmp(t->name, wrapper, x.t.wrapper) != 0))
+            buf_add(&key, wrapper, x.t.wrapper);
+        buf_add(&key, t->name, t->name_len);
+        if (!whole && x.t.role == ROLE_MODEL)
+            x.t.role = role_of(NULL, t->name, t->name_len);
+    }
+    if (buf_failed(&key))
+        return err_nomem(e);
+    x.t.key = key.data ? key.data : "";
+    x.t.key_len = key.len;
+    x.t.dtype = x.data.dtype = t->dtype;
+    safetensors_shape(t, &x.t.shape);
+    x.data.shape = x.t.shape;
+    x.data.at = h->data + t->begin;
+    x.data.bytes = t->end - t->begin;
+    return put(m, &x, e);
+}
+
+int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    CLEANUP(source_putp) struct source *src = NULL;
+    struct safetensors_header h;
+    int ret = merge_open(m, file, &src, e);
+
+    if (ret == 0)
+        ret = safetensors_read(src, 0, src->size, &h, e);
+    if (ret < 0)
+        return merge_bad_file(f, e);
+    m->came[file] = (struct came){.tensors = h.count,
+                                  .size = src->size,
+                                  .pt = h.format && strcmp(h.format, "pt") == 0};
+    for (size_t i = 0; ret == 0 && i < h.count; i++)
+        ret = put_named(m, file, &h, &h.tensor[i], e);
+    safetensors_header_release(&h);
+    return ret;
+}
+
+/* tensors/K.npy whose key without its first part is in model.safetensors: the same one. */
+static size_t find_wrapped(struct merge *m, const char *key, size_t len,
+                           const struct incoming_data *d)
+{
+    const char *dot = memchr(key, '.', len);
+    size_t cut = dot ? (size_t)(dot - key) + 1 : 0, i;
+
+    if (!cut || m->spec.checkpoint)
+        return NOT_THERE;
+    i = merge_find(m, TAG_MODEL, key + cut, len - cut);
+    if (i == NOT_THERE || m->entry[i].t.wrapper || m->entry[i].t.dtype != d->dtype ||
+        !shape_equal(&m->entry[i].t.shape, &d->shape))
+        return NOT_THERE;
+    return i;
+}
+
+/* The whole key was not known until now. */
+static int rename_wrapped(struct merge *m, size_t i, const char *key, size_t len,
+                          struct err *e)
+{
+    struct layout_tensor *t = &m->entry[i].t;
+
+    t->wrapper = len - t->key_len;
+    t->key = arena_memdup(m->arena, key, len);
+    t->key_len = len;
+    return t->key ? merge_name_entry(m, i, e) : err_nomem(e);
+}
+
+/* What .npy does not tell apart is as it was where the bytes agree. */
+static void adopt_type(const struct entry *known, struct incoming_data *d)
+{
+    uint64_t bytes;
+    struct err ignored = {0};
+
+    if (known->t.dtype == d->dtype || dtype_npy(known->t.dtype) == NULL ||
+        strcmp(dtype_npy(known->t.dtype), dtype_npy(d->dtype)) != 0)
+        return;
+    if (shape_bytes(&known->t.shape, known->t.dtype, &bytes, &ignored) == 0 &&
+        bytes == d->bytes && dtype_bits(known->t.dtype) < 8) {
+        d->dtype = known->t.dtype;
+        d->shape = known->t.shape;
+    }
+}
+
+/* Which type |V1 is: what was said, else what it was. */
+static int one_byte_type(const struct merge *m, const struct merge_file *f, size_t i,
+                         enum dtype *out, struct err *e)
+{
+    *out = DTYPE_NONE;
+    if (f->dtype) {
+        *out = dtype_from_name(f->dtype);
+        if (*out == DTYPE_NONE)
+            return err_set(e, EINVAL, "%s: user.unshard.dtype is %s, which is no dtype",
+                           f->path, f->dtype);
+        if (strcmp(dtype_npy(*out), "|V1") != 0)
+            *out = DTYPE_NONE;
+    } else if (i != NOT_THERE && strcmp(dtype_npy(m->entry[i].t.dtype), "|V1") == 0) {
+        *out = m->entry[i].t.dtype;
+    }
+    return 0;
+}
+
+static size_t find_file(const struct merge *m, const char *path, const char *end)
+{
+    const char *name = strrchr(path, '/') + 1;
+
+    return merge_find(m, TAG_FILE, name, strlen(name) - strlen(end));
+}
+
+int merge_take_npy(struct merge *m, size_t file, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    CLEANUP(source_putp) struct source *src = NULL;
+    CLEANUP(buf_release) struct buf key = {0};
+    struct entry x = {.file = file, .order = f->order};
+    enum dtype one_byte;
+    size_t i =
+        strncmp(f->path, "tree/", 5) == 0 ? NOT_THERE : find_file(m, f->path, ".npy");
+
+    if (i != NOT_THERE)
+        buf_add(&key, m->entry[i].t.key, m->entry[i].t.key_len);
+    else if (incoming_key(f->path, &key, e) < 0)
+        return merge_bad_file(f, e);
+    buf_addc(&key, '\0');
+    if (buf_failed(&key))
+        return err_nomem(e);
+    x.t.key = key.data;
+    x.t.key_len = key.len - 1;
+    if (i == NOT_THERE)
+        i = merge_find(m, TAG_KEY, x.t.key, x.t.key_len);
+    if (i != NOT_THERE && !m->entry[i].old && m->entry[i].order > f->order)
+        return 0; /* a view of what came later */
+    if (one_byte_type(m, f, i, &one_byte, e) < 0 || merge_open(m, file, &src, e) < 0)
+        return -e->code;
+    if (incoming_npy(src, one_byte, &x.data, e) < 0) {
+        if (!f->dtype)
+            err_hint(e, "where it is |V1: setfattr -n user.unshard.dtype -v F8_E4M3 %s",
+                     f->path);
+        return merge_bad_file(f, e);
+    }
+    if (i == NOT_THERE &&
+        (i = find_wrapped(m, x.t.key, x.t.key_len, &x.data)) != NOT_THERE &&
+        rename_wrapped(m, i, x.t.key, x.t.key_len, e) < 0)
+        return -e->code;
+    if (i != NOT_THERE)
+        adopt_type(&m->entry[i], &x.data);
+    x.t.dtype = x.data.dtype;
+    x.t.shape = x.data.shape;
+    x.t.role = role_of(NULL, x.t.key, x.t.key_len);
+    return put(m, &x, e);
+}
+
+/* Bytes without a header: of a tensor that is known otherwise. */
+int merge_take_raw(struct merge *m, size_t file, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[file];
+    CLEANUP(source_putp) struct source *src = NULL;
+    size_t i = find_file(m, f->path, "");
+    struct entry x = {.file = file, .order = f->order};
+
+    if (i == NOT_THERE) {
+        err_set(e, EINVAL, "%s: no tensor of this name is there", f->path);
+        return err_hint(e, "write tensors/NAME.npy, which has its dtype and shape");
+    }
+    if (!m->entry[i].old && m->entry[i].order > f->order)
+        return 0;
+    if (merge_open(m, file, &src, e) < 0)
+        return -e->code;
+    if (src->size != m->entry[i].data.bytes)
+        return err_set(e, EINVAL, "%s has %" PRIu64 " bytes, the tensor %" PRIu64,
+                       f->path, src->size, m->entry[i].data.bytes);
+    x.t = m->entry[i].t;
+    x.data = (struct incoming_data){
+        .dtype = x.t.dtype, .shape = x.t.shape, .bytes = src->size};
+    return put(m, &x, e);
+}
