@@ -163,9 +163,12 @@ static int reap(pid_t pid, bool end_it, struct err *e)
 
     if (end_it)
         kill(-pid, SIGKILL);
-    while (waitpid(pid, &status, 0) < 0)
+    while (waitpid(pid, &status, 0) < 0) {
+        if (errno == ECHILD) /* SIGCHLD is ignored here: what it wrote must do */
+            return 0;
         if (errno != EINTR)
             return err_set(e, errno, "waitpid: %s", strerror(errno));
+    }
     if (end_it)
         return 0;
     if (WIFSIGNALED(status))

@@ -375,7 +375,8 @@ static int renew(struct credentials *c, bool *changed, struct err *e)
     c->fetching = false;
     pthread_cond_broadcast(&c->fetched);
     if (rc < 0) {
-        c->retry = time(NULL) + RETRY_S;
+        if (rc != -EINTR) /* one impatient reader says nothing about the keys */
+            c->retry = time(NULL) + RETRY_S;
         return rc;
     }
     *changed =
