@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Writes device code as a C array, aligned as drivers want it: embed_code.py INPUT OUTPUT NAME."""
+"""Writes device code as an aligned C array: embed_code.py INPUT OUTPUT NAME."""
 import sys
 
 source, target, name = sys.argv[1:]

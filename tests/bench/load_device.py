@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Loading to a device beside other loaders, in one run: load_device.py [--device D] [--mib N] [--rounds N]
+"""Loading to a device beside other loaders: load_device.py [--device D] [--mib N] [--rounds N]
 
 Wants torch and safetensors; fastsafetensors takes part where it is installed. Files are in the
-page cache, loaders take turns, every loader's tensors are held against torch's own first.
+page cache, loaders take turns, every loader's tensors are held against what was written first.
 $UNSHARD_LIBRARY names libunshard. Exit 77: torch has no such device.
 """
 import argparse
@@ -23,21 +23,26 @@ WIDTH = 4096
 def make_model(torch, mib):
     count = max(1, mib * 2**20 // (WIDTH * WIDTH * 2))
     generator = torch.Generator().manual_seed(1)
-    model = {f"layers.{i}.weight": torch.randn(WIDTH, WIDTH, generator=generator).to(torch.bfloat16) for i in range(count)}
-    model["norm.weight"] = torch.randn(WIDTH, generator=generator).to(torch.bfloat16)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator).to(torch.bfloat16)
+
+    model = {f"layers.{i}.weight": random(WIDTH, WIDTH) for i in range(count)}
+    model["norm.weight"] = random(WIDTH)
     return model
 
 
 def write_columns(torch, model, folder):
-    """Four files as a tensor-parallel run leaves them, joined by zarr: the columns of each tensor apart."""
+    """Zarr arrays of four chunks, each with a quarter of the columns."""
     import json
     for key, value in model.items():
         array = folder / key
         array.mkdir(parents=True)
         parts = 4 if value.dim() == 2 else 1
         chunk = list(value.shape[:-1]) + [value.shape[-1] // parts]
-        meta = {"zarr_format": 2, "shape": list(value.shape), "chunks": chunk, "dtype": "bfloat16", "compressor": None,
-                "fill_value": None, "order": "C", "filters": None}
+        meta = {"zarr_format": 2, "shape": list(value.shape), "chunks": chunk,
+                "dtype": "bfloat16", "compressor": None, "fill_value": None, "order": "C",
+                "filters": None}
         (array / ".zarray").write_text(json.dumps(meta), encoding="utf-8")
         for i, part in enumerate(value.chunk(parts, dim=-1)):
             name = ".".join(["0"] * (value.dim() - 1) + [str(i)])
@@ -79,7 +84,8 @@ def settle(torch, device):
 
 def loaders(folder, device):
     path = str(folder / "one" / "model.safetensors")
-    out = [("safetensors, one file", by_safetensors(path, device)), ("unshard, one file", by_unshard(folder / "one", device)),
+    out = [("safetensors, one file", by_safetensors(path, device)),
+           ("unshard, one file", by_unshard(folder / "one", device)),
            ("unshard, four columns a tensor", by_unshard(folder / "columns", device))]
     try:
         out.insert(1, ("fastsafetensors, one file", by_fastsafetensors(path, device)))
@@ -109,7 +115,8 @@ def main():
         write_columns(torch, model, folder / "columns")
         ways = loaders(folder, args.device)
         took = {way: [] for way, _ in ways}
-        print(f"{size / 2**20:.0f} MiB of BF16 to {name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}", flush=True)
+        print(f"{size / 2**20:.0f} MiB of BF16 to {name}, torch {torch.__version__}, "
+              f"{time.strftime('%Y-%m-%d')}", flush=True)
         for turn in range(args.rounds + 1):
             for way, load in ways:
                 settle(torch, args.device)
@@ -124,7 +131,8 @@ def main():
                     took[way].append(seconds)
                 del tensors
         for way, seconds in took.items():
-            print(f"{way:32} {size / statistics.median(seconds) / 1e9:8.2f} GB/s  (best {size / min(seconds) / 1e9:.2f})")
+            median, best = statistics.median(seconds), min(seconds)
+            print(f"{way:32} {size / median / 1e9:8.2f} GB/s  (best {size / best / 1e9:.2f})")
     return 0
 
 
