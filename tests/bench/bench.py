@@ -11,6 +11,8 @@ cat    the same tensors read by `dd bs=1M` from the mount, beside `cat` of all t
        two programs as people run them, with all that they cost.
 zarr   a zarr array of blosc-lz4 chunks (float32 weights) read by `dd bs=1M` from a fresh mount,
        beside the library alone: a C loop over the same files, as many threads as jobs=.
+save   one safetensors file copied into a new directory of a mount and published (fsync of that
+       directory), beside `cp --reflink=never` and fsync of the same file; interleaved rounds.
 first  from `unshard mount` to the first byte of a tensor, with a warm index.
 remote the same from a server that takes its time: bench_remote.py.
 
@@ -19,6 +21,7 @@ and, for zarr, cc and libblosc; the files take about 1 GiB, and must fit the pag
 """
 import argparse
 import datetime
+import json
 import mmap
 import os
 import pathlib
@@ -283,6 +286,67 @@ def bench_first(binary, work, tensors):
     return lines
 
 
+def big_file(path, size, tensors=32):
+    """A safetensors file of `tensors` F32 matrices, `size` bytes in all."""
+    each = size // tensors // 4096 * 4096
+    header = {f"layers.{i}.weight": {"dtype": "F32", "shape": [each // 4096, 1024], "data_offsets": [i * each, (i + 1) * each]}
+              for i in range(tensors)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _ in range(tensors):
+            f.write(os.urandom(each))
+        os.fsync(f.fileno())
+
+
+def copy_durably(source, target, *synced):
+    """(seconds, CPU seconds of cp) of a copy that is on the disk at the end; a mount publishes at the fsync of a directory."""
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(["cp", "--reflink=never", source, target], check=True)
+    for path in synced:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.monotonic() - begin, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def peak_rss(pid):
+    return next(int(line.split()[1]) / 1024 for line in open(f"/proc/{pid}/status") if line.startswith("VmHWM"))
+
+
+def bench_save(binary, work, size, rounds):
+    folder, file = work / "save", work / "save.safetensors"
+    big_file(file, size)
+    rows = {"cp and fsync": [], "hf": [], "dcp:ranks=8": [], "torch_dist:ranks=8": []}
+    peak = dict.fromkeys(rows, 0)
+    for i in range(rounds):
+        for kind, times in rows.items():
+            folder.mkdir()
+            if kind == "cp and fsync":
+                times.append(copy_durably(file, folder / "model.safetensors", folder / "model.safetensors", folder))
+            else:
+                with Mount(binary, folder, work / f"save-cache-{i}-{kind[:3]}", f",rw,save={kind}") as m:
+                    os.mkdir(f"{m.path}/new")
+                    cpu = threads_cpu(m.server)
+                    seconds, own = copy_durably(file, f"{m.path}/new/model.safetensors", f"{m.path}/new")
+                    assert os.path.isdir(folder / "new"), "it is not published"
+                    times.append((seconds, own + threads_cpu(m.server) - cpu))
+                    peak[kind] = max(peak[kind], peak_rss(m.server))
+            shutil.rmtree(folder)
+    floor = rows["cp and fsync"]
+    lines = [f"{size / MIB:.0f} MiB in 32 tensors; medians of {rounds} rounds.", "",
+             "| what | seconds, median (best) | speed against cp | CPU seconds | peak RSS MiB of the server |", "|---|---|---|---|---|"]
+    for kind, times in rows.items():
+        ratio = statistics.median(f[0] / t[0] for f, t in zip(floor, times))
+        name = kind if times is floor else f"`save={kind}`, published"
+        lines.append(f"| {name} | {statistics.median(t[0] for t in times):.2f} ({min(t[0] for t in times):.2f}) | {ratio:.2f} | "
+                     f"{statistics.median(t[1] for t in times):.2f} | {peak[kind]:.0f} |")
+    file.unlink()
+    return lines
+
+
 def machine(work):
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
     memory = int(next(line.split()[1] for line in open("/proc/meminfo") if line.startswith("MemTotal"))) >> 20
@@ -295,7 +359,7 @@ def main():
     p.add_argument("--unshard", default=str(HERE.parent.parent / "build-release/cli/unshard"))
     p.add_argument("--quick", action="store_true", help="small files, few rounds: only that it runs")
     p.add_argument("--write", metavar="FILE")
-    p.add_argument("--only", choices=["read", "cat", "zarr", "scan", "first", "remote"])
+    p.add_argument("--only", choices=["read", "cat", "zarr", "scan", "save", "first", "remote"])
     a = p.parse_args()
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("/dev/fuse is not to be had: skipped")
@@ -313,6 +377,8 @@ def main():
             parts += ["## Compressed zarr chunks", *bench_zarr(binary, work, 64 if a.quick else 1024, 2 if a.quick else 7)]
         if a.only in (None, "scan"):
             parts += ["## A million chunks", *bench_scan(binary, work, 20000 if a.quick else 1000000, 100 if a.quick else 1000)]
+        if a.only in (None, "save"):
+            parts += ["## Saving through a mount", *bench_save(binary, work, (64 if a.quick else 2048) * MIB, 2 if a.quick else 3)]
         if a.only in (None, "first"):
             parts += ["## Mount to first byte", *bench_first(binary, work, 200 if a.quick else 20000)]
         if a.only in (None, "remote"):
