@@ -157,7 +157,8 @@ def add_and_remove(t, fixture, keeps_boxes):
     run = f"{t}/{fixture.replace('/', '-')}"
     shutil.copytree(DATA / fixture, f"{run}/step")
     shown = described(f"{run}/step")
-    cut = {k: boxes(f"{run}/step", k) for k in shown}
+    some = sorted(k for k in shown if in_object(k) == k)
+    cut = {k: boxes(f"{run}/step", k) for k in (some[::max(1, len(some) // 5)] if keeps_boxes else [])}
     with Mount(run, f"{run}-mnt", "rw") as m:
         want = raw_of(m / "step")
         objects = read_all(m / "step/.unshard/objects.json")
@@ -180,7 +181,7 @@ def add_and_remove(t, fixture, keeps_boxes):
     for key, d in shown.items():
         if key != gone and in_object(key) == key:
             same(key, {**after[key], "chunks": 0}, {**d, "chunks": 0})
-            if keeps_boxes:
+            if key in cut:
                 same(f"{key}: boxes", boxes(f"{run}/step", key), cut[key])
     unshard("verify", f"{run}/step", "--deep")
 
@@ -294,4 +295,4 @@ def test_formats_that_are_not_written_say_so_at_once(t):
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), 500)
