@@ -58,13 +58,14 @@ static void XMLCALL begin_element(void *user, const XML_Char *name,
 static void XMLCALL end_element(void *user, const XML_Char *name)
 {
     struct walk *w = user;
-    size_t from = w->start[w->depth];
     const char *slash;
+    size_t from;
     int ret;
 
     (void)name;
-    if (w->ret)
+    if (w->ret) /* an empty element ends even when its begin stopped the parser */
         return;
+    from = w->start[w->depth];
     buf_addc(&w->text, '\0');
     if (buf_failed(&w->text)) {
         stop(w, err_set(w->e, EBADMSG, "XML: a text is too long"));
