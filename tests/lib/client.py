@@ -11,7 +11,8 @@ import warnings
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from clientlib import DATA, bits, cut, data_of, expected  # noqa: E402
 import unshard  # noqa: E402
-from mountlib import main, make_tensors, same, sha256, write_checkpoint  # noqa: E402
+from mountlib import main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from fault_server import Server  # noqa: E402
 
 DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
 FIXTURES = ["torch_dcp/dcp_fsdp2_adamw_2r", "torch_dcp/dcp_layouts", "torch_dcp/dcp_mesh_2x2", "torch_dcp/dcp_zstd_2r",
@@ -198,6 +199,19 @@ def open_text(path):
         return f.read(4096).decode("latin-1")
 
 
+def test_from_a_web_server(t):
+    """Only the ranges of what is asked for are fetched; connections and threads end with it."""
+    with Server(os.path.dirname(DCP)) as s:
+        before = len(os.listdir("/proc/self/task"))
+        with start(t, f"{s.url}/dcp_fsdp2_adamw_2r") as c:
+            for key, want in expected(DCP).items():
+                same(key, sha256(data_of(c.load(key, to="dlpack"))), want["sha256"])
+            same("rows", data_of(c.load("model.emb.weight", slice=slice(1, 3), to="dlpack")),
+                 data_of(unshard.load(DCP, "model.emb.weight", slice=slice(1, 3), to="dlpack")))
+        del c
+        wait_for("threads end", 10, lambda: len(os.listdir("/proc/self/task")) <= before + 1)  # the server's may come
+
+
 def test_threads(t):
     with start(t) as c:
         want = {k: data_of(c.load(k, to="dlpack")) for k in c}
@@ -234,7 +248,7 @@ def test_a_guest_in_its_process(t):
     code = f"""if True:
         import os, sys, threading
         threading.Thread(target=str).start()  # the first one of a process lets libc handle a signal of its own
-        sys.path[:0] = {sys.path[:4]!r}
+        sys.path[:0] = {sys.path[:8]!r}
         import unshard
         unshard.version()
         def state():

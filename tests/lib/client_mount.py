@@ -79,7 +79,7 @@ def test_files_that_the_client_does_not_see(t):
     write_checkpoint(t + "/src", make_tensors(3))
     code = f"""if True:
         import hashlib, sys
-        sys.path[:0] = {sys.path[:6]!r}
+        sys.path[:0] = {sys.path[:8]!r}
         import unshard
         from clientlib import data_of
         with unshard.open({t + "/mnt"!r}) as c:

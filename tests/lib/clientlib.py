@@ -7,7 +7,8 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "..", "cli"), os.path.join(HERE, "..", "mount"), os.path.join(HERE, "..", "..", "python")]
+sys.path[:0] = [os.path.join(HERE, "..", "cli"), os.path.join(HERE, "..", "mount"), os.path.join(HERE, "..", "remote"),
+                os.path.join(HERE, "..", "..", "python")]
 DATA = os.environ.get("TEST_DATA", os.path.join(HERE, "..", "data"))
 BITS = {"F64": 64, "I64": 64, "U64": 64, "C64": 64, "C128": 128, "F32": 32, "I32": 32, "U32": 32, "C32": 32, "F16": 16,
         "BF16": 16, "I16": 16, "U16": 16, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}

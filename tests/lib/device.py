@@ -160,7 +160,7 @@ CLIENT = """if True:
 
 
 def client(source, key=KEY, mark=0):
-    code = CLIENT.format(path=sys.path[:6], source=source, key=key, mark=mark)
+    code = CLIENT.format(path=sys.path[:8], source=source, key=key, mark=mark)
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
