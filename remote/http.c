@@ -13,6 +13,9 @@
 enum {
     IN_FLIGHT = 64,      /* of one http_do_many() */
     LOOK_NS = 100000000, /* an interrupt is seen within this */
+    /* What moves so many bytes a second has not hung, however long it takes: a slow link
+     * that all requests share. */
+    SLOWEST = 4096,
     OPTION_MAX = 24 * 3600,
 };
 
@@ -189,6 +192,8 @@ static void start_try(struct call *c, struct wire_waiter *waiter)
 
     try_reset(c);
     c->wrong = 0;
+    c->seen = 0;
+    c->seen_ns = 0;
     c->tries++;
     t.now = time(NULL) + http_skew_get(c->h, c->origin);
     rc = add_own_headers(c, &t, &c->err);
@@ -231,8 +236,8 @@ static int call_new(struct http *h, const struct http_request *r, struct http_an
         return err_nomem(e);
     *c = (struct call){.h = h, .r = r, .a = a ? a : &c->own, .begun = http_clock()};
     c->at = c->begun;
-    c->deadline =
-        c->begun + or_default(r->deadline_s, h->options.deadline_s) * second_ns;
+    c->allowed_ns = or_default(r->deadline_s, h->options.deadline_s) * second_ns;
+    c->deadline = c->begun + c->allowed_ns;
     c->url = strdup(r->url);
     c->origin = wire_origin(r->url, &secure, &secrets);
     if (c->url && c->origin && !secrets) {
@@ -281,10 +286,26 @@ static void begin_calls(struct batch *b)
     }
 }
 
+/* Of one whose turn has not come: does anything move on the link? */
+static bool goes_on(struct call *c, int64_t now)
+{
+    int64_t since = MAX((int64_t)atomic_load(&c->t.flew_ns), c->seen_ns);
+    uint64_t moved = atomic_load(&c->t.moved) - c->seen;
+
+    if (!since)
+        return now - wire_moved(c->h->wire) < c->t.stall_s * second_ns;
+    c->seen += moved;
+    c->seen_ns = now;
+    return (int64_t)moved > (now - since) / second_ns * SLOWEST;
+}
+
 static void step(struct batch *b, struct call *c)
 {
     int64_t now = http_clock();
 
+    /* The time is for what hangs: while it goes on there is as much again for the rest. */
+    if (c->state == CALL_FLIES && now >= c->deadline && goes_on(c, now))
+        c->deadline = now + c->allowed_ns;
     if (c->state == CALL_FLIES && !wire_flies(b->h->wire, &c->t)) {
         call_judge(c);
     } else if (c->state == CALL_FLIES && now >= c->deadline && !c->too_late) {

@@ -146,8 +146,9 @@ void http_answer_release(struct http_answer *a);
  *
  * -ENOENT: 404, 410. -EACCES: 401, 403. -ESTALE: the object is another one (412, 416, or
  * what it tells of itself). -EINTR: the caller's thread was interrupted (base/interrupt.h).
- * -ECANCELED: http_stop(). -EFBIG. -EREMOTEIO: all tries failed or the deadline is over. -EPROTO: an answer that
- * no other try makes better. The words name host, object, range, status and tries.
+ * -ECANCELED: http_stop(). -EFBIG. -EREMOTEIO: all tries failed or the deadline is over
+ * (while bytes move it begins anew). -EPROTO: an answer that no other try makes better.
+ * The words name host, object, range, status and tries.
  */
 int http_do(struct http *h, const struct http_request *r, struct http_answer *a,
             struct err *e);

@@ -37,7 +37,10 @@ struct call {
     bool too_late;
     unsigned tries, refusals, hops;
     int64_t begun, at, deadline; /* monotonic ns; at: of the next try */
-    int status;                  /* the last one seen; 0: none */
+    int64_t allowed_ns;
+    uint64_t seen;   /* bytes of this try that had moved when it was looked at last, */
+    int64_t seen_ns; /* which was then */
+    int status;      /* the last one seen; 0: none */
     /* What begin() found wrong: 0, or the errno (EREMOTEIO: worth another try). */
     int wrong;
     char why[200]; /* of the last failure */

@@ -25,6 +25,7 @@ struct http_header_list {
 
 /* A try that libcurl works on. */
 struct wire_slot {
+    struct wire *wire;
     CURL *easy;
     struct wire_try *t;
     char *origin;
@@ -36,6 +37,7 @@ struct wire {
     CURLM *multi;
     pthread_t thread;
     bool running;
+    atomic_int_fast64_t moved_ns;
     pthread_mutex_t lock;
     /* guarded by lock: */
     struct wire_try *started, **last; /* not seen by the thread yet */
@@ -183,6 +185,20 @@ char *wire_redirect(const char *url, const char *location)
 
 /* ---- what libcurl calls ---- */
 
+static int64_t clock_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void note_moved(struct wire_try *t, size_t len)
+{
+    atomic_fetch_add(&t->moved, len);
+    atomic_store(&t->slot->wire->moved_ns, clock_ns());
+}
+
 /* Puts "Name: value" on the list; a status line begins the list anew (100 Continue). */
 static size_t on_header(char *data, size_t size, size_t n, void *user)
 {
@@ -239,6 +255,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *user)
     else if (buf_add(&t->body, data, len) < 0)
         return 0;
     t->got += len;
+    note_moved(t, len);
     return len;
 }
 
@@ -258,6 +275,7 @@ static size_t on_send(char *data, size_t size, size_t n, void *user)
         memcpy(data, (const char *)r->body + t->sent, len);
     }
     t->sent += len;
+    note_moved(t, len);
     return len;
 }
 
@@ -413,8 +431,10 @@ static void fly(struct wire *w, struct wire_try *t, char *origin)
         end_unstarted(w, t, WIRE_FAILED);
         return;
     }
+    s->wire = w;
     s->t = t;
     s->origin = origin;
+    atomic_store(&t->flew_ns, clock_ns());
     s->easy = w->nidle ? w->idle[--w->nidle] : curl_easy_init();
     t->slot = s;
     w->slot[w->count++] = s;
@@ -604,6 +624,11 @@ bool wire_flies(struct wire *w, struct wire_try *t)
     flying = t->flying;
     pthread_mutex_unlock(&w->lock);
     return flying;
+}
+
+int64_t wire_moved(struct wire *w)
+{
+    return atomic_load(&w->moved_ns);
 }
 
 void wire_wait(struct wire *w, struct wire_waiter *waiter, struct wire_try *const *of,

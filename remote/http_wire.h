@@ -4,6 +4,7 @@
 #define UFS_REMOTE_HTTP_WIRE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/base.h"
 #include "base/buf.h"
@@ -53,6 +54,9 @@ struct wire_try {
     unsigned char *to;
     uint64_t room, got;
     uint64_t sent; /* of the request's body */
+    /* Anybody may look: bytes so far, both ways, and when it began (0: its host has enough). */
+    atomic_uint_fast64_t moved;
+    atomic_int_fast64_t flew_ns;
     bool begun, too_long;
     enum wire_end end;
     char error[WIRE_ERROR_SIZE];
@@ -72,6 +76,9 @@ void wire_waiter_destroy(struct wire_waiter *waiter);
 void wire_start(struct wire *w, struct wire_try *t);
 void wire_abort(struct wire *w, struct wire_try *t);
 bool wire_flies(struct wire *w, struct wire_try *t);
+
+/* When the last byte of any try moved (monotonic ns). */
+int64_t wire_moved(struct wire *w);
 
 /*
  * Until one of these tries, all of this waiter, has ended, or the (monotonic) time has

@@ -42,6 +42,7 @@ TABLE = {
     "stall before an answer": (1, {"kind": "stall"}, BYTES, ()),
     "stall in the body": (1, {"kind": "stall", "after": 1000}, BYTES, ()),
     "stall, always": (ALWAYS, {"kind": "stall"}, errno.EIO, ("the server stalled",)),
+    "a byte a second": (ALWAYS, {"kind": "slow", "seconds": 0.3}, errno.EIO, ("no answer in time", "status 206")),
     "body one byte short": (2, {"kind": "short", "bytes": 1}, BYTES, ()),
     "body short, always": (ALWAYS, {"kind": "short", "bytes": 7}, errno.EIO, ("a body of", f"{TRIES} tries")),
     "body too long": (1, {"kind": "long", "bytes": 5}, BYTES, ()),
