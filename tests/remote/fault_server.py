@@ -55,6 +55,7 @@ class Rate:
 
     def __init__(self, rate):
         self.rate, self.lock, self.free_at = rate, threading.Lock(), 0.0
+        self.piece = max(1 << 10, min(PIECE, int(rate) // 20)) if rate else PIECE  # a slow link is no bursts
 
     def wait(self, n):
         if not self.rate:
@@ -248,7 +249,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         stop = min(length, fault.after or 0) if kind in ("cut", "stall") else length
         f.seek(at)
         while stop > 0:
-            piece = f.read(min(stop, 1 if kind == "slow" else PIECE))
+            piece = f.read(min(stop, 1 if kind == "slow" else self.server.pace.piece))
             piece = piece or b"\0" * min(stop, PIECE)  # more than there is: a body that is too long
             if kind == "slow":
                 time.sleep(fault.seconds or 1)
