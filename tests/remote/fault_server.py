@@ -55,7 +55,7 @@ class Rate:
 
     def __init__(self, rate):
         self.rate, self.lock, self.free_at = rate, threading.Lock(), 0.0
-        self.piece = max(1 << 10, min(PIECE, int(rate) // 20)) if rate else PIECE  # a slow link is no bursts
+        self.piece = max(1 << 10, min(SENT, int(rate) // 20)) if rate else SENT  # a slow link has no bursts
 
     def wait(self, n):
         if not self.rate:
@@ -236,8 +236,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Without a copy of ours, so that benchmarks measure the other side."""
         self.wfile.flush()
         while length > 0:
-            self.server.pace.wait(min(length, SENT))
-            sent = os.sendfile(self.connection.fileno(), f.fileno(), at, min(length, SENT))
+            piece = min(length, self.server.pace.piece)
+            self.server.pace.wait(piece)
+            sent = os.sendfile(self.connection.fileno(), f.fileno(), at, piece)
             if not sent:
                 raise ConnectionResetError
             at, length = at + sent, length - sent
@@ -249,7 +250,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         stop = min(length, fault.after or 0) if kind in ("cut", "stall") else length
         f.seek(at)
         while stop > 0:
-            piece = f.read(min(stop, 1 if kind == "slow" else self.server.pace.piece))
+            piece = f.read(min(stop, 1 if kind == "slow" else PIECE, self.server.pace.piece))
             piece = piece or b"\0" * min(stop, PIECE)  # more than there is: a body that is too long
             if kind == "slow":
                 time.sleep(fault.seconds or 1)
