@@ -246,13 +246,19 @@ static int take_save(const char *value, struct mount_options *o, struct err *e)
     return mount_save_check(value, e);
 }
 
+/* A device's number, as `unshard hold --device` takes it. */
 static int take_gpu(const char *value, struct mount_options *o, struct err *e)
 {
-    (void)o;
+    unsigned n;
+    int end = 0;
+
+    o->gpu = 0;
     if (!strcmp(value, "off"))
         return 0;
-    err_set(e, EINVAL, "-o gpu=%s: the GPU holder is not built yet", value);
-    return err_hint(e, "leave it out, or gpu=off");
+    if (sscanf(value, "%2u%n", &n, &end) != 1 || value[end] || *value < '0')
+        return wrong_value("gpu", value, e, "off, or the number of a device");
+    o->gpu = n + 1;
+    return 0;
 }
 
 static const struct option_kind kinds[] = {

@@ -9,7 +9,7 @@ _unshard() {
     elif [[ $before == -o ]]; then
         words="cache_dir= cache_size= index=memory jobs= follow_symlinks map= hf= dtype="
         [[ $verb != mount ]] ||
-            words+=" allow_other uid= gid= umask= prefix= views= refresh= rw save= debug gpu=off"
+            words+=" allow_other uid= gid= umask= prefix= views= refresh= rw save= debug gpu="
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
     elif [[ $word == -* ]]; then
         words="--json -q -v -o"

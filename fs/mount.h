@@ -44,6 +44,7 @@ struct mount_options {
     struct mapping_choice mapping; /* map=, hf=, dtype= */
     bool rw;
     const char *save; /* save=: how new checkpoints are written; NULL: hf */
+    unsigned gpu;     /* gpu=N: a holder for device N - 1; 0: none */
 };
 
 /* "tensors,raw" as bits; -EINVAL names the word that is no view. */

@@ -14,6 +14,7 @@
 
 #include "base/guard.h"
 #include "base/log.h"
+#include "fs/holder.h"
 #include "fs/lane.h"
 #include "fs/mounts.h"
 #include "fs/plans.h"
@@ -445,9 +446,23 @@ static int open_log(const struct fs *fs)
     return open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
 }
 
+/* Where paths still mean what they meant to who gave them, before the mount is there. */
+static int start_holder(const struct session *s, pid_t *out, struct err *e)
+{
+    CLEANUP_FD int nowhere = -1;
+    int log_fd = s->ready_fd < 0 ? 2 : s->log_fd;
+
+    if (!s->options->gpu)
+        return 0;
+    if (log_fd < 0)
+        log_fd = nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    return holder_start(s->fs, log_fd, out, e);
+}
+
 static int serve(struct session *s, struct err *e)
 {
     CLEANUP(fs_closep) struct fs *fs = NULL;
+    pid_t holder = 0;
     int rc = prepare_signals(e);
 
     if (rc == 0)
@@ -456,12 +471,15 @@ static int serve(struct session *s, struct err *e)
         return rc;
     fs->owner = s;
     s->fs = fs;
-    if (s->ready_fd >= 0) {
+    if (s->ready_fd >= 0)
         s->log_fd = open_log(fs);
-        if (chdir("/") < 0)
-            return err_set(e, errno, "/: %s", strerror(errno));
-    }
-    return session_serve(s, e);
+    rc = start_holder(s, &holder, e);
+    if (rc == 0 && s->ready_fd >= 0 && chdir("/") < 0)
+        rc = err_set(e, errno, "/: %s", strerror(errno));
+    if (rc == 0)
+        rc = session_serve(s, e);
+    holder_stop(holder);
+    return rc;
 }
 
 /* The background process: what goes wrong before the mount is told to who waits. */

@@ -80,7 +80,8 @@ enum http_flags {
     HTTP_NO_REDIRECT = 1, /* 3xx is an answer */
     HTTP_ONCE = 2,        /* no second try once the server may have acted */
     HTTP_ANY_STATUS = 4,  /* 4xx (but 408, 425 and 429) and 501 are answers */
-    HTTP_NO_PROXY = 8, /* for this machine and its host: secrets that no proxy may see */
+    HTTP_NO_PROXY =
+        8, /* for this machine and its host: secrets that no proxy may see */
 };
 
 /*

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """python/unshard, `unshard load` and the holder on a stand-in for CUDA's driver (tests/kernels/driver)."""
+import contextlib
 import ctypes
 import json
 import os
@@ -16,7 +17,7 @@ import unshard  # noqa: E402
 from unshard import _ffi  # noqa: E402
 from client import fails, start  # noqa: E402
 from commands import ROOM, SOURCE, USAGE, Cli  # noqa: E402
-from mountlib import main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from mountlib import Mount, Skip, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
 
 DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
 KEY = "model.emb.weight"
@@ -262,6 +263,70 @@ def test_a_holder_that_dies(t):
                 same("held anew", held(g.load("w0", to="dlpack")), tensors["w0"][2])
         os.environ["XDG_RUNTIME_DIR"] = holder.dir
         holder.process.returncode = 0
+
+
+def holders():
+    """Process numbers of `unshard hold`."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                if f.read().split(b"\0")[:2] == [b"unshard", b"hold"]:
+                    found.add(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+@contextlib.contextmanager
+def mount_with_holder(t, **env):
+    """A mount with -o gpu=0, and the process number of its holder."""
+    os.environ["XDG_RUNTIME_DIR"] = t + "/run"
+    os.makedirs(t + "/run", 0o700, exist_ok=True)
+    before = holders()
+    try:
+        with Mount(DCP, t + "/mnt", "gpu=0", env={**os.environ, **env}) as m:
+            wait_for("a holder", 20, lambda: len(holders() - before) == 1 or env)
+            yield m, holders() - before
+    finally:
+        del os.environ["XDG_RUNTIME_DIR"]
+    same("holders after the mount", holders() - before, set())
+
+
+def attached():
+    """To the mount's holder, as soon as it listens."""
+    found = []
+
+    def tried():
+        try:
+            found.append(unshard.attach(DCP))
+        except unshard.Error:
+            return False
+        return True
+    wait_for("the holder", 20, tried)
+    return found[0]
+
+
+def test_a_mount_has_its_holder(t):
+    if not os.access("/dev/fuse", os.W_OK):
+        raise Skip("no /dev/fuse")
+    want = expected(DCP)[KEY]["sha256"]
+    with mount_with_holder(t) as (m, (pid,)):
+        with attached() as h:
+            same("held", sha256(held(h.load(KEY, to="dlpack"))), want)
+        os.kill(pid, signal.SIGKILL)
+        with open(f"{m.path}/raw/{KEY}", "rb") as f:
+            same("the mount without it", sha256(f.read()), want)
+    with mount_with_holder(t) as (m, (pid,)):
+        attached().close()
+        m.process.kill()  # whose holder ends with it
+        wait_for("the holder's end", 20, lambda: pid not in holders())
+        m.process.wait()
+        m.process.returncode = 0
+    with mount_with_holder(t, STANDIN_NO_SHARING="1") as (m, _):
+        wait_for("why there is none", 20, lambda: "share" in m.messages())
+        with open(f"{m.path}/raw/{KEY}", "rb") as f:
+            same("the mount of one that cannot", sha256(f.read()), want)
 
 
 def test_nonsense(t):
