@@ -394,7 +394,8 @@ static int check_shared(struct patch *p, struct err *e)
     struct others o = {.p = p, .e = e};
     CLEANUP_FREE bool *changed = NULL;
 
-    qsort(p->range, p->ranges, sizeof *p->range, by_place);
+    if (p->ranges > 0) /* else there is no array */
+        qsort(p->range, p->ranges, sizeof *p->range, by_place);
     for (size_t i = 0; i < p->tensors; i++)
         o.cap = MAX(o.cap, (size_t)p->tensor[i].change.ord + 1);
     changed = o.changed = calloc(o.cap + 1, sizeof *changed);

@@ -163,12 +163,14 @@ static int check_once(const struct upload_journal *j, struct err *e)
 int upload_journal_read(struct upload_journal *j, const char *text, size_t len,
                         struct err *e)
 {
-    CLEANUP_FREE char *copy = strndup(text, len);
+    CLEANUP_FREE char *copy = len < SIZE_MAX ? malloc(len + 1) : NULL;
     char *line = copy, *end;
     int ret = 0;
 
     if (!copy)
         return err_nomem(e);
+    memcpy(copy, text, len); /* which nothing ends */
+    copy[len] = '\0';
     /* An object is written whole: a line that is cut is none of ours. */
     if (strlen(copy) != len || len == 0 || copy[len - 1] != '\n')
         return no_journal(e);
