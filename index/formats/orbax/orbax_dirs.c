@@ -54,6 +54,7 @@ static const struct listing_entry *walk_next(struct walk *w)
     while (w->depth > 0) {
         struct level *at = &w->level[w->depth - 1];
         const struct listing_entry *entry;
+        size_t len;
 
         if (at->next == listing_count(at->l)) {
             w->depth--;
@@ -61,8 +62,9 @@ static const struct listing_entry *walk_next(struct walk *w)
         }
         entry = listing_at(at->l, at->next++);
         w->path[at->path] = '\0';
-        if (strlen(entry->name) + at->path + 1 < sizeof w->path) {
-            strcpy(w->path + at->path, entry->name);
+        len = strlen(entry->name);
+        if (len + at->path + 1 < sizeof w->path) {
+            memcpy(w->path + at->path, entry->name, len + 1);
             return entry;
         }
     }
