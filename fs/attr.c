@@ -357,6 +357,19 @@ int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *
     return rc;
 }
 
+void attr_times(const struct stat *attr, int to_set, struct timespec t[2])
+{
+    t[0] = t[1] = (struct timespec){.tv_nsec = UTIME_OMIT};
+    if (to_set & FUSE_SET_ATTR_ATIME)
+        t[0] = attr->st_atim;
+    if (to_set & FUSE_SET_ATTR_MTIME)
+        t[1] = attr->st_mtim;
+    if (to_set & FUSE_SET_ATTR_ATIME_NOW)
+        t[0].tv_nsec = UTIME_NOW;
+    if (to_set & FUSE_SET_ATTR_MTIME_NOW)
+        t[1].tv_nsec = UTIME_NOW;
+}
+
 int attr_link_text(struct fs *fs, const struct node *n, char *dst, size_t size,
                    struct err *e)
 {

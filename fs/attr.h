@@ -46,6 +46,9 @@ int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *
 void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
                 const struct entry_stat *entry, struct stat *st);
 
+/* What a setattr asks of the times, as futimens(2) takes it. */
+void attr_times(const struct stat *attr, int to_set, struct timespec t[2]);
+
 /* Text of the link that a node is. */
 int attr_link_text(struct fs *fs, const struct node *n, char *dst, size_t size,
                    struct err *e);

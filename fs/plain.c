@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "fs/attr.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
 #include "fs/stage.h"
@@ -158,16 +159,9 @@ static int set_owner(int fd, const struct stat *attr, int to_set)
 
 static int set_all(int fd, const struct stat *attr, int to_set)
 {
-    struct timespec t[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
+    struct timespec t[2];
 
-    if (to_set & FUSE_SET_ATTR_ATIME)
-        t[0] = attr->st_atim;
-    if (to_set & FUSE_SET_ATTR_MTIME)
-        t[1] = attr->st_mtim;
-    if (to_set & FUSE_SET_ATTR_ATIME_NOW)
-        t[0].tv_nsec = UTIME_NOW;
-    if (to_set & FUSE_SET_ATTR_MTIME_NOW)
-        t[1].tv_nsec = UTIME_NOW;
+    attr_times(attr, to_set, t);
     if ((to_set & FUSE_SET_ATTR_SIZE) && ftruncate(fd, attr->st_size) < 0)
         return -1;
     if ((to_set & FUSE_SET_ATTR_MODE) && fchmod(fd, attr->st_mode & 07777) < 0)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "fs/attr.h"
 #include "fs/node.h"
 #include "fs/plain.h"
 #include "fs/save.h"
@@ -45,17 +46,10 @@ static int set_size(struct staged *n, int fd, uint64_t size, struct err *e)
 
 static void set_times(struct staged *n, const struct stat *attr, int to_set)
 {
-    struct timespec t[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
+    struct timespec t[2];
     CLEANUP_FD int fd = n->kind == STAGED_FILE ? staged_open_spool(n, O_RDONLY) : -1;
 
-    if (to_set & FUSE_SET_ATTR_ATIME)
-        t[0] = attr->st_atim;
-    if (to_set & FUSE_SET_ATTR_MTIME)
-        t[1] = attr->st_mtim;
-    if (to_set & FUSE_SET_ATTR_ATIME_NOW)
-        t[0].tv_nsec = UTIME_NOW;
-    if (to_set & FUSE_SET_ATTR_MTIME_NOW)
-        t[1].tv_nsec = UTIME_NOW;
+    attr_times(attr, to_set, t);
     if (fd >= 0)
         futimens(fd, t);
     else if (to_set & FUSE_SET_ATTR_MTIME)
