@@ -112,6 +112,10 @@ int cli_hide(char *arg, char **secret, char **shown);
 int cli_open(struct cli *c, const char *name, struct cli_source *out);
 void cli_close(struct cli_source *s);
 
+/* The same options for commands that open their source by libunshard. Strings are the command's. */
+struct unshard_options;
+void cli_library_options(const struct cli *c, struct unshard_options *out);
+
 /*
  * The source's own checkpoint, scanned or from the index. A tree gives -ENOENT with the
  * checkpoints that it holds in the message; a failed scan -EBADMSG.

@@ -61,16 +61,7 @@ static int take_options(struct cli *c, struct unshard_options *u,
 {
     const struct cli_options *o = &c->opt;
 
-    *u = (struct unshard_options){.size = sizeof *u,
-                                  .cache_dir = o->cache_dir,
-                                  .index_memory = o->index_memory,
-                                  .follow_symlinks = o->follow_symlinks,
-                                  .jobs = o->jobs,
-                                  .map = o->mapping.map,
-                                  .hf = o->mapping.hf,
-                                  .module_weights = o->mapping.module_weights};
-    if (o->mapping.dtype != DTYPE_NONE)
-        u->dtype = dtype_name(o->mapping.dtype);
+    cli_library_options(c, u);
     *h = (struct hold_options){.source = c->secret[0] ? c->secret[0] : c->arg[0],
                                .options = u};
     if (!o->budget || parse_bytes(o->budget, &h->budget))

@@ -274,20 +274,11 @@ static void report(const struct loading *l)
 
 static int open_source(struct cli *c, struct unshard **out)
 {
-    const struct cli_options *o = &c->opt;
-    struct unshard_options options = {.size = sizeof options,
-                                      .cache_dir = o->cache_dir,
-                                      .index_memory = o->index_memory,
-                                      .follow_symlinks = o->follow_symlinks,
-                                      .jobs = o->jobs,
-                                      .map = o->mapping.map,
-                                      .hf = o->mapping.hf,
-                                      .module_weights = o->mapping.module_weights};
+    struct unshard_options options;
     char words[UNSHARD_ERROR];
     int ret;
 
-    if (o->mapping.dtype != DTYPE_NONE)
-        options.dtype = dtype_name(o->mapping.dtype);
+    cli_library_options(c, &options);
     ret = unshard_open(c->secret[0] ? c->secret[0] : c->arg[0], &options, out, words);
     return ret < 0 ? failed(c, ret, words) : 0;
 }

@@ -10,7 +10,9 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "cli/cli.h"
+#include "index/dtype.h"
 #include "index/formats/scan.h"
+#include "lib/unshard.h"
 #include "remote/block_cache.h"
 #include "remote/decoded.h"
 #include "remote/open_files.h"
@@ -177,6 +179,22 @@ int cli_open(struct cli *c, const char *name, struct cli_source *out)
                                    .pool = out->pool,
                                    .codec = format_codec};
     return 0;
+}
+
+void cli_library_options(const struct cli *c, struct unshard_options *out)
+{
+    const struct cli_options *o = &c->opt;
+
+    *out = (struct unshard_options){.size = sizeof *out,
+                                    .cache_dir = o->cache_dir,
+                                    .index_memory = o->index_memory,
+                                    .follow_symlinks = o->follow_symlinks,
+                                    .jobs = o->jobs,
+                                    .map = o->mapping.map,
+                                    .hf = o->mapping.hf,
+                                    .module_weights = o->mapping.module_weights};
+    if (o->mapping.dtype != DTYPE_NONE)
+        out->dtype = dtype_name(o->mapping.dtype);
 }
 
 void cli_close(struct cli_source *s)
