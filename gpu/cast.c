@@ -12,8 +12,9 @@ enum {
 /*
  * Processors of the last ten years have twice the lanes of what every x86-64 has, and the
  * minima and blends that these loops want: they get code of their own, chosen at run time.
+ * Not under the thread sanitizer: the choice is made before its memory is there.
  */
-#if defined(__x86_64__) && defined(__has_attribute)
+#if defined(__x86_64__) && defined(__has_attribute) && !defined(__SANITIZE_THREAD__)
 #if __has_attribute(target_clones)
 #define VECTORS __attribute__((target_clones("avx2", "default")))
 #endif
