@@ -40,6 +40,9 @@ int err_wrap(struct err *e, const char *fmt, ...)
     va_start(args, fmt);
     format(place, sizeof place, fmt, args);
     va_end(args);
+    len = strlen(place);
+    if (strncmp(e->text, place, len) == 0 && e->text[len] == ':')
+        return -e->code; /* it stands there already */
     memcpy(inner, e->text, sizeof inner);
     snprintf(e->text, sizeof e->text, "%s", place);
     len = strlen(e->text);

@@ -19,7 +19,7 @@ struct err {
 /* Sets code and message (replacing what was there). Returns -code. */
 int err_set(struct err *e, int code, const char *fmt, ...) PRINTF(3, 4);
 
-/* Puts "place: " in front of the message. Returns -e->code. */
+/* Puts "place: " in front of the message, once. Returns -e->code. */
 int err_wrap(struct err *e, const char *fmt, ...) PRINTF(2, 3);
 
 /* What the user should do. Returns -e->code. */

@@ -349,8 +349,8 @@ int cache_dir(const char *override, struct buf *out, struct err *e)
 {
     int rc = cache_name(override, out, e);
 
-    if (rc == 0)
-        rc = make_dirs(out->data, 0700, e);
+    if (rc == 0 && make_dirs(out->data, 0700, e) < 0)
+        rc = err_hint(e, "name one that can be written: cache_dir=DIR");
     if (rc == 0)
         rc = check_private(out->data, e);
     if (rc == 0)

@@ -3,6 +3,7 @@
 #include "base/json_lex.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -19,9 +20,15 @@ void json_lexer_release(struct json_lexer *l)
 int json_lex_fail(const struct json_lexer *l, size_t pos, const char *why,
                   struct err *e)
 {
-    if (pos >= l->len)
-        return err_set(e, EBADMSG, "JSON byte %zu (the end): %s", pos, why);
-    return err_set(e, EBADMSG, "JSON byte %zu: %s", pos, why);
+    size_t line = 1;
+    char at[40] = "";
+
+    for (size_t i = 0; i < MIN(pos, l->len); i++)
+        line += l->text[i] == '\n';
+    if (line > 1)
+        snprintf(at, sizeof at, ", line %zu", line);
+    return err_set(e, EBADMSG, "JSON byte %zu%s%s: %s", pos, at,
+                   pos >= l->len ? " (the end)" : "", why);
 }
 
 static int fail(const struct json_lexer *l, const char *why, struct err *e)

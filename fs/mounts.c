@@ -13,6 +13,7 @@
 #include <sys/xattr.h>
 #include <time.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "fs/mount.h"
 #include "fs/save.h"
@@ -21,6 +22,8 @@ enum {
     GONE_TRIES = 200, /* 10 s for a mount to leave the table */
     GONE_WAIT_NS = 50000000,
 };
+
+#define FUSERMOUNT "fusermount3"
 
 static const char table_path[] = "/proc/self/mountinfo";
 
@@ -169,9 +172,48 @@ static int check_directory(const char *path, struct err *e)
         err_set(e, errno, "%s: %s", path, strerror(errno));
         return errno == ENOENT ? err_hint(e, "mkdir %s", path) : -e->code;
     }
-    if (!S_ISDIR(st.st_mode))
-        return err_set(e, ENOTDIR, "%s: a mount point must be a directory", path);
+    if (!S_ISDIR(st.st_mode)) {
+        err_set(e, ENOTDIR, "%s: a mount point must be a directory, this is a file",
+                path);
+        return err_hint(e, "mkdir another");
+    }
     return 0;
+}
+
+/* As libfuse looks for it: where Debian has it, then in PATH. */
+static bool has_fusermount(void)
+{
+    CLEANUP_FREE char *path = strdup(getenv("PATH") ? getenv("PATH") : "");
+    char *rest = path, *dir, name[PATH_MAX];
+
+    if (access("/usr/bin/" FUSERMOUNT, X_OK) == 0)
+        return true;
+    while (rest && (dir = strsep(&rest, ":")))
+        if (snprintf(name, sizeof name, "%s/" FUSERMOUNT, dir) < PATH_MAX &&
+            access(name, X_OK) == 0)
+            return true;
+    return false;
+}
+
+static int no_fusermount(struct err *e)
+{
+    err_set(e, ENOENT, FUSERMOUNT ": not in PATH, and only root can do without");
+    return err_hint(e, "install fuse3");
+}
+
+static int check_fuse(struct err *e)
+{
+    CLEANUP_FD int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+
+    if (fd < 0) {
+        err_set(e, errno, "/dev/fuse: %s", strerror(errno));
+        return err_hint(e, e->code == EACCES || e->code == EPERM
+                               ? "chmod 0666 /dev/fuse, as root; all but mount works "
+                                 "without it"
+                               : "modprobe fuse; in a container: --device /dev/fuse "
+                                 "--cap-add SYS_ADMIN; all but mount works without it");
+    }
+    return geteuid() == 0 || has_fusermount() ? 0 : no_fusermount(e);
 }
 
 int mounts_check(const char *source, const char *mountpoint, bool allow_other,
@@ -199,11 +241,7 @@ int mounts_check(const char *source, const char *mountpoint, bool allow_other,
         err_set(e, EPERM, "-o allow_other: only root may share a mount with others");
         return err_hint(e, "add the line user_allow_other to /etc/fuse.conf");
     }
-    if (access("/dev/fuse", F_OK) < 0) {
-        err_set(e, ENODEV, "/dev/fuse: %s", strerror(errno));
-        return err_hint(e, "load the kernel's module: modprobe fuse");
-    }
-    return 0;
+    return check_fuse(e);
 }
 
 /* ---- unmounting ---- */
@@ -218,7 +256,7 @@ static int run_fusermount(const char *path, bool lazy)
         return -errno;
     if (pid == 0) {
         int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-        char program[] = "fusermount3", unmount[] = "-u", detach[] = "-uz";
+        char program[] = FUSERMOUNT, unmount[] = "-u", detach[] = "-uz";
         char end[] = "--";
         char *args[] = {program, lazy ? detach : unmount, end, (char *)(uintptr_t)path,
                         NULL};
@@ -257,8 +295,7 @@ static int unmount(const char *path)
 static int unmount_failed(const char *path, int rc, struct err *e)
 {
     if (rc == -ENOENT)
-        return err_set(e, ENOENT,
-                       "fusermount3: not found, and only root can do without");
+        return no_fusermount(e);
     if (rc != -EBUSY)
         return err_set(e, -rc, "unmount %s: %s", path, strerror(-rc));
     err_set(e, EBUSY, "%s: a process has files open there, or it is not your mount",
@@ -290,6 +327,26 @@ static int save_first(const char *path, struct err *e)
     return err_hint(e, "complete or remove it; to give it up: fusermount3 -u %s", path);
 }
 
+/* Where ours are, to who looks for one. */
+static int hint_mounts(struct err *e)
+{
+    CLEANUP(buf_release) struct buf list = {.max = 200};
+    struct mount_line m;
+    char *line = NULL;
+    size_t cap = 0;
+    FILE *f = fopen(table_path, "re");
+
+    while (f && getline(&line, &cap, f) > 0)
+        if (parse_line(line, &m) && strcmp(m.type, MOUNT_TYPE) == 0)
+            buf_addf(&list, "%s%s", list.len ? ", " : "", m.point);
+    free(line);
+    if (f)
+        fclose(f);
+    if (!list.len)
+        return err_hint(e, "nothing of ours is mounted at all");
+    return err_hint(e, "there are %s", list.data);
+}
+
 int fs_umount(const char *mountpoint, struct err *e)
 {
     const struct timespec wait = {.tv_nsec = GONE_WAIT_NS};
@@ -300,8 +357,10 @@ int fs_umount(const char *mountpoint, struct err *e)
         return rc;
     if (!mounts_ours(path) && realpath(path, real) && mounts_ours(real))
         memcpy(path, real, strlen(real) + 1); /* a link to the mount point */
-    if (!mounts_ours(path))
-        return err_set(e, EINVAL, "%s: no unshardfs is mounted there", path);
+    if (!mounts_ours(path)) {
+        err_set(e, EINVAL, "%s: no unshardfs is mounted there", path);
+        return hint_mounts(e);
+    }
     rc = save_first(path, e);
     if (rc < 0)
         return rc;

@@ -250,8 +250,12 @@ static int keys_from_profile(const struct key_context *k, struct aws_keys *out,
     const char *profile = aws_profile();
     int rc;
 
-    if (strcmp(profile, "default") != 0 && !aws_config_has_profile(k->config, profile))
-        return err_set(e, ENOENT, "there is no profile %s", profile);
+    if (strcmp(profile, "default") != 0 &&
+        !aws_config_has_profile(k->config, profile)) {
+        err_set(e, ENOENT, "there is no profile %s", profile);
+        return err_hint(e, "see ~/.aws/config and ~/.aws/credentials, or what "
+                           "AWS_CONFIG_FILE names");
+    }
     rc = role_chain(k, profile, out, e);
     return rc < 0 ? err_wrap(e, "profile %s", profile) : rc;
 }

@@ -43,7 +43,8 @@ struct call {
     int status;      /* the last one seen; 0: none */
     /* What begin() found wrong: 0, or the errno (EREMOTEIO: worth another try). */
     int wrong;
-    char why[200]; /* of the last failure */
+    char why[200];    /* of the last failure */
+    const char *todo; /* about it; NULL: nothing is known that helps */
     int rc;
     struct err err;
 };

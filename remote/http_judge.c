@@ -196,13 +196,18 @@ void call_fail(struct call *c, int code)
     CLEANUP(buf_release) struct buf name = {.max = 600};
     const char *host = c->origin ? strstr(c->origin, "://") + 3 : "no host";
     double seconds = (double)(http_clock() - c->begun) / 1e9;
+    char status[24] = "";
 
     name_call(c, &name);
     c->state = CALL_ENDED;
     c->rc = -code;
-    err_set(&c->err, code, "%s, from %s: %s (status %d, %u %s, %.1f s)",
-            name.data ? name.data : "", host, c->why, c->status, c->tries,
+    if (c->status)
+        snprintf(status, sizeof status, "status %d, ", c->status);
+    err_set(&c->err, code, "%s, from %s: %s (%s%u %s, %.1f s)",
+            name.data ? name.data : "", host, c->why, status, c->tries,
             c->tries == 1 ? "try" : "tries", seconds);
+    if (c->todo)
+        err_hint(&c->err, "%s", c->todo);
 }
 
 /* "Code" of S3's error documents: <Error><Code>SlowDown</Code>... ; "" when none. */
@@ -223,6 +228,7 @@ static void say_status(struct call *c)
     char code[CODE_SIZE];
 
     error_code(c, code);
+    c->todo = NULL;
     snprintf(c->why, sizeof c->why, "HTTP %d%s%s", c->t.status, *code ? " " : "", code);
 }
 
@@ -441,8 +447,17 @@ static void say_broken(struct call *c)
         [WIRE_UNTRUSTED] = "its certificate is not trusted",
         [WIRE_FAILED] = "the request cannot be sent",
     };
+    static const char *const todo[] = {
+        [WIRE_UNRESOLVED] = "check the name in the URL, the network, and HTTPS_PROXY "
+                            "where one is needed",
+        [WIRE_UNREACHED] = "check host and port, in the URL or in AWS_ENDPOINT_URL",
+        [WIRE_UNTRUSTED] = "let the machine know who signed it: "
+                           "update-ca-certificates(8)",
+        [WIRE_FAILED] = NULL,
+    };
     const struct wire_try *t = &c->t;
 
+    c->todo = todo[t->end];
     snprintf(c->why, sizeof c->why, "%s%s%.150s", word[t->end], t->error[0] ? ": " : "",
              t->error);
 }

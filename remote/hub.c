@@ -158,6 +158,8 @@ static int explain(const struct hub *h, struct err *e)
                         ? "there is no such repository, or the token is not for it"
                         : "there is no such repository, or it is private or gated: "
                           "set HF_TOKEN");
+    else if (e->code == ENOENT && !e->hint[0])
+        err_hint(e, "check the names: hf://ORG/NAME@REVISION, a branch, tag or commit");
     return -e->code;
 }
 

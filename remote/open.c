@@ -44,13 +44,25 @@ char *store_name_shown(const char *name)
     return buf_steal(&shown, NULL);
 }
 
+/* "s3:/bucket" is a path, though none that anybody has. */
+static int hint_scheme(const char *name, struct err *e)
+{
+    for (size_t i = 0; e->code == ENOENT && i < ARRAY_SIZE(kinds); i++) {
+        size_t len = strlen(kinds[i].scheme);
+
+        if (strncasecmp(kinds[i].scheme, name, len) == 0 && name[len] == ':')
+            return err_hint(e, "is %s:// meant?", kinds[i].scheme);
+    }
+    return -e->code;
+}
+
 int store_open(const char *name, const struct store_options *options,
                struct store **out, struct err *e)
 {
     size_t len = scheme_len(name);
 
     if (len == 0)
-        return store_open_local(name, options, out, e);
+        return store_open_local(name, options, out, e) < 0 ? hint_scheme(name, e) : 0;
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
         if (strlen(kinds[i].scheme) == len &&
             strncasecmp(kinds[i].scheme, name, len) == 0)

@@ -326,14 +326,41 @@ static bool s3_refused(void *user, const struct http_answer *a)
 
 const struct http_auth s3_auth = {.authorize = s3_authorize, .refused = s3_refused};
 
+/* What can be done about the code in the message of a refusal, or NULL. */
+static const char *about_refusal(const char *text)
+{
+    static const struct {
+        const char *code, *todo;
+    } known[] = {
+        {"SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY is not this key's secret"},
+        {"InvalidAccessKeyId", "this server does not know the key: see "
+                               "AWS_ACCESS_KEY_ID, AWS_PROFILE and AWS_ENDPOINT_URL"},
+        {"ExpiredToken", "get new credentials from where these came from"},
+        {"AuthorizationHeaderMalformed", "set AWS_REGION to the bucket's region"},
+        {"AccessDenied", "the key has no right to this: s3:ListBucket on the bucket "
+                         "and s3:GetObject on its objects are needed"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(known); i++)
+        if (strstr(text, known[i].code))
+            return known[i].todo;
+    return NULL;
+}
+
 int s3_explain(struct s3 *s, struct err *e)
 {
     bool anonymous;
+    const char *todo;
 
     pthread_mutex_lock(&s->lock);
     anonymous = s->anonymous;
     pthread_mutex_unlock(&s->lock);
-    if (e->code != EACCES || !anonymous || e->hint[0])
+    if (e->hint[0])
+        return -e->code;
+    todo = anonymous ? NULL : about_refusal(e->text);
+    if (todo)
+        return err_hint(e, "%s", todo);
+    if (e->code != EACCES || !anonymous)
         return -e->code;
     return err_hint(e, s->google
                            ? "no credentials: set GOOGLE_OAUTH_ACCESS_TOKEN, or "
@@ -501,8 +528,11 @@ static int locate(struct s3 *s, struct err *e)
         rc = http_do(s->http, &r, &answer, e);
     if (rc < 0)
         return s3_explain(s, e);
-    if (answer.status == 404)
-        return err_set(e, ENOENT, "%s: there is no such bucket", s->shown);
+    if (answer.status == 404) {
+        err_set(e, ENOENT, "%s: there is no such bucket", s->shown);
+        return err_hint(e, "check its name, and AWS_ENDPOINT_URL if it is another "
+                           "store's");
+    }
     region_learn(s, &answer);
     return 0;
 }

@@ -222,8 +222,11 @@ static int is_object(const struct s3_objects *o, struct err *e)
     r.what = what.data;
     if (rc == 0)
         rc = http_do(o->http, &r, NULL, e);
-    if (rc == -ENOENT)
-        return err_set(e, ENOENT, "%s: there is no such object or prefix", what.data);
+    if (rc == -ENOENT) {
+        err_set(e, ENOENT, "%s: there is no such object or prefix", what.data);
+        return err_hint(e, "`unshard ls %s` lists the bucket's checkpoints",
+                        s3_shown(o->s3));
+    }
     return rc < 0 ? s3_explain(o->s3, e) : 1;
 }
 

@@ -203,8 +203,10 @@ static int list_all(struct save_input *in, struct err *e)
         ret = sort_tensors(in, e);
     if (ret == 0)
         ret = settle_wrappers(in, e);
-    if (ret == 0 && in->in.tensors == 0 && !in->choice.wanted)
-        ret = err_set(e, ENOENT, "no tensor is left to be written");
+    if (ret == 0 && in->in.tensors == 0 && !in->choice.wanted) {
+        err_set(e, ENOENT, "no tensor is left to be written");
+        ret = err_hint(e, "see what --only and --drop leave of `unshard ls`");
+    }
     in->in.tensor = in->tensor;
     in->in.object = in->object;
     in->in.format = in->info.format;

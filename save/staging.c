@@ -63,6 +63,12 @@ static int fail(struct err *e, const char *what, const char *path)
     return err_set(e, errno, "%s %s: %s", what, path, strerror(errno));
 }
 
+static int no_parent(const struct staging *s, struct err *e)
+{
+    fail(e, "open", s->parent);
+    return e->code == ENOENT ? err_hint(e, "mkdir -p %s", s->parent) : -e->code;
+}
+
 /* ---- names ---- */
 
 /* "a/b/" is "b" in "a"; a target without a name ("/") has no place to stage. */
@@ -245,8 +251,11 @@ static int check_target(const struct staging *s, struct err *e)
 
 static int make_dir(int at, const char *name, int *fd, struct err *e)
 {
-    if (mkdirat(at, name, 0777) < 0 && errno != EEXIST)
-        return fail(e, "make", name);
+    if (mkdirat(at, name, 0777) < 0 && errno != EEXIST) {
+        fail(e, "make", name);
+        return err_hint(e, "it is made beside what is saved: rights on that directory "
+                           "are needed");
+    }
     *fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     return *fd < 0 ? fail(e, "open", name) : 0;
 }
@@ -549,7 +558,7 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
         *strrchr(s->parent, '/') = '\0';
     s->parent_fd = fcntl(claim->parent, F_DUPFD_CLOEXEC, 0);
     if (s->parent_fd < 0)
-        return fail(e, "open", s->parent);
+        return no_parent(s, e);
     sweep(s);
     for (int i = 0; ret == -ENOENT && i < MAX_TRIES; i++) {
         close_dirs(s);
@@ -625,7 +634,7 @@ static int open_all(struct staging *s, const struct staging_claim *claim, struct
         return ret;
     s->parent_fd = open(s->parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->parent_fd < 0)
-        return fail(e, "open", s->parent);
+        return no_parent(s, e);
     ret = clear_leftovers(s, e) < 0 ? -e->code : check_target(s, e);
     if (ret == -EEXIST) /* an empty one is the last of a save that was killed */
         unlinkat(s->parent_fd, s->path, AT_REMOVEDIR);

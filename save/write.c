@@ -605,8 +605,9 @@ static int check_room(const struct save_run *r, struct err *e)
     have = (uint64_t)v.f_bavail * v.f_frsize;
     if (need <= have)
         return 0;
-    return err_set(e, ENOSPC, "%" PRIu64 " bytes are needed, %" PRIu64 " are free",
-                   need, have);
+    err_set(e, ENOSPC, "%" PRIu64 " bytes are needed, %" PRIu64 " are free", need,
+            have);
+    return err_hint(e, "save to another disk, or make room on this one");
 }
 
 static int make_directories(const struct save_run *r, struct err *e)

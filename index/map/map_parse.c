@@ -569,8 +569,10 @@ static int take_map(struct parser *p, const struct json *v)
     uint64_t version;
     int ret;
 
-    if (!json_u64(json_get(v, "unshard_map"), &version))
-        return err_set(p->e, EINVAL, "no map: \"unshard_map\" gives no version");
+    if (!json_u64(json_get(v, "unshard_map"), &version)) {
+        err_set(p->e, EINVAL, "no map: \"unshard_map\" gives no version");
+        return err_hint(p->e, "a map begins {\"unshard_map\": 1, ...: unshard-maps(5)");
+    }
     if (version != MAP_VERSION) {
         err_set(p->e, ENOTSUP, "version %" PRIu64 " of maps is not known", version);
         return err_hint(p->e, "this program reads version %d", MAP_VERSION);

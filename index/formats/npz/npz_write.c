@@ -83,10 +83,12 @@ static int layout_npz(const struct layout_input *in, const struct layout_options
     struct layout_file *f;
     int ret;
 
-    if (o->ranks > 1 || o->mesh[0] || o->max_shard_size || o->codec)
-        return err_set(
+    if (o->ranks > 1 || o->mesh[0] || o->max_shard_size || o->codec) {
+        err_set(
             e, EINVAL,
             "npz: one file of whole tensors is written, without ranks, sizes or codec");
+        return err_hint(e, "leave --ranks, --mesh, --max-shard-size and --codec out");
+    }
     ret = layout_file_new(out, "tensors.npz", 0, &f, e);
     if (ret < 0)
         return ret;

@@ -144,10 +144,12 @@ static int layout_pt(const struct layout_input *in, const struct layout_options 
     struct pt_set s = {.in = in, .out = out};
     int ret;
 
-    if (o->ranks > 1 || o->mesh[0] || o->max_shard_size || o->codec)
-        return err_set(
+    if (o->ranks > 1 || o->mesh[0] || o->max_shard_size || o->codec) {
+        err_set(
             e, EINVAL,
             "pt: one file of whole tensors is written, without ranks, sizes or codec");
+        return err_hint(e, "leave --ranks, --mesh, --max-shard-size and --codec out");
+    }
     s.chosen = arena_array(layout_arena(out), in->tensors + 1, sizeof *s.chosen);
     if (!s.chosen)
         return err_nomem(e);
