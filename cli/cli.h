@@ -123,7 +123,14 @@ void cli_library_options(const struct cli *c, struct unshard_options *out);
 int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
                    struct checkpoint_info *out);
 
-/* One tensor of it by its full key; -ENOENT says where the keys are to be seen. */
+/* -ENOENT: nothing in the source is a checkpoint; says why where it can be seen. */
+int cli_no_checkpoint(struct cli *c, struct cli_source *s);
+
+/* -ENOENT: no key of a checkpoint matches; says which may have been meant. */
+int cli_no_match(struct cli *c, struct cli_source *s, int64_t checkpoint,
+                 const char *pattern);
+
+/* One tensor of it by its full key; -ENOENT says which may have been meant. */
 int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct arena *a,
                struct checkpoint_info *info, struct tensor_info *out);
 

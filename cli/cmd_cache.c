@@ -329,7 +329,8 @@ static int run(struct cli *c)
         return clear(c, f);
     if (!strcmp(verb, "limit"))
         return c->args < 2 ? show_limit(c, f) : set_limit(c, f, c->arg[1]);
-    err_set(&c->err, EINVAL, "cache: %s", c->args < 2 ? verb : c->arg[1]);
+    err_set(&c->err, EINVAL, "cache %s: nothing that can be done with it",
+            c->args < 2 ? verb : c->arg[1]);
     err_hint(&c->err, "usage: unshard cache [list|clear|limit [SIZE]]");
     return cli_usage(c);
 }

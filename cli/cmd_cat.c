@@ -39,8 +39,11 @@ static int cat_tensor(struct cli *c, struct cli_source *s)
     struct tensor_info t;
     int ret = a ? cli_tensor(c, s, c->arg[1], a, &info, &t) : err_nomem(&c->err);
 
-    if (ret == 0)
-        ret = reader_open_tensor(&s->env, info.id, t.ord, c->opt.npy, &r, &c->err);
+    if (ret == 0 &&
+        (ret = reader_open_tensor(&s->env, info.id, t.ord, c->opt.npy, &r, &c->err)) <
+            0 &&
+        !c->err.hint[0])
+        err_hint(&c->err, "`unshard verify %s` lists all that is damaged", s->name);
     return ret < 0 ? ret : copy_out(c, r, reader_ahead(&s->env));
 }
 

@@ -100,11 +100,8 @@ static int list_tensors(struct ls *ls, const struct checkpoint_info *info)
     }
     if (ret < 0)
         return ret;
-    if (ls->pattern && !ls->shown) {
-        err_set(&ls->c->err, ENOENT, "%s: no tensor matches %s", ls->source->name,
-                ls->pattern);
-        return err_hint(&ls->c->err, "`unshard ls %s` lists all", ls->source->name);
-    }
+    if (ls->pattern && !ls->shown)
+        return cli_no_match(ls->c, ls->source, info->id, ls->pattern);
     return STATUS_DONE;
 }
 
@@ -187,12 +184,13 @@ static int list_checkpoints(struct ls *ls)
         fputs("\n]}\n", stdout);
     if (ret < 0)
         return ret;
-    if (!ls->shown) {
-        err_set(&ls->c->err, ENOENT, "%s: no checkpoint here", ls->source->name);
-        return err_hint(&ls->c->err, "`unshard probe %s` tells what each driver saw",
-                        ls->source->name);
-    }
-    return STATUS_DONE;
+    if (ls->shown)
+        return STATUS_DONE;
+    if (!ls->pattern)
+        return cli_no_checkpoint(ls->c, ls->source);
+    err_set(&ls->c->err, ENOENT, "%s: no checkpoint of it matches %s", ls->source->name,
+            ls->pattern);
+    return err_hint(&ls->c->err, "`unshard ls %s` lists them", ls->source->name);
 }
 
 static int ls_source(struct cli *c, struct cli_source *s)

@@ -335,10 +335,8 @@ static int stats_of(struct stats *s)
         ret = tensor_list_load(s->c, s->source->catalog, info.id, wanted, s, &s->list);
     if (ret < 0)
         return ret;
-    if (s->pattern && !s->list.n) {
-        err_set(e, ENOENT, "%s: no tensor matches %s", s->source->name, s->pattern);
-        return err_hint(e, "`unshard ls %s` lists all", s->source->name);
-    }
+    if (s->pattern && !s->list.n)
+        return cli_no_match(s->c, s->source, info.id, s->pattern);
     s->checkpoint = info.id;
     ret = sweep_tensors(s);
     if (ret < 0 || !s->damaged)

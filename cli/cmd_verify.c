@@ -40,7 +40,7 @@ struct verify {
     struct finding batch[BATCH];
     size_t n;
     uint64_t tensors, bytes, damaged, checksums, bad_checksums, nonfinite;
-    uint64_t all_damaged, shown;
+    uint64_t all_damaged, shown, checkpoints;
     char first_bad[1200]; /* a checksum that does not hold */
 };
 
@@ -357,6 +357,7 @@ static int verify_one(void *user, const char *dir, const char *file,
     int ret;
 
     (void)d;
+    v->checkpoints++;
     if (!a)
         return err_nomem(&v->c->err);
     ret = store_join(dir, file ? file : "", place, sizeof place);
@@ -415,6 +416,8 @@ static int run(struct cli *c)
     ret = verify_source(v);
     if (c->opt.json)
         printf("\n], \"damaged\": %" PRIu64 "}\n", v->all_damaged);
+    if (ret == 0 && !v->checkpoints)
+        ret = cli_no_checkpoint(c, &s);
     if (ret < 0)
         return ret;
     return v->all_damaged ? STATUS_NO : STATUS_DONE;

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/mount_helper.h"
+#include "cli/suggest.h"
 
 static const struct cli_command *const commands[] = {
     &cmd_mount, &cmd_umount, &cmd_ls,       &cmd_info,    &cmd_cat,     &cmd_convert,
@@ -39,8 +40,16 @@ static const struct cli_command *find_command(const char *name)
 
 static int unknown_command(struct cli *c, const char *name)
 {
+    struct suggestion s;
+
+    suggest_begin(&s, name, strlen(name));
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
+        suggest_try(&s, commands[i]->name, strlen(commands[i]->name));
     err_set(&c->err, EINVAL, "%s: no such command", name);
-    err_hint(&c->err, "see `unshard --help`");
+    if (suggest_found(&s))
+        err_hint(&c->err, "is `unshard %s` meant?", suggest_found(&s));
+    else
+        err_hint(&c->err, "see `unshard --help`");
     return cli_fail(c, cli_usage(c));
 }
 
@@ -113,6 +122,76 @@ static int wrong_option(struct cli *c, const struct cli_command *cmd, const char
     return cli_usage(c);
 }
 
+/* "--only", or "-l". */
+static void option_name(int o, char out[32])
+{
+    snprintf(out, 32, "-%c", o < OPT_JSON ? o : '?');
+    for (const struct option *l = long_options; o >= OPT_JSON && l->name; l++)
+        if (l->val == o)
+            snprintf(out, 32, "--%s", l->name);
+}
+
+/* An option of other commands. */
+static int not_taken(struct cli *c, const struct cli_command *cmd, int o)
+{
+    char name[32];
+
+    option_name(o, name);
+    err_set(&c->err, EINVAL, "%s: takes no %s", cmd->name, name);
+    if (cmd == &cmd_mount && o >= OPT_MAP)
+        err_hint(&c->err, "for a mount it is -o %s=", name + 2);
+    else
+        err_hint(&c->err, "usage: unshard %s", cmd->usage);
+    return cli_usage(c);
+}
+
+/* What getopt_long() stopped at: a word that is no option, or one without its value. */
+static int no_option(struct cli *c, const struct cli_command *cmd, const char *word)
+{
+    size_t len = strcspn(word, "=");
+    struct suggestion s;
+    char name[32];
+
+    if (optopt) { /* of a long one: it was known */
+        option_name(optopt, name);
+        err_set(&c->err, EINVAL, "%s %s: %s", cmd->name, name,
+                optopt < OPT_JSON && optopt != 'o' ? "no such option"
+                : word[len]                        ? "takes no value"
+                                                   : "its value is missing");
+        err_hint(&c->err, "usage: unshard %s", cmd->usage);
+        return cli_usage(c);
+    }
+    suggest_begin(&s, word, len);
+    for (const struct option *o = long_options; o->name; o++) {
+        snprintf(name, sizeof name, "--%s", o->name);
+        suggest_try(&s, name, strlen(name));
+    }
+    err_set(&c->err, EINVAL, "%s %s: no such option", cmd->name, word);
+    if (suggest_found(&s))
+        err_hint(&c->err, "is %s meant?", suggest_found(&s));
+    else
+        err_hint(&c->err, "usage: unshard %s", cmd->usage);
+    return cli_usage(c);
+}
+
+static int no_cast(struct cli *c, const char *option, const char *type)
+{
+    err_set(&c->err, EINVAL, "%s%s: no type to cast to", option, type);
+    err_hint(&c->err, "there are F64, F32, F16, BF16, F8_E4M3 and F8_E5M2");
+    return cli_usage(c);
+}
+
+static int no_common_option(struct cli *c, const struct cli_command *cmd,
+                            const char *option)
+{
+    err_set(&c->err, EINVAL, "%s -o %s: no such option, or no value of it", cmd->name,
+            option);
+    err_hint(&c->err, "without a mount there are cache_dir=DIR, cache_size=SIZE, "
+                      "index=memory, jobs=N, follow_symlinks, map=, hf=, dtype=, "
+                      "weights=master|module");
+    return cli_usage(c);
+}
+
 /* -o of commands that do not mount: the same names, those that matter without a mount. */
 static int common_options(struct cli *c, const struct cli_command *cmd, char *text)
 {
@@ -135,9 +214,9 @@ static int common_options(struct cli *c, const struct cli_command *cmd, char *te
         else if (!strcmp(o, "weights=module") || !strcmp(o, "weights=master"))
             c->opt.mapping.module_weights = strcmp(o + 8, "module") == 0;
         else if (strncmp(o, "dtype=", 6) != 0)
-            return wrong_option(c, cmd, "unknown -o option");
+            return no_common_option(c, cmd, o);
         else if (!mapping_dtype(o + 6, &c->opt.mapping.dtype))
-            return wrong_option(c, cmd, "dtype= names no type to cast to");
+            return no_cast(c, "-o dtype=", o + 6);
     }
     return 0;
 }
@@ -158,7 +237,7 @@ static int take_compare(struct cli *c, const struct cli_command *cmd, int o)
     struct compare_options *v = &c->opt.compare;
 
     if (!takes(cmd, 't'))
-        return wrong_option(c, cmd, "unknown option");
+        return not_taken(c, cmd, o);
     if (o == OPT_VALUES)
         v->values = true;
     else
@@ -185,13 +264,13 @@ static int take_convert(struct cli *c, const struct cli_command *cmd, int o)
     };
 
     if (!takes(cmd, 'c') && !(takes(cmd, 't') && is_diffs_too(o)))
-        return wrong_option(c, cmd, "unknown option");
+        return not_taken(c, cmd, o);
     if (o == OPT_FINISH)
         v->finish = true;
     else if (o == OPT_DTYPE)
         return mapping_dtype(optarg, &c->opt.mapping.dtype)
                    ? 0
-                   : wrong_option(c, cmd, "--dtype names no type to cast to");
+                   : no_cast(c, "--dtype ", optarg);
     else if (o == OPT_JOBS)
         c->opt.jobs = (unsigned)MAX(atoi(optarg), 1);
     else
@@ -199,7 +278,9 @@ static int take_convert(struct cli *c, const struct cli_command *cmd, int o)
     return 0;
 }
 
-static int one_option(struct cli *c, const struct cli_command *cmd, int o)
+/* `word`: where getopt_long() stands. */
+static int one_option(struct cli *c, const struct cli_command *cmd, int o,
+                      const char *word)
 {
     struct cli_options *opt = &c->opt;
 
@@ -228,29 +309,29 @@ static int one_option(struct cli *c, const struct cli_command *cmd, int o)
         return 0;
     case 'l':
         opt->long_rows = true;
-        return takes(cmd, 'l') ? 0 : wrong_option(c, cmd, "takes no -l");
+        return takes(cmd, 'l') ? 0 : not_taken(c, cmd, o);
     case 'f':
         opt->foreground = true;
-        return takes(cmd, 'f') ? 0 : wrong_option(c, cmd, "takes no -f");
+        return takes(cmd, 'f') ? 0 : not_taken(c, cmd, o);
     case OPT_DEEP:
         opt->deep = true;
-        return takes(cmd, 'd') ? 0 : wrong_option(c, cmd, "takes no --deep");
+        return takes(cmd, 'd') ? 0 : not_taken(c, cmd, o);
     case OPT_NPY:
         opt->npy = true;
-        return takes(cmd, 'n') ? 0 : wrong_option(c, cmd, "takes no --npy");
+        return takes(cmd, 'n') ? 0 : not_taken(c, cmd, o);
     case OPT_BINARY:
         opt->binary = true;
-        return takes(cmd, 'b') ? 0 : wrong_option(c, cmd, "takes no --binary");
+        return takes(cmd, 'b') ? 0 : not_taken(c, cmd, o);
     case OPT_TIME:
     case OPT_DEVICE:
         if (o == OPT_TIME)
             opt->time = true;
         else
             opt->device = optarg;
-        return takes(cmd, 'g') ? 0 : wrong_option(c, cmd, "unknown option");
+        return takes(cmd, 'g') ? 0 : not_taken(c, cmd, o);
     case OPT_BUDGET:
         opt->budget = optarg;
-        return takes(cmd, 'h') ? 0 : wrong_option(c, cmd, "unknown option");
+        return takes(cmd, 'h') ? 0 : not_taken(c, cmd, o);
     case OPT_RTOL:
     case OPT_ATOL:
     case OPT_VALUES:
@@ -258,7 +339,7 @@ static int one_option(struct cli *c, const struct cli_command *cmd, int o)
     default:
         if (o >= OPT_TO)
             return take_convert(c, cmd, o);
-        return wrong_option(c, cmd, "unknown option, or one without its value");
+        return no_option(c, cmd, word);
     }
 }
 
@@ -310,7 +391,7 @@ static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
             printf("unshard %s\n  %s\n", cmd->usage, cmd->summary);
             return STATUS_DONE;
         }
-        ret = one_option(c, cmd, o);
+        ret = one_option(c, cmd, o, argv[optind - 1]);
     }
     if (ret < 0)
         return cli_fail(c, ret);

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "cli/cli.h"
+#include "cli/suggest.h"
 
 struct option_kind {
     const char *name;  /* with '=' when it takes a value */
@@ -299,48 +300,18 @@ static const struct option_kind kinds[] = {
     {"users", NULL, take_nothing},
 };
 
-/* Letters to change, add or drop to make one name of the other; 99 when far apart. */
-static unsigned name_distance(const char *a, const char *b, size_t blen)
-{
-    unsigned row[32];
-    size_t alen = strcspn(a, "=");
-
-    if (blen >= ARRAY_SIZE(row) - 1)
-        return 99;
-    for (size_t j = 0; j <= blen; j++)
-        row[j] = (unsigned)j;
-    for (size_t i = 1; i <= alen; i++) {
-        unsigned diagonal = row[0];
-
-        row[0] = (unsigned)i;
-        for (size_t j = 1; j <= blen; j++) {
-            unsigned change = diagonal + (a[i - 1] != b[j - 1]);
-
-            diagonal = row[j];
-            row[j] = MIN(change, MIN(row[j], row[j - 1]) + 1);
-        }
-    }
-    return row[blen];
-}
-
 static int unknown(const char *option, struct err *e)
 {
-    size_t len = strcspn(option, "=");
-    const char *nearest = NULL;
-    unsigned best = 4; /* farther is no typing mistake */
+    struct suggestion s;
 
-    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
-        unsigned d = name_distance(kinds[i].name, option, len);
-
-        if (d < best) {
-            best = d;
-            nearest = kinds[i].name;
-        }
-    }
+    suggest_begin(&s, option, strcspn(option, "="));
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+        if (kinds[i].take != take_nothing)
+            suggest_try(&s, kinds[i].name, strcspn(kinds[i].name, "="));
     err_set(e, EINVAL, "-o %s: no such option", option);
-    if (nearest)
-        return err_hint(e, "is %s meant?", nearest);
-    return err_hint(e, "see the README's table of options");
+    if (suggest_found(&s))
+        return err_hint(e, "is %s meant?", suggest_found(&s));
+    return err_hint(e, "man mount.unshardfs lists them");
 }
 
 static int take_option(const char *option, struct mount_options *out, struct err *e)

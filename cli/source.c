@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "cli/cli.h"
+#include "cli/suggest.h"
 #include "index/dtype.h"
 #include "index/formats/scan.h"
 #include "lib/unshard.h"
@@ -67,6 +68,16 @@ static const char *as_given(const struct cli *c, const char *name)
     return name;
 }
 
+/* Why all is scanned anew each time; `unshard doctor` says it too. Forgets the error. */
+static void told_of_index(struct cli *c)
+{
+    char line[1400];
+
+    log_msg(LOG_CLI, LOG_INFO, "the index is kept in memory: %s",
+            err_line(&c->err, line, sizeof line));
+    c->err = (struct err){0};
+}
+
 /*
  * Without a cache directory (no home, a read-only one) the index is kept in memory, and
  * what has to be decoded lies with other temporary files: nobody is kept from reading.
@@ -78,8 +89,7 @@ static int find_cache(struct cli *c, struct buf *dir)
 
     if (ret == 0 || c->opt.cache_dir)
         return ret;
-    log_err(LOG_CLI, &c->err);
-    c->err = (struct err){0};
+    told_of_index(c);
     c->opt.index_memory = true;
     buf_clear(dir);
     return buf_adds(dir, temporary && *temporary ? temporary : "/tmp");
@@ -96,9 +106,7 @@ static int open_catalog(struct cli *c, struct cli_source *s, const char *dir)
     ret = catalog_open(&o, identity.data, &s->catalog, &c->err);
     if (ret == 0 || o.memory)
         return ret;
-    log_err(LOG_CLI,
-            &c->err); /* a full disk must not keep anyone from reading either */
-    c->err = (struct err){0};
+    told_of_index(c); /* a full disk must not keep anyone from reading either */
     o.memory = true;
     return catalog_open(&o, identity.data, &s->catalog, &c->err);
 }
@@ -240,6 +248,40 @@ static int note_checkpoint(void *user, const char *dir, const char *file,
     return f->count > 1000; /* enough to tell a person */
 }
 
+/* A save that is not finished has its shards and not yet what tells where they belong. */
+static size_t shards_without_metadata(struct cli_source *s)
+{
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    struct err ignored = {0};
+    size_t shards = 0;
+
+    if (s->store->ops->list(s->store, "", &l, &ignored) < 0 ||
+        listing_find(l, ".metadata"))
+        return 0;
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const char *dot = strrchr(listing_at(l, i)->name, '.');
+
+        shards += dot && strcmp(dot, ".distcp") == 0;
+    }
+    return shards;
+}
+
+int cli_no_checkpoint(struct cli *c, struct cli_source *s)
+{
+    size_t shards = shards_without_metadata(s);
+
+    if (shards) {
+        err_set(&c->err, ENOENT,
+                "%s: no checkpoint: %zu .distcp files, and no .metadata beside them",
+                s->name, shards);
+        return err_hint(&c->err,
+                        "the save is not finished, or .metadata was not copied "
+                        "along: names that begin with a dot are left out by *");
+    }
+    err_set(&c->err, ENOENT, "%s: no checkpoint that a driver recognises", s->name);
+    return err_hint(&c->err, "`unshard probe %s` tells what each driver saw", s->name);
+}
+
 static int not_one_checkpoint(struct cli *c, struct cli_source *s)
 {
     struct found found = {.names = {.max = 4096}};
@@ -247,8 +289,7 @@ static int not_one_checkpoint(struct cli *c, struct cli_source *s)
 
     scanner_walk(s->scanner, "", note_checkpoint, &found, &ignored);
     if (!found.count) {
-        err_set(&c->err, ENOENT, "%s: no checkpoint that a driver recognises", s->name);
-        err_hint(&c->err, "`unshard probe %s` tells what each driver saw", s->name);
+        cli_no_checkpoint(c, s);
     } else {
         err_set(&c->err, ENOENT, "%s: a tree with %zu%s checkpoint%s (%s%s)", s->name,
                 found.count, found.count > 1000 ? " or more" : "",
@@ -278,9 +319,56 @@ int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
         return ret;
     if (out->error) {
         err_set(&c->err, EBADMSG, "%s", out->error);
+        err_hint(&c->err, "the tensors cannot be found without it: get that file anew");
         return err_wrap(&c->err, "%s", s->name);
     }
     return 0;
+}
+
+/* ---- keys that are not there ---- */
+
+struct near {
+    struct suggestion suggestion;
+    const char *part; /* of keys, literally */
+    size_t len;
+    uint64_t with_part;
+};
+
+static int see_key(void *user, const struct tensor_info *t)
+{
+    struct near *n = user;
+
+    suggest_try(&n->suggestion, t->key, t->key_len);
+    n->with_part += n->len && memmem(t->key, t->key_len, n->part, n->len);
+    return 0;
+}
+
+/* What a key or a pattern that nothing matches may have meant. */
+static int hint_key(struct cli *c, struct cli_source *s, int64_t checkpoint,
+                    const char *word)
+{
+    size_t skip = strspn(word, "*."), len = strcspn(word + skip, "*?[");
+    struct near n = {.part = word + skip, .len = len};
+    struct err ignored = {0};
+
+    while (n.len && n.part[n.len - 1] == '.')
+        n.len--;
+    suggest_begin(&n.suggestion, n.part, n.len);
+    if (catalog_tensors(s->catalog, checkpoint, 0, see_key, &n, &ignored) == 0) {
+        if (n.with_part > 1)
+            return err_hint(&c->err, "\"*%.*s*\" matches %" PRIu64 " of its keys",
+                            (int)n.len, n.part, n.with_part);
+        if (suggest_found(&n.suggestion))
+            return err_hint(&c->err, "is %s meant?", suggest_found(&n.suggestion));
+    }
+    return err_hint(&c->err, "`unshard ls %s` lists them", s->name);
+}
+
+int cli_no_match(struct cli *c, struct cli_source *s, int64_t checkpoint,
+                 const char *pattern)
+{
+    err_set(&c->err, ENOENT, "%s: no tensor matches %s", s->name, pattern);
+    return hint_key(c, s, checkpoint, pattern);
 }
 
 int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct arena *a,
@@ -295,5 +383,5 @@ int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct aren
     if (ret != -ENOENT)
         return ret;
     err_set(&c->err, ENOENT, "%s: no tensor %s", s->name, key);
-    return err_hint(&c->err, "`unshard ls %s` lists them", s->name);
+    return hint_key(c, s, info->id, key);
 }
