@@ -65,7 +65,7 @@ class Place:
         text = re.sub(r"127\.0\.0\.1:(?!1\b)\d+", "HOST", text)
         text = re.sub(r"(resolved|no connection): .*? \((\d+ tr)", r"\1 (\2", text)  # libcurl's words differ
         text = re.sub(r"\d+ tr(y|ies), [0-9.]+ s", r"N tries, N s", text)
-        text = re.sub(r"\(there are /[^)]*/here/mnt[^)]*\)|\(there are /here/mnt[^)]*\)", "(there are /here/mnt)", text)
+        text = re.sub(r"\(there are /[^)]*\)", "(there are /here/mnt)", text)  # others' mounts of ours too
         text = re.sub(r"\d+ bytes are needed, \d+ are free", "N bytes are needed, N are free", text)
         text = re.sub(r"^/bin/bash: line 1: ", "bash: ", text)
         return " / ".join(text.strip().splitlines())
