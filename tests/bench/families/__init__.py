@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The workloads, a module a family; each registers itself."""
