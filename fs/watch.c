@@ -10,6 +10,7 @@
 #include "fs/node.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
+#include "remote/open_files.h"
 
 enum {
     TICK_NS = 200000000,
@@ -20,6 +21,8 @@ enum {
         20, /* a checkpoint that takes long to look at is looked at less often */
     /* A directory that nobody asks for is not looked at; the kernel has to ask first. */
     IDLE_SECONDS = 20,
+    /* Shards that nobody reads stay open so long, for the next reader. */
+    OPEN_SECONDS = 5,
     /*
      * An answer made before the change may reach the kernel after our notice: so it is
      * told a second time, a tick later.
@@ -259,6 +262,7 @@ static void *watch_thread(void *user)
         bool awake = look_around(w->fs);
         bool waiting = lane_reap(w->fs->lane);
 
+        open_files_rest(w->fs->files, now_ns(), (int64_t)OPEN_SECONDS * 1000000000);
         wait_tick(w, told || awake || waiting);
     }
     return NULL;

@@ -25,6 +25,7 @@ struct open_file {
     struct open_file *next; /* in its bucket */
     char *path;
     struct source *src;
+    int64_t idle_since_ns; /* when it was first found unused since its last use, or 0 */
 };
 
 struct open_files {
@@ -124,6 +125,7 @@ static struct source *share(struct open_files *f, const char *path,
     }
     ring_remove(&file->lru);
     ring_append(&f->lru, &file->lru);
+    file->idle_since_ns = 0;
     return source_get(file->src);
 }
 
@@ -150,6 +152,29 @@ static void trim(struct open_files *f, size_t keep, struct ring *gone)
         take_out(f, find_slot(f, file_at(r)->path), gone);
         idle--;
     }
+}
+
+void open_files_rest(struct open_files *f, int64_t now_ns, int64_t idle_ns)
+{
+    struct ring gone;
+
+    if (store_is_remote(f->store))
+        return; /* what they know of their server would be asked for again */
+    ring_init(&gone);
+    pthread_mutex_lock(&f->lock);
+    for (struct ring *r = f->lru.next, *next; r != &f->lru; r = next) {
+        struct open_file *file = file_at(r);
+
+        next = r->next;
+        if (!unused(file))
+            file->idle_since_ns = 0;
+        else if (!file->idle_since_ns)
+            file->idle_since_ns = now_ns;
+        else if (now_ns - file->idle_since_ns >= idle_ns)
+            take_out(f, find_slot(f, file->path), &gone);
+    }
+    pthread_mutex_unlock(&f->lock);
+    drop_all(&gone);
 }
 
 /* 0 when the file on disk is the expected one. */

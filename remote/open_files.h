@@ -17,6 +17,13 @@ int open_files_new(struct store *store, unsigned keep, struct open_files **out,
 void open_files_free(struct open_files *f);
 
 /*
+ * To be called now and then: local files that nobody has used for `idle_ns` nanoseconds, as
+ * these calls saw it, are closed. Deleted ones give their room on the disk back then, and
+ * the source's file system can be unmounted. `now_ns` is a monotonic clock's.
+ */
+void open_files_rest(struct open_files *f, int64_t now_ns, int64_t idle_ns);
+
+/*
  * The file at `path`, opened now or before, when it is still the one that `expect`
  * describes: else -ESTALE (it changed), -ENOENT (it is gone). One reference is the
  * caller's. An entry whose file changed on disk is dropped and opened anew, so that an

@@ -146,6 +146,30 @@ def test_removed_checkpoint_is_gone(t):
         wait_for("also the name inside", LIMIT, lambda: not os.path.exists(m / f"step1/raw/{key}"))
 
 
+def test_a_removed_checkpoint_gives_its_room_back(t):
+    """Trainers keep the last few checkpoints: what a mount has read of the others must not fill the disk."""
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    write_checkpoint(t + "/run/step2", tensors)
+
+    def held(m):
+        links = (os.readlink(f"/proc/{m.process.pid}/fd/{n}") for n in os.listdir(f"/proc/{m.process.pid}/fd"))
+        with open(f"/proc/{m.process.pid}/maps") as f:
+            mapped = [line.split(maxsplit=5)[-1].strip() for line in f if "(deleted)" in line]
+        return [p for p in [*links, *mapped] if p.startswith(t + "/run/") and p.endswith("(deleted)")]
+
+    with Mount(t + "/run", t + "/mnt") as m:
+        for key, (_, _, data) in tensors.items():
+            same(key, read_all(m / f"step1/raw/{key}"), data)
+        key = next(iter(tensors))
+        with open(m / f"step1/raw/{key}", "rb") as f:
+            shutil.rmtree(t + "/run/step1")
+            assert held(m), "nothing is open that could be given back"
+            wait_for("all but the file in use closed", 20, lambda: len({p for p in held(m)}) == 1)
+            same("the handle's bytes", f.read(), tensors[key][2])
+        wait_for("all closed", 20, lambda: not held(m))
+
+
 def test_exchanged_directories(t):
     one, two = rewrite(t + "/run/a", "one"), rewrite(t + "/run/b", "two")
     key = next(iter(one))

@@ -84,6 +84,38 @@ static void test_readers_share_one_open_file(void **state)
     store_close(s);
 }
 
+static void test_what_nobody_uses_is_closed(void **state)
+{
+    struct store *s = store_of(*state);
+    struct open_files *f = files_of(s, 4);
+    struct source *a;
+    struct file_id id;
+    unsigned before;
+
+    tmp_file(*state, "x", "bytes");
+    id = id_of(s, "x");
+    before = tmp_open_fds();
+    a = get_file(f, "x", &id);
+    open_files_rest(f, 100, 10);
+    open_files_rest(f, 200, 10); /* in use all the time */
+    assert_int_equal(tmp_open_fds(), before + 1);
+    source_put(a);
+    open_files_rest(f, 300, 10); /* found idle */
+    open_files_rest(f, 309, 10);
+    assert_int_equal(tmp_open_fds(), before + 1);
+    source_put(get_file(f, "x", &id)); /* used again: its time starts anew */
+    open_files_rest(f, 312, 10);
+    open_files_rest(f, 321, 10);
+    assert_int_equal(tmp_open_fds(), before + 1);
+    open_files_rest(f, 322, 10);
+    assert_int_equal(tmp_open_fds(), before);
+    a = get_file(f, "x", &id);
+    check_bytes(a, "bytes");
+    source_put(a);
+    open_files_free(f);
+    store_close(s);
+}
+
 static void test_a_replaced_file_is_two_files(void **state)
 {
     const struct tmp *t = *state;
@@ -728,6 +760,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         tmp_test(test_readers_share_one_open_file),
+        tmp_test(test_what_nobody_uses_is_closed),
         tmp_test(test_a_replaced_file_is_two_files),
         tmp_test(test_a_rewritten_file_is_opened_anew),
         tmp_test(test_missing_and_strange_files),
