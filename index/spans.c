@@ -109,6 +109,44 @@ static int add_copy(struct cover *v, uint32_t tag, uint64_t off, uint64_t len,
     return 0;
 }
 
+/*
+ * Adds the copies of c that the last span, which ends with the one before them, takes
+ * whatever else there is: no other copy begins before `other`. Returns how many.
+ */
+static uint64_t join_many(const struct cover *v, const struct cursor *c, uint64_t other)
+{
+    struct span *s = &v->out->span[v->out->count - 1];
+    uint64_t n = c->left, room = v->max - c->len;
+
+    if (!n || c->off >= other || c->step - c->len > v->gap)
+        return 0;
+    n = MIN(n, (other - c->off - 1) / c->step + 1);
+    if (v->max) {
+        if (c->len > v->max || c->off - s->off > room)
+            return 0;
+        n = MIN(n, (room - (c->off - s->off)) / c->step + 1);
+    }
+    s->len = MAX(s->len, c->off + (n - 1) * c->step + c->len - s->off);
+    return n;
+}
+
+/* Where the next copy of any other cursor of the first one's source begins. */
+static uint64_t next_other(const struct cursor *heap, size_t n)
+{
+    uint64_t off = UINT64_MAX;
+
+    for (size_t k = 1; k < n && k < 3; k++)
+        if (heap[k].tag == heap[0].tag)
+            off = MIN(off, heap[k].off);
+    return off;
+}
+
+static void advance(struct cursor *c, uint64_t copies)
+{
+    c->off += copies * c->step;
+    c->left -= copies;
+}
+
 static int drain(struct cover *v, struct cursor *heap, size_t n, struct err *e)
 {
     while (n) {
@@ -116,8 +154,9 @@ static int drain(struct cover *v, struct cursor *heap, size_t n, struct err *e)
 
         if (add_copy(v, top->tag, top->off, top->len, e) < 0)
             return -ENOMEM;
-        top->off += top->step;
-        if (!--top->left)
+        advance(top, 1);
+        advance(top, join_many(v, top, next_other(heap, n)));
+        if (!top->left)
             *top = heap[--n];
         sift_down(heap, n, 0);
     }
