@@ -21,6 +21,7 @@
 enum {
     GONE_TRIES = 200, /* 10 s for a mount to leave the table */
     GONE_WAIT_NS = 50000000,
+    READ_AHEAD_KB = 1024, /* the largest request that the kernel makes (decision 020) */
 };
 
 #define FUSERMOUNT "fusermount3"
@@ -275,6 +276,20 @@ static int run_fusermount(const char *path, bool lazy)
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
         return -ENOENT;
     return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EBUSY;
+}
+
+void mounts_read_ahead(uint64_t device)
+{
+    char path[64];
+    FILE *f;
+
+    snprintf(path, sizeof path, "/sys/class/bdi/%u:%u/read_ahead_kb",
+             major((dev_t)device), minor((dev_t)device));
+    f = fopen(path, "we");
+    if (!f)
+        return;
+    fprintf(f, "%d\n", READ_AHEAD_KB);
+    fclose(f);
 }
 
 void mounts_detach(const char *path, uint64_t device)

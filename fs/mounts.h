@@ -23,6 +23,13 @@ uint64_t mounts_ours(const char *path);
 void mounts_detach(const char *path, uint64_t device);
 
 /*
+ * Has the kernel ask for larger pieces of files that are mapped, where that is ours to say:
+ * it takes CAP_SYS_ADMIN and a writable /sys. For a mount that has answered INIT, which
+ * can only make them smaller.
+ */
+void mounts_read_ahead(uint64_t device);
+
+/*
  * Everything that can be said against mounting `source` at `mountpoint` before it is
  * tried; fills in the absolute path.
  */

@@ -158,6 +158,7 @@ static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
     n = writev(fd, iov, count);
     if (n >= 0) {
         s->answered = true;
+        mounts_read_ahead(s->device);
         if (!become_ready(s)) /* nobody waits any more: ^C */
             kill(getpid(), SIGTERM);
     }

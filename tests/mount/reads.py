@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Bytes come out the same by every way of reading: random pieces, mappings, O_DIRECT, sendfile, many at once."""
+import json
 import mmap
 import os
 import random
@@ -8,7 +9,7 @@ import sys
 import threading
 import zipfile
 
-from mountlib import Mount, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, write_checkpoint, write_file
+from mountlib import Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, wait_for, write_checkpoint, write_file
 
 BIG = 5 * (1 << 20) + 1234
 
@@ -26,6 +27,10 @@ def views_of_big(m):
     """Path and the whole of each view that holds the big tensor, read in one go."""
     for path in (m / "raw/model.big", m / "tensors/model.big.npy", m / "tree/model/big.npy", m / "model.safetensors"):
         yield path, read_all(path)
+
+
+def counter(m, name):
+    return json.loads(read_all(m / ".unshard/counters.json"))[name]
 
 
 def test_random_pieces(t):
@@ -61,6 +66,22 @@ def test_mappings(t):
 
 def kernel():
     return tuple(int(x) for x in os.uname().release.split(".")[:2])
+
+
+def test_mapped_files_are_asked_for_in_large_pieces(t):
+    source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        device = os.stat(m.path).st_dev
+        setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+        if not os.access(setting, os.W_OK):
+            raise Skip("needs root and a writable /sys")
+        wait_for("read_ahead_kb of 1024", 5, lambda: read_all(setting) == b"1024\n")
+        for path, whole in views_of_big(m):
+            reads = counter(m, "reads")
+            with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                same(f"{path} mapped", mapped[:], whole)
+            # 5 MiB are 40 requests of the kernel's own 128 KiB.
+            assert counter(m, "reads") - reads <= 16, (path, counter(m, "reads") - reads)
 
 
 def test_o_direct(t):
