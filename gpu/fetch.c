@@ -294,10 +294,12 @@ void fetch_will_need(const struct run_list *runs, const struct fetch_sources *so
     if (spans_cover(runs->run, runs->count, SPAN_GAP, 0, &spans, &ignored) < 0)
         return;
     for (size_t i = 0; i < spans.count; i++) {
-        struct source *src = sources->src[spans.span[i].tag];
+        const struct span *s = &spans.span[i];
+        struct source *src = sources->src[s->tag];
 
-        /* Asked for often and mostly there: its end tells. */
-        if (!source_resident(src, spans.span[i].off + spans.span[i].len - 1, 1))
-            source_will_need(src, spans.span[i].off, spans.span[i].len);
+        /* Asked for often and mostly there: of a file its end tells. A cache finds what
+         * it has by itself. */
+        if (src->remote || !source_resident(src, s->off + s->len - 1, 1))
+            source_will_need(src, s->off, s->len);
     }
 }

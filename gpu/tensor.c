@@ -415,6 +415,35 @@ int tensor_resolve(struct tensor *t, size_t i, struct source **out, struct err *
     return 0;
 }
 
+bool tensor_is_placed(const struct tensor *t, size_t i)
+{
+    const struct resolved *r =
+        atomic_load_explicit(&t->resolved[i], memory_order_acquire);
+
+    return r && r->src;
+}
+
+int tensor_guess(struct tensor *t, size_t i, struct arena *a, struct plan_op *op,
+                 struct source **out, struct err *e)
+{
+    const struct chunk *c = plan_chunk(t->plan, i);
+    CLEANUP(source_putp) struct source *shard = NULL;
+    struct chunk_place place = {0};
+    int ret;
+
+    if (c->encoding == CHUNK_FILL)
+        return err_set(e, ENOENT, "no file has the chunk");
+    ret = shard_get(t, c->file, &shard, e);
+    if (ret == 0)
+        ret = plain_place(t, c, shard, &place, e);
+    if (ret == 0)
+        ret = plan_lower(t->plan, i, &place, dtype_component(t->info.stored), a, op, e);
+    source_put(place.src);
+    if (ret == 0)
+        *out = steal(&shard);
+    return ret;
+}
+
 int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char **path,
                  struct err *e)
 {

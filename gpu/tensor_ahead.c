@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* gpu/tensor_ahead.c - chunks are decoded before their reader asks for them. */
+/* gpu/tensor_ahead.c - bytes are fetched, and chunks decoded, before their reader asks for them. */
 #include "gpu/tensor_priv.h"
 
+#include "base/arena.h"
 #include "base/err.h"
 #include "base/pool.h"
+#include "gpu/fetch.h"
 #include "remote/decoded.h"
 #include "remote/source.h"
 
@@ -87,7 +89,7 @@ static size_t end_of_ahead(const struct tensor *t, const struct span_of_chunks *
     return MIN(MIN(want, s->first + most), plan_chunks(t->plan));
 }
 
-bool tensor_decode_ahead(struct tensor *t, uint64_t off, uint64_t len)
+static bool decode_ahead(struct tensor *t, uint64_t off, uint64_t len)
 {
     size_t step = CHUNKS_A_THREAD * (size_t)pool_threads(t->env.pool), first, end;
     struct span_of_chunks s = {0};
@@ -109,4 +111,110 @@ bool tensor_decode_ahead(struct tensor *t, uint64_t off, uint64_t len)
     else
         atomic_store(&t->ahead, end);
     return true;
+}
+
+/* ---- bytes of shards ---- */
+
+enum {
+    /* Headers before the elements of a chunk, and a directory behind them. */
+    AROUND = 4096,
+    GUESS_MAX = 1 << 20, /* more than this around its elements: not to be guessed */
+    GUESS_MEMORY = 64 << 10,
+};
+
+/* A server's shard in which the place of chunk i is not known yet: to look costs a round trip. */
+static bool is_unplaced(const struct tensor *t, size_t i)
+{
+    bool remote = t->nshards > 0 && t->keeps_shards && t->shards[0].src->remote;
+
+    return remote && plan_chunk(t->plan, i)->encoding != CHUNK_PLAIN &&
+           !tensor_is_placed(t, i) && !tensor_decodes(t, i);
+}
+
+/* The bytes of one run, and what may stand around the elements of the chunk. */
+static void ask_run(struct source *src, const struct plan_run *r, uint64_t around,
+                    uint64_t end)
+{
+    int64_t reach = (int64_t)(r->count - 1) * r->src_step;
+    uint64_t lo = reach < 0 ? r->src - (uint64_t)-reach : r->src;
+    uint64_t hi = (reach > 0 ? r->src + (uint64_t)reach : r->src) + r->len + around;
+
+    hi = MIN(hi, end);
+    if (lo < hi)
+        source_will_need(src, lo, hi - lo);
+}
+
+/*
+ * Asks for what of a window lies in chunk i without waiting to know where that is: between
+ * where it would be if the piece of the file began with the elements, and if it ended with
+ * them. And for both ends of the piece, which say it.
+ */
+static int ask_unplaced(struct tensor *t, size_t i, uint64_t off, uint64_t len,
+                        struct err *e)
+{
+    const struct chunk *c = plan_chunk(t->plan, i);
+    uint64_t bytes = t->unit, end = c->offset + c->length;
+    uint64_t ends = MIN(c->length, (uint64_t)AROUND);
+    CLEANUP(arena_freep) struct arena *a = arena_new(GUESS_MEMORY);
+    CLEANUP(run_list_release) struct run_list runs = {0};
+    CLEANUP(source_putp) struct source *src = NULL;
+    struct plan_op op;
+    int ret = a ? tensor_guess(t, i, a, &op, &src, e) : err_nomem(e);
+
+    for (uint32_t k = 0; k < t->units.nd; k++)
+        bytes *= c->size[k]; /* within the tensor's size */
+    if (ret == 0 && c->length >= bytes && c->length - bytes <= GUESS_MAX)
+        ret = plan_op_cut(&op, off, len, 0, &runs, e);
+    for (size_t k = 0; ret == 0 && k < runs.count; k++)
+        ask_run(src, &runs.run[k], c->length - bytes, end);
+    if (ret == 0) {
+        source_will_need(src, c->offset, ends);
+        source_will_need(src, end - ends, ends);
+    }
+    return ret;
+}
+
+bool tensor_ask_unplaced(struct tensor *t, size_t i, uint64_t off, uint64_t len)
+{
+    struct err ignored = {0};
+
+    if (!is_unplaced(t, i))
+        return false;
+    ask_unplaced(t, i, off, len, &ignored);
+    return true;
+}
+
+/* Asks for those that are not placed, and leaves them out. */
+static void cut_drop_unplaced(struct cut *c, uint64_t off, uint64_t len)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < c->n; i++)
+        if (!tensor_ask_unplaced(c->t, c->chunk[i], off, len))
+            c->chunk[n++] = c->chunk[i];
+    c->n = n;
+}
+
+void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len)
+{
+    CLEANUP(cut_release) struct cut c = {.t = t};
+    struct fetch_sources sources;
+    struct err ignored = {0};
+
+    if (tensor_is_cast(t)) {
+        uint64_t unit = dtype_unit(t->info.dtype), end = off + len;
+
+        off = off / unit * t->unit;
+        len = (end + unit - 1) / unit * t->unit - off;
+    }
+    if (decode_ahead(t, off, len))
+        return;
+    if (cut_begin(&c, off, len, &ignored) < 0)
+        return;
+    cut_drop_unplaced(&c, off, len);
+    if (!cut_is_small(&c) || cut_next(&c, &ignored) != 1 ||
+        cut_runs(&c, off, len, &ignored) < 0)
+        return;
+    sources = (struct fetch_sources){.src = c.src, .count = c.count};
+    fetch_will_need(&c.runs, &sources);
 }

@@ -127,6 +127,8 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
     ret = cut_begin(&c, off, len, e);
     if (ret == 0 && !cut_is_small(&c))
         return 0;
+    for (size_t i = 0; ret == 0 && i < c.n; i++)
+        tensor_ask_unplaced(t, c.chunk[i], off, len);
     if (ret == 0)
         ret = cut_next(&c, e);
     if (ret == 1)
@@ -142,25 +144,4 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
     ret = add_pieces(&c, pieces, v, e);
     c.done = ret == 1;
     return ret;
-}
-
-void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len)
-{
-    CLEANUP(cut_release) struct cut c = {.t = t};
-    struct fetch_sources sources;
-    struct err ignored = {0};
-
-    if (tensor_is_cast(t)) {
-        uint64_t unit = dtype_unit(t->info.dtype), end = off + len;
-
-        off = off / unit * t->unit;
-        len = (end + unit - 1) / unit * t->unit - off;
-    }
-    if (tensor_decode_ahead(t, off, len))
-        return;
-    if (cut_begin(&c, off, len, &ignored) < 0 || !cut_is_small(&c) ||
-        cut_next(&c, &ignored) != 1 || cut_runs(&c, off, len, &ignored) < 0)
-        return;
-    sources = (struct fetch_sources){.src = c.src, .count = c.count};
-    fetch_will_need(&c.runs, &sources);
 }

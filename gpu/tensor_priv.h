@@ -45,16 +45,26 @@ struct tensor {
 };
 
 /*
- * Decodes the chunks behind those of this window, in the background, where chunks have
- * to be decoded: true. Else nothing is done.
- */
-bool tensor_decode_ahead(struct tensor *t, uint64_t off, uint64_t len);
-
-/*
  * The source of chunk i of the plan, with a reference. Where in it the chunk lies is in
  * t->resolved[i] from then on. Any thread.
  */
 int tensor_resolve(struct tensor *t, size_t i, struct source **out, struct err *e);
+
+/* Is the place of chunk i known, and its shard at hand? */
+bool tensor_is_placed(const struct tensor *t, size_t i);
+
+/*
+ * Where chunk i would lie if its elements stood row by row from the first byte of its piece
+ * of the file on, and that file, with a reference. Nothing is read. The loops live in `a`.
+ */
+int tensor_guess(struct tensor *t, size_t i, struct arena *a, struct plan_op *op,
+                 struct source **out, struct err *e);
+
+/*
+ * Asks a server for what of a window lies in chunk i, and for what tells where that is, all
+ * at once. False: it is known already (or not to be known without decoding).
+ */
+bool tensor_ask_unplaced(struct tensor *t, size_t i, uint64_t off, uint64_t len);
 
 /* Are the places of chunk i decoded copies? */
 bool tensor_decodes(const struct tensor *t, size_t i);

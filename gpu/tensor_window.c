@@ -190,6 +190,8 @@ static int fill(struct tensor *t, uint64_t off, size_t len, void *dst, struct er
     CLEANUP(cut_release) struct cut c = {.t = t};
     int ret = cut_begin(&c, off, len, e);
 
+    for (size_t i = 0; ret == 0 && i < c.n; i++)
+        tensor_ask_unplaced(t, c.chunk[i], off, len);
     while (ret == 0 && (ret = cut_next(&c, e)) == 1)
         ret = fill_batch(&c, off, len, dst, e);
     return ret;

@@ -522,8 +522,9 @@ int block_cache_new(const struct block_cache_options *options, struct block_cach
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&c->changed, &attr);
     pthread_condattr_destroy(&attr);
-    workers_init(&c->fetchers, FETCHERS);
-    workers_init(&c->writer, 1); /* the locks on files are not a thread's */
+    workers_init(&c->fetchers, FETCHERS, 0);
+    /* One: the locks on files are not a thread's. */
+    workers_init(&c->writer, 1, WRITER_NICENESS);
     open_disk(c, options);
     *out = c;
     return 0;

@@ -15,7 +15,8 @@
 enum {
     EXTENT_MAX = 4 << 20, /* one request; aligned to blocks but at an object's end */
     OBJECT_BUCKETS = 1024,
-    FETCHERS = 16, /* requests ahead of readers that are under way at a time */
+    FETCHERS = 16,        /* requests ahead of readers that are under way at a time */
+    WRITER_NICENESS = 10, /* what is kept is behind what is read */
 };
 
 enum extent_state { EXTENT_FETCHING, EXTENT_DONE, EXTENT_FAILED };
@@ -61,6 +62,7 @@ struct block_workers {
     pthread_cond_t wake;
     pthread_t thread[FETCHERS];
     unsigned threads, idle, max;
+    int niceness; /* added to that of the process */
     bool
         stop; /* no new jobs; what is queued is dropped by fetchers, done by the writer */
 };
@@ -121,7 +123,7 @@ int extents_fill(struct block_cache *c, struct source *inner, struct extent *con
 /* With the lock held: has an extent that is on its way filled in the background. */
 bool fetch_later(struct block_cache *c, struct extent *x, struct source *inner);
 
-void workers_init(struct block_workers *w, unsigned max);
+void workers_init(struct block_workers *w, unsigned max, int niceness);
 /* Without the lock; waits for all of them. */
 void workers_stop(struct block_cache *c, struct block_workers *w);
 void workers_destroy(struct block_workers *w);

@@ -2,6 +2,8 @@
 /* remote/block_fetch.c - fills extents from disk and server, and keeps them on disk. */
 #include <errno.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -109,12 +111,22 @@ struct worker {
     job_fn *run;
 };
 
+/* Of this thread alone, as Linux has it. */
+static void be_nicer(int by)
+{
+    id_t me = (id_t)gettid();
+
+    setpriority(PRIO_PROCESS, me, getpriority(PRIO_PROCESS, me) + by);
+}
+
 static void *work(void *user)
 {
     struct worker me = *(struct worker *)user;
     struct block_cache *c = me.c;
 
     free(user);
+    if (me.w->niceness)
+        be_nicer(me.w->niceness);
     pthread_mutex_lock(&c->lock);
     for (;;) {
         struct ring *first = me.w->queue.next;
@@ -171,11 +183,12 @@ static bool add_job(struct block_cache *c, struct block_workers *w, job_fn *run,
     return true;
 }
 
-void workers_init(struct block_workers *w, unsigned max)
+void workers_init(struct block_workers *w, unsigned max, int niceness)
 {
     ring_init(&w->queue);
     pthread_cond_init(&w->wake, NULL);
     w->max = max;
+    w->niceness = niceness;
 }
 
 void workers_destroy(struct block_workers *w)

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 from mountlib import UNSHARD, Mount, main, same, tensor_bytes, wait_for, write_checkpoint
 
@@ -145,6 +146,25 @@ def test_one_tensor_moves_its_bytes(t):
                 with open(m / f"raw/{key}", "rb") as f:
                     assert f.read() == want
                 assert moved(server) <= size + MIB, f"{name}: {moved(server) - size} bytes more in all"
+
+
+def test_what_is_ahead_keeps_nobody_waiting(t):
+    """The next shard's server says nothing: where its bytes lie is asked for behind the reader's back."""
+    size, hung = 8 * MIB, 20
+    distributed(t + "/src/m", size, 4)
+    key, part = "model.layers.1.weight", size // 4
+    want = subprocess.run([UNSHARD, "cat", t + "/src/m", key], check=True, stdout=subprocess.PIPE).stdout
+    with Server(t + "/src") as server:
+        warm(server, f"cache_dir={t}/cache")
+        with Mount(server.url + "/m/", t + "/mnt", f"cache_dir={t}/cache") as m, open(m / f"raw/{key}", "rb", buffering=0) as f:
+            server.fault("stall", times=-1, match="__1_0", seconds=hung)
+            begin = time.monotonic()
+            assert b"".join(f.read(part // 4) for _ in range(4)) == want[:part]
+            took = time.monotonic() - begin
+            assert server.log("__1_0", "GET"), "it was not asked for"
+            assert took < hung / 2, f"{took:.1f} s for what another server has"
+            server.clear()
+            assert f.read() == want[part:]
 
 
 def test_damage_on_disk_is_not_served(t):
