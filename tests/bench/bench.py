@@ -70,7 +70,7 @@ def work_apart(w, settings, limit):
         try:
             if p.wait(limit):
                 said.seek(0)
-                error = f"status {p.returncode}: {said.read().decode(errors='replace').strip()[-300:]}"
+                error = str(measure.failure([w.name], p.returncode, said.read()))
         except subprocess.TimeoutExpired:
             error = f"it took more than its limit of {limit:g} s"
         finally:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes checkpoints of any size without torch: random bytes, or holes that cost no disk.
+"""Writes checkpoints of any size without torch: random numbers, or holes that cost no disk.
 
     make_checkpoint.py hf DIR   [--tensors N] [--bytes B] [--sparse]
     make_checkpoint.py dcp DIR  [--tensors N] [--bytes B] [--sparse] [--ranks R] [--row-bytes W | --mesh AxB | --flat N]
@@ -22,6 +22,7 @@ import zlib
 import make_metadata as torch_like
 
 CHUNK = 16 << 20
+EXPONENTS = bytes(b & 0x80 | 0x3d for b in range(256))  # of float32 numbers of 1/32 to 1/8, as weights are
 
 
 def random_data(f, size, sparse, piece):
@@ -31,10 +32,11 @@ def random_data(f, size, sparse, piece):
         return 0
     crc = 0
     while size:
-        data = os.urandom(min(size, CHUNK))
+        data = bytearray(os.urandom(min(size, CHUNK)))
+        data[3::4] = data[3::4].translate(EXPONENTS)
         crc = zlib.crc32(data, crc)
         for i in range(0, len(data), piece):
-            f.write(data[i:i + piece])
+            f.write(memoryview(data)[i:i + piece])
             if piece < CHUNK:
                 f.flush()
         size -= len(data)

@@ -30,6 +30,7 @@ def define(module_name, name, bases=(), **members):
     return cls
 
 
+BLOB = 14680780  # bytes of a stored zip with a float32 tensor of 512 x 7168 (make_checkpoint.write_blob)
 META = 'torch.distributed.checkpoint.metadata'
 Size = define('torch', 'Size', (tuple,), __reduce__=lambda self: (Size, (tuple(self),)))
 dtype = define('torch', 'dtype', __reduce__=lambda self: self.name)
@@ -75,7 +76,7 @@ def metadata(chunks, per_tensor):
             # Ranks send their own copies: the key's text is shared within a rank only.
             key = make(Index, fqn=fqn, index=rank, offset=offset)
             storage[key] = make(StorageInfo, relative_path=files[rank],
-                                offset=t * 14680064, length=14681563)
+                                offset=t * BLOB, length=BLOB)
         properties = Properties()
         properties.state = (float32, layout(), False, MemFormat(0), False)
         tensors[fqn] = make(TensorStorage, properties=properties,

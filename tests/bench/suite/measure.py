@@ -26,6 +26,12 @@ class Failed(Exception):
     """A workload can't go on; its row says why."""
 
 
+def failure(command, status, error):
+    """What a program said last."""
+    lines = error.decode(errors="replace").strip().splitlines()
+    return Failed(": ".join([pathlib.Path(str(command[0])).name, f"status {status}", *lines[-1:]])[:300])
+
+
 def threads_cpu(pid):
     """Seconds on a core of all threads of a process; the scheduler counts in nanoseconds. 0 for no process."""
     total = 0
@@ -55,7 +61,7 @@ def run(command, server=None, stdout=subprocess.DEVNULL, **options):
         p.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - begin
     if p.returncode:
-        raise Failed(f"{pathlib.Path(str(command[0])).name}: status {p.returncode}: {error.decode(errors='replace').strip()[-300:]}")
+        raise failure(command, p.returncode, error)
     return Sample(seconds, used.ru_utime + used.ru_stime + threads_cpu(server) - before, used.ru_maxrss / 1024)
 
 
@@ -63,7 +69,7 @@ def run_json(command, **options):
     """The JSON lines that a program prints."""
     p = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, **options)
     if p.returncode:
-        raise Failed(f"{pathlib.Path(str(command[0])).name}: status {p.returncode}: {p.stderr.decode(errors='replace').strip()[-300:]}")
+        raise failure(command, p.returncode, p.stderr)
     return [json.loads(line) for line in p.stdout.decode().splitlines() if line.startswith("{")]
 
 

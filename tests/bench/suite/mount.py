@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 
-from suite.measure import Failed
+from suite.measure import Failed, failure
 
 
 class Mount:
@@ -20,7 +20,7 @@ class Mount:
         self.mounted_in = time.monotonic() - begin
         if p.returncode:
             os.rmdir(self.path)
-            raise Failed(f"unshard mount: status {p.returncode}: {p.stdout.decode(errors='replace').strip()}".rstrip(": "))
+            raise failure(["unshard mount"], p.returncode, p.stdout)
         self.server = self.find_server()
 
     def find_server(self):
