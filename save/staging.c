@@ -552,8 +552,10 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
     s->parent = strdup(claim->target);
     s->name = strdup(claim->name);
     s->part = s->parts = 1;
-    if (!s->target || !s->parent || !s->name || name_staging(s, e) < 0)
+    if (!s->target || !s->parent || !s->name)
         return err_nomem(e);
+    if (name_staging(s, e) < 0)
+        return -e->code;
     if (strrchr(s->parent, '/'))
         *strrchr(s->parent, '/') = '\0';
     s->parent_fd = fcntl(claim->parent, F_DUPFD_CLOEXEC, 0);

@@ -292,6 +292,14 @@ def test_what_reading_answers(t):
     compare(read_rows(t), READ_HEAD)
 
 
+def test_a_name_that_leaves_no_room_for_staging(t):
+    """Staging lies beside a new directory, under a longer name."""
+    source(t)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        fails("mkdir of 255 bytes", errno.ENAMETOOLONG, lambda: os.mkdir(m / ("x" * 255)))
+        os.mkdir(m / ("x" * 200))
+
+
 def test_a_full_disk_under_a_save(t):
     """ENOSPC at the call that needs the room; the checkpoint stays; with room again the same mount saves."""
     if os.geteuid() != 0:
