@@ -200,7 +200,8 @@ static int put_tree_entry(void *user, const struct tree_entry *t)
 
     if (!has_room(p, t->name))
         return 1;
-    rc = attr_inside(p->r->fs, p->slot, kind, index, &entry.attr, p->e);
+    rc = t->info ? attr_tensor(p->r->fs, kind, t->info, &entry.attr, p->e)
+                 : attr_inside(p->r->fs, p->slot, kind, index, &entry.attr, p->e);
     if (rc < 0)
         return rc;
     if (p->r->plus)

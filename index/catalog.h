@@ -155,6 +155,8 @@ struct tree_entry {
     const char *name;
     uint32_t dir;    /* id of the subdirectory, or 0 */
     uint32_t tensor; /* ord when dir is 0 */
+    const struct tensor_info
+        *info; /* of it, while catalog_tree_list() calls; or NULL */
 };
 int catalog_tree_find(struct catalog *c, int64_t checkpoint, uint32_t dir,
                       const char *name, struct tree_entry *out, struct err *e);

@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum {
-    /* tensors(): strings of so many bytes are kept before the arena is made anew. */
+    /* Strings of so many bytes are kept before tensor_arena() makes the arena anew. */
     ARENA_TURN = 1 << 18,
     ARENA_MAX = 1 << 30, /* one row cannot be larger: SQLITE_LIMIT_LENGTH */
 };
@@ -189,6 +189,15 @@ int tensor_row_read(struct query *q, struct arena *a, struct tensor_row *out,
     return conn_damaged(q->conn, e, "tensor %u: %s", (uint32_t)row[TENSOR_ID].num, why);
 }
 
+int tensor_arena(struct arena **a, struct err *e)
+{
+    if (*a && arena_used(*a) <= ARENA_TURN)
+        return 0;
+    arena_free(*a);
+    *a = arena_new(ARENA_MAX);
+    return *a ? 0 : err_nomem(e);
+}
+
 int tensor_each(struct query *q, int (*fn)(void *user, const struct tensor_row *t),
                 void *user, struct err *e)
 {
@@ -197,13 +206,9 @@ int tensor_each(struct query *q, int (*fn)(void *user, const struct tensor_row *
     int rc;
 
     while ((rc = query_step(q, e)) == 1) {
-        if (!a || arena_used(a) > ARENA_TURN) {
-            arena_free(a);
-            a = arena_new(ARENA_MAX);
-            if (!a)
-                return err_nomem(e);
-        }
-        rc = tensor_row_read(q, a, &row, e);
+        rc = tensor_arena(&a, e);
+        if (rc == 0)
+            rc = tensor_row_read(q, a, &row, e);
         if (rc == 0)
             rc = fn(user, &row);
         if (rc != 0)
@@ -214,8 +219,8 @@ int tensor_each(struct query *q, int (*fn)(void *user, const struct tensor_row *
 
 /* --- one tensor --- */
 
-static int tensor_by_ord(struct conn *n, int64_t checkpoint, uint32_t ord,
-                         struct arena *a, struct tensor_info *out, struct err *e)
+int tensor_by_ord(struct conn *n, int64_t checkpoint, uint32_t ord, struct arena *a,
+                  struct tensor_info *out, struct err *e)
 {
     static const char sql[] = "SELECT " TENSOR_LIST("") " FROM tensor WHERE id = ?1";
     CLEANUP(query_end) struct query q = {0};

@@ -60,6 +60,13 @@ int tensor_row_read(struct query *q, struct arena *a, struct tensor_row *out,
 int tensor_each(struct query *q, int (*fn)(void *user, const struct tensor_row *t),
                 void *user, struct err *e);
 
+/* For who reads many rows: makes *a, and makes it anew when it holds many strings. */
+int tensor_arena(struct arena **a, struct err *e);
+
+/* catalog_tensor() on a connection, in the transaction that it may be in. */
+int tensor_by_ord(struct conn *n, int64_t checkpoint, uint32_t ord, struct arena *a,
+                  struct tensor_info *out, struct err *e);
+
 /* What tensor_name.hash holds. */
 uint64_t name_hash(int64_t checkpoint, const char *name, size_t len);
 

@@ -2,8 +2,10 @@
 /* index/catalog_tree.c - tree/: tensors by the dotted parts of their keys. */
 #include "index/catalog_stage.h"
 
+#include "base/arena.h"
 #include "base/err.h"
 #include "index/catalog.h"
+#include "index/catalog_tensor.h"
 #include "index/names.h"
 
 #include <assert.h>
@@ -355,10 +357,25 @@ int catalog_tree_find(struct catalog *c, int64_t checkpoint, uint32_t dir,
     return rc == -ENOENT ? conn_missing(n, checkpoint, "name in tree/", e) : rc;
 }
 
-static int list_rows(struct query *q, int (*fn)(void *user, const struct tree_entry *t),
-                     void *user, struct err *e)
+/* The tensor of an entry; strings live in *a, which is made anew now and then. */
+static int entry_tensor(struct conn *n, int64_t checkpoint, uint32_t ord,
+                        struct arena **a, struct tensor_info *out, struct err *e)
 {
+    int rc = tensor_arena(a, e);
+
+    if (rc == 0)
+        rc = tensor_by_ord(n, checkpoint, ord, *a, out, e);
+    return rc == -ENOENT ? conn_damaged(n, e, "tensor %u of tree/ is missing", ord)
+                         : rc;
+}
+
+static int list_rows(struct query *q, int64_t checkpoint,
+                     int (*fn)(void *user, const struct tree_entry *t), void *user,
+                     struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = NULL;
     char name[NAME_MAX_BYTES + 1];
+    struct tensor_info info;
     struct tree_entry entry;
     const char *text;
     size_t len;
@@ -371,7 +388,12 @@ static int list_rows(struct query *q, int (*fn)(void *user, const struct tree_en
         memcpy(name, text, len);
         name[len] = '\0';
         entry.name = name;
-        rc = fn(user, &entry);
+        if (!entry.dir) {
+            rc = entry_tensor(q->conn, checkpoint, entry.tensor, &a, &info, e);
+            entry.info = &info;
+        }
+        if (rc == 0)
+            rc = fn(user, &entry);
         if (rc != 0)
             return rc;
     }
@@ -390,6 +412,8 @@ int catalog_tree_list(struct catalog *c, int64_t checkpoint, uint32_t dir,
     int rc = conn_take(c, false, &n, e);
 
     if (rc == 0)
+        rc = conn_begin(n, false, e); /* all rows are of one state, and lock once */
+    if (rc == 0)
         rc = get_dir(n, checkpoint, dir, &parent, &entries, e);
     if (rc == -ENOENT)
         return conn_missing(n, checkpoint, "directory in tree/", e);
@@ -398,7 +422,7 @@ int catalog_tree_list(struct catalog *c, int64_t checkpoint, uint32_t dir,
     if (rc == 0)
         rc =
             query_bind_ints(&q, (const int64_t[]){row_id(checkpoint, dir), from}, 2, e);
-    return rc == 0 ? list_rows(&q, fn, user, e) : rc;
+    return rc == 0 ? list_rows(&q, checkpoint, fn, user, e) : rc;
 }
 
 int catalog_tree_parent(struct catalog *c, int64_t checkpoint, uint32_t dir,
