@@ -85,6 +85,12 @@ static int open_outside(const struct request *r, struct dir_handle *h, struct er
     return tree_shown(r->fs, n, r->may_block, &h->shown, e);
 }
 
+/* Will it list the same as long as the kernel knows its node? Then the kernel keeps it. */
+static bool is_frozen(const struct request *r, const struct dir_handle *h)
+{
+    return h->slot && !r->fs->stages && ino_kind(r->ino) != INSIDE_META;
+}
+
 int opendir_run(struct request *r, struct err *e)
 {
     struct dir_handle *h = calloc(1, sizeof *h);
@@ -101,6 +107,7 @@ int opendir_run(struct request *r, struct err *e)
     h->opened.free = handle_free;
     opened_add(&r->fs->opened, &h->opened);
     r->fi.fh = (uintptr_t)h;
+    r->fi.cache_readdir = r->fi.keep_cache = is_frozen(r, h);
     if (fuse_reply_open(r->req, &r->fi) < 0)
         opened_end(r->fs, &h->opened);
     return 0;

@@ -37,6 +37,12 @@ static void op_init(void *user, struct fuse_conn_info *conn)
     conn->want &=
         ~(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
     fs->can_expire = conn->capable & FUSE_CAP_EXPIRE_ONLY;
+    /*
+     * find(1) and du(1) read a whole directory before they ask for the attributes of what
+     * is in it. The kernel would take that for a plain listing and look up every name
+     * (decision 022).
+     */
+    conn->want &= ~FUSE_CAP_READDIRPLUS_AUTO;
 }
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)

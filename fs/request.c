@@ -22,6 +22,7 @@ static bool is_ordinary(int code)
     case EROFS:
     case ENOTDIR:
     case EISDIR:
+    case EOPNOTSUPP:
     case ENAMETOOLONG:
         return true;
     default:

@@ -234,11 +234,23 @@ static int reply(const struct request *r, const struct buf *out, struct err *e)
     return 0;
 }
 
+/*
+ * Access lists and labels that a mount never has. ls(1) asks for two of each file, and
+ * when told that there are none of the kind it does not ask for the others'.
+ */
+static bool is_foreign(const char *name)
+{
+    return strncmp(name, "security.", strlen("security.")) == 0 ||
+           strncmp(name, "system.", strlen("system.")) == 0;
+}
+
 int getxattr_run(struct request *r, struct err *e)
 {
     struct xattrs x = {.r = r, .out = {.max = VALUE_MAX}};
     int rc;
 
+    if (is_foreign(r->name))
+        return -EOPNOTSUPP;
     if (ino_is_staged(r->ino))
         return -ENODATA;
     if (strncmp(r->name, PREFIX, strlen(PREFIX)) != 0)

@@ -43,6 +43,14 @@ def test_a_hundred_thousand_tensors(t):
         same("files in tree/", len(found), COUNT)
         found = timed("find raw -size", "find", m / "raw", "-type", "f", "-size", "-2c").splitlines()
         same("found by size", len(found), COUNT)
+        with open(m / ".unshard/counters.json", "rb") as f:
+            before_last = json.load(f)["requests"]
+        for view in ("raw", "tensors"):
+            timed(f"ls -l {view} again", "ls", "-l", m / view)
+            timed(f"find {view} -size", "find", m / view, "-size", "-2c")
+        with open(m / ".unshard/counters.json", "rb") as f:
+            again = json.load(f)["requests"] - before_last
+        assert again < COUNT // 100, f"{again} requests for what the kernel has"
         info = json.loads(timed("cat checkpoint.json", "cat", m / ".unshard/checkpoint.json"))
         same("counted", info["counts"]["tensors"], COUNT)
         growth = m.rss() - before
@@ -52,6 +60,20 @@ def test_a_hundred_thousand_tensors(t):
             key = list(tensors)[i]
             with open(m / f"raw/{key}", "rb") as f:
                 same(key, f.read(), tensors[key][2])
+
+
+def test_attributes_come_with_the_listing(t):
+    """Programs that ask for the attributes of all files do not make a request for each."""
+    os.mkdir(t + "/src")
+    tensors = {f"model.layers.{i:05}.w": ("U8", (1,), b"x") for i in range(10_000)}
+    write_file(t + "/src/model.safetensors", safetensors_image(tensors))
+    for command in (["ls", "-l"], ["find"], ["du", "-a"]):
+        with Mount(t + "/src", t + "/mnt") as m:
+            os.listdir(m.path)
+            timed(" ".join(command), *command, m / "raw", *(["-size", "+1M"] if command == ["find"] else []))
+            with open(m / ".unshard/counters.json", "rb") as f:
+                requests = json.load(f)["requests"]
+            assert requests < 500, f"{command}: {requests} requests for {len(tensors)} files"
 
 
 def test_positions_are_stable(t):
