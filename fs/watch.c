@@ -21,6 +21,9 @@ enum {
         20, /* a checkpoint that takes long to look at is looked at less often */
     /* A directory that nobody asks for is not looked at; the kernel has to ask first. */
     IDLE_SECONDS = 20,
+    /* So many are looked at for that long; of more, each for less (a find over all). */
+    FULLY_WATCHED = 64,
+    IDLE_LEAST_NS = 1000000000,
     /* Shards that nobody reads stay open so long, for the next reader. */
     OPEN_SECONDS = 5,
     /*
@@ -185,8 +188,17 @@ static void put_to_sleep(struct fs *fs, struct node *n, struct slot *slot)
     forget_absent(fs, slot);
 }
 
+/* How long one that nobody asks for is looked at, of `awake` ones. */
+static int64_t idle_ns(size_t awake)
+{
+    int64_t share = IDLE_SECONDS * 1000000000ll * FULLY_WATCHED /
+                    (int64_t)MAX(awake, (size_t)FULLY_WATCHED);
+
+    return MAX(share, (int64_t)IDLE_LEAST_NS);
+}
+
 /* True: it will be looked at again. */
-static bool look_at_node(struct fs *fs, struct node *n)
+static bool look_at_node(struct fs *fs, struct node *n, int64_t idle)
 {
     struct slot *slot = node_slot(fs, n);
     int64_t now = now_ns();
@@ -196,7 +208,7 @@ static bool look_at_node(struct fs *fs, struct node *n)
         slot_retire(fs, slot);
         node_set_slot(fs, n, NULL);
     } else if (slot && !slot->stale) {
-        if (fs->can_expire && now - used > IDLE_SECONDS * 1000000000ll) {
+        if (fs->can_expire && now - used > idle) {
             if (!n->dormant)
                 put_to_sleep(fs, n, slot);
         } else {
@@ -213,18 +225,19 @@ static bool look_at_node(struct fs *fs, struct node *n)
 static bool look_around(struct fs *fs)
 {
     struct node **node;
-    size_t count;
-    bool awake = false;
+    size_t count, before = 0, awake = 0;
 
     if (node_watched(fs, &node, &count) < 0)
         return true; /* out of memory; again in a moment */
+    for (size_t i = 0; i < count; i++)
+        before += !node[i]->dormant;
     for (size_t i = 0; i < count; i++) {
-        awake = look_at_node(fs, node[i]) || awake;
+        awake += look_at_node(fs, node[i], idle_ns(before));
         node_unpin(fs, node[i]);
     }
     free(node);
     nodes_tidy(fs);
-    return awake;
+    return awake > 0;
 }
 
 static void wait_tick(struct watch *w, bool busy)

@@ -332,5 +332,19 @@ def test_idle_and_back(t):
         wait_for("the name", LIMIT, lambda: readable(m / "tokenizer.json", b"{}"))
 
 
+def test_many_idle_and_back(t):
+    """Of many checkpoints each is watched for a shorter time; what is cached of it is not believed after."""
+    old = [rewrite(t + f"/src/step{i:03}", i, shards=1, count=1) for i in range(300)]
+    key = next(iter(old[0]))
+    with Mount(t + "/src", t + "/mnt") as m:
+        for i, tensors in enumerate(old):
+            same(f"step {i}", read_all(m / f"step{i:03}/raw/{key}"), tensors[key][2])
+        time.sleep(6)
+        for i in range(0, 300, 50):
+            new = rewrite(t + f"/src/step{i:03}", f"v2 {i}", shards=1, count=1)
+            wait_for(f"new bytes of step {i}", LIMIT, lambda: readable(m / f"step{i:03}/raw/{key}", new[key][2]))
+        same("another", read_all(m / f"step001/raw/{key}"), old[1][key][2])
+
+
 if __name__ == "__main__":
     main(globals())
