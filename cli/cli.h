@@ -76,6 +76,8 @@ struct cli_command {
     /* Options it takes beside --json, -q, -v and -o: letters of "ldnfc" (long rows, deep,
      * npy, foreground, "b": binary, "g": device and time, "h": budget, those of convert, "t": those of diff). */
     const char *takes;
+    /* It only reads: where its sources are local, all that it cannot need is taken from it. */
+    bool confined;
     /* Returns a cli_status, or a negative errno with the words in c->err. */
     int (*run)(struct cli *c);
 };
@@ -107,6 +109,12 @@ bool parse_bytes(const char *text, uint64_t *out);
  * to show, both malloc'd; NULL in *secret: there is nothing to hide.
  */
 int cli_hide(char *arg, char **secret, char **shown);
+
+/*
+ * Before any thread starts, where no argument is a URL: from here on what is read cannot make
+ * the process run a program, reach a network or write but to its cache (base/confine.h).
+ */
+void cli_confine(const struct cli *c);
 
 /* Opens a local path or a URL: one of c->arg. */
 int cli_open(struct cli *c, const char *name, struct cli_source *out);

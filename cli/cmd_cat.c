@@ -62,5 +62,6 @@ const struct cli_command cmd_cat = {
     .min_args = 2,
     .max_args = 2,
     .takes = "n",
+    .confined = true,
     .run = run,
 };

@@ -403,5 +403,6 @@ const struct cli_command cmd_diff = {
     .min_args = 2,
     .max_args = 2,
     .takes = "t",
+    .confined = true,
     .run = run,
 };

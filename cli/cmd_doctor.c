@@ -48,6 +48,7 @@ static int run(struct cli *c)
     doctor_fuse(&d);
     doctor_cache(&d);
     doctor_limits(&d);
+    doctor_confine(&d);
     doctor_gpu(&d);
     for (int i = 0; i < c->args; i++)
         doctor_leftovers(&d, c->arg[i]);

@@ -317,5 +317,6 @@ const struct cli_command cmd_info = {
     .min_args = 1,
     .max_args = 1,
     .takes = "",
+    .confined = true,
     .run = run,
 };

@@ -223,5 +223,6 @@ const struct cli_command cmd_ls = {
     .min_args = 1,
     .max_args = 2,
     .takes = "l",
+    .confined = true,
     .run = run,
 };

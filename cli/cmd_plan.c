@@ -163,5 +163,6 @@ const struct cli_command cmd_plan = {
     .min_args = 2,
     .max_args = 2,
     .takes = "b",
+    .confined = true,
     .run = run,
 };

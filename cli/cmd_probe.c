@@ -86,5 +86,6 @@ const struct cli_command cmd_probe = {
     .min_args = 1,
     .max_args = 1,
     .takes = "",
+    .confined = true,
     .run = run,
 };

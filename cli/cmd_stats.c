@@ -372,5 +372,6 @@ const struct cli_command cmd_stats = {
     .min_args = 1,
     .max_args = 2,
     .takes = "",
+    .confined = true,
     .run = run,
 };

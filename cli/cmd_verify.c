@@ -430,5 +430,6 @@ const struct cli_command cmd_verify = {
     .min_args = 1,
     .max_args = 1,
     .takes = "d",
+    .confined = true,
     .run = run,
 };

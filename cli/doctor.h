@@ -16,10 +16,11 @@ struct doctor {
 void doctor_tell(struct doctor *d, enum doctor_state state, const char *what,
                  const char *hint, const char *fmt, ...) PRINTF(5, 6);
 
-void doctor_fuse(struct doctor *d);   /* can one mount here? */
-void doctor_cache(struct doctor *d);  /* the cache directory, and where sockets go */
-void doctor_limits(struct doctor *d); /* open files, memory, processors */
-void doctor_gpu(struct doctor *d);    /* driver, devices, their links */
+void doctor_fuse(struct doctor *d);    /* can one mount here? */
+void doctor_cache(struct doctor *d);   /* the cache directory, and where sockets go */
+void doctor_limits(struct doctor *d);  /* open files, memory, processors */
+void doctor_confine(struct doctor *d); /* what keeps scans to reading */
+void doctor_gpu(struct doctor *d);     /* driver, devices, their links */
 
 /* What saves that did not end have left in a directory, and whose they are. */
 void doctor_leftovers(struct doctor *d, const char *dir);

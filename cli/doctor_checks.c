@@ -10,6 +10,7 @@
 #include <sys/statvfs.h>
 
 #include "base/buf.h"
+#include "base/confine.h"
 #include "base/fsutil.h"
 #include "base/local_socket.h"
 #include "cli/doctor.h"
@@ -147,6 +148,32 @@ void doctor_limits(struct doctor *d)
                     (uint64_t)files.rlim_max);
     doctor_tell(d, DOCTOR_FINE, "machine", NULL, "%u processors, %s of memory",
                 processors(), out_size((uint64_t)pages * (uint64_t)page, size));
+}
+
+/* ---- confinement ---- */
+
+void doctor_confine(struct doctor *d)
+{
+    unsigned has = confine_available();
+    const char *off = getenv("UNSHARD_CONFINE");
+
+    if (off && strcmp(off, "0") == 0)
+        doctor_tell(d, DOCTOR_NOTE, "confine", "unset UNSHARD_CONFINE",
+                    "off: UNSHARD_CONFINE=0");
+    else if (has == (CONFINE_CALLS | CONFINE_FILES))
+        doctor_tell(
+            d, DOCTOR_FINE, "confine", NULL,
+            "commands that read local sources start no programs, reach no network "
+            "(seccomp), write to their cache only (Landlock)");
+    else
+        doctor_tell(d, DOCTOR_NOTE, "confine",
+                    has & CONFINE_CALLS
+                        ? "Linux 5.13 or later, booted with lsm=landlock"
+                        : "build with libseccomp, on a kernel with it",
+                    "commands that read local sources are held by %s only",
+                    has & CONFINE_CALLS   ? "seccomp"
+                    : has & CONFINE_FILES ? "Landlock"
+                                          : "their own care");
 }
 
 /* ---- devices ---- */

@@ -403,6 +403,8 @@ static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
         return cli_fail(c, err_nomem(&c->err));
     if (c->opt.verbose)
         log_configure("info");
+    if (cmd->confined)
+        cli_confine(c);
     ret = finish_output(c, cmd->run(c));
     forget_secrets(c);
     return ret < 0 ? cli_fail(c, ret) : ret;

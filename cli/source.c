@@ -6,6 +6,7 @@
 
 #include "base/arena.h"
 #include "base/buf.h"
+#include "base/confine.h"
 #include "base/fsutil.h"
 #include "base/log.h"
 #include "base/pool.h"
@@ -78,13 +79,33 @@ static void told_of_index(struct cli *c)
     c->err = (struct err){0};
 }
 
+static const char *temporary_dir(void)
+{
+    const char *name = getenv("TMPDIR");
+
+    return name && *name ? name : "/tmp";
+}
+
+void cli_confine(const struct cli *c)
+{
+    CLEANUP(buf_release) struct buf cache = {0};
+    struct err none = {0};
+    const char *writable[] = {NULL, NULL};
+
+    for (int i = 0; i < c->args; i++)
+        if (store_is_url(c->arg[i]))
+            return;
+    writable[0] =
+        cache_dir(c->opt.cache_dir, &cache, &none) == 0 ? cache.data : temporary_dir();
+    (void)confine(CONFINE_CALLS | CONFINE_FILES, writable);
+}
+
 /*
  * Without a cache directory (no home, a read-only one) the index is kept in memory, and
  * what has to be decoded lies with other temporary files: nobody is kept from reading.
  */
 static int find_cache(struct cli *c, struct buf *dir)
 {
-    const char *temporary = getenv("TMPDIR");
     int ret = cache_dir(c->opt.cache_dir, dir, &c->err);
 
     if (ret == 0 || c->opt.cache_dir)
@@ -92,7 +113,7 @@ static int find_cache(struct cli *c, struct buf *dir)
     told_of_index(c);
     c->opt.index_memory = true;
     buf_clear(dir);
-    return buf_adds(dir, temporary && *temporary ? temporary : "/tmp");
+    return buf_adds(dir, temporary_dir());
 }
 
 static int open_catalog(struct cli *c, struct cli_source *s, const char *dir)

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
+#include "base/confine.h"
 #include "base/guard.h"
 #include "base/log.h"
 #include "fs/holder.h"
@@ -353,6 +354,18 @@ static int session_threads(struct session *s, struct err *e)
     return rc ? err_set(e, rc, "start a thread: %s", strerror(rc)) : 0;
 }
 
+/*
+ * A mount that reads local files needs no calls for more, once all of its sockets are there.
+ * Root's only: others' ends by fusermount3, a program (decision 025). Threads that start
+ * later have it too.
+ */
+static void confine_server(const struct fs *fs)
+{
+    if (geteuid() == 0 && !fs->options.rw && !fs->store->remote &&
+        !confine(CONFINE_CALLS, NULL))
+        log_msg(LOG_FS, LOG_INFO, "not confined: `unshard doctor` says why");
+}
+
 /* What is whole is saved, though umount(8) promises nothing. */
 static void save_the_rest(struct fs *fs)
 {
@@ -410,6 +423,8 @@ static int session_serve(struct session *s, struct err *e)
 
     if (rc == 0)
         rc = session_threads(s, e);
+    if (rc == 0)
+        confine_server(s->fs);
     if (rc == 0)
         rc = session_loop(s, e);
     notify_manager("STOPPING=1");

@@ -18,6 +18,7 @@ LIBRARIES = {  # header: the files that may include it
     "cjson/*": "base/json.c",
     "curl/*": "remote/http_wire.c",
     "expat.h": "remote/xml.c",
+    "seccomp.h": "base/confine.c",
     "cuda*": "gpu/*",
     "dlfcn.h": "gpu/driver.c",
 }
