@@ -67,6 +67,32 @@ const char *wire_header(const struct buf *head, const char *name)
     return NULL;
 }
 
+int wire_header_line(struct buf *head, const char *line, size_t len)
+{
+    const char *end = line + len;
+    size_t had = head->len, name;
+
+    while (end > line && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' '))
+        end--;
+    if (len > 5 && memcmp(line, "HTTP/", 5) == 0) {
+        buf_clear(head);
+        return 0;
+    }
+    for (name = 0; line + name < end && line[name] != ':'; name++)
+        ;
+    if (line + name >= end || memchr(line, '\0', (size_t)(end - line)))
+        return 0; /* the empty line, or one that says nothing to us */
+    buf_add(head, line, name);
+    buf_addc(head, '\0');
+    for (name++; line + name < end && line[name] == ' '; name++)
+        ;
+    buf_add(head, line + name, (size_t)(end - line) - name);
+    buf_addc(head, '\0');
+    if (buf_failed(head))
+        head->len = had; /* half a line would have readers look behind it */
+    return buf_failed(head);
+}
+
 /* The line of the same name, or NULL. */
 static struct curl_slist *same_name(struct curl_slist *line, const char *text)
 {
@@ -199,30 +225,11 @@ static void note_moved(struct wire_try *t, size_t len)
     atomic_store(&t->slot->wire->moved_ns, clock_ns());
 }
 
-/* Puts "Name: value" on the list; a status line begins the list anew (100 Continue). */
 static size_t on_header(char *data, size_t size, size_t n, void *user)
 {
     struct wire_try *t = user;
-    size_t len = size * n, name;
-    char *end = data + len;
 
-    while (end > data && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' '))
-        end--;
-    if (len > 5 && memcmp(data, "HTTP/", 5) == 0) {
-        buf_clear(&t->head);
-        return len;
-    }
-    for (name = 0; data + name < end && data[name] != ':'; name++)
-        ;
-    if (data + name >= end || memchr(data, '\0', (size_t)(end - data)))
-        return len; /* the empty line, or one that says nothing to us */
-    buf_add(&t->head, data, name);
-    buf_addc(&t->head, '\0');
-    for (name++; data + name < end && data[name] == ' '; name++)
-        ;
-    buf_add(&t->head, data + name, (size_t)(end - data) - name);
-    buf_addc(&t->head, '\0');
-    return buf_failed(&t->head) ? 0 : len;
+    return wire_header_line(&t->head, data, size * n) < 0 ? 0 : size * n;
 }
 
 static bool begin(struct wire_try *t)

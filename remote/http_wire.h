@@ -87,6 +87,13 @@ int64_t wire_moved(struct wire *w);
 void wire_wait(struct wire *w, struct wire_waiter *waiter, struct wire_try *const *of,
                size_t n, int64_t until_ns);
 
+/*
+ * Puts a line as it came, "Name: value\r\n", on the list of an answer's headers; a status
+ * line begins the list anew (100 Continue), a line that says nothing is left out. -ENOMEM, or
+ * -EFBIG beyond head->max.
+ */
+int wire_header_line(struct buf *head, const char *line, size_t len);
+
 /* The answer's header in such a list, or NULL. */
 const char *wire_header(const struct buf *head, const char *name);
 

@@ -458,7 +458,8 @@ static int copy_out(const struct zarr_input *in, struct zarr_output *out, struct
 {
     if (zarr_output_room(out, in->len, e) < 0)
         return -e->code;
-    memcpy(out->data, in->data, in->len);
+    if (in->len > 0)
+        memcpy(out->data, in->data, in->len);
     out->len = in->len;
     return 0;
 }
