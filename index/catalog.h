@@ -56,7 +56,8 @@ struct checkpoint_info {
     uint64_t by_role[3]; /* tensors of each role */
     uint64_t bytes_by_role[3];
     struct file_id dir_id; /* of the directory when it was scanned */
-    uint64_t names_hash;   /* of the directory's names and kinds */
+    uint64_t
+        names_hash; /* of the directory's names and kinds; 0: not to be relied on */
 };
 
 /* By place; -ENOENT when the index does not have it. */
@@ -192,6 +193,12 @@ struct catalog_place {
 };
 int sink_begin(struct catalog *c, const struct catalog_place *place, struct sink **out,
                struct err *e);
+/*
+ * Something could not be read, and not for what stands in it: what is kept serves for now
+ * and is never fresh (names_hash 0).
+ */
+void sink_unsure(struct sink *s);
+
 /*
  * Names, roles, inodes, tree and views are settled, the old scan of this place is
  * replaced, the transaction ends. `failed` NULL, or why the scan failed: the checkpoint is

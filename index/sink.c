@@ -293,6 +293,11 @@ static int warn_dropped(struct sink *s, struct err *e)
     return stage_warning(s->stage, "more-warnings", text, e);
 }
 
+void sink_unsure(struct sink *s)
+{
+    s->names_hash = 0;
+}
+
 static int commit(struct sink *s, const char *error, int64_t *id, struct err *e)
 {
     struct stage_result r = {

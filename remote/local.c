@@ -236,8 +236,8 @@ static int refuse_kind(const char *name, mode_t mode, struct err *e)
  * Looked at before it is opened: opening a fifo wakes its writers and opening a device
  * may do anything. What took its name in between is refused by source_from_fd().
  */
-static int local_open(struct store *s, const char *path, struct source **out,
-                      struct err *e)
+static int open_regular(struct store *s, const char *path, struct source **out,
+                        struct err *e)
 {
     struct local_store *ls = local_of(s);
     CLEANUP_FD int fd = -1;
@@ -255,6 +255,15 @@ static int local_open(struct store *s, const char *path, struct source **out,
     if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0)
         return local_fail(ls, path, -errno, e);
     return source_from_fd(steal_fd(&fd), shown(ls, path), out, e);
+}
+
+static int local_open(struct store *s, const char *path, struct source **out,
+                      struct err *e)
+{
+    int rc = open_regular(s, path, out, e);
+
+    source_note_trouble(rc);
+    return rc;
 }
 
 /* Is this link's own text fit to be shown: relative and never upwards? */

@@ -40,6 +40,23 @@ void source_putp(struct source **s)
     *s = NULL;
 }
 
+static atomic_uint troubles;
+
+unsigned source_troubles(void)
+{
+    return atomic_load(&troubles);
+}
+
+void source_note_trouble(int rc)
+{
+    static const int passing[] = {EIO,       ENOMEM, EMFILE,    ENFILE,    EAGAIN,
+                                  ETIMEDOUT, EINTR,  EREMOTEIO, ECANCELED, EPROTO};
+
+    for (size_t i = 0; i < ARRAY_SIZE(passing); i++)
+        if (rc == -passing[i])
+            atomic_fetch_add(&troubles, 1);
+}
+
 static int check_range(const struct source *s, uint64_t off, uint64_t len,
                        struct err *e)
 {
@@ -57,20 +74,27 @@ int source_read(struct source *s, uint64_t off, size_t len, void *dst, struct er
 
     if (rc < 0 || len == 0)
         return rc;
-    return s->ops->read(s, off, len, dst, e);
+    rc = s->ops->read(s, off, len, dst, e);
+    source_note_trouble(rc);
+    return rc;
 }
 
 int source_read_many(struct source *s, const struct source_range *r, size_t n,
                      struct err *e)
 {
+    int ret;
+
     for (size_t i = 0; i < n; i++) {
         int rc = check_range(s, r[i].off, r[i].len, e);
 
         if (rc < 0)
             return rc;
     }
-    if (s->ops->read_many)
-        return s->ops->read_many(s, r, n, e);
+    if (s->ops->read_many) {
+        ret = s->ops->read_many(s, r, n, e);
+        source_note_trouble(ret);
+        return ret;
+    }
     for (size_t i = 0; i < n; i++) {
         int rc = source_read(s, r[i].off, r[i].len, r[i].dst, e);
 

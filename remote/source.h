@@ -78,6 +78,15 @@ int source_read(struct source *s, uint64_t off, size_t len, void *dst, struct er
 int source_read_many(struct source *s, const struct source_range *r, size_t n,
                      struct err *e);
 
+/*
+ * How often in this process a read or an open failed by the disk, the network or a limit
+ * (EIO, ENOMEM, EMFILE, ...) and not by what stands in a file. Who keeps what it found asks
+ * before and after: where this has grown, a missing tensor may be there the next time. One
+ * number for all, since another's trouble costs no more than a second look.
+ */
+unsigned source_troubles(void);
+void source_note_trouble(int rc); /* of an open; reads are noted by themselves */
+
 const void *source_map(struct source *s);
 bool source_resident(struct source *s, uint64_t off, size_t len);
 void source_will_need(struct source *s, uint64_t off, uint64_t len);

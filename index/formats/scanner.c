@@ -317,7 +317,8 @@ static int names_same(struct scanner *s, const struct checkpoint_info *info,
 /*
  * 1 when the index holds what is there, 0 when it must be scanned; *id is what the index
  * holds, 0: nothing. A failed scan is tried again by each new process (unless `sure`):
- * what failed may have been the disk's fault or the rights of who asked.
+ * what failed may have been the disk's fault or the rights of who asked. One that met such
+ * trouble and went on (sink_unsure) is tried again at every look.
  */
 static int is_fresh(struct scanner *s, const struct known *k, bool sure, int64_t *id,
                     struct err *e)
@@ -332,7 +333,7 @@ static int is_fresh(struct scanner *s, const struct known *k, bool sure, int64_t
     rc = catalog_checkpoint(s->catalog, k->path, k->file, a, &info, e);
     if (rc == 0)
         *id = info.id;
-    if (rc == -ENOENT || (rc == 0 && info.error && !sure)) {
+    if (rc == -ENOENT || (rc == 0 && ((info.error && !sure) || info.names_hash == 0))) {
         *e = (struct err){0};
         return 0;
     }
@@ -440,6 +441,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     struct scan_context context = {
         .store = s->store, .pool = s->pool, .listing = l, .dir = k->path};
     int64_t start = clock_ns(CLOCK_MONOTONIC);
+    unsigned troubles = source_troubles();
     struct err failed = {0};
     struct sink *sink;
     int rc;
@@ -462,6 +464,8 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         *e = failed;
         return rc;
     }
+    if (source_troubles() != troubles)
+        sink_unsure(sink);
     if (sink_commit(sink, rc < 0 ? &failed : NULL, &out->id, e) < 0)
         return -e->code;
     out->sure = rc == 0 || is_damage(failed.code);

@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""A mount that is read from, with the N-th allocation, read, write, open, mapping, thread, fork or packet failing.
+
+One session: mount, list, attributes, every tensor in each of its views, random reads, the whole model.safetensors, end.
+It is run once with nothing failing, to count the calls of a kind, and then once for each N of a sample (FAULT_POINTS=40 of
+each kind, by FAULT_SEED) or for all of them (FAULT_POINTS=all). After each: what was read is right or failed with an errno
+of the list; the same session over again, in the same mount, is right in all (what failed was not remembered); the mount ends
+in order; the index passes sqlite's check, and a mount with that index gives the right bytes. `walk.py KIND N` is one N of
+one kind, with the mount's messages.
+
+$UNSHARD is the program, $NTH the library made of nth.c.
+"""
+import collections
+import contextlib
+import errno
+import json
+import os
+import random
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "..", "mount"), os.path.join(HERE, "..", "remote")]
+from fault_server import Server  # noqa: E402
+from mountlib import UNSHARD, fresh_directory, is_mounted, main, make_tensors, same, unmount_hard, wait_for, write_checkpoint  # noqa: E402
+
+NTH = os.environ["NTH"]
+POINTS = os.environ.get("FAULT_POINTS", "40")
+SEED = int(os.environ.get("FAULT_SEED", "1"))
+TENSORS = make_tensors(5, count=4, rows=96, cols=64)
+# What a caller may be told. The kernel gives ENOMEM and EMFILE on as they are; the reason stands in the log.
+TOLD = {errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.ESTALE}
+AGAIN_SECONDS = 5  # until what failed once is right again: the index looks anew after a second
+Kind = collections.namedtuple("Kind", "root passing", defaults=("source", True))
+KINDS = {
+    "alloc": Kind(),
+    "read": Kind("source"),
+    "read-index": Kind("cache"),
+    "write": Kind("cache"),
+    "open": Kind("source"),
+    "open-index": Kind("cache"),
+    "map": Kind("source"),
+    "bus": Kind("source", passing=False),  # the mapping stays as it is: its tensors give EIO until the file is opened anew
+    "thread": Kind(),
+    "fork": Kind(),
+    "net": Kind(),
+}
+
+
+class Wrong(AssertionError):
+    pass
+
+
+# ---- the mount ----
+
+class Session:
+    """A mount whose N-th call fails."""
+
+    def __init__(self, t, kind, n, source):
+        self.t, self.kind, self.source = t, KINDS[kind], source
+        self.path, self.cache, self.tell, self.log = t + "/mnt", t + "/cache", t + "/tell", t + "/log"
+        os.makedirs(self.path, exist_ok=True)
+        shutil.rmtree(self.cache, ignore_errors=True)
+        os.mkdir(self.cache, 0o700)
+        with open(self.tell, "wb") as f:
+            f.write(bytes(16))
+        self.env = {**os.environ, "LD_PRELOAD": NTH, "UFS_NTH_KIND": kind.split("-")[0], "UFS_NTH_AT": str(n),
+                    "UFS_NTH_TELL": self.tell, "UNSHARD_HTTP_TRIES": "2", "UNSHARD_ALLOW_HTTP": "1",
+                    "UFS_NTH_ROOT": self.cache if self.kind.root == "cache" else t + "/src"}
+        self.background = kind == "fork"
+
+    def begin(self):
+        """True: it is there. Else it said why not, and ended in order."""
+        command = [UNSHARD, "mount", self.source, self.path, "-o", f"cache_dir={self.cache},jobs=2"]
+        with open(self.log, "w") as log:
+            if self.background:
+                code = subprocess.run(command, env=self.env, stdout=log, stderr=log, timeout=60).returncode
+                self.process = None
+                return self.judge(code) if code else True
+            self.process = subprocess.Popen([*command, "-f"], env=self.env, stdout=log, stderr=log)
+        wait_for("the mount", 60, lambda: is_mounted(self.path) or self.process.poll() is not None)
+        return True if self.process.poll() is None else self.judge(self.process.returncode)
+
+    def judge(self, code):
+        words = self.messages()
+        if code < 0 or code not in (1, 3, 5) or "unshard: " not in words:
+            raise Wrong(f"mount ended with {code}: {words!r}")
+        return False
+
+    def messages(self):
+        with open(self.log) as f:
+            return f.read()
+
+    def told(self):
+        with open(self.tell, "rb") as f:
+            return struct.unpack("<QQ", f.read(16))
+
+    def end(self):
+        """In order, and within a time."""
+        if self.process is None:
+            subprocess.run([UNSHARD, "umount", self.path], timeout=60, check=True)
+            return
+        if self.process.poll() is not None:
+            raise Wrong(f"the mount died with {self.process.returncode}: {self.messages()}")
+        self.process.terminate()
+        try:
+            same("exit", self.process.wait(30), 0)
+        except subprocess.TimeoutExpired:
+            raise Wrong("the mount does not end") from None
+        same("unmounted", is_mounted(self.path), False)
+
+    def kill(self):
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        unmount_hard(self.path)
+
+
+# ---- what is read of it ----
+
+def steps(path):
+    """(name, what is to come out, how to get it): as programs read."""
+    keys = list(TENSORS)
+    yield "list", sorted(keys), lambda: sorted(os.listdir(path + "/raw"))
+    yield "root", True, lambda: {"model.safetensors", "config.json", "tensors"} <= set(os.listdir(path))
+    yield "side file", b'{"model_type": "llama"}\n', lambda: whole(path + "/config.json")
+    for key in keys:
+        dtype, shape, data = TENSORS[key]
+        yield f"size of {key}", len(data), lambda k=key: size_of(f"{path}/raw/{k}")
+        yield f"dtype of {key}", dtype, lambda k=key: dtype_of(f"{path}/raw/{k}")
+        yield key, data, lambda k=key: whole(f"{path}/raw/{k}")
+    chance = random.Random(7)
+    for key in keys[:2]:
+        data = TENSORS[key][2]
+        at = chance.randrange(len(data) - 5000)
+        yield f"{key} at {at}", data[at:at + 4999], lambda k=key, a=at: part(f"{path}/raw/{k}", a, 4999)
+    data = TENSORS[keys[3]][2]
+    yield "mapped", data[-100:], lambda: mapped(f"{path}/raw/{keys[3]}")[-100:]
+    yield "model.safetensors", IMAGE, lambda: tensors_of(whole(path + "/model.safetensors"))
+
+
+def size_of(path):
+    """A tensor whose shard could not be read is listed, without bytes; to open it is an error."""
+    size = os.stat(path).st_size
+    if size == 0:
+        whole(path)
+    return size
+
+
+def dtype_of(path):
+    size_of(path)
+    return os.getxattr(path, "user.unshard.dtype").decode()
+
+
+def whole(path):
+    with open(path, "rb", buffering=0) as f:
+        return b"".join(iter(lambda: f.read(1 << 17), b""))
+
+
+def part(path, at, n):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(fd, n, at)
+    finally:
+        os.close(fd)
+
+
+def mapped(path):
+    """By a program of its own: a page that cannot be had is a signal."""
+    program = "import mmap,sys; f=open(sys.argv[1],'rb'); sys.stdout.buffer.write(mmap.mmap(f.fileno(),0,prot=mmap.PROT_READ)[:])"
+    done = subprocess.run([sys.executable, "-S", "-c", program, path], capture_output=True, timeout=60)
+    if done.returncode == -7:
+        raise OSError(errno.EIO, "SIGBUS")
+    if done.returncode:
+        code = next((c for c in TOLD if f"[Errno {c}]" in done.stderr.decode()), errno.EINVAL)
+        raise OSError(code, done.stderr.decode())
+    return done.stdout
+
+
+def tensors_of(image):
+    """{key: bytes}; a file that is cut or is none is wrong bytes, not an error."""
+    size = struct.unpack("<Q", image[:8])[0]
+    return {k: image[8 + size + v["data_offsets"][0]:8 + size + v["data_offsets"][1]]
+            for k, v in json.loads(image[8:8 + size]).items() if k != "__metadata__"}
+
+
+IMAGE = {k: v[2] for k, v in TENSORS.items()}
+
+
+def run_steps(path, faults):
+    """How many failed. A failure that is not `faults`, or wrong bytes, is Wrong."""
+    failed = 0
+    for name, want, get in steps(path):
+        try:
+            got = get()
+        except OSError as e:
+            if not faults or e.errno not in TOLD:
+                raise Wrong(f"{name}: {errno.errorcode.get(e.errno, e.errno)}: {e.strerror}") from e
+            failed += 1
+            continue
+        if got != want:
+            raise Wrong(f"{name}: other bytes than stand there")
+    return failed
+
+
+def until_right(path):
+    start = time.monotonic()
+    while True:
+        try:
+            return run_steps(path, faults=False)
+        except Wrong as e:
+            if "other bytes" in str(e) or time.monotonic() - start > AGAIN_SECONDS:
+                raise Wrong(f"after the fault: {e}") from e
+        time.sleep(0.1)
+
+
+# ---- one N ----
+
+def check_index(s):
+    for root, _, files in os.walk(s.cache):
+        for name in files:
+            if not name.endswith(".sqlite"):
+                continue
+            db = sqlite3.connect(os.path.join(root, name))
+            same(f"check of {name}", db.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
+            db.close()
+
+
+def mount_again(s):
+    s.env = {k: v for k, v in s.env.items() if k != "LD_PRELOAD"}
+    s.background = False
+    if not s.begin():
+        raise Wrong("the next mount: " + s.messages())
+    run_steps(s.path, faults=False)
+    s.end()
+
+
+def one(t, kind, n, source):
+    """(outcome, calls): `unmet` where there is no N-th call any more."""
+    s = Session(t, kind, n, source)
+    try:
+        if not s.begin():
+            outcome = "not mounted"
+            same("mounted", is_mounted(s.path), False)
+        else:
+            failed = run_steps(s.path, faults=True)
+            if s.kind.passing:
+                until_right(s.path)
+            s.end()
+            outcome = "errors" if failed else "no error"
+        calls, met = s.told()
+        check_index(s)
+        if met:
+            mount_again(s)
+        return (outcome if met or n == 0 else "unmet"), calls
+    except Exception as e:
+        raise Wrong(f"{kind} {n}: {e}\n--- messages\n{s.messages()}") from e
+    finally:
+        s.kill()
+
+
+def sample(calls):
+    if POINTS == "all":
+        return range(1, calls + 1)
+    count = min(int(POINTS), calls)
+    return sorted(random.Random(SEED).sample(range(1, calls + 1), count))
+
+
+@contextlib.contextmanager
+def source_of(t, kind):
+    write_checkpoint(t + "/src", TENSORS)
+    if kind != "net":
+        yield t + "/src"
+        return
+    with Server(t + "/src") as server:
+        yield server.url
+
+
+def walk(t, kind):
+    with source_of(t, kind) as source:
+        outcome, calls = one(t, kind, 0, source)
+        same("without a fault", outcome, "no error")
+        assert calls > 0, f"{kind}: nothing is counted"
+        seen = collections.Counter(one(t, kind, n, source)[0] for n in sample(calls))
+        print(f"# {kind}: {calls} calls, {sum(seen.values())} failed one at a time: {dict(seen)}", flush=True)
+        assert sum(seen.values()) > seen["unmet"], f"{kind}: no fault was met"
+
+
+def only(kind, n):
+    with fresh_directory() as t, source_of(t, kind) as source:
+        print(kind, n, *one(t, kind, n, source))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        only(sys.argv[1], int(sys.argv[2]))
+    else:
+        main({f"test_{k}": lambda t, k=k: walk(t, k) for k in KINDS}, seconds=86400 if POINTS == "all" else 600)
