@@ -10,11 +10,12 @@ struct err;
 struct block_cache;
 
 enum {
-    /* Bytes in memory: what was fetched lately, and what is fetched ahead. */
-    BLOCK_CACHE_MEMORY = 64 << 20,
-    /* How far ahead of a sequential reader of a remote source to ask: many round trips'
-     * worth of a fast link, and half of the memory. */
-    BLOCK_CACHE_AHEAD = 32 << 20,
+    /* Bytes in memory: what was fetched lately, what is fetched ahead, what waits to be
+     * written to disk. */
+    BLOCK_CACHE_MEMORY = 28 << 20,
+    /* How far ahead of a sequential reader of a remote source to ask: two round
+     * trips' worth of a fast link. */
+    BLOCK_CACHE_AHEAD = 20 << 20,
 };
 
 /* Zero is the default of every field. */

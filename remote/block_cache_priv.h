@@ -13,7 +13,7 @@
 #include "remote/source.h"
 
 enum {
-    EXTENT_MAX = 4 << 20, /* one request; aligned to blocks but at an object's end */
+    EXTENT_MAX = 2 << 20, /* one request; aligned to blocks but at an object's end */
     OBJECT_BUCKETS = 1024,
     FETCHERS = 16,        /* requests ahead of readers that are under way at a time */
     WRITER_NICENESS = 10, /* what is kept is behind what is read */

@@ -2,11 +2,18 @@
 /* remote/block_extents.c - bytes of objects in memory: found, added, and let go of. */
 #include <assert.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "remote/block_cache_priv.h"
 
 /* What is kept of an extent beside its bytes: counted, as reads of 4 KiB make many. */
 enum { EXTENT_COST = 256 };
+
+/*
+ * Larger ones are on pages of their own, which go back to the system at once: the heaps of
+ * many threads would keep as much again.
+ */
+enum { PAGES_MIN = 128 << 10 };
 
 /* What was fetched ahead and is not read for so many seconds will not be. */
 enum { FORSAKEN_S = 3 };
@@ -101,6 +108,26 @@ static void object_unlink(struct block_cache *c, struct extent *x)
 
 /* ---- extents ---- */
 
+static unsigned char *bytes_new(size_t len)
+{
+    void *p;
+
+    if (len < PAGES_MIN)
+        return malloc(len);
+    p = mmap(NULL, len, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* NULL is fine. */
+static void bytes_free(unsigned char *data, size_t len)
+{
+    if (data && len >= PAGES_MIN)
+        munmap(data, len);
+    else
+        free(data);
+}
+
 /* Frees it; gives its memory instead when that has `want` bytes. */
 static unsigned char *extent_free(struct block_cache *c, struct extent *x, size_t want)
 {
@@ -111,7 +138,7 @@ static unsigned char *extent_free(struct block_cache *c, struct extent *x, size_
     ring_remove(&x->lru);
     c->used -= x->len + EXTENT_COST;
     if (x->len != want) {
-        free(data);
+        bytes_free(data, x->len);
         data = NULL;
     }
     free(x);
@@ -151,7 +178,7 @@ static bool make_room(struct block_cache *c, size_t len, bool spare,
 
         if (!x)
             return false;
-        free(*data);
+        bytes_free(*data, len);
         *data = extent_free(c, x, len);
     }
     return true;
@@ -160,8 +187,8 @@ static bool make_room(struct block_cache *c, size_t len, bool spare,
 struct extent *extent_new(struct block_cache *c, struct object *o, uint64_t off,
                           size_t len, bool spare)
 {
-    CLEANUP_FREE struct extent *x = calloc(1, sizeof *x);
-    CLEANUP_FREE unsigned char *data = NULL;
+    struct extent *x = calloc(1, sizeof *x);
+    unsigned char *data = NULL;
     bool fits;
 
     if (!x)
@@ -170,17 +197,18 @@ struct extent *extent_new(struct block_cache *c, struct object *o, uint64_t off,
     fits = make_room(c, len, spare, &data);
     o->refs--;
     if (!data && (fits || !spare))
-        data = malloc(len);
-    if (!data || (spare && !fits))
-        return NULL;
+        data = bytes_new(len);
     *x = (struct extent){
         .off = off, .len = len, .refs = 1, .ahead = spare, .waits = spare};
     ring_init(&x->lru);
-    if (!object_link(o, x))
+    if (!data || (spare && !fits) || !object_link(o, x)) {
+        bytes_free(data, len);
+        free(x);
         return NULL;
-    x->data = steal(&data);
+    }
+    x->data = data;
     c->used += len + EXTENT_COST;
-    return steal(&x);
+    return x;
 }
 
 void extent_hold(struct extent *x)

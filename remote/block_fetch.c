@@ -12,8 +12,9 @@
 
 enum {
     RANGES = 64, /* that are asked for at once */
-    /* What waits to be written: more is left out sooner than readers wait for a disk. */
-    UNWRITTEN_MAX = 16 << 20,
+    /* Of the memory, what may wait to be written: more is left out sooner than readers wait
+     * for a disk. */
+    UNWRITTEN_PART = 2,
 };
 
 static struct block_name name_of(const struct object *o, uint64_t block)
@@ -239,7 +240,7 @@ static void keep_later(struct block_cache *c, struct extent *x, uint64_t from,
 
     if (!c->disk || !x->object->keep)
         return;
-    if (c->unwritten + (to - from) > UNWRITTEN_MAX ||
+    if (c->unwritten + (to - from) > c->memory / UNWRITTEN_PART ||
         !add_job(c, &c->writer, write_job, &job)) {
         atomic_fetch_add(&c->not_kept, to - from);
         return;

@@ -124,7 +124,7 @@ def distributed(path, size, ranks):
 
 
 def test_one_tensor_moves_its_bytes(t):
-    size = 14 * MIB  # less than may wait to be written: all of it is kept
+    size = 12 * MIB  # less than may wait to be written: all of it is kept
     for name, make in {"hf": lambda p: make_model(p, 3, size), "dcp": lambda p: distributed(p, size, 16)}.items():
         make(f"{t}/{name}/m")
         with Server(f"{t}/{name}") as server:
