@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "remote/block_cache.h"
 
 enum { REPEAT_SECONDS = 5 };
 
@@ -24,14 +25,41 @@ static const char *const counter_names[COUNTERS] = {
     [COUNT_ERRORS] = "errors",
 };
 
-int counters_json(const struct counters *c, struct buf *out)
+static void remote_json(const struct counters_remote *r, struct buf *out)
+{
+    const struct block_cache_counts *b = r->blocks;
+    const struct {
+        const char *name;
+        uint64_t value;
+    } counts[] = {{"bytes_from_memory", b->from_memory},
+                  {"bytes_from_disk", b->from_disk},
+                  {"bytes_fetched", b->fetched},
+                  {"bytes_kept", b->written},
+                  {"bytes_not_kept", b->not_kept},
+                  {"blocks_evicted", b->evicted},
+                  {"sectors_damaged", b->damaged},
+                  {"memory", b->memory},
+                  {"retries", r->retries}};
+
+    buf_adds(out, ", \"remote\": {");
+    for (size_t i = 0; i < ARRAY_SIZE(counts); i++)
+        buf_addf(out, "%s\"%s\": %" PRIu64, i ? ", " : "", counts[i].name,
+                 counts[i].value);
+    buf_adds(out, "}");
+}
+
+int counters_json(const struct counters *c, const struct counters_remote *remote,
+                  struct buf *out)
 {
     buf_adds(out, "{\"schema\": 1");
     for (int i = 0; i < COUNTERS; i++)
         buf_addf(out, ", \"%s\": %" PRIuFAST64, counter_names[i],
                  atomic_load_explicit(&c->value[i], memory_order_relaxed));
-    buf_addf(out, ", \"known_bytes\": %" PRIuFAST64 "}\n",
+    buf_addf(out, ", \"known_bytes\": %" PRIuFAST64,
              atomic_load_explicit(&c->known_bytes, memory_order_relaxed));
+    if (remote)
+        remote_json(remote, out);
+    buf_adds(out, "}\n");
     return buf_failed(out);
 }
 

@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "base/buf.h"
 
+struct block_cache_counts;
 struct err;
 
 enum counter {
@@ -35,8 +36,15 @@ static inline void counter_add(struct counters *c, enum counter which, uint64_t 
     atomic_fetch_add_explicit(&c->value[which], n, memory_order_relaxed);
 }
 
-/* One JSON object with a newline behind it. */
-int counters_json(const struct counters *c, struct buf *out);
+/* What came from a server. */
+struct counters_remote {
+    const struct block_cache_counts *blocks;
+    uint64_t retries;
+};
+
+/* One JSON object with a newline behind it. `remote` is NULL for a local source. */
+int counters_json(const struct counters *c, const struct counters_remote *remote,
+                  struct buf *out);
 
 /* One line to the log. */
 void counters_log(const struct counters *c);

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "base/log.h"
+#include "remote/block_cache.h"
 
 /* An unnamed file in the cache directory, or in memory where there is none. */
 static int unnamed_file(const struct fs *fs, struct err *e)
@@ -87,8 +88,16 @@ int report_get(struct fs *fs, struct slot *slot, enum inside kind, struct source
 
 int report_text(struct fs *fs, enum inside kind, struct buf *out)
 {
-    return kind == INSIDE_COUNTERS_JSON ? counters_json(&fs->counters, out)
-                                        : last_error_text(&fs->last_error, out);
+    struct block_cache_counts blocks;
+    struct counters_remote remote = {.blocks = &blocks};
+
+    if (kind != INSIDE_COUNTERS_JSON)
+        return last_error_text(&fs->last_error, out);
+    if (!fs->blocks)
+        return counters_json(&fs->counters, NULL, out);
+    blocks = block_cache_counts(fs->blocks);
+    remote.retries = store_retries(fs->store);
+    return counters_json(&fs->counters, &remote, out);
 }
 
 int report_size(struct fs *fs, struct slot *slot, enum inside kind, uint64_t *size,

@@ -237,6 +237,11 @@ static int archives_reopen(struct store *store, struct err *e)
                : err_set(e, EROFS, "%s: cannot be replaced", store->url);
 }
 
+static uint64_t archives_retries(struct store *store)
+{
+    return store_retries(archives_of(store)->inner);
+}
+
 static void archives_stop(struct store *store)
 {
     store_stop(archives_of(store)->inner);
@@ -269,6 +274,7 @@ static const struct store_ops archives_ops = {
     .readlink = archives_readlink,
     .reopen = archives_reopen,
     .stop = archives_stop,
+    .retries = archives_retries,
     .forget = archives_forget,
     .close = archives_close,
 };

@@ -558,10 +558,13 @@ struct block_cache_counts block_cache_counts(struct block_cache *c)
     struct block_cache_counts n = {.from_memory = atomic_load(&c->from_memory),
                                    .from_disk = atomic_load(&c->from_disk),
                                    .fetched = atomic_load(&c->fetched),
-                                   .not_kept = atomic_load(&c->not_kept),
-                                   .damaged =
-                                       c->disk ? block_disk_damaged(c->disk) : 0};
+                                   .not_kept = atomic_load(&c->not_kept)};
 
+    if (c->disk) {
+        n.damaged = block_disk_damaged(c->disk);
+        n.written = block_disk_written(c->disk);
+        n.evicted = block_disk_evicted(c->disk);
+    }
     pthread_mutex_lock(&c->lock);
     n.memory = c->used;
     pthread_mutex_unlock(&c->lock);

@@ -56,7 +56,9 @@ struct block_cache_counts {
     uint64_t from_memory, from_disk, fetched; /* bytes */
     uint64_t not_kept;                        /* bytes that the disk was too slow for */
     uint64_t damaged;                         /* sectors on disk that did not verify */
-    size_t memory;                            /* bytes now */
+    uint64_t written;                         /* bytes, to disk */
+    uint64_t evicted; /* blocks on disk that had to go for others */
+    size_t memory;    /* bytes now */
 };
 struct block_cache_counts block_cache_counts(struct block_cache *c);
 

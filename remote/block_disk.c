@@ -68,7 +68,7 @@ struct block_disk {
     bool read_only;
     atomic_uint_least64_t sets, limit;
     atomic_uint_least64_t looked; /* at the header, in ms */
-    atomic_uint_least64_t damaged;
+    atomic_uint_least64_t damaged, written, evicted;
     atomic_uint_least64_t full_until; /* ms: the disk was full */
     pthread_mutex_t
         lock; /* who has it may hold locks on files, which are not a thread's */
@@ -364,6 +364,16 @@ uint64_t block_disk_damaged(const struct block_disk *d)
     return atomic_load(&d->damaged);
 }
 
+uint64_t block_disk_written(const struct block_disk *d)
+{
+    return atomic_load(&d->written);
+}
+
+uint64_t block_disk_evicted(const struct block_disk *d)
+{
+    return atomic_load(&d->evicted);
+}
+
 /* ---- reading ---- */
 
 static bool read_set(const struct block_disk *d, uint64_t set, struct set *out)
@@ -573,6 +583,8 @@ static int put_in_way(struct block_disk *d, const struct block_name *name, uint6
     uint16_t bits = (uint16_t)(((1u << sectors_of(len)) - 1) << first);
     int rc = write_full(d->data, data, len, data_at(set, way, first)), rc2;
 
+    if (w->tag != 0 && w->tag != name->tag)
+        atomic_fetch_add(&d->evicted, 1);
     if (w->tag != name->tag)
         *w = (struct way){.tag = name->tag};
     w->owner = name->owner;
@@ -581,6 +593,8 @@ static int put_in_way(struct block_disk *d, const struct block_name *name, uint6
         w->sum[first + i] = sector_sum(name, first + i, data + i * (size_t)BLOCK_SECTOR,
                                        sector_len(len, i));
     w->valid = (uint16_t)(rc == 0 ? w->valid | bits : w->valid & ~bits);
+    if (rc == 0)
+        atomic_fetch_add(&d->written, len);
     rc2 = write_full(d->table, w, sizeof *w, table_at(set, way));
     return rc < 0 ? rc : rc2;
 }

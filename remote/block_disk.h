@@ -86,6 +86,10 @@ int block_disk_list(struct block_disk *d, struct block_disk_stats *stats,
 /* Lets go of all blocks, and gives their room back. */
 int block_disk_clear(struct block_disk *d, struct err *e);
 
+/* What it wrote since it was opened, and the blocks that had to go for that. */
+uint64_t block_disk_written(const struct block_disk *d);
+uint64_t block_disk_evicted(const struct block_disk *d);
+
 /* Sectors that were there and did not pass their check, since it was opened. */
 uint64_t block_disk_damaged(const struct block_disk *d);
 

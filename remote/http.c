@@ -98,6 +98,11 @@ void http_stop(struct http *h)
     atomic_store(&h->stopped, true);
 }
 
+uint64_t http_retries(struct http *h)
+{
+    return atomic_load(&h->retries);
+}
+
 void http_free(struct http *h)
 {
     if (!h)

@@ -38,6 +38,9 @@ int http_new(const struct http_options *options, struct http **out, struct err *
 /* Ends all that is under way and all that comes later: -ECANCELED. Any thread. */
 void http_stop(struct http *h);
 
+/* How often a request was tried once more because a try had failed. */
+uint64_t http_retries(struct http *h);
+
 /* When nobody calls any more. NULL is fine. */
 void http_free(struct http *h);
 

@@ -14,6 +14,7 @@ struct http {
     struct http_options options;
     struct wire *wire;
     atomic_bool stopped;
+    atomic_uint_least64_t retries;
     pthread_mutex_t lock;
     struct skew {
         char *origin;

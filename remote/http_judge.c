@@ -279,6 +279,7 @@ static void again(struct call *c)
         }
         call_fail(c, EREMOTEIO);
     } else {
+        atomic_fetch_add(&c->h->retries, 1);
         log_msg(LOG_REMOTE, LOG_INFO, "%s from %s: %s, try %u",
                 c->r->what ? c->r->what : "", c->origin, c->why, c->tries);
         c->state = CALL_WAITS;

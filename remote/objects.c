@@ -140,6 +140,11 @@ static int objects_readlink(struct store *s, const char *path, char *dst, size_t
     return err_set(e, EINVAL, "%s: is no link", path);
 }
 
+static uint64_t objects_retries(struct store *s)
+{
+    return http_retries(objects_of(s)->http);
+}
+
 static void objects_stop(struct store *s)
 {
     http_stop(objects_of(s)->http);
@@ -181,6 +186,7 @@ static const struct store_ops objects_ops = {
     .open = objects_open_source,
     .readlink = objects_readlink,
     .stop = objects_stop,
+    .retries = objects_retries,
     .forget = objects_forget,
     .close = objects_close,
 };

@@ -29,6 +29,11 @@ void store_stop(struct store *s)
         s->ops->stop(s);
 }
 
+uint64_t store_retries(struct store *s)
+{
+    return s->ops->retries ? s->ops->retries(s) : 0;
+}
+
 void store_forget(struct store *s, const char *path)
 {
     if (s->ops->forget)

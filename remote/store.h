@@ -37,6 +37,8 @@ struct store_ops {
     int (*reopen)(struct store *s, struct err *e);
     /* Optional: whatever waits for a server ends now, and so does all that comes later. */
     void (*stop)(struct store *s);
+    /* Optional: how often its server had to be asked once more. */
+    uint64_t (*retries)(struct store *s);
     /* Optional: this directory, and those above it, are other ones now: list them anew. */
     void (*forget)(struct store *s, const char *path);
     void (*close)(struct store *s);
@@ -88,6 +90,9 @@ int store_open(const char *name, const struct store_options *options,
 
 /* Ends all waits for its server: remote/http.h, http_stop(). Any thread; local: nothing. */
 void store_stop(struct store *s);
+
+/* Requests that were tried again since it was opened; local: 0. */
+uint64_t store_retries(struct store *s);
 
 /* What is remembered of this directory and of those above it counts no more. */
 void store_forget(struct store *s, const char *path);

@@ -69,6 +69,33 @@ def test_ten_times_the_cap(t):
         assert largest > cap / 2, f"it never had more than {largest} of {cap} bytes"
 
 
+def test_counters(t):
+    model = make_model(t + "/src/m", 2, 2 * MIB)
+    key, options = "model.layers.0.weight", f"cache_dir={t}/cache"
+    with Server(t + "/src") as server:
+        for round_ in range(2):
+            with Mount(server.url + "/m/", f"{t}/mnt{round_}", options) as m:
+                server.forget()
+                server.fault("status", times=1 - round_, match="safetensors", status=503)
+                for _ in range(2):
+                    assert pathlib.Path(m / f"raw/{key}").read_bytes() == model[key]
+                count = json.loads(pathlib.Path(m / ".unshard/counters.json").read_bytes())["remote"]
+                same("retries", count["retries"], 1 - round_)
+                # Both times its bytes were asked of the cache; once they were fetched, once they were on disk.
+                assert count["bytes_from_memory"] >= 2 * MIB, count
+                assert (count["bytes_from_disk"] >= 2 * MIB - 64 * KIB) == (round_ == 1), count
+                assert (count["bytes_fetched"] >= 2 * MIB - 64 * KIB) == (round_ == 0), count
+                if round_ == 0:
+                    wait_for("they are kept", 20, lambda: json.loads(pathlib.Path(m / ".unshard/counters.json").read_bytes())
+                             ["remote"]["bytes_kept"] >= 2 * MIB)
+    model = make_model(t + "/src/n", 10, 4 * MIB)
+    with Server(t + "/src") as server, Mount(server.url + "/n/", t + "/mnt-n", f"cache_dir={t}/small,cache_size=8M") as m:
+        for key, want in model.items():
+            assert pathlib.Path(m / f"raw/{key}").read_bytes() == want
+        wait_for("blocks that had to go", 20, lambda: json.loads(pathlib.Path(m / ".unshard/counters.json").read_bytes())
+                 ["remote"]["blocks_evicted"] > 0)
+
+
 def test_many_mounts_of_one_cache(t):
     """Three processes fill one directory; one of them is killed while it does, again and again."""
     model = make_model(t + "/src/m", 12, 2 * MIB)
