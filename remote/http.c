@@ -199,6 +199,8 @@ static void start_try(struct call *c, struct wire_waiter *waiter)
     c->wrong = 0;
     c->seen = 0;
     c->seen_ns = 0;
+    c->moved = 0;
+    c->stalled = false;
     c->tries++;
     t.now = time(NULL) + http_skew_get(c->h, c->origin);
     rc = add_own_headers(c, &t, &c->err);
@@ -304,6 +306,22 @@ static bool goes_on(struct call *c, int64_t now)
     return (int64_t)moved > (now - since) / second_ns * SLOWEST;
 }
 
+/*
+ * Did a body that had begun to come stop coming? libcurl looks at the mean of some seconds,
+ * in which what came before hides it.
+ */
+static bool has_stalled(struct call *c, int64_t now)
+{
+    uint64_t moved = atomic_load(&c->t.moved);
+
+    if (moved != c->moved) {
+        c->moved = moved;
+        c->moved_ns = now;
+    }
+    return moved > 0 && !c->r->body_size &&
+           now - c->moved_ns >= c->t.stall_s * second_ns;
+}
+
 static void step(struct batch *b, struct call *c)
 {
     int64_t now = http_clock();
@@ -315,6 +333,10 @@ static void step(struct batch *b, struct call *c)
         call_judge(c);
     } else if (c->state == CALL_FLIES && now >= c->deadline && !c->too_late) {
         c->too_late = true;
+        wire_abort(b->h->wire, &c->t);
+    } else if (c->state == CALL_FLIES && !c->too_late && !c->stalled &&
+               has_stalled(c, now)) {
+        c->stalled = true;
         wire_abort(b->h->wire, &c->t);
     }
     if (c->state == CALL_WAITS && now >= c->at)

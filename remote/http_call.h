@@ -41,7 +41,10 @@ struct call {
     int64_t allowed_ns;
     uint64_t seen;   /* bytes of this try that had moved when it was looked at last, */
     int64_t seen_ns; /* which was then */
-    int status;      /* the last one seen; 0: none */
+    uint64_t moved;  /* bytes of this try when they were seen to grow last, */
+    int64_t moved_ns;
+    bool stalled;
+    int status; /* the last one seen; 0: none */
     /* What begin() found wrong: 0, or the errno (EREMOTEIO: worth another try). */
     int wrong;
     char why[200];    /* of the last failure */

@@ -471,6 +471,8 @@ void call_judge(struct call *c)
         judge_answer(c);
         return;
     }
+    if (c->t.end == WIRE_ABORTED && c->stalled)
+        c->t.end = WIRE_STALLED;
     if (c->t.end == WIRE_ABORTED) {
         if (!c->why[0] || c->t.begun)
             snprintf(c->why, sizeof c->why, "no answer in time");
