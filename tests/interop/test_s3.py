@@ -93,10 +93,13 @@ class InBucket(unittest.TestCase):
             self.bucket.put(step, "run/step2")
         trained = transformers.LlamaForCausalLM(transformers.LlamaConfig(**test_transformers.CONFIG, tie_word_embeddings=False))
         trained.load_state_dict(whole)
+        listed = json.loads(mounted.run("ls", "s3://checkpoints/run/step2", "--json").stdout)["tensors"]
+        self.assertEqual(len([t for t in listed if t["role"] == "model"]), len(trained.state_dict()))
         with mounted.mounted("s3://checkpoints/run") as mnt:
             weights, answer, _ = test_transformers.loaded(mnt / "step2")
         self.assertEqual(answer, truth.raw(test_transformers.logits(trained)), "logits")
         self.assertEqual([k for k, t in trained.state_dict().items() if weights[k] != truth.raw(t)], [])
+        print(f"\n`unshard ls s3://checkpoints/run/step2`: {len(listed)} tensors; from_pretrained of {len(weights)} of them: equal", end=" ")
 
     def test_more_than_a_thousand_objects(self):
         self.bucket.put(mounted.DATA / "safetensors" / "hf_sharded_f32", "big")

@@ -67,6 +67,7 @@ def test_ten_times_the_cap(t):
                     assert largest <= cap, f"{largest} bytes in {t}/cache/blocks, the cap is {cap}"
         assert sum(map(len, model.values())) == 10 * cap
         assert largest > cap / 2, f"it never had more than {largest} of {cap} bytes"
+        print(f"# {10 * cap} bytes read, cache_size={cap}: at most {largest} bytes in the cache's directory, as du counts")
 
 
 def test_counters(t):
