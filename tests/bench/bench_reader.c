@@ -306,7 +306,7 @@ int main(int argc, char **argv)
         die("ranges");
     for (; i < argc; i++)
         open_range(&j, &j.ranges[j.nranges++], argv[i]);
-    if (j.total < j.block) {
+    if (j.mode == MODE_RANDOM && j.total < j.block) {
         errno = ERANGE;
         die("less than a block");
     }

@@ -38,7 +38,9 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(Row("w", value=1, goal=0.5, error="status 3").verdict(), "failed: status 3")
 
     def test_of_curves(self):
-        self.assertEqual(Curve("t", "chunks", "s", {"a": [(10, 1.0), (1000, 50.0)]}).verdict(), "a × 50 while the size × 100")
+        for shape, grown, words in (("straight", 50.0, ": straight"), ("straight", 150.0, ": not straight"), ("flat", 1.2, ": flat"), ("flat", 2.0, ": not flat"), ("", 2.0, "")):
+            curve = Curve("t", "chunks", "s", {"a": [(10, 1.0), (1000, grown)]}, shape)
+            self.assertEqual(curve.verdict(), f"a × {grown:g} while the size × 100{words}")
 
 
 class Reports(unittest.TestCase):

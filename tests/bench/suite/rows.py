@@ -52,6 +52,9 @@ class Row:
         return "; ".join(["short", *missed])
 
 
+FLAT, STRAIGHT = "flat", "straight"
+
+
 @dataclasses.dataclass
 class Curve:
     """Figures against a size: points are (size, value) by the name of a line; both axes are logarithmic."""
@@ -59,17 +62,20 @@ class Curve:
     size: str                     # what the size counts
     unit: str
     lines: typing.Dict[str, typing.List[typing.Tuple[float, float]]]
-    flat: bool = False            # should not grow; else at most with the size
+    shape: str = STRAIGHT         # FLAT: should not grow; STRAIGHT: at most with the size; empty: nothing is promised
     family: str = ""
     load: typing.Optional[float] = None
 
     def verdict(self):
-        """How each line grew from its first to its last point, beside the size."""
+        """How each line grew from its first to its last point, and whether that is more than it may (a third is noise)."""
         parts = []
         for name, points in self.lines.items():
-            if len(points) > 1 and points[0][1] > 0:
-                grown, size = points[-1][1] / points[0][1], points[-1][0] / points[0][0]
-                parts.append(f"{name} × {grown:.3g} while the size × {size:.3g}")
+            if len(points) < 2 or points[0][1] <= 0:
+                continue
+            grown, size = points[-1][1] / points[0][1], points[-1][0] / points[0][0]
+            bound = {FLAT: 1, STRAIGHT: size}.get(self.shape)
+            words = "" if bound is None else f": {self.shape}" if grown <= bound * 4 / 3 else f": not {self.shape}"
+            parts.append(f"{name} × {grown:.3g} while the size × {size:.6g}{words}")
         return "; ".join(parts)
 
 
