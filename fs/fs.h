@@ -13,6 +13,7 @@
 #include "base/base.h"
 #include "base/err.h"
 #include "fs/counters.h"
+#include "fs/mapped.h"
 #include "fs/mount.h"
 #include "fs/opened.h"
 #include "gpu/reader.h"
@@ -67,6 +68,7 @@ struct fs {
     struct watch *watch;
     struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;
+    struct mapped mapped;
     struct counters counters;
     struct last_error last_error;
     pthread_key_t buffers; /* one reply buffer a thread */

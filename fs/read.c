@@ -171,6 +171,9 @@ int read_run(struct request *r, struct err *e)
         return -EINVAL;
     counter_add(&r->fs->counters, COUNT_READS, 1);
     opened_get(&h->opened);
+    /* The kernel fills a page of a mapping for nobody's read(2), which has an owner. */
+    if (h->reader && r->fi.lock_owner == 0)
+        mapped_note(&r->fs->mapped, r->ino);
     if (h->reader)
         rc = read_reader(r, h, e);
     else

@@ -84,6 +84,49 @@ def test_mapped_files_are_asked_for_in_large_pieces(t):
             assert counter(m, "reads") - reads <= 16, (path, counter(m, "reads") - reads)
 
 
+def mapped(path, flags):
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ) as m:
+        return m[:]
+
+
+def test_mapped_again(t):
+    source(t)
+    if kernel() < (6, 6):
+        raise Skip("the kernel cannot map direct I/O files shared")
+    with Mount(t + "/src", t + "/mnt") as m:
+        for path, whole in views_of_big(m):
+            before = counter(m, "reads")
+            same(path, read_all(path), whole)
+            by_reads = counter(m, "reads") - before
+            same(f"{path}: read again, not mapped yet", read_all(path), whole)
+            same("reads", counter(m, "reads") - before, 2 * by_reads)
+            same(f"{path} mapped", mapped(path, mmap.MAP_PRIVATE), whole)
+            same(f"{path} mapped by the next", mapped(path, mmap.MAP_SHARED), whole)
+            looking, before = -counter(m, "reads") + counter(m, "reads"), counter(m, "reads")
+            for flags in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
+                same(f"{path} mapped again", mapped(path, flags), whole)
+            same(f"{path} read beside", read_all(path), whole)
+            same("reads, beside those of the counters", counter(m, "reads") - before, looking)
+
+
+def test_mapped_and_changed(t):
+    old, new = ({"w": ("U8", (BIG,), tensor_bytes(seed, BIG))} for seed in ("old", "new"))
+    write_checkpoint(t + "/src", old, shards=1)
+    with Mount(t + "/src", t + "/mnt") as m:
+        path = m / "raw/w"
+        for _ in range(3):
+            same("mapped", mapped(path, mmap.MAP_PRIVATE), old["w"][2])
+        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as kept:
+            same("kept", kept[:], old["w"][2])
+            write_checkpoint(t + "/new", new, shards=1)
+            for name in os.listdir(t + "/new"):
+                os.rename(f"{t}/new/{name}", f"{t}/src/{name}")
+            wait_for("the new tensor", 5, lambda: mapped(path, mmap.MAP_PRIVATE) == new["w"][2])
+            same("the old one, as it was mapped", kept[:], old["w"][2])
+        for _ in range(3):
+            same("mapped", mapped(path, mmap.MAP_PRIVATE), new["w"][2])
+
+
 def test_o_direct(t):
     source(t)
     with Mount(t + "/src", t + "/mnt") as m:
