@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""xfstests' generic tests on a mount for saving.
+
+    XFSTESTS=~/xfstests UNSHARD=build/cli/unshard tests/public/xfstests.py [generic/NNN ...] [--write]
+
+As root. $XFSTESTS is a checkout of github.com/kdave/xfstests in which `make` was run. mount(8) has to find the file system, so a
+helper /sbin/mount.fuse.unshardfs is made for the time of the run. Those that are run are the tests of TESTS: of names, reads,
+writes, mappings, seeks, attributes and room, on one directory, without block devices. xfstests.expected has what each gave: pass,
+fail, notrun (xfstests sees that something it needs is not there) or late. Left out is what takes minutes: 007, 074, 208.
+"""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
+import expected  # noqa: E402
+from mountlib import UNSHARD, fresh_directory, is_mounted, unmount_hard  # noqa: E402
+
+HELPER = pathlib.Path("/sbin/mount.fuse.unshardfs")
+SECONDS = 100
+TESTS = """
+001 005 006 011 013 014 020 023 028 029 030 035 036 053 069 075 080 084 086 087 088 091 112 113 120 124 129 130 131 132 133 141 169 184
+193 207 209 210 211 212 213 214 215 221 236 245 246 247 248 249 257 258 263 285 286 306 308 309 313 337 339 344 354 360 377 393 394 401
+403 406 420 423 430 431 433 436 437 445 448 452 471 490 504 528 532 564 565 571 591 609 615 637 647 729
+""".split()
+
+
+def run_one(suite, name, env):
+    """(result, why)"""
+    with subprocess.Popen(["./check", "-fuse", name], cwd=suite, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True) as check:
+        try:
+            out = check.communicate(timeout=SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(check.pid, signal.SIGKILL)
+            return "late", f"takes longer than {SECONDS} s here"
+    told = re.search(re.escape(name) + r"\s.*?\[not run\]\s*(.*)", out)
+    if told:
+        return "notrun", told[1][:100]
+    if re.search(r"^Passed all 1 tests", out, re.M):
+        return "pass", ""
+    lines = [ln for ln in out.splitlines() if re.match(r"\s+[+-][^+-]", ln)]
+    first = next((ln.strip() for ln in lines if ln.strip().startswith("+")), lines[0].strip() if lines else out.strip()[-100:])
+    return "fail", re.sub(r"\S*/(mnt|run)/", "", first)[:120]
+
+
+def settle(point):
+    """The server of a mount that was taken away may still be saving."""
+    for _ in range(4):
+        if is_mounted(point):
+            unmount_hard(point)
+    time.sleep(0.1)
+
+
+def main():
+    suite = expected.place_of("XFSTESTS", "check", "ltp/fsx", "src/feature")
+    if os.geteuid() != 0:
+        print("1..0 # SKIP needs root")
+        sys.exit(77)
+    asked = [a for a in sys.argv[1:] if not a.startswith("-")]
+    results, reasons = {}, {}
+    with fresh_directory() as t:
+        for name in ("run", "mnt", "results"):
+            os.mkdir(f"{t}/{name}")
+        HELPER.write_text(f'#!/bin/sh\nexec env XDG_CACHE_HOME={t}/cache {UNSHARD} mount "$1" "$2" -o rw,allow_other\n', encoding="ascii")
+        HELPER.chmod(0o755)
+        os.mkdir(t + "/bin")  # xfstests wants df to say "fuse"
+        pathlib.Path(t + "/bin/df").write_text("#!/bin/sh\n/bin/df \"$@\" | sed s/fuse.unshardfs/fuse/\n", encoding="ascii")
+        os.chmod(t + "/bin/df", 0o755)
+        env = {**os.environ, "FSTYP": "fuse", "FUSE_SUBTYP": ".unshardfs", "TEST_DEV": t + "/run", "TEST_DIR": t + "/mnt",
+               "RESULT_BASE": t + "/results", "HOST_OPTIONS": "/dev/null", "LC_ALL": "C", "PATH": f"{t}/bin:{os.environ['PATH']}"}
+        try:
+            for number in TESTS:
+                name = f"generic/{number}"
+                if asked and name not in asked or not os.path.exists(f"{suite}/tests/{name}"):
+                    continue
+                results[name], reasons[name] = run_one(suite, name, env)
+                print(name, results[name], reasons[name], flush=True)
+                settle(t + "/mnt")
+        finally:
+            HELPER.unlink()
+            settle(t + "/mnt")
+    expected.judge("xfstests", "xfstests' generic tests on a mount for saving", results, lambda name, _: reasons[name])
+
+
+if __name__ == "__main__":
+    main()
