@@ -206,7 +206,8 @@ int cli_open(struct cli *c, const char *name, struct cli_source *out)
                                    .files = out->files,
                                    .decoded = out->decoded,
                                    .pool = out->pool,
-                                   .codec = format_codec};
+                                   .codec = format_codec,
+                                   .once = true};
     return 0;
 }
 

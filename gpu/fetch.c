@@ -60,7 +60,8 @@ static bool span_mapped(const struct fetch_sources *sources, const struct span *
                         bool cold, unsigned char **at)
 {
     struct source *src = sources->src[s->tag];
-    const unsigned char *map = source_map(src);
+    bool read = sources->once && src->file_mapped && !cold;
+    const unsigned char *map = read ? NULL : source_map(src);
 
     if (!map || (!cold && !source_resident(src, s->off, (size_t)s->len)))
         return false;
@@ -85,6 +86,16 @@ static int place_spans(struct fetch *f, struct err *e)
                                      &f->bytes[i].at))
             f->cold[f->ncold++] = i;
     return 0;
+}
+
+/* Who reads each byte once reads several windows at a time: side by side already. */
+static struct pool *pool_for(const struct fetch *f, struct pool *pool)
+{
+    bool once = f->sources->once;
+
+    for (size_t n = 0; once && n < f->ncold; n++)
+        once = f->sources->src[f->spans.span[f->cold[n]].tag]->file_mapped;
+    return once || f->ncold < 2 ? NULL : pool;
 }
 
 /*
@@ -260,7 +271,7 @@ int fetch_window(const struct run_list *runs, const struct fetch_sources *source
     for (size_t i = 0; f.ncold && i < runs->count; i++)
         done[i] = read_in_place(&f, &runs->run[i]);
     begin_cold(&f);
-    ret = pool_each(f.ncold > 1 ? pool : NULL, f.ncold, read_span, &f, e);
+    ret = pool_each(pool_for(&f, pool), f.ncold, read_span, &f, e);
     for (size_t i = 0; ret == 0 && i < runs->count; i++)
         if (!done[i])
             ret = add_plan_run(&f, &runs->run[i], e);

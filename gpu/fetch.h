@@ -14,13 +14,16 @@ struct source;
 struct fetch_sources {
     struct source *const *src; /* by tag */
     size_t count;
+    /* Each byte is wanted once: pages of files are not mapped for it, but read. */
+    bool once;
 };
 
 /*
  * Fills window[0..size) with what the runs say. Resident ranges of sources that map are
  * copied from the mapping under the SIGBUS guard; others are read, joined to few spans,
  * in parallel on the pool (NULL: one after the other), long runs straight into the window.
- * Where nobody guards (guard_install), all of it is read.
+ * Where nobody guards (guard_install), all of it is read; with `once` what lies in files is,
+ * on the calling thread: its caller has windows of others on the pool.
  */
 int fetch_window(const struct run_list *runs, const struct fetch_sources *sources,
                  struct pool *pool, void *window, size_t size, struct err *e);

@@ -28,6 +28,12 @@ struct reader_env {
     struct decoded_cache *decoded;
     struct pool *pool; /* may be NULL */
     const struct chunk_codec *(*codec)(enum chunk_encoding encoding);
+    /*
+     * Each byte is wanted once, in windows that stay in the processor's cache: files are
+     * read, not mapped. That costs less than a fault a page, and pages of files do not
+     * count as memory of this process (docs/decisions/023).
+     */
+    bool once;
 };
 
 /*

@@ -171,7 +171,8 @@ int cut_check(const struct cut *c, struct err *e)
 
 static int fill_batch(struct cut *c, uint64_t off, size_t len, void *dst, struct err *e)
 {
-    struct fetch_sources sources = {.src = c->src, .count = c->count};
+    struct fetch_sources sources = {
+        .src = c->src, .count = c->count, .once = c->t->env.once};
     int ret = cut_runs(c, off, len, e);
 
     if (ret == 0)

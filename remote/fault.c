@@ -98,6 +98,7 @@ int source_with_faults(struct source *inner, const struct source_faults *faults,
     if (rc < 0)
         return rc;
     f->base.id = inner->id;
+    f->base.file_mapped = inner->file_mapped;
     f->inner = source_get(inner);
     f->faults = *faults;
     *out = &steal(&f)->base;

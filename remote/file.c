@@ -193,6 +193,7 @@ int source_from_fd(int fd, const char *name, struct source **out, struct err *e)
     if (rc < 0)
         return rc;
     f->base.id = file_id_of(&st);
+    f->base.file_mapped = true;
     f->fd = steal_fd(&owned);
     f->links = st.st_nlink;
     f->mincore_honest = st.st_uid == geteuid() || geteuid() == 0;

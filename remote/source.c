@@ -237,6 +237,7 @@ int source_window(struct source *inner, uint64_t off, uint64_t len, struct sourc
         return rc;
     w->base.id = inner->id;
     w->base.remote = inner->remote;
+    w->base.file_mapped = inner->file_mapped;
     w->inner = source_get(inner);
     w->off = off;
     *out = &steal(&w)->base;

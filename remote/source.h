@@ -60,6 +60,8 @@ struct source {
     char *name; /* for messages: path in the store; owned, freed by source_put() */
     struct file_id id;
     bool remote; /* what is not resident() waits for a server: ask for it early */
+    /* map() is of a file's pages: touching one costs a fault, and it counts as memory of ours. */
+    bool file_mapped;
     atomic_uint refs;
     /* Who read it from its start has come to its end: a cache may let it go first. */
     atomic_bool used_up;
