@@ -5,23 +5,11 @@
 #include <assert.h>
 #include <string.h>
 
+#include "gpu/vectors.h"
+
 enum {
     BLOCK = 1024, /* elements that go through a table of F32 at a time */
 };
-
-/*
- * Processors of the last ten years have twice the lanes of what every x86-64 has, and the
- * minima and blends that these loops want: they get code of their own, chosen at run time.
- * Not under the thread sanitizer: the choice is made before its memory is there.
- */
-#if defined(__x86_64__) && defined(__has_attribute) && !defined(__SANITIZE_THREAD__)
-#if __has_attribute(target_clones)
-#define VECTORS __attribute__((target_clones("avx2", "default")))
-#endif
-#endif
-#ifndef VECTORS
-#define VECTORS
-#endif
 
 enum cast_kind cast_kind_of(enum dtype d)
 {

@@ -6,14 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gpu/stats_rows.h"
+
 enum {
-    BLOCK = 1024, /* numbers at a time: they stay in the first cache for all passes */
-    LANES = 8,    /* sums side by side, which become vectors */
-    HALF = STATS_GRID / 2,
-    HALF_BITS = 11,
-    NO_SCALE = -2000, /* below any double's: nothing was counted yet */
+    GRID_BITS = 11,     /* no bin is narrower than 2^-11 of the largest number */
+    LEAST_SCALE = -900, /* so that a bin's width and its inverse are normal doubles */
+    F32_EXPONENT = 126, /* the same of floats, either way */
 };
-_Static_assert(1 << HALF_BITS == HALF, "bins of one side");
 
 void element_stats_init(struct element_stats *s)
 {
@@ -21,7 +20,6 @@ void element_stats_init(struct element_stats *s)
     s->min = INFINITY;
     s->max = -INFINITY;
     s->low = UINT64_MAX;
-    s->scale = NO_SCALE;
 }
 
 uint64_t element_stats_finite(const struct element_stats *s)
@@ -29,125 +27,61 @@ uint64_t element_stats_finite(const struct element_stats *s)
     return s->numbers - s->nan - s->inf;
 }
 
-/* ---- one block ---- */
-
-/* Counts what is not finite and moves the rest together; returns how much that is. */
-static size_t take_out_nonfinite(struct element_stats *s, double *v, size_t n)
-{
-    size_t kept = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        if (isnan(v[i]))
-            s->nan++;
-        else if (isinf(v[i]))
-            s->inf++;
-        else
-            v[kept++] = v[i];
-    }
-    return kept;
-}
-
-struct sums {
-    double min, max, sum;
-    uint64_t zero;
-};
-
-static struct sums sum_block(const double *v, size_t n)
-{
-    double low[LANES], high[LANES], sum[LANES], zero[LANES];
-    struct sums out = {.min = v[0], .max = v[0]};
-    size_t i = 0;
-
-    for (int k = 0; k < LANES; k++) {
-        low[k] = high[k] = v[0];
-        sum[k] = zero[k] = 0;
-    }
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            double x = v[i + k];
-
-            low[k] = x < low[k] ? x : low[k];
-            high[k] = x > high[k] ? x : high[k];
-            sum[k] += x;
-            zero[k] += x == 0 ? 1.0 : 0.0;
-        }
-    }
-    for (int k = 0; i < n; i++, k++) {
-        low[k] = MIN(low[k], v[i]);
-        high[k] = MAX(high[k], v[i]);
-        sum[k] += v[i];
-        zero[k] += v[i] == 0 ? 1.0 : 0.0;
-    }
-    for (int k = 0; k < LANES; k++) {
-        out.min = MIN(out.min, low[k]);
-        out.max = MAX(out.max, high[k]);
-        out.sum += sum[k];
-        out.zero += (uint64_t)zero[k];
-    }
-    return out;
-}
-
-static double square_block(const double *v, size_t n, double mean)
-{
-    double sum[LANES] = {0}, all = 0;
-    size_t i = 0;
-
-    for (; i + LANES <= n; i += LANES)
-        for (int k = 0; k < LANES; k++)
-            sum[k] += (v[i + k] - mean) * (v[i + k] - mean);
-    for (int k = 0; i < n; i++, k++)
-        sum[k] += (v[i] - mean) * (v[i] - mean);
-    for (int k = 0; k < LANES; k++)
-        all += sum[k];
-    return all;
-}
-
 /* ---- the grid ---- */
+
+/* The bin of a finite x whose size is at most 2^GRID_BITS bins. */
+static int bin_of(double x, int exponent)
+{
+    int i = (int)floor(ldexp(x, -exponent));
+
+    return i == 0 && x < 0 ? -1 : i; /* too small for the quotient */
+}
+
+/* Of the least width for all of [min, max]. */
+static int grid_exponent(double min, double max)
+{
+    int scale, exponent;
+
+    frexp(MAX(fabs(min), fabs(max)), &scale); /* both < 2^scale */
+    if ((min == 0 && max == 0) || scale < LEAST_SCALE)
+        scale = LEAST_SCALE;
+    exponent = scale - GRID_BITS;
+    while (bin_of(max, exponent) - bin_of(min, exponent) >= STATS_BINS_MAX)
+        exponent++;
+    return exponent;
+}
 
 static int floor_half(int i, unsigned by)
 {
-    return by > HALF_BITS ? (i < 0 ? -1 : 0) : i >> by; /* towards -infinity */
+    return by > 30 ? (i < 0 ? -1 : 0) : i >> by; /* towards -infinity */
 }
 
-/* Every 2^by bins become one. */
-static void coarsen(struct element_stats *s, unsigned by)
+/* Adds the counts of a grid to those of one that covers it and is as wide or wider. */
+static void add_bins(struct element_stats *s, const struct element_stats *from)
 {
-    uint64_t bin[STATS_GRID] = {0};
+    unsigned by = (unsigned)(s->exponent - from->exponent);
 
-    for (int i = -HALF; i < HALF; i++)
-        bin[floor_half(i, by) + HALF] += s->bin[i + HALF];
-    memcpy(s->bin, bin, sizeof bin);
+    for (unsigned i = 0; i < from->bins; i++)
+        s->bin[floor_half(from->first + (int)i, by) - s->first] += from->bin[i];
 }
 
-/* Makes room for |x| < 2^scale. */
-static void grow(struct element_stats *s, int scale)
+/* Makes room for the numbers of [min, max]. */
+static void cover(struct element_stats *s, double min, double max)
 {
-    if (scale <= s->scale)
+    struct element_stats old = *s;
+
+    if (min >= s->min && max <= s->max)
         return;
-    if (s->scale != NO_SCALE)
-        coarsen(s, (unsigned)(scale - s->scale));
-    s->scale = scale;
+    s->min = MIN(s->min, min);
+    s->max = MAX(s->max, max);
+    s->exponent = grid_exponent(s->min, s->max);
+    s->first = bin_of(s->min, s->exponent);
+    s->bins = (unsigned)(bin_of(s->max, s->exponent) - s->first) + 1;
+    memset(s->bin, 0, sizeof s->bin);
+    add_bins(s, &old);
 }
 
-static void count_block(struct element_stats *s, const double *v, size_t n, double most)
-{
-    int index[BLOCK], scale;
-    double factor;
-
-    frexp(most, &scale); /* most < 2^scale */
-    if (most == 0 || scale < -900)
-        scale = -900; /* so that the factor is finite */
-    grow(s, scale);
-    factor = ldexp(1, HALF_BITS - s->scale);
-    for (size_t i = 0; i < n; i++) {
-        double x = v[i] * factor;
-        int whole = (int)x;
-
-        index[i] = whole - (x < (double)whole); /* floor() */
-    }
-    for (size_t i = 0; i < n; i++)
-        s->bin[index[i] + HALF]++;
-}
+/* ---- one block ---- */
 
 static void add_moments(struct element_stats *s, uint64_t before, uint64_t n,
                         double mean, double squares)
@@ -158,27 +92,88 @@ static void add_moments(struct element_stats *s, uint64_t before, uint64_t n,
     s->mean += apart * ((double)n / all);
 }
 
-static void add_block(struct element_stats *s, double *v, size_t n)
+/* Counts what is not finite and moves the rest together; returns how much that is. */
+#define TAKE_OUT(NAME, TYPE)                                                           \
+    static size_t NAME(struct element_stats *s, TYPE *v, size_t n)                     \
+    {                                                                                  \
+        size_t kept = 0;                                                               \
+                                                                                       \
+        for (size_t i = 0; i < n; i++) {                                               \
+            if (isnan(v[i]))                                                           \
+                s->nan++;                                                              \
+            else if (isinf(v[i]))                                                      \
+                s->inf++;                                                              \
+            else                                                                       \
+                v[kept++] = v[i];                                                      \
+        }                                                                              \
+        return kept;                                                                   \
+    }
+
+TAKE_OUT(take_out_f32, float)
+TAKE_OUT(take_out_f64, double)
+
+/* A block of finite numbers whose ends are known; `f32` or `f64` is NULL. */
+static void add_finite(struct element_stats *s, const float *f32, const double *f64,
+                       size_t n, const struct row_ends *ends)
 {
-    uint64_t before = element_stats_finite(s);
-    struct sums sums;
-    double mean;
+    const struct stats_rows *rows = stats_rows_best();
+    uint64_t before = element_stats_finite(s) - n;
+    double mean = ends->sum / (double)n, squares;
+    struct row_grid grid;
+    uint8_t bin[STATS_BLOCK];
+
+    cover(s, ends->min, ends->max);
+    grid = (struct row_grid){.exponent = s->exponent, .first = s->first};
+    squares = f32 ? rows->bins_f32(f32, n, mean, &grid, bin)
+                  : rows->bins_f64(f64, n, mean, &grid, bin);
+    rows->count(bin, n, s->bins, s->bin);
+    s->zero += ends->zero;
+    add_moments(s, before, n, mean, squares);
+}
+
+static void add_f64(struct element_stats *s, double *v, size_t n)
+{
+    const struct stats_rows *rows = stats_rows_best();
+    struct row_ends ends;
 
     s->numbers += n;
-    sums = sum_block(v, n);
+    rows->ends_f64(v, n, &ends);
     if (!isfinite(
-            sums.sum)) { /* what is not finite makes the sum so, and too large sums */
-        n = take_out_nonfinite(s, v, n);
+            ends.sum)) { /* by what is not, or finite numbers that are too large */
+        n = take_out_f64(s, v, n);
         if (n == 0)
             return;
-        sums = sum_block(v, n);
+        rows->ends_f64(v, n, &ends);
     }
-    mean = sums.sum / (double)n;
-    s->min = MIN(s->min, sums.min);
-    s->max = MAX(s->max, sums.max);
-    s->zero += sums.zero;
-    add_moments(s, before, n, mean, square_block(v, n, mean));
-    count_block(s, v, n, MAX(fabs(sums.min), fabs(sums.max)));
+    add_finite(s, NULL, v, n, &ends);
+}
+
+/* `v` is not changed, and may be the window itself. */
+static void add_f32(struct element_stats *s, const float *v, size_t n)
+{
+    const struct stats_rows *rows = stats_rows_best();
+    double wide[STATS_BLOCK];
+    float finite[STATS_BLOCK];
+    struct row_ends ends;
+
+    rows->ends_f32(v, n, &ends);
+    s->numbers += n;
+    if (!isfinite(ends.sum)) {
+        memcpy(finite, v, n * sizeof *v);
+        n = take_out_f32(s, finite, n);
+        if (n == 0)
+            return;
+        v = finite;
+        rows->ends_f32(v, n, &ends);
+    }
+    cover(s, ends.min, ends.max);
+    if (abs(s->exponent) <= F32_EXPONENT) {
+        add_finite(s, v, NULL, n, &ends);
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        wide[i] = v[i];
+    add_finite(s, NULL, wide, n, &ends);
 }
 
 /* ---- windows ---- */
@@ -207,15 +202,24 @@ void element_stats_add(struct element_stats *s, const struct element_decoder *d,
                        const void *src, size_t units)
 {
     const unsigned char *p = src;
-    double block[BLOCK];
+    bool single = element_is_single(d);
+    float f32[STATS_BLOCK];
+    double f64[STATS_BLOCK];
 
     if (d->dtype == DTYPE_I64 || d->dtype == DTYPE_U64)
         add_wide(s, d->dtype, p, units);
     while (units > 0) {
-        size_t part = MIN(units, (size_t)BLOCK / d->numbers);
+        size_t part = MIN(units, (size_t)STATS_BLOCK / d->numbers);
 
-        element_decode(d, p, part, block);
-        add_block(s, block, part * d->numbers);
+        if (d->dtype == DTYPE_F32 && (uintptr_t)p % _Alignof(float) == 0) {
+            add_f32(s, (const float *)(const void *)p, part);
+        } else if (single) {
+            element_decode_single(d, p, part, f32);
+            add_f32(s, f32, part * d->numbers);
+        } else {
+            element_decode(d, p, part, f64);
+            add_f64(s, f64, part * d->numbers);
+        }
         p += part * d->unit;
         units -= part;
     }
@@ -224,21 +228,16 @@ void element_stats_add(struct element_stats *s, const struct element_decoder *d,
 void element_stats_merge(struct element_stats *s, const struct element_stats *from)
 {
     uint64_t before = element_stats_finite(s), n = element_stats_finite(from);
-    unsigned by;
 
     if (n > 0) {
+        cover(s, from->min, from->max);
+        add_bins(s, from);
         add_moments(s, before, n, from->mean, from->squares);
-        grow(s, from->scale);
-        by = (unsigned)(s->scale - from->scale);
-        for (int i = -HALF; i < HALF; i++)
-            s->bin[floor_half(i, by) + HALF] += from->bin[i + HALF];
     }
     s->numbers += from->numbers;
     s->nan += from->nan;
     s->inf += from->inf;
     s->zero += from->zero;
-    s->min = MIN(s->min, from->min);
-    s->max = MAX(s->max, from->max);
     s->wide |= from->wide;
     s->low = MIN(s->low, from->low);
     s->high = MAX(s->high, from->high);
@@ -255,25 +254,12 @@ double element_stats_std(const struct element_stats *s)
 
 void element_stats_histogram(const struct element_stats *s, struct stats_histogram *out)
 {
-    int first = HALF, last = -HALF - 1;
-    unsigned by = 0;
-
-    *out = (struct stats_histogram){0};
-    for (int i = -HALF; i < HALF; i++) {
-        if (s->bin[i + HALF] == 0)
-            continue;
-        first = MIN(first, i);
-        last = i;
-    }
-    if (last < first)
+    *out = (struct stats_histogram){.n = s->bins};
+    if (s->bins == 0)
         return;
-    while ((last >> by) - (first >> by) >= STATS_BINS_MAX)
-        by++;
-    out->n = (unsigned)((last >> by) - (first >> by)) + 1;
-    out->width = ldexp(1, s->scale - HALF_BITS + (int)by);
-    out->from = (double)(first >> by) * out->width;
-    for (int i = first; i <= last; i++)
-        out->count[(i >> by) - (first >> by)] += s->bin[i + HALF];
+    out->width = ldexp(1, s->exponent);
+    out->from = (double)s->first * out->width;
+    memcpy(out->count, s->bin, sizeof out->count);
 }
 
 const char *element_stats_end(const struct element_stats *s, enum dtype d, bool high,

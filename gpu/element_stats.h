@@ -5,17 +5,14 @@
 
 #include "gpu/elements.h"
 
-enum {
-    STATS_GRID = 4096,   /* bins of the histogram that is kept */
-    STATS_BINS_MAX = 24, /* and of the one that is shown */
-};
+enum { STATS_BINS_MAX = 24 }; /* bins of the histogram */
 
 /*
  * Of a part of a tensor, or of all of it; starts as element_stats_init() makes it. Minimum,
  * maximum, mean and deviation are those of the finite numbers. All in doubles, by blocks
  * whose means and squares are put together (Chan, Golub, LeVeque), so that a large mean
  * costs no digits; the same windows in the same order give the same bits, whatever number
- * of threads read them.
+ * of threads read them, on any processor.
  */
 struct element_stats {
     uint64_t numbers, nan, inf, zero; /* numbers: with nan and inf */
@@ -25,11 +22,14 @@ struct element_stats {
     uint64_t low,
         high; /* their minimum and maximum, I64 with the top bit turned over */
     /*
-     * Bin i counts x of [i, i + 1) * 2^(scale - 11), i from -2048 on: a grid that grows by
-     * doubling, which puts each two bins together and so stays exact.
+     * Bin i counts x of [first + i, first + i + 1) * 2^exponent. The width is the least
+     * power of two that covers all numbers with STATS_BINS_MAX bins, and not less than
+     * 2^-11 of the largest: it grows by doubling, which puts each two bins together and so
+     * stays exact.
      */
-    int scale;
-    uint64_t bin[STATS_GRID];
+    int exponent, first;
+    unsigned bins;
+    uint64_t bin[STATS_BINS_MAX];
 };
 
 void element_stats_init(struct element_stats *s);
@@ -46,10 +46,7 @@ uint64_t element_stats_finite(const struct element_stats *s);
 /* Of all numbers, not of a sample (numpy's ddof=0); 0 of none. */
 double element_stats_std(const struct element_stats *s);
 
-/*
- * The grid in at most STATS_BINS_MAX bins of equal width, a power of two, from `from` on.
- * Returns how many there are: 0 without a finite number. Counts are exact.
- */
+/* Bins of equal width, from `from` on: none without a finite number. Counts are exact. */
 struct stats_histogram {
     double from, width;
     unsigned n;

@@ -3,10 +3,13 @@
 #include "gpu/elements.h"
 
 #include "base/endian.h"
+#include "gpu/vectors.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+enum { BLOCK = 1024 }; /* elements that go through F32 at a time */
 
 /* ---- floats of a byte and less ---- */
 
@@ -92,44 +95,42 @@ bool element_decoder_init(struct element_decoder *d, enum dtype dtype)
         return false;
     d->numbers = dtype_is_complex(dtype) || packed ? 2 : 1;
     for (unsigned v = 0; d->unit == 1 && v < (packed ? 16 : 256); v++)
-        d->table[v] = byte_value(dtype, v);
+        d->table[v] = (float)byte_value(dtype, v);
     return true;
 }
 
 /* ---- rows ---- */
 
 /* p[i] as TYPE, whatever the address. */
-#define DECODE_ROW(NAME, TYPE)                                                         \
-    static void NAME(const unsigned char *p, size_t n, double *out)                    \
+#define DECODE_ROW(NAME, TYPE, OUT)                                                    \
+    static void NAME(const unsigned char *p, size_t n, OUT *out)                       \
     {                                                                                  \
         for (size_t i = 0; i < n; i++) {                                               \
             TYPE v;                                                                    \
                                                                                        \
             memcpy(&v, p + i * sizeof v, sizeof v);                                    \
-            out[i] = (double)v;                                                        \
+            out[i] = (OUT)v;                                                           \
         }                                                                              \
     }
 
-DECODE_ROW(decode_f64, double)
-DECODE_ROW(decode_f32, float)
-DECODE_ROW(decode_u16, uint16_t)
-DECODE_ROW(decode_i16, int16_t)
-DECODE_ROW(decode_u32, uint32_t)
-DECODE_ROW(decode_i32, int32_t)
-DECODE_ROW(decode_u64, uint64_t)
-DECODE_ROW(decode_i64, int64_t)
+DECODE_ROW(decode_f64, double, double)
+DECODE_ROW(decode_f32, float, double)
+DECODE_ROW(decode_u32, uint32_t, double)
+DECODE_ROW(decode_i32, int32_t, double)
+DECODE_ROW(decode_u64, uint64_t, double)
+DECODE_ROW(decode_i64, int64_t, double)
+DECODE_ROW(single_u16, uint16_t, float)
+DECODE_ROW(single_i16, int16_t, float)
 
-static void decode_bf16(const unsigned char *p, size_t n, double *out)
+VECTORS static void single_bf16(const unsigned char *p, size_t n, float *out)
 {
     for (size_t i = 0; i < n; i++) {
         uint16_t v;
         uint32_t u;
-        float f;
 
         memcpy(&v, p + 2 * i, sizeof v);
         u = (uint32_t)v << 16;
-        memcpy(&f, &u, sizeof f);
-        out[i] = (double)f;
+        memcpy(&out[i], &u, sizeof u);
     }
 }
 
@@ -137,7 +138,7 @@ static void decode_bf16(const unsigned char *p, size_t n, double *out)
  * The bits moved to where F32 has them are the value times 2^-112, subnormal or not, so
  * that one exact multiplication gives it; the largest exponent has to stay the largest.
  */
-static void decode_f16(const unsigned char *p, size_t n, double *out)
+VECTORS static void single_f16(const unsigned char *p, size_t n, float *out)
 {
     for (size_t i = 0; i < n; i++) {
         uint16_t v;
@@ -151,19 +152,75 @@ static void decode_f16(const unsigned char *p, size_t n, double *out)
         f *= 0x1p112f;
         memcpy(&u, &f, sizeof u);
         u |= top | (uint32_t)(v & 0x8000) << 16;
-        memcpy(&f, &u, sizeof f);
-        out[i] = (double)f;
+        memcpy(&out[i], &u, sizeof u);
     }
 }
 
-static void decode_bytes(const struct element_decoder *d, const unsigned char *p,
-                         size_t n, double *out)
+static void single_bytes(const struct element_decoder *d, const unsigned char *p,
+                         size_t n, float *out)
 {
     for (size_t i = 0; d->numbers == 1 && i < n; i++)
         out[i] = d->table[p[i]];
     for (size_t i = 0; d->numbers == 2 && i < n; i++) {
         out[2 * i] = d->table[p[i] & 15];
         out[2 * i + 1] = d->table[p[i] >> 4];
+    }
+}
+
+bool element_is_single(const struct element_decoder *d)
+{
+    switch ((int)d->dtype) {
+    case DTYPE_F32:
+    case DTYPE_C64:
+    case DTYPE_F16:
+    case DTYPE_C32:
+    case DTYPE_BF16:
+    case DTYPE_U16:
+    case DTYPE_I16:
+        return true;
+    default:
+        return d->unit == 1;
+    }
+}
+
+void element_decode_single(const struct element_decoder *d, const void *src,
+                           size_t units, float *out)
+{
+    switch ((int)d->dtype) {
+    case DTYPE_F32:
+    case DTYPE_C64:
+        memcpy(out, src, units * d->numbers * sizeof *out);
+        return;
+    case DTYPE_F16:
+    case DTYPE_C32:
+        return single_f16(src, units * d->numbers, out);
+    case DTYPE_BF16:
+        return single_bf16(src, units, out);
+    case DTYPE_U16:
+        return single_u16(src, units, out);
+    case DTYPE_I16:
+        return single_i16(src, units, out);
+    default:
+        single_bytes(d, src, units, out);
+    }
+}
+
+/* By way of F32, which holds them all. */
+static void decode_short(const struct element_decoder *d, const unsigned char *p,
+                         size_t units, double *out)
+{
+    float block[BLOCK];
+
+    while (units > 0) {
+        size_t part = MIN(units, (size_t)BLOCK / d->numbers);
+        size_t n = part * d->numbers;
+
+        element_decode_single(d, p, part, block);
+        for (size_t i = 0; i < n; i++)
+            out[i] = (double)block[i];
+        out += n;
+        p += part * d->unit;
+        units -= part;
     }
 }
 
@@ -177,15 +234,6 @@ void element_decode(const struct element_decoder *d, const void *src, size_t uni
     case DTYPE_F32:
     case DTYPE_C64:
         return decode_f32(src, units * d->numbers, out);
-    case DTYPE_F16:
-    case DTYPE_C32:
-        return decode_f16(src, units * d->numbers, out);
-    case DTYPE_BF16:
-        return decode_bf16(src, units, out);
-    case DTYPE_U16:
-        return decode_u16(src, units, out);
-    case DTYPE_I16:
-        return decode_i16(src, units, out);
     case DTYPE_U32:
         return decode_u32(src, units, out);
     case DTYPE_I32:
@@ -195,7 +243,7 @@ void element_decode(const struct element_decoder *d, const void *src, size_t uni
     case DTYPE_I64:
         return decode_i64(src, units, out);
     default:
-        decode_bytes(d, src, units, out);
+        decode_short(d, src, units, out);
     }
 }
 

@@ -11,8 +11,7 @@ struct element_decoder {
     enum dtype dtype;
     unsigned unit;    /* bytes of a storage unit (dtype_unit) */
     unsigned numbers; /* that one unit decodes to: 2 of complex types and F4, else 1 */
-    double
-        table[256]; /* of one-byte types: each pattern's value; of F4 each nibble's */
+    float table[256]; /* of one-byte types: each pattern's value; of F4 each nibble's */
 };
 
 /*
@@ -29,6 +28,11 @@ bool element_decoder_init(struct element_decoder *d, enum dtype dtype);
  */
 void element_decode(const struct element_decoder *d, const void *src, size_t units,
                     double *out);
+
+/* Does F32 hold every number of the type? Then the same, exact, to floats. */
+bool element_is_single(const struct element_decoder *d);
+void element_decode_single(const struct element_decoder *d, const void *src,
+                           size_t units, float *out);
 
 bool dtype_is_integer(enum dtype d); /* BOOL is one */
 

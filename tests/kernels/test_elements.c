@@ -4,6 +4,7 @@
 #include "gpu/element_stats.h"
 
 #include "gpu/cast.h"
+#include "gpu/stats_rows.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -311,11 +312,113 @@ static void test_merge(void **state)
     }
     assert_int_equal(sum.numbers, whole.numbers);
     assert_true(sum.min == whole.min && sum.max == whole.max);
-    assert_int_equal(sum.scale, whole.scale);
+    assert_int_equal(sum.exponent, whole.exponent);
+    assert_int_equal(sum.first, whole.first);
+    assert_int_equal(sum.bins, whole.bins);
     assert_memory_equal(sum.bin, whole.bin, sizeof sum.bin);
     assert_true(near(sum.mean, whole.mean, 1e-13));
     assert_true(near(sum.squares, whole.squares, 1e-13));
     free(v);
+}
+
+/* Numbers of every kind that a row may meet: all exponents, both zeros, the smallest. */
+static double odd_number(uint64_t *seed, int kind)
+{
+    static const int reach[] = {0, 8, 120, 1000};
+    double v;
+
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    v = (double)(int64_t)(*seed >> 11) / 0x1p52 - 1;
+    if (*seed % 17 == 0)
+        return *seed % 2 ? 0.0 : -0.0;
+    if (*seed % 19 == 0 && kind > 1)
+        return *seed % 2 ? 0x1p-149 : -0x1p-149;
+    return ldexp(v, (int)(*seed >> 33) % (reach[kind] + 1) - reach[kind] / 2);
+}
+
+/* Bits of sums, too: a processor's vectors must not show in what is printed. */
+static void compare_rows(const struct stats_rows *a, const struct stats_rows *b,
+                         const float *f, const double *v, size_t n)
+{
+    uint8_t bin_a[STATS_BLOCK] = {0}, bin_b[STATS_BLOCK] = {0};
+    uint64_t count_a[STATS_BINS_MAX] = {0}, count_b[STATS_BINS_MAX] = {0};
+    struct row_ends ea, eb;
+    struct row_grid grid;
+    double sa, sb;
+    int scale;
+
+    a->ends_f64(v, n, &ea);
+    b->ends_f64(v, n, &eb);
+    assert_true(ea.min == eb.min && ea.max == eb.max && ea.zero == eb.zero);
+    assert_memory_equal(&ea.sum, &eb.sum, sizeof ea.sum);
+    frexp(fmax(fabs(ea.min), fabs(ea.max)), &scale);
+    grid.exponent = scale - 3;
+    grid.first = -8;
+    sa = a->bins_f64(v, n, ea.sum / (double)n, &grid, bin_a);
+    sb = b->bins_f64(v, n, ea.sum / (double)n, &grid, bin_b);
+    assert_memory_equal(&sa, &sb, sizeof sa);
+    assert_memory_equal(bin_a, bin_b, n);
+    for (size_t i = 0; i < n; i++)
+        if (!(ldexp(bin_a[i] - 8, grid.exponent) <= v[i] &&
+              v[i] < ldexp(bin_a[i] - 7, grid.exponent)))
+            fail_msg("%a is in bin %d of 2^%d", v[i], bin_a[i] - 8, grid.exponent);
+    a->count(bin_a, n, 16, count_a);
+    b->count(bin_a, n, 16, count_b);
+    assert_memory_equal(count_a, count_b, sizeof count_a);
+    for (size_t i = 0; i < n; i++)
+        count_b[bin_a[i]]--;
+    for (int k = 0; k < STATS_BINS_MAX; k++)
+        assert_int_equal(count_b[k], 0);
+    a->ends_f32(f, n, &ea);
+    b->ends_f32(f, n, &eb);
+    assert_true(ea.min == eb.min && ea.max == eb.max && ea.zero == eb.zero);
+    assert_memory_equal(&ea.sum, &eb.sum, sizeof ea.sum);
+    frexp(fmax(fabs(ea.min), fabs(ea.max)), &scale);
+    grid.exponent = MIN(MAX(scale - 3, -126), 126);
+    sa = a->bins_f32(f, n, ea.sum / (double)n, &grid, bin_a);
+    sb = b->bins_f32(f, n, ea.sum / (double)n, &grid, bin_b);
+    assert_memory_equal(&sa, &sb, sizeof sa);
+    assert_memory_equal(bin_a, bin_b, n);
+    for (size_t i = 0; i < n; i++)
+        if (!(ldexp(bin_a[i] - 8, grid.exponent) <= (double)f[i] &&
+              (double)f[i] < ldexp(bin_a[i] - 7, grid.exponent)))
+            fail_msg("%a is in bin %d of 2^%d", (double)f[i], bin_a[i] - 8,
+                     grid.exponent);
+}
+
+static void test_rows(void **state)
+{
+    static double v[STATS_BLOCK];
+    static float f[STATS_BLOCK];
+    uint64_t seed = 7;
+
+    (void)state;
+    for (int turn = 0; turn < 400; turn++) {
+        size_t n = turn < 100 ? (size_t)turn + 1 : STATS_BLOCK - (size_t)turn % 40;
+
+        for (size_t i = 0; i < n; i++) {
+            v[i] = odd_number(&seed, turn % 4);
+            f[i] = (float)odd_number(&seed, turn % 3);
+        }
+        compare_rows(&stats_rows_portable, stats_rows_best(), f, v, n);
+    }
+}
+
+/* A tiny number below zero is in the bin below zero, however wide the bins are. */
+static void test_histogram_below_zero(void **state)
+{
+    const float v[] = {-0x1p-149f, 0, 0x1p-149f, 0x1p40f, -0x1p40f, 0x1p-126f};
+    struct stats_histogram h;
+    struct element_stats s;
+    uint64_t below = 0, above = 0;
+
+    (void)state;
+    add_all(&s, DTYPE_F32, v, ARRAY_SIZE(v));
+    element_stats_histogram(&s, &h);
+    for (unsigned i = 0; i < h.n; i++)
+        *(h.from + i * h.width < 0 ? &below : &above) += h.count[i];
+    assert_int_equal(below, 2);
+    assert_int_equal(above, 4);
 }
 
 static void test_wide_integers(void **state)
@@ -484,6 +587,8 @@ int main(void)
         cmocka_unit_test(test_histogram_grows),
         cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_histogram_below_zero),
         cmocka_unit_test(test_wide_integers),
         cmocka_unit_test(test_diff),
         cmocka_unit_test(test_diff_of_types),
