@@ -6,8 +6,8 @@
 #include "base/arena.h"
 #include "base/pool.h"
 #include "cli/cli.h"
-#include "cli/nonfinite.h"
 #include "cli/verify_copy.h"
+#include "gpu/nonfinite.h"
 #include "index/formats/scan.h"
 #include "index/plan.h"
 #include "remote/source.h"
@@ -15,8 +15,8 @@
 
 enum {
     VERIFY_MEMORY = 64 << 20,
-    BATCH = 256, /* tensors whose results are kept until they are printed */
-    DEEP_WINDOW = 4 << 20,
+    BATCH = 256,             /* tensors whose results are kept until they are printed */
+    DEEP_WINDOW = 512 << 10, /* stays in the processor's cache */
 };
 
 /* What was found about one tensor. */

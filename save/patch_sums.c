@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/crc32.h"
 #include "base/endian.h"
 #include "base/err.h"
 #include "base/fsutil.h"
@@ -14,7 +15,6 @@
 #include "index/formats/torch/zip.h"
 #include "remote/source.h"
 #include "save/patch_priv.h"
-#include "save/sums.h"
 
 enum { BLOCK = 1 << 20, DIGESTS_MAX = 64 << 20 };
 
@@ -33,7 +33,7 @@ static int crc_of(const struct patch_file *f, uint64_t from, uint64_t len,
 
         if (read_exact(f->fd, block, n, from, e) < 0)
             return err_wrap(e, "%s", f->path);
-        *out = sums_crc32(*out, block, n);
+        *out = crc32_ieee(*out, block, n);
         from += n;
         len -= n;
     }

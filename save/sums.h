@@ -9,9 +9,6 @@
 
 struct layout_file_info;
 
-/* zlib's crc32(), several times as fast where the processor multiplies without carry. */
-uint32_t sums_crc32(uint32_t crc, const void *data, size_t len);
-
 /*
  * Pieces of files in the order in which they were written, each with its CRC-32. A range of
  * a file that they fill (with the layout's literal bytes) need not be read again for its

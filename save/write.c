@@ -12,6 +12,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/crc32.h"
 #include "base/err.h"
 #include "base/pool.h"
 #include "save/box.h"
@@ -185,7 +186,7 @@ static int range_crc(int fd, const struct layout_file_info *f, uint64_t from,
 
         if (read_exact(fd, block, part, from, e) < 0)
             return err_wrap(e, "%s", f->path);
-        crc = sums_crc32(crc, block, part);
+        crc = crc32_ieee(crc, block, part);
         from += part;
         len -= part;
     }

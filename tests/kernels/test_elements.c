@@ -4,6 +4,7 @@
 #include "gpu/element_stats.h"
 
 #include "gpu/cast.h"
+#include "gpu/nonfinite.h"
 #include "gpu/stats_rows.h"
 
 #include <math.h>
@@ -173,6 +174,41 @@ static void test_text(void **state)
         element_text(DTYPE_U64, "\xff\xff\xff\xff\xff\xff\xff\xff", 0, text),
         "18446744073709551615");
     assert_string_equal(element_text(DTYPE_BF16, "\xc0\x7f", 0, text), "nan");
+}
+
+/* By patterns what decoding finds one by one, whatever the length. */
+static void test_count_nonfinite(void **state)
+{
+    static unsigned char data[300000];
+    uint64_t seed = 3;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof data; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        data[i] = (seed >> 33) % 3 ? (unsigned char)(seed >> 56) : 0xff;
+    }
+    for (int t = DTYPE_NONE + 1; t < DTYPE_COUNT; t++) {
+        struct nonfinite got = {0}, want = {0};
+        struct element_decoder d;
+        size_t units;
+
+        if (!element_decoder_init(&d, (enum dtype)t) || t == DTYPE_F4)
+            continue;
+        units = sizeof data / d.unit - 7;
+        for (size_t i = 0; i < units; i++) {
+            double v[2];
+
+            element_decode(&d, data + i * d.unit, 1, v);
+            for (unsigned k = 0; k < d.numbers; k++) {
+                want.nan += isnan(v[k]) != 0;
+                want.inf += isinf(v[k]) != 0;
+            }
+        }
+        nonfinite_count((enum dtype)t, data, units * d.unit, &got);
+        if (got.nan != want.nan || got.inf != want.inf)
+            fail_msg("%s: %lu NaN, %lu Inf, want %lu, %lu", dtype_name((enum dtype)t),
+                     got.nan, got.inf, want.nan, want.inf);
+    }
 }
 
 /* ---- stats ---- */
@@ -587,6 +623,7 @@ int main(void)
         cmocka_unit_test(test_histogram_grows),
         cmocka_unit_test(test_nonfinite),
         cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_count_nonfinite),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_histogram_below_zero),
         cmocka_unit_test(test_wide_integers),

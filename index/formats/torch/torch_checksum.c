@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /* index/formats/torch/torch_checksum.c - do the records of a torch.save blob have their CRC-32? */
 #include <errno.h>
-#include <zlib.h>
 
+#include "base/crc32.h"
 #include "base/err.h"
 #include "index/formats/torch/torch_zip.h"
 #include "index/formats/torch/zip.h"
 #include "remote/source.h"
 
-enum { READ_STEP = 1 << 20, METHOD_STORED = 0 };
+enum { READ_STEP = 256 << 10, METHOD_STORED = 0 };
 
 static int crc_of(struct source *src, uint64_t off, uint64_t len, uint32_t *out,
                   struct err *e)
 {
     CLEANUP_FREE unsigned char *data = malloc(READ_STEP);
-    uLong crc = crc32(0, NULL, 0);
+    uint32_t crc = 0;
 
     if (!data)
         return err_nomem(e);
@@ -24,9 +24,9 @@ static int crc_of(struct source *src, uint64_t off, uint64_t len, uint32_t *out,
 
         if (rc < 0)
             return rc;
-        crc = crc32(crc, data, (uInt)n);
+        crc = crc32_ieee(crc, data, n);
     }
-    *out = (uint32_t)crc;
+    *out = crc;
     return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <zlib.h>
 
 #include "base/checked.h"
+#include "base/crc32.h"
 #include "base/err.h"
 #include "base/fsutil.h"
 #include "index/formats/torch/torch_file.h"
@@ -72,7 +73,7 @@ static int put(struct inflating *x, size_t n, struct err *e)
     if (n > x->limit - x->written)
         return err_set(e, EFBIG, "more than %" PRIu64 " bytes come out of deflate",
                        x->limit);
-    x->crc = (uint32_t)crc32_z(x->crc, x->plain, n);
+    x->crc = crc32_ieee(x->crc, x->plain, n);
     x->written += n;
     return write_all(x->fd, x->plain, n, e);
 }
