@@ -265,6 +265,25 @@ int open_below(int dirfd, const char *path, const struct open_rule *rule)
     return fd;
 }
 
+int unnamed_file(const char *dir)
+{
+    CLEANUP_FREE char *name = NULL;
+    int fd = open(dir, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+
+    if (fd >= 0)
+        return fd;
+    /* Not every file system can (overlay of old, NFS): one that loses its name at once. */
+    if (asprintf(&name, "%s/unnamed-XXXXXX", dir) < 0) {
+        name = NULL;
+        return -ENOMEM;
+    }
+    fd = mkostemp(name, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    unlink(name);
+    return fd;
+}
+
 int make_dirs(const char *path, mode_t mode, struct err *e)
 {
     CLEANUP_FREE char *copy = strdup(path);

@@ -43,6 +43,12 @@ struct open_rule {
 };
 int open_below(int dirfd, const char *path, const struct open_rule *rule);
 
+/*
+ * A file without a name in `dir`, for reading and writing, that goes with its last
+ * descriptor. Returns the descriptor or -errno.
+ */
+int unnamed_file(const char *dir);
+
 /* mkdir -p with this mode for what is made. */
 int make_dirs(const char *path, mode_t mode, struct err *e);
 

@@ -7,16 +7,17 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/fsutil.h"
 #include "base/log.h"
 #include "remote/block_cache.h"
 
 /* An unnamed file in the cache directory, or in memory where there is none. */
-static int unnamed_file(const struct fs *fs, struct err *e)
+static int report_file(const struct fs *fs, struct err *e)
 {
     int fd = -1;
 
     if (fs->cache_dir)
-        fd = open(fs->cache_dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+        fd = unnamed_file(fs->cache_dir);
     if (fd < 0)
         fd = memfd_create("unshard-report", MFD_CLOEXEC);
     return fd < 0 ? err_set(e, errno, "temporary file: %s", strerror(errno)) : fd;
@@ -25,7 +26,7 @@ static int unnamed_file(const struct fs *fs, struct err *e)
 static int make(struct fs *fs, const struct slot *slot, enum inside kind,
                 struct source **out, struct err *e)
 {
-    CLEANUP_FD int fd = unnamed_file(fs, e);
+    CLEANUP_FD int fd = report_file(fs, e);
     bool objects = kind == INSIDE_OBJECTS_JSON;
     int rc;
 

@@ -238,26 +238,11 @@ static void reserve(struct decoded_cache *c, uint64_t want, uint64_t *got)
 }
 
 /* A file without a name; without a directory one of memory. */
-static int unnamed_file(const char *dir)
+static int piece_file(const char *dir)
 {
-    CLEANUP_FREE char *name = NULL;
-    int fd = dir ? open(dir, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600)
-                 : memfd_create("decoded", MFD_CLOEXEC);
+    int fd = dir ? unnamed_file(dir) : memfd_create("decoded", MFD_CLOEXEC);
 
-    if (fd >= 0)
-        return fd;
-    if (!dir)
-        return -errno;
-    /* Not every file system can (overlay of old, NFS): one that loses its name at once. */
-    if (asprintf(&name, "%s/decoded-XXXXXX", dir) < 0) {
-        name = NULL;
-        return -ENOMEM;
-    }
-    fd = mkostemp(name, O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    unlink(name);
-    return fd;
+    return fd < 0 && !dir ? -errno : fd;
 }
 
 /* What is to be decoded, and how. */
@@ -273,7 +258,7 @@ struct job {
 static int decode_within(struct decoded_cache *c, const struct job *job, uint64_t limit,
                          struct source **out, struct err *e)
 {
-    CLEANUP_FD int fd = unnamed_file(c->dir);
+    CLEANUP_FD int fd = piece_file(c->dir);
     CLEANUP(source_putp) struct source *src = NULL;
     uint64_t size = 0;
     int rc;

@@ -166,6 +166,11 @@ static void file_close(struct source *s)
     free(f);
 }
 
+static int file_fd(struct source *s)
+{
+    return file_of(s)->fd;
+}
+
 static const struct source_ops file_ops = {
     .name = "file",
     .read = file_read,
@@ -173,6 +178,7 @@ static const struct source_ops file_ops = {
     .resident = file_resident,
     .will_need = file_will_need,
     .check = file_check,
+    .fd = file_fd,
     .close = file_close,
 };
 

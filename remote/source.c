@@ -129,6 +129,11 @@ int source_check(struct source *s, struct err *e)
     return s->ops->check ? s->ops->check(s, e) : 0;
 }
 
+int source_fd(struct source *s)
+{
+    return s->ops->fd ? s->ops->fd(s) : -1;
+}
+
 int source_stale(const char *name, const struct file_id *was, const struct file_id *now,
                  struct err *e)
 {

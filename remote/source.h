@@ -50,6 +50,9 @@ struct source_ops {
      */
     int (*check)(struct source *s, struct err *e);
 
+    /* Optional: the descriptor of a local file that is all of the source, still its own. */
+    int (*fd)(struct source *s);
+
     void (*close)(struct source *s); /* frees s */
 };
 
@@ -93,6 +96,7 @@ const void *source_map(struct source *s);
 bool source_resident(struct source *s, uint64_t off, size_t len);
 void source_will_need(struct source *s, uint64_t off, uint64_t len);
 int source_check(struct source *s, struct err *e);
+int source_fd(struct source *s); /* -1: it is no local file */
 
 /* -ESTALE in words: which of inode, size and times of the file `name` is not as it was. */
 int source_stale(const char *name, const struct file_id *was, const struct file_id *now,
