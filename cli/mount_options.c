@@ -137,6 +137,26 @@ static int take_cache_size(const char *value, struct mount_options *o, struct er
     return 0;
 }
 
+enum { SETTLED_SECONDS = 60 };
+
+/* SIZE[:settled=SECONDS] */
+static int take_materialize(const char *value, struct mount_options *o, struct err *e)
+{
+    const char *more = strchr(value, ':');
+    uint64_t seconds = SETTLED_SECONDS;
+    char size[32];
+
+    snprintf(size, sizeof size, "%.*s", (int)strcspn(value, ":"), value);
+    if (!parse_size(size, &o->materialize) ||
+        (more && (strncmp(more, ":settled=", 9) != 0 ||
+                  !parse_number(more + 9, 10, 86400, &seconds))))
+        return wrong_value("materialize", value, e,
+                           "bytes of disk, or a number with K, M, G, T; and "
+                           ":settled=SECONDS behind it");
+    o->settled = (unsigned)seconds;
+    return 0;
+}
+
 static int take_jobs(const char *value, struct mount_options *o, struct err *e)
 {
     uint64_t v;
@@ -269,6 +289,7 @@ static const struct option_kind kinds[] = {
     {"umask=", NULL, take_umask},
     {"cache_dir=", NULL, take_cache_dir},
     {"cache_size=", NULL, take_cache_size},
+    {"materialize=", NULL, take_materialize},
     {"jobs=", NULL, take_jobs},
     {"index=", NULL, take_index},
     {"prefix=", NULL, take_prefix},
@@ -333,6 +354,23 @@ static int take_option(const char *option, struct mount_options *out, struct err
     return unknown(option, e);
 }
 
+/* What one option says and another one forbids. */
+static int check_together(const struct mount_options *o, struct err *e)
+{
+    if (o->save && !o->rw) {
+        err_set(e, EINVAL, "-o save=%s: nothing is saved in a mount for reading",
+                o->save);
+        return err_hint(e, "add rw");
+    }
+    if (o->materialize && (o->rw || o->memory_index)) {
+        err_set(e, EINVAL, "-o materialize=: not with %s",
+                o->rw ? "rw, where files change under who reads them"
+                      : "index=memory, which writes nothing to disk");
+        return err_hint(e, "leave one of the two out");
+    }
+    return 0;
+}
+
 int mount_options_parse(char *text, struct mount_options *out, struct err *e)
 {
     int ret = 0;
@@ -340,10 +378,5 @@ int mount_options_parse(char *text, struct mount_options *out, struct err *e)
     for (char *o; ret == 0 && (o = option_next(&text));)
         if (*o)
             ret = take_option(o, out, e);
-    if (ret == 0 && out->save && !out->rw) {
-        err_set(e, EINVAL, "-o save=%s: nothing is saved in a mount for reading",
-                out->save);
-        return err_hint(e, "add rw");
-    }
-    return ret;
+    return ret == 0 ? check_together(out, e) : ret;
 }

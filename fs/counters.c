@@ -16,14 +16,19 @@ static const char *const counter_names[COUNTERS] = {
     [COUNT_REQUESTS] = "requests",
     [COUNT_LOOKUPS] = "lookups",
     [COUNT_OPENS] = "opens",
+    [COUNT_OPENS_PASSTHROUGH] = "opens_passthrough",
     [COUNT_READS] = "reads",
     [COUNT_BYTES_READ] = "bytes_read",
     [COUNT_REPLIES_MAPPED] = "replies_mapped",
     [COUNT_REPLIES_COPIED] = "replies_copied",
     [COUNT_GENERATIONS] = "generations",
     [COUNT_INVALIDATED] = "invalidated",
+    [COUNT_MATERIALIZED] = "materialized",
+    [COUNT_BYTES_MATERIALIZED] = "bytes_materialized",
     [COUNT_ERRORS] = "errors",
 };
+
+const char counters_on[] = "on";
 
 static void remote_json(const struct counters_remote *r, struct buf *out)
 {
@@ -51,12 +56,18 @@ static void remote_json(const struct counters_remote *r, struct buf *out)
 int counters_json(const struct counters *c, const struct counters_remote *remote,
                   struct buf *out)
 {
+    const char *passthrough = c->passthrough, *materialize = c->materialize;
+
     buf_adds(out, "{\"schema\": 1");
     for (int i = 0; i < COUNTERS; i++)
         buf_addf(out, ", \"%s\": %" PRIuFAST64, counter_names[i],
                  atomic_load_explicit(&c->value[i], memory_order_relaxed));
     buf_addf(out, ", \"known_bytes\": %" PRIuFAST64,
              atomic_load_explicit(&c->known_bytes, memory_order_relaxed));
+    buf_addf(out, ", \"passthrough\": \"%s\"", passthrough ? passthrough : "off");
+    buf_addf(out, ", \"materialize\": \"%s\"", materialize ? materialize : "off");
+    buf_addf(out, ", \"materialized_bytes\": %" PRIuFAST64,
+             atomic_load_explicit(&c->materialized_bytes, memory_order_relaxed));
     if (remote)
         remote_json(remote, out);
     buf_adds(out, "}\n");

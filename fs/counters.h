@@ -16,17 +16,26 @@ enum counter {
     COUNT_REQUESTS,
     COUNT_LOOKUPS,
     COUNT_OPENS,
+    COUNT_OPENS_PASSTHROUGH, /* of those, read by the kernel itself */
     COUNT_READS,
     COUNT_BYTES_READ,
     COUNT_REPLIES_MAPPED, /* sent straight from mapped shards */
     COUNT_REPLIES_COPIED,
-    COUNT_GENERATIONS, /* checkpoints (and new versions of them) taken up */
-    COUNT_INVALIDATED, /* of those, replaced by a newer one or gone */
+    COUNT_GENERATIONS,  /* checkpoints (and new versions of them) taken up */
+    COUNT_INVALIDATED,  /* of those, replaced by a newer one or gone */
+    COUNT_MATERIALIZED, /* files of which all is in a copy that the kernel reads */
+    COUNT_BYTES_MATERIALIZED,
     COUNT_ERRORS,
     COUNTERS
 };
 
+/* What a state below is while the thing works; else "off: " and the reason. */
+extern const char counters_on[];
+
 struct counters {
+    _Atomic(const char *) passthrough; /* NULL: the mount is not there yet */
+    _Atomic(const char *) materialize; /* NULL: it was not asked for, or the same */
+    atomic_uint_fast64_t materialized_bytes; /* of the disk, set aside for copies now */
     atomic_uint_fast64_t value[COUNTERS];
     atomic_uint_fast64_t known_bytes; /* of the checkpoints taken up now */
 };

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/pool.h"
+#include "fs/copies.h"
 #include "fs/lane.h"
 #include "fs/node.h"
 #include "fs/overlay.h"
@@ -206,6 +207,8 @@ static int open_all(struct fs *fs, struct err *e)
         rc = slots_new(&fs->slots, e);
     if (rc == 0 && fs->options.rw)
         rc = stages_new(&fs->stages, e);
+    if (rc == 0 && fs->options.materialize)
+        rc = copies_new(fs, &fs->copies, e);
     return rc;
 }
 
@@ -220,6 +223,7 @@ int fs_open(const struct mount_options *options, struct fs **out, struct err *e)
     fs->begun_ns = (int64_t)time(NULL) * 1000000000;
     last_error_init(&fs->last_error);
     opened_init(&fs->opened);
+    ways_init(&fs->ways);
     rc = pthread_key_create(&fs->buffers, read_buffer_free);
     if (rc) {
         last_error_destroy(&fs->last_error);
@@ -241,9 +245,14 @@ void fs_close(struct fs *fs)
         return;
     watch_stop(fs->watch);
     lane_free(fs->lane);
+    copies_stop(fs->copies);
+    lane_free(fs->fills);
     watch_free(fs->watch);
     fs->watch = NULL; /* nobody is told any more */
     opened_end_all(fs);
+    copies_free(fs->copies);
+    fs->copies = NULL;
+    ways_destroy(&fs->ways);
     stages_free(fs);
     nodes_free(fs);
     slots_free(fs->slots);

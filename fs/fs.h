@@ -16,10 +16,12 @@
 #include "fs/mapped.h"
 #include "fs/mount.h"
 #include "fs/opened.h"
+#include "fs/way.h"
 #include "gpu/reader.h"
 #include "index/formats/scan.h"
 #include "remote/store.h"
 
+struct copies;
 struct lane;
 struct nodes;
 struct overlay;
@@ -64,11 +66,13 @@ struct fs {
     struct slots *slots;
     struct stages *stages; /* NULL: mounted for reading only */
     struct saver *saver;   /* publishes what was not touched for a while; or NULL */
-    struct lane *lane;
+    struct lane *lane, *fills;
+    struct copies *copies; /* NULL: nothing is materialised */
     struct watch *watch;
     struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;
     struct mapped mapped;
+    struct ways ways;
     struct counters counters;
     struct last_error last_error;
     pthread_key_t buffers; /* one reply buffer a thread */

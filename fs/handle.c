@@ -9,8 +9,11 @@
 
 #include "base/arena.h"
 #include "base/utf8.h"
+#include "fs/copies.h"
 #include "fs/lookup.h"
+#include "fs/node.h"
 #include "fs/overlay.h"
+#include "fs/passthrough.h"
 #include "fs/report.h"
 #include "fs/staged.h"
 #include "fs/write.h"
@@ -21,6 +24,8 @@ static void handle_free(struct fs *fs, struct opened *o)
 {
     struct handle *h = container_of(o, struct handle, opened);
 
+    way_close(fs, h->way);
+    copy_put(fs->copies, h->copy);
     reader_close(h->reader);
     side_close(h->side);
     slot_unref(fs, h->slot, 1);
@@ -206,6 +211,51 @@ void handle_close(struct fs *fs, struct handle *h)
         handle_free(fs, &h->opened);
 }
 
+/* What the kernel is to read: -1 for what the server reads. */
+static int find_backing(const struct request *r, struct handle *h, uint64_t generation,
+                        int *fd, struct err *e)
+{
+    const struct copy_of what = {.slot = h->slot,
+                                 .kind = ino_kind(r->ino),
+                                 .index = ino_index(r->ino),
+                                 .reader = h->reader};
+    int rc = 0;
+
+    *fd = h->side ? side_fd(h->side) : -1;
+    if (h->reader && !way_is_server(r->fs, r->ino, generation))
+        rc = copies_get(r->fs->copies, &what, r->may_fill, &h->copy, e);
+    if (h->copy)
+        *fd = copy_fd(h->copy);
+    return rc < 0 ? stale(r->fs, h->slot, rc) : rc;
+}
+
+static int choose_way(const struct request *r, struct handle *h, struct err *e)
+{
+    uint64_t generation;
+    const struct node *n;
+    int fd, rc;
+
+    if (!h->side && (!h->reader || !r->fs->copies))
+        return 0; /* such files are the server's to read, always */
+    n = h->slot ? NULL : node_of_ino(r->fs, r->ino);
+    if (!h->slot && !n)
+        return -ESTALE;
+    generation = h->slot ? h->slot->generation : n->generation;
+    rc = find_backing(r, h, generation, &fd, e);
+    if (rc != 0)
+        return rc;
+    h->way = way_open(r->fs, r->ino, generation, fd);
+    return h->way ? 0 : err_nomem(e);
+}
+
+static int reply_opened(struct request *r, const struct handle *h)
+{
+    if (!h->way || !h->way->backing)
+        return fuse_reply_open(r->req, &r->fi);
+    counter_add(&r->fs->counters, COUNT_OPENS_PASSTHROUGH, 1);
+    return passthrough_reply(r->req, &r->fi, h->way->backing);
+}
+
 int open_run(struct request *r, struct err *e)
 {
     struct handle *h;
@@ -222,6 +272,8 @@ int open_run(struct request *r, struct err *e)
     if (!h)
         return err_nomem(e);
     rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
+    if (rc == 0)
+        rc = choose_way(r, h, e);
     if (rc != 0) {
         handle_free(r->fs, &h->opened);
         return rc;
@@ -231,7 +283,7 @@ int open_run(struct request *r, struct err *e)
     counter_add(&r->fs->counters, COUNT_OPENS, 1);
     r->fi.fh = (uintptr_t)h;
     r->fi.noflush = 1;
-    if (fuse_reply_open(r->req, &r->fi) < 0)
+    if (reply_opened(r, h) < 0)
         opened_end(r->fs, &h->opened);
     return 0;
 }

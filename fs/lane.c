@@ -27,6 +27,7 @@ struct waiting {
 
 struct lane {
     struct fs *fs;
+    bool fills; /* of opens that make a copy first */
     pthread_t thread[LANE_THREADS];
     unsigned started;
     pthread_mutex_t lock;
@@ -38,10 +39,10 @@ struct lane {
     bool stop;
 };
 
-/* All of a generation, or one directory. Never 0. */
-static uint64_t key_of(const struct request *r)
+/* All of a generation, or one directory; one inode of fills. Never 0. */
+static uint64_t key_of(const struct lane *l, const struct request *r)
 {
-    return ino_is_inside(r->ino) ? r->ino >> 40 : r->ino;
+    return ino_is_inside(r->ino) && !l->fills ? r->ino >> 40 : r->ino;
 }
 
 static void waiting_free(struct waiting *w)
@@ -174,7 +175,7 @@ static void *lane_thread(void *user)
     return NULL;
 }
 
-int lane_new(struct fs *fs, struct lane **out, struct err *e)
+static int lane_make(struct fs *fs, bool fills, struct lane **out, struct err *e)
 {
     struct lane *l = calloc(1, sizeof *l);
     int rc = 0;
@@ -182,6 +183,7 @@ int lane_new(struct fs *fs, struct lane **out, struct err *e)
     if (!l)
         return err_nomem(e);
     l->fs = fs;
+    l->fills = fills;
     l->tail = &l->head;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->more, NULL);
@@ -195,6 +197,16 @@ int lane_new(struct fs *fs, struct lane **out, struct err *e)
     }
     *out = l;
     return 0;
+}
+
+int lane_new(struct fs *fs, struct lane **out, struct err *e)
+{
+    return lane_make(fs, false, out, e);
+}
+
+int lane_new_fills(struct fs *fs, struct lane **out, struct err *e)
+{
+    return lane_make(fs, true, out, e);
 }
 
 /* Answers without running it. */
@@ -230,8 +242,9 @@ static struct waiting *waiting_new(struct lane *l, const struct request *r)
         return NULL;
     w->r = *r;
     w->r.may_block = true;
+    w->r.may_fill = l->fills;
     w->lane = l;
-    w->key = key_of(r);
+    w->key = key_of(l, r);
     if (r->name) {
         w->name = strdup(r->name);
         w->r.name = w->name;
@@ -281,6 +294,8 @@ bool lane_reap(struct lane *l)
     size_t count = 0;
     bool any;
 
+    if (!l)
+        return false;
     pthread_mutex_lock(&l->lock);
     any = l->head != NULL;
     for (struct waiting *w = l->head; w && count < REAP_AT_ONCE; w = w->next)

@@ -15,6 +15,9 @@ struct request;
  */
 int lane_new(struct fs *fs, struct lane **out, struct err *e);
 
+/* The same for opens that make a copy first, each inode by itself: they take long. */
+int lane_new_fills(struct fs *fs, struct lane **out, struct err *e);
+
 /* Ends the threads. Requests that still wait are answered with EINTR. */
 void lane_free(struct lane *l); /* NULL is fine */
 
@@ -23,7 +26,7 @@ void lane_add(struct lane *l, const struct request *r);
 
 /*
  * Answers those that wait for nobody any more, since who asked was killed. Called now
- * and then by the watcher. False: nobody waits at all.
+ * and then by the watcher. False: nobody waits at all (or there is no lane: NULL).
  */
 bool lane_reap(struct lane *l);
 

@@ -36,7 +36,11 @@ struct mount_options {
     /* Bytes of blocks of a remote source, and of decoded pieces; 0: 8 GiB of the latter, and
      * of blocks what the directory was last told. */
     uint64_t cache_size;
-    bool no_cache;    /* cache_size=0: neither of them on disk */
+    bool no_cache; /* cache_size=0: neither of them on disk */
+    /* Bytes of disk for whole copies of what is opened, 0: none; and for how many seconds
+     * its shards must have been left alone before. */
+    uint64_t materialize;
+    unsigned settled;
     unsigned jobs;    /* threads of the pool; 0: one a core */
     unsigned refresh; /* seconds between looks at the source; 0: 0.4 s */
     enum view_prefix prefix;

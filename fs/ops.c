@@ -12,6 +12,7 @@
 #include "fs/dir.h"
 #include "fs/handle.h"
 #include "fs/lookup.h"
+#include "fs/passthrough.h"
 #include "fs/read.h"
 #include "fs/report.h"
 #include "fs/request.h"
@@ -43,6 +44,14 @@ static void op_init(void *user, struct fuse_conn_info *conn)
      * (decision 022).
      */
     conn->want &= ~FUSE_CAP_READDIRPLUS_AUTO;
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
+    /* Older ones do not know these: fs/negotiate.c adds them to the answer. */
+    conn->want |= conn->capable & FUSE_CAP_DIRECT_IO_ALLOW_MMAP;
+    if (passthrough_wanted(fs)) {
+        conn->want |= conn->capable & FUSE_CAP_PASSTHROUGH;
+        conn->max_backing_stack_depth = 1;
+    }
+#endif
 }
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)

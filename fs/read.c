@@ -31,8 +31,7 @@ void read_buffer_free(void *buffer)
     free(b);
 }
 
-/* At least `size` bytes, until the thread asks again; NULL: out of memory. */
-static void *thread_buffer(struct fs *fs, size_t size)
+void *read_buffer(struct fs *fs, size_t size)
 {
     struct buffer *b = pthread_getspecific(fs->buffers);
 
@@ -101,7 +100,7 @@ static int reply_mapped(const struct request *r, struct handle *h, uint64_t off,
 static int reply_copied(const struct request *r, struct handle *h, uint64_t off,
                         size_t len, struct err *e)
 {
-    void *data = thread_buffer(r->fs, len);
+    void *data = read_buffer(r->fs, len);
     int rc = data ? reader_read(h->reader, off, len, data, e) : err_nomem(e);
 
     if (rc < 0)
@@ -138,7 +137,7 @@ static int read_reader(const struct request *r, struct handle *h, struct err *e)
 
 static int read_side(const struct request *r, struct handle *h, struct err *e)
 {
-    void *data = thread_buffer(r->fs, r->size + 1);
+    void *data = read_buffer(r->fs, r->size + 1);
     size_t got;
     int rc;
 

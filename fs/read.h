@@ -7,6 +7,9 @@
 
 int read_run(struct request *r, struct err *e);
 
+/* At least `size` bytes of this thread, until it asks again; NULL: out of memory. */
+void *read_buffer(struct fs *fs, size_t size);
+
 /* For pthread_key_create: frees a thread's reply buffer. */
 void read_buffer_free(void *buffer);
 

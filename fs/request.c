@@ -72,6 +72,8 @@ void request_run(const struct request *r)
     interrupt_set(before);
     if (rc == FS_LATER)
         lane_add(r->fs->lane, r);
+    else if (rc == FS_FILL)
+        lane_add(r->fs->fills, r);
     else if (rc < 0)
         request_fail(&here, rc, &e);
 }

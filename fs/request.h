@@ -12,6 +12,7 @@ struct request;
  * Answers the request and returns 0; or returns a negative errno (with words in e where
  * the cause is worth a log line) and has answered nothing; or FS_LATER when it would
  * have to wait for a scan: then it is run again on a thread of the lane, `may_block` set.
+ * FS_FILL: of an open that takes a copy first: the same on the lane of fills, `may_fill` set.
  */
 typedef int request_fn(struct request *r, struct err *e);
 
@@ -28,7 +29,7 @@ struct request {
     size_t size;
     off_t off;
     struct fuse_file_info fi;
-    bool may_block, plus;
+    bool may_block, may_fill, plus;
 };
 
 /* Runs it here or, if it asks for that, later. */

@@ -15,11 +15,14 @@
 #include "base/confine.h"
 #include "base/guard.h"
 #include "base/log.h"
+#include "fs/copies.h"
 #include "fs/holder.h"
 #include "fs/lane.h"
 #include "fs/mounts.h"
+#include "fs/negotiate.h"
 #include "fs/plans.h"
 #include "fs/notify.h"
+#include "fs/passthrough.h"
 #include "fs/save.h"
 #include "fs/watch.h"
 
@@ -28,31 +31,6 @@ enum {
     LOG_KEPT = 8 << 20, /* a longer log is put aside when a mount begins */
     POKE_NS = 20000000,
     END_SECONDS = 5, /* a scan that is under way may take minutes: do not wait for it */
-    HEADER_IN = 40,  /* struct fuse_in_header */
-    OP_INIT = 26,
-};
-
-/* Kernel protocol 7.36: flags above 31 are in flags2 if this bit stands in flags. */
-enum { INIT_EXT = 1 << 30 };
-/* Files with FOPEN_DIRECT_IO can be mapped shared (flag 36). */
-enum { INIT2_DIRECT_IO_MMAP = 1 << 4 };
-
-struct init_in {
-    uint32_t major, minor, max_readahead, flags, flags2;
-};
-
-struct init_out {
-    uint32_t major, minor, max_readahead, flags;
-    uint16_t max_background, congestion_threshold;
-    uint32_t max_write, time_gran;
-    uint16_t max_pages, map_alignment;
-    uint32_t flags2, unused[7];
-};
-
-struct reply_head {
-    uint32_t len;
-    int32_t error;
-    uint64_t unique;
 };
 
 /* The server of one mount. fs is what requests get as their user data. */
@@ -66,10 +44,8 @@ struct session {
     int ready_fd;   /* to the process that waits for the mount; -1: foreground */
     int log_fd;     /* where the log goes once nobody waits; -1: nowhere */
 
-    /* the kernel's INIT request, until it is answered */
-    atomic_uint_fast64_t init_unique;
+    struct negotiation negotiation; /* the kernel's INIT request, until it is */
     atomic_bool answered;
-    bool offers_mmap;
 
     pthread_t main, signals, deadline;
     atomic_bool ended;
@@ -77,38 +53,6 @@ struct session {
 };
 
 /* ---- the kernel's first request ---- */
-
-/*
- * libfuse 3.14 does not know the flag that allows shared mappings of files with direct
- * I/O, so it is added to its reply, when the kernel offers it.
- */
-static void see_request(struct session *s, const char *data, size_t len)
-{
-    struct init_in in;
-    uint32_t opcode;
-    uint64_t unique;
-
-    if (len < HEADER_IN + sizeof in)
-        return;
-    memcpy(&opcode, data + 4, sizeof opcode);
-    if (opcode != OP_INIT)
-        return;
-    memcpy(&unique, data + 8, sizeof unique);
-    memcpy(&in, data + HEADER_IN, sizeof in);
-    s->offers_mmap = (in.flags & INIT_EXT) && (in.flags2 & INIT2_DIRECT_IO_MMAP);
-    s->init_unique = unique;
-}
-
-static void patch_reply(const struct session *s, struct iovec *iov, int count)
-{
-    struct init_out *out;
-
-    if (!s->offers_mmap || count < 2 || iov[1].iov_len < sizeof *out)
-        return;
-    out = iov[1].iov_base;
-    out->flags |= INIT_EXT;
-    out->flags2 |= INIT2_DIRECT_IO_MMAP;
-}
 
 /* Tells who waits that the mount can be used, and lets go of the terminal. */
 static bool become_ready(struct session *s)
@@ -140,26 +84,26 @@ static ssize_t io_read(int fd, void *data, size_t len, void *user)
     ssize_t n = read(fd, data, len);
 
     if (n > 0 && !s->answered)
-        see_request(s, data, (size_t)n);
+        negotiate_see(&s->negotiation, data, (size_t)n);
     return n;
 }
 
+/* libfuse 3.14 does not know some flags of the answer to the kernel's first request. */
 static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
 {
     struct session *s = ((struct fs *)user)->owner;
-    struct reply_head head;
+    const struct negotiation *offer = &s->negotiation;
     ssize_t n;
 
-    if (s->answered)
+    if (s->answered || !negotiate_is_answer(offer, iov))
         return writev(fd, iov, count);
-    memcpy(&head, iov[0].iov_base, sizeof head);
-    if (!s->init_unique || head.unique != s->init_unique || head.error)
-        return writev(fd, iov, count);
-    patch_reply(s, iov, count);
+    negotiate_accept(offer, iov, count, passthrough_wanted(s->fs));
     n = writev(fd, iov, count);
     if (n >= 0) {
         s->answered = true;
         mounts_read_ahead(s->device);
+        passthrough_begin(s->fs, offer->offers_passthrough);
+        copies_begin(s->fs);
         if (!become_ready(s)) /* nobody waits any more: ^C */
             kill(getpid(), SIGTERM);
     }
@@ -344,6 +288,8 @@ static int session_threads(struct session *s, struct err *e)
 
     if (rc == 0)
         rc = watch_new(s->fs, &s->fs->watch, e);
+    if (rc == 0 && s->fs->copies)
+        rc = lane_new_fills(s->fs, &s->fs->fills, e);
     if (rc == 0 && s->fs->stages)
         rc = saver_new(s->fs, &s->fs->saver, e);
     if (rc < 0)
@@ -437,6 +383,9 @@ static int session_serve(struct session *s, struct err *e)
     watch_stop(s->fs->watch);
     lane_free(s->fs->lane);
     s->fs->lane = NULL;
+    copies_stop(s->fs->copies);
+    lane_free(s->fs->fills);
+    s->fs->fills = NULL;
     if (s->fs->session) {
         fuse_session_unmount(s->fs->session);
         fuse_session_destroy(s->fs->session);

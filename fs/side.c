@@ -115,6 +115,13 @@ static bool look_again(struct side *s)
     return true;
 }
 
+int side_fd(struct side *s)
+{
+    CLEANUP(source_putp) struct source *src = current(s);
+
+    return s->store ? source_fd(src) : -1;
+}
+
 static int read_some(struct side *s, uint64_t off, size_t len, void *dst, size_t *got,
                      struct err *e)
 {

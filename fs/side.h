@@ -26,6 +26,12 @@ void side_close(struct side *s); /* NULL is fine */
 /* These bytes will be read soon. Any thread. */
 void side_will_need(struct side *s, uint64_t off, uint64_t len);
 
+/*
+ * The file of the source that it follows, where that is a local one of its own: -1 if not.
+ * The descriptor is the side's.
+ */
+int side_fd(struct side *s);
+
 /* Up to len bytes; *got is less at the end of the file only. Any thread. */
 int side_read(struct side *s, uint64_t off, size_t len, void *dst, size_t *got,
               struct err *e);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "fs/copies.h"
 #include "fs/watch.h"
 
 enum {
@@ -300,6 +301,7 @@ bool slot_retire(struct fs *fs, struct slot *s)
         return false;
     atomic_fetch_sub(&fs->counters.known_bytes, s->info.bytes);
     counter_add(&fs->counters, COUNT_INVALIDATED, 1);
+    copies_forget(fs->copies, s->info.id);
     watch_changed(fs, s);
     return true;
 }

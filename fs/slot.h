@@ -74,6 +74,7 @@ struct slot {
     atomic_bool warned;  /* of names of the source that ours cover */
     atomic_bool suspect; /* a shard was found changed: look again before the next use */
     atomic_int_fast64_t checked_ns, used_ns;
+    atomic_int_fast64_t changed_ns; /* newest ctime of its files; 0: not looked up */
 
     pthread_mutex_t lock;
     struct source *report[REPORTS]; /* guarded by lock */

@@ -8,7 +8,7 @@
 #include "fs/slot.h"
 
 /* A handler that must wait for a scan says so; it is run again where it may. */
-enum { FS_LATER = 1 };
+enum { FS_LATER = 1, FS_FILL = 3 }; /* fs/request.h; fs/staged.h has the 2 */
 
 enum shown_kind {
     SHOWN_DIR,

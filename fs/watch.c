@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "fs/copies.h"
 #include "fs/lane.h"
 #include "fs/node.h"
 #include "fs/slot.h"
@@ -276,6 +277,8 @@ static void *watch_thread(void *user)
         bool waiting = lane_reap(w->fs->lane);
 
         open_files_rest(w->fs->files, now_ns(), (int64_t)OPEN_SECONDS * 1000000000);
+        waiting |= lane_reap(w->fs->fills);
+        copies_tidy(w->fs->copies);
         wait_tick(w, told || awake || waiting);
     }
     return NULL;

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/passthrough.c - files that the kernel reads by itself, behind files of the mount. */
+#include "fs/passthrough.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+
+#include "base/log.h"
+
+/* Linux 6.9, include/uapi/linux/fuse.h: what Debian 12's headers do not have. */
+struct backing_map {
+    int32_t fd;
+    uint32_t flags;
+    uint64_t padding;
+};
+#define BACKING_OPEN _IOW(229, 1, struct backing_map)
+#define BACKING_CLOSE _IOW(229, 2, uint32_t)
+
+static const char off_rw[] = "off: mounted for writing";
+static const char off_rights[] =
+    "off: the server has no CAP_SYS_ADMIN in the initial user namespace";
+static const char off_kernel[] = "off: the kernel does not offer it (6.9 and later do)";
+static const char off_refused[] = "off: the kernel refused it";
+
+/* The capability in our own user namespace. Only the kernel knows whether that counts. */
+static bool has_admin(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+    if (syscall(SYS_capget, &head, data) < 0)
+        return false;
+    return data[CAP_TO_INDEX(CAP_SYS_ADMIN)].effective & CAP_TO_MASK(CAP_SYS_ADMIN);
+}
+
+bool passthrough_wanted(const struct fs *fs)
+{
+    return !fs->options.rw && has_admin();
+}
+
+static int backing_open(const struct fs *fs, int fd)
+{
+    struct backing_map map = {.fd = fd};
+    int id = ioctl(fuse_session_fd(fs->session), BACKING_OPEN, &map);
+
+    return id < 0 ? -errno : id;
+}
+
+/* A file of memory lies on no overlay: what is refused is the thing itself. */
+static const char *try_it(struct fs *fs)
+{
+    CLEANUP_FD int fd = memfd_create("unshard-probe", MFD_CLOEXEC);
+    int id = fd < 0 ? -errno : backing_open(fs, fd);
+
+    if (id > 0) {
+        passthrough_close(fs, id);
+        return counters_on;
+    }
+    return id == -EPERM ? off_rights : off_refused;
+}
+
+void passthrough_begin(struct fs *fs, bool offered)
+{
+    const char *state;
+
+    if (fs->options.rw)
+        state = off_rw;
+    else if (!has_admin())
+        state = off_rights;
+    else
+        state = offered ? try_it(fs) : off_kernel;
+    fs->counters.passthrough = state;
+    log_msg(LOG_FS, LOG_INFO, "passthrough is %s", state);
+}
+
+int passthrough_open(struct fs *fs, int fd)
+{
+    int id;
+
+    if (fd < 0 || fs->counters.passthrough != counters_on)
+        return 0;
+    id = backing_open(fs, fd);
+    if (id > 0)
+        return id;
+    log_msg(LOG_FS, LOG_DEBUG, "a file is read by the server: errno %d", -id);
+    return 0;
+}
+
+void passthrough_close(struct fs *fs, int id)
+{
+    uint32_t number = (uint32_t)id;
+
+    if (id > 0)
+        ioctl(fuse_session_fd(fs->session), BACKING_CLOSE, &number);
+}
+
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
+
+int passthrough_reply(fuse_req_t req, struct fuse_file_info *fi, int id)
+{
+    fi->backing_id = id;
+    fi->direct_io = fi->keep_cache = 0;
+    return fuse_reply_open(req, fi);
+}
+
+#else
+
+/* struct fuse_open_out of protocol 7.40, and its flags. */
+struct open_out {
+    uint64_t fh;
+    uint32_t flags;
+    int32_t backing_id;
+};
+enum { OPEN_NOFLUSH = 1 << 5, OPEN_PASSTHROUGH = 1 << 7 };
+
+int passthrough_reply(fuse_req_t req, struct fuse_file_info *fi, int id)
+{
+    const struct open_out out = {
+        .fh = fi->fh, .flags = OPEN_PASSTHROUGH | OPEN_NOFLUSH, .backing_id = id};
+
+    return fuse_reply_buf(req, (const char *)&out, sizeof out);
+}
+
+#endif
