@@ -70,6 +70,25 @@ static void check_helper(struct doctor *d)
                     "other users cannot be let into a mount (allow_other)");
 }
 
+/* Everything works without; mapped files are slower. */
+static void check_passthrough(struct doctor *d)
+{
+    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX};
+    struct err ignored = {0};
+    bool known = cache_dir(d->c->opt.cache_dir, &dir, &ignored) == 0;
+    const char *lacks = fs_passthrough_lacks(known ? dir.data : NULL);
+
+    if (lacks)
+        doctor_tell(
+            d, DOCTOR_NOTE, "passthrough", NULL,
+            "the server of a mount reads all files (materialize= would take %s)",
+            lacks);
+    else
+        doctor_tell(d, DOCTOR_FINE, "passthrough", NULL,
+                    "the kernel can read side files, and copies (materialize=), by "
+                    "itself: .unshard/counters.json of a mount says whether it does");
+}
+
 void doctor_fuse(struct doctor *d)
 {
     CLEANUP_FD int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
@@ -86,6 +105,7 @@ void doctor_fuse(struct doctor *d)
                     "/dev/fuse: %s: nothing can be mounted, all else works",
                     strerror(errno));
     check_helper(d);
+    check_passthrough(d);
 }
 
 /* ---- the cache directory ---- */

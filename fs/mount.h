@@ -70,6 +70,12 @@ int fs_mount(const struct mount_options *options, struct err *e);
  */
 int fs_umount(const char *mountpoint, struct err *e);
 
+/*
+ * What this process and machine lack for the kernel to read files of a mount by itself,
+ * in words; NULL: nothing that can be told without a mount. `dir` is for copies.
+ */
+const char *fs_passthrough_lacks(const char *dir);
+
 /* "3.14.0": the version of libfuse that runs. */
 const char *fs_fuse_version(void);
 

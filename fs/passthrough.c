@@ -4,10 +4,12 @@
 
 #include <errno.h>
 #include <linux/capability.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/utsname.h>
 
 #include "base/log.h"
@@ -41,6 +43,28 @@ static bool has_admin(void)
 bool passthrough_wanted(const struct fs *fs)
 {
     return !fs->options.rw && has_admin();
+}
+
+static bool kernel_is_old(void)
+{
+    struct utsname u;
+    unsigned major, minor;
+
+    return uname(&u) == 0 && sscanf(u.release, "%u.%u", &major, &minor) == 2 &&
+           (major < 6 || (major == 6 && minor < 9));
+}
+
+const char *fs_passthrough_lacks(const char *dir)
+{
+    struct statfs st;
+
+    if (kernel_is_old())
+        return "Linux 6.9 or later";
+    if (!has_admin())
+        return "CAP_SYS_ADMIN";
+    if (dir && statfs(dir, &st) == 0 && st.f_type == OVERLAYFS_SUPER_MAGIC)
+        return "a cache directory that is not on an overlay";
+    return NULL;
 }
 
 static int backing_open(const struct fs *fs, int fd)
