@@ -7,6 +7,7 @@
 #include "index/catalog_open.h"
 #include "index/catalog_write.h"
 #include "index/key_text.h"
+#include "remote/source.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -177,8 +178,12 @@ bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out)
 {
     struct err e = {0};
 
-    return number < s->files.count && s->files.file[number].problem == 0 &&
-           stage_file_id(s->stage, number, out, &e) == 0;
+    if (number >= s->files.count || s->files.file[number].problem != 0)
+        return false;
+    if (stage_file_id(s->stage, number, out, &e) == 0)
+        return true;
+    source_note_trouble(-EIO); /* of our own table: the file may well be there */
+    return false;
 }
 
 int sink_hide(struct sink *s, const char *name, bool watch, struct err *e)

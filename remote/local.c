@@ -138,6 +138,7 @@ static int local_stat(struct store *s, const char *path, struct entry_stat *out,
     struct stat st;
     int rc = stat_target(ls, path, O_NOFOLLOW, &st);
 
+    source_note_trouble(rc);
     if (rc < 0)
         return local_fail(ls, path, rc, e);
     entry_of(ls, path, &st, out);

@@ -90,7 +90,8 @@ int source_read_many(struct source *s, const struct source_range *r, size_t n,
  * number for all, since another's trouble costs no more than a second look.
  */
 unsigned source_troubles(void);
-void source_note_trouble(int rc); /* of an open; reads are noted by themselves */
+void source_note_trouble(
+    int rc); /* of an open or a stat; reads are noted by themselves */
 
 const void *source_map(struct source *s);
 bool source_resident(struct source *s, uint64_t off, size_t len);
