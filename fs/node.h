@@ -38,7 +38,7 @@ struct node {
     struct shown *shown; /* what a directory showed lately */
     struct slot *slot;   /* the checkpoint it is, as of the last look */
 
-    /* for the watcher: when it was used last, when to look next */
+    /* for the watcher: when it was used last, when to look next (when it fell asleep) */
     atomic_int_fast64_t used_ns, look_ns;
     atomic_bool dormant; /* the kernel will ask before it uses what it cached */
 };

@@ -185,6 +185,7 @@ static void look_at(struct fs *fs, struct node *n, struct slot *slot)
 static void put_to_sleep(struct fs *fs, struct node *n, struct slot *slot)
 {
     n->dormant = true;
+    n->look_ns = now_ns();
     forget_own_names(fs, slot);
     forget_absent(fs, slot);
 }
@@ -209,14 +210,12 @@ static bool look_at_node(struct fs *fs, struct node *n, int64_t idle)
         slot_retire(fs, slot);
         node_set_slot(fs, n, NULL);
     } else if (slot && !slot->stale) {
-        if (fs->can_expire && now - used > idle) {
-            if (!n->dormant)
-                put_to_sleep(fs, n, slot);
-        } else {
-            n->dormant = false;
-            if (now >= n->look_ns)
-                look_at(fs, n, slot);
-        }
+        /* Once asleep only its use wakes it: that others sleep too does not. */
+        n->dormant = n->dormant && used <= n->look_ns;
+        if (!n->dormant && fs->can_expire && now - used > idle)
+            put_to_sleep(fs, n, slot);
+        else if (!n->dormant && now >= n->look_ns)
+            look_at(fs, n, slot);
     }
     slot_unref(fs, slot, 1);
     return slot && !n->dormant;
