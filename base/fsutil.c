@@ -35,28 +35,77 @@ struct file_id file_id_of(const struct stat *st)
     };
 }
 
+/* What a read of the file gave that is no bytes; 0: again. */
+static int read_trouble(ssize_t n, uint64_t at, uint64_t off, uint64_t len,
+                        struct err *e)
+{
+    if (n == 0)
+        return err_set(e, EBADMSG,
+                       "file ends at byte %" PRIu64 ", %" PRIu64
+                       " bytes wanted at %" PRIu64,
+                       at, len, off);
+    return errno == EINTR
+               ? 0
+               : err_set(e, errno, "read at byte %" PRIu64 ": %s", at, strerror(errno));
+}
+
+static int check_reach(uint64_t off, uint64_t len, struct err *e)
+{
+    return range_outside(off, len, INT64_MAX)
+               ? err_set(e, EBADMSG,
+                         "bytes %" PRIu64 "+%" PRIu64 " lie past any file's end", off,
+                         len)
+               : 0;
+}
+
 int read_exact(int fd, void *dst, size_t len, uint64_t off, struct err *e)
 {
     size_t done = 0;
+    int rc = check_reach(off, len, e);
 
-    if (range_outside(off, len, INT64_MAX))
-        return err_set(e, EBADMSG, "bytes %" PRIu64 "+%zu lie past any file's end", off,
-                       len);
-    while (done < len) {
+    while (rc == 0 && done < len) {
         ssize_t n = pread(fd, (char *)dst + done, len - done, (off_t)(off + done));
 
-        if (n == 0)
-            return err_set(e, EBADMSG,
-                           "file ends at byte %" PRIu64
-                           ", %zu bytes wanted at %" PRIu64,
-                           off + done, len, off);
-        if (n < 0 && errno != EINTR)
-            return err_set(e, errno, "read at byte %" PRIu64 ": %s", off + done,
-                           strerror(errno));
         if (n > 0)
             done += (size_t)n;
+        else
+            rc = read_trouble(n, off + done, off, len, e);
     }
-    return 0;
+    return rc;
+}
+
+void iov_advance(struct iovec **iov, int *count, size_t n)
+{
+    while (*count > 0 && n >= (*iov)->iov_len) {
+        n -= (*iov)->iov_len;
+        (*iov)++;
+        (*count)--;
+    }
+    if (n > 0) {
+        (*iov)->iov_base = (char *)(*iov)->iov_base + n;
+        (*iov)->iov_len -= n;
+    }
+}
+
+int readv_exact(int fd, struct iovec *iov, int count, uint64_t off, struct err *e)
+{
+    uint64_t len = 0, done = 0;
+    int rc;
+
+    for (int i = 0; i < count; i++)
+        len += iov[i].iov_len;
+    rc = check_reach(off, len, e);
+    while (rc == 0 && done < len) {
+        ssize_t n = preadv(fd, iov, count, (off_t)(off + done));
+
+        if (n > 0) {
+            done += (size_t)n;
+            iov_advance(&iov, &count, (size_t)n);
+        } else {
+            rc = read_trouble(n, off + done, off, len, e);
+        }
+    }
+    return rc;
 }
 
 int write_all(int fd, const void *data, size_t len, struct err *e)

@@ -4,6 +4,7 @@
 #define UFS_BASE_FSUTIL_H
 
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #include "base/base.h"
 #include "base/buf.h"
@@ -26,6 +27,12 @@ static inline bool file_id_equal(const struct file_id *a, const struct file_id *
 
 /* Reads exactly `len` bytes at `off`; -EBADMSG when the file ends before. Retries EINTR. */
 int read_exact(int fd, void *dst, size_t len, uint64_t off, struct err *e);
+
+/* Takes the first `n` bytes off pieces of memory. */
+void iov_advance(struct iovec **iov, int *count, size_t n);
+
+/* As read_exact, into `count` (at most IOV_MAX) pieces of memory, which it may change. */
+int readv_exact(int fd, struct iovec *iov, int count, uint64_t off, struct err *e);
 
 /* Writes all of it. */
 int write_all(int fd, const void *data, size_t len, struct err *e);

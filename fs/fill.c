@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/fsutil.h"
 #include "base/interrupt.h"
 #include "base/pool.h"
 #include "fs/fs.h"
@@ -42,20 +43,6 @@ static int write_buffer(int fd, const char *data, size_t len, uint64_t off,
     return 0;
 }
 
-/* Takes `n` bytes off the front of the pieces. */
-static void advance(struct iovec **iov, int *count, size_t n)
-{
-    while (*count > 0 && n >= (*iov)->iov_len) {
-        n -= (*iov)->iov_len;
-        (*iov)++;
-        (*count)--;
-    }
-    if (n > 0) {
-        (*iov)->iov_base = (char *)(*iov)->iov_base + n;
-        (*iov)->iov_len -= n;
-    }
-}
-
 static int write_pieces(int fd, struct iovec *iov, int count, uint64_t off,
                         struct err *e)
 {
@@ -65,7 +52,7 @@ static int write_pieces(int fd, struct iovec *iov, int count, uint64_t off,
         if (n <= 0)
             return cannot_write(e);
         off += (uint64_t)n;
-        advance(&iov, &count, (size_t)n);
+        iov_advance(&iov, &count, (size_t)n);
     }
     return 0;
 }

@@ -25,15 +25,24 @@ enum {
      * this is not read into memory of ours, the kernel reads it as the mapping is touched.
      */
     COLD_MAX = 64 << 20,
+    /* From this length on rows are read to their places; shorter ones in one piece first. */
+    ROW_MIN = 4 << 10,
 };
 
 /* The bytes of one span, mapped or read. */
 struct bytes {
     unsigned char *at;    /* of the span's first byte; NULL: not here yet */
     unsigned char *owned; /* to free */
+
+    /* Runs that lie in it one behind the other, from its first byte on. */
+    size_t first_run, runs, rows;
+    uint64_t covered; /* bytes of theirs */
+    bool mixed;       /* others want bytes of it as well, or in another order */
+    bool in_rows;     /* the runs are all of it, and read to their places */
 };
 
 struct fetch {
+    const struct run_list *runs;
     const struct fetch_sources *sources;
     struct span_list spans;
     struct bytes *bytes; /* one a span */
@@ -113,6 +122,28 @@ static void begin_cold(const struct fetch *f)
     }
 }
 
+/* Each row of the span's runs goes to its place. */
+static int read_rows(const struct fetch *f, size_t span, struct err *e)
+{
+    const struct span *s = &f->spans.span[span];
+    const struct bytes *b = &f->bytes[span];
+    CLEANUP_FREE struct source_range *row = calloc(b->rows, sizeof *row);
+    uint64_t off = s->off;
+    size_t n = 0;
+
+    if (!row)
+        return err_nomem(e);
+    for (size_t i = b->first_run; i < b->first_run + b->runs; i++) {
+        const struct plan_run *r = &f->runs->run[i];
+
+        for (uint64_t k = 0; k < r->count; k++, off += r->len)
+            row[n++] = (struct source_range){off, (size_t)r->len,
+                                             (unsigned char *)f->window + r->dst +
+                                                 k * r->dst_step};
+    }
+    return source_read_many(f->sources->src[s->tag], row, n, e);
+}
+
 static int read_span(void *user, size_t n, struct err *e)
 {
     struct fetch *f = user;
@@ -120,6 +151,8 @@ static int read_span(void *user, size_t n, struct err *e)
     const struct span *s = &f->spans.span[i];
     struct bytes *b = &f->bytes[i];
 
+    if (b->in_rows)
+        return read_rows(f, i, e);
     if (b->at) /* read straight into the window */
         return source_read(f->sources->src[s->tag], s->off, (size_t)s->len, b->at, e);
     b->owned = malloc((size_t)s->len);
@@ -232,6 +265,52 @@ static int add_plan_run(struct fetch *f, const struct plan_run *r, struct err *e
     return 0;
 }
 
+/* Notes run i with each span that has bytes of it. */
+static void note_rows(struct fetch *f, size_t i)
+{
+    const struct plan_run *r = &f->runs->run[i];
+    bool plain = !r->flags && (r->count == 1 || r->src_step == (int64_t)r->len);
+    size_t first, last;
+    struct bytes *b;
+    uint64_t lo, hi;
+
+    run_extent(r, &lo, &hi);
+    first = spans_find(&f->spans, r->tag, lo);
+    last = spans_find(&f->spans, r->tag, hi - 1);
+    b = &f->bytes[first];
+    if (!b->runs)
+        b->first_run = i;
+    if (!plain || first != last || r->src != f->spans.span[first].off + b->covered ||
+        i != b->first_run + b->runs)
+        b->mixed = true;
+    for (size_t n = first + 1; n <= last; n++)
+        f->bytes[n].mixed = true;
+    b->runs++;
+    b->rows += r->count;
+    b->covered += r->len * r->count; /* of a tensor: it does not pass 2^64 */
+}
+
+/*
+ * Spans of local files that are nothing but rows of some length, one behind the other, need
+ * no copy: their runs are done when they are read.
+ */
+static void read_in_rows(struct fetch *f, bool *done)
+{
+    for (size_t i = 0; i < f->runs->count; i++)
+        if (!done[i])
+            note_rows(f, i);
+    for (size_t n = 0; n < f->spans.count; n++) {
+        const struct span *s = &f->spans.span[n];
+        struct bytes *b = &f->bytes[n];
+
+        b->in_rows = !b->at && b->runs && !b->mixed && b->covered == s->len &&
+                     f->sources->src[s->tag]->file_mapped &&
+                     s->len / b->rows >= ROW_MIN;
+        for (size_t i = 0; b->in_rows && i < b->runs; i++)
+            done[b->first_run + i] = true;
+    }
+}
+
 struct gather_call {
     struct fetch *f;
     struct err *e;
@@ -258,7 +337,7 @@ int fetch_window(const struct run_list *runs, const struct fetch_sources *source
                  struct pool *pool, void *window, size_t size, struct err *e)
 {
     CLEANUP(fetch_release)
-    struct fetch f = {.sources = sources, .window = window, .size = size};
+    struct fetch f = {.runs = runs, .sources = sources, .window = window, .size = size};
     CLEANUP_FREE bool *done = calloc(runs->count + 1, sizeof *done);
     int ret;
 
@@ -270,6 +349,8 @@ int fetch_window(const struct run_list *runs, const struct fetch_sources *source
         return ret;
     for (size_t i = 0; f.ncold && i < runs->count; i++)
         done[i] = read_in_place(&f, &runs->run[i]);
+    if (f.ncold)
+        read_in_rows(&f, done);
     begin_cold(&f);
     ret = pool_each(pool_for(&f, pool), f.ncold, read_span, &f, e);
     for (size_t i = 0; ret == 0 && i < runs->count; i++)

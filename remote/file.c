@@ -18,6 +18,7 @@ enum {
     AHEAD_STEP = 128 << 10,
     PROBE_STEP = 256 << 10, /* pages come in read-ahead windows, hardly ever alone */
     MINCORE_PAGES = 1024,
+    READ_PIECES = 256, /* that one call fills */
 };
 
 struct file_source {
@@ -40,6 +41,31 @@ static int file_read(struct source *s, uint64_t off, size_t len, void *dst,
 {
     int rc = read_exact(file_of(s)->fd, dst, len, off, e);
 
+    return rc < 0 ? err_wrap(e, "%s", s->name) : 0;
+}
+
+/* How many ranges from the first on stand one behind the other, `most` at most. */
+static size_t neighbours(const struct source_range *r, size_t n, size_t most)
+{
+    size_t k = 1;
+
+    while (k < MIN(n, most) && r[k].off == r[k - 1].off + r[k - 1].len)
+        k++;
+    return k;
+}
+
+static int file_read_many(struct source *s, const struct source_range *r, size_t n,
+                          struct err *e)
+{
+    struct iovec iov[READ_PIECES];
+    int rc = 0;
+
+    for (size_t k; rc == 0 && n > 0; r += k, n -= k) {
+        k = neighbours(r, n, READ_PIECES);
+        for (size_t i = 0; i < k; i++)
+            iov[i] = (struct iovec){r[i].dst, r[i].len};
+        rc = readv_exact(file_of(s)->fd, iov, (int)k, r[0].off, e);
+    }
     return rc < 0 ? err_wrap(e, "%s", s->name) : 0;
 }
 
@@ -174,6 +200,7 @@ static int file_fd(struct source *s)
 static const struct source_ops file_ops = {
     .name = "file",
     .read = file_read,
+    .read_many = file_read_many,
     .map = file_map,
     .resident = file_resident,
     .will_need = file_will_need,
