@@ -19,7 +19,7 @@
 
 /* TOP/cache may be written, TOP/outside may not. */
 struct place {
-    char top[64], cache[96], outside[96], file[128];
+    char top[256], cache[288], outside[288], file[320];
 };
 
 static int make(void **state)
@@ -28,7 +28,7 @@ static int make(void **state)
     const char *tmp = getenv("TMPDIR");
     FILE *f;
 
-    snprintf(p.top, sizeof p.top, "%.40s/confine-XXXXXX", tmp ? tmp : "/tmp");
+    snprintf(p.top, sizeof p.top, "%.200s/confine-XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(p.top))
         return -1;
     snprintf(p.cache, sizeof p.cache, "%s/cache", p.top);
@@ -46,7 +46,7 @@ static int make(void **state)
 static int clean(void **state)
 {
     const struct place *p = *state;
-    char command[128];
+    char command[320];
 
     snprintf(command, sizeof command, "rm -rf '%s'", p->top);
     return system(command);
@@ -108,7 +108,7 @@ static int connect_local(const struct place *p)
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
 
-    snprintf(to.sun_path, sizeof to.sun_path, "%s/socket", p->cache);
+    snprintf(to.sun_path, sizeof to.sun_path, "%.90s/socket", p->cache);
     return fd < 0 ? 0 : told(connect(fd, (const struct sockaddr *)&to, sizeof to));
 }
 
@@ -139,7 +139,7 @@ static int enter_namespace(const struct place *p)
 
 static int make_outside(const struct place *p)
 {
-    char path[160];
+    char path[400];
 
     snprintf(path, sizeof path, "%s/new", p->outside);
     return told(open(path, O_WRONLY | O_CREAT, 0600));
@@ -147,7 +147,7 @@ static int make_outside(const struct place *p)
 
 static int make_above(const struct place *p)
 {
-    char path[160];
+    char path[400];
 
     snprintf(path, sizeof path, "%s/../new", p->cache);
     return told(open(path, O_WRONLY | O_CREAT, 0600));
@@ -175,7 +175,7 @@ static int remove_outside(const struct place *p)
 
 static int rename_outside(const struct place *p)
 {
-    char path[160];
+    char path[400];
 
     snprintf(path, sizeof path, "%s/taken", p->cache);
     return told(rename(p->file, path));
@@ -183,7 +183,7 @@ static int rename_outside(const struct place *p)
 
 static int link_outside(const struct place *p)
 {
-    char path[160];
+    char path[400];
 
     snprintf(path, sizeof path, "%s/link", p->outside);
     return told(symlink("/etc/passwd", path));
@@ -191,7 +191,7 @@ static int link_outside(const struct place *p)
 
 static int directory_outside(const struct place *p)
 {
-    char path[160];
+    char path[400];
 
     snprintf(path, sizeof path, "%s/dir", p->outside);
     return told(mkdir(path, 0700));
@@ -200,7 +200,7 @@ static int directory_outside(const struct place *p)
 /* Through a link that lies where writing is allowed. */
 static int write_through_link(const struct place *p)
 {
-    char path[160];
+    char path[400];
 
     snprintf(path, sizeof path, "%s/way-out", p->cache);
     return symlink(p->file, path) < 0 ? 0 : told(open(path, O_WRONLY));
@@ -210,7 +210,7 @@ static int write_through_link(const struct place *p)
 
 static int write_cache(const struct place *p)
 {
-    char path[160], to[160];
+    char path[400], to[400];
     int fd;
 
     snprintf(path, sizeof path, "%s/index", p->cache);
