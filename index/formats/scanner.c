@@ -25,6 +25,7 @@ enum {
     CHECK_MEMORY =
         1 << 29, /* rows of the files of one checkpoint, each some 300 bytes */
     CONFIG_MAX = 16 << 20, /* as hf_config_read */
+    SWEEP_FROM = 256,      /* places that are known before old ones are forgotten */
     TRIES = 3,             /* other processes may scan the same place meanwhile */
 };
 
@@ -71,7 +72,9 @@ struct scanner {
     const struct mapping *mapping; /* or NULL */
     pthread_mutex_t lock;
     pthread_cond_t ended;
-    struct known *bucket[BUCKETS]; /* guarded by lock */
+    /* guarded by lock */
+    struct known *bucket[BUCKETS];
+    size_t count, sweep_at;
 };
 
 int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
@@ -84,6 +87,7 @@ int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
     s->store = store;
     s->catalog = catalog;
     s->pool = pool;
+    s->sweep_at = SWEEP_FROM;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->ended, NULL);
     *out = s;
@@ -167,12 +171,40 @@ static struct known *find(struct scanner *s, const char *path, const char *file)
     return k;
 }
 
+/*
+ * Forgets places whose next get looks in any case: checkpoints come and go as long as a
+ * mount lives. At most as many are kept in vain as are in use. Call with the lock held.
+ */
+static void sweep(struct scanner *s)
+{
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+
+    for (size_t i = 0; i < BUCKETS; i++) {
+        struct known **p = &s->bucket[i];
+
+        while (*p) {
+            struct known *k = *p;
+
+            if (k->users > 0 || k->suspect || now < k->until) {
+                p = &k->next;
+                continue;
+            }
+            *p = k->next;
+            known_free(k);
+            s->count--;
+        }
+    }
+    s->sweep_at = MAX(2 * s->count, (size_t)SWEEP_FROM);
+}
+
 /* Found or made; one more user. NULL: no memory. Call with the lock held. */
 static struct known *use(struct scanner *s, const char *path, const char *file)
 {
     struct known *k = find(s, path, file), **head = bucket_of(s, path, file);
 
     if (!k) {
+        if (s->count >= s->sweep_at)
+            sweep(s);
         k = calloc(1, sizeof *k);
         if (!k)
             return NULL;
@@ -184,6 +216,7 @@ static struct known *use(struct scanner *s, const char *path, const char *file)
         }
         k->next = *head;
         *head = k;
+        s->count++;
     }
     k->users++;
     return k;
@@ -200,6 +233,7 @@ static void unuse(struct scanner *s, struct known *k)
         p = &(*p)->next;
     *p = k->next;
     known_free(k);
+    s->count--;
 }
 
 /* ---- is the index still true? ---- */
