@@ -43,7 +43,7 @@ def test_load_refusals(t):
     cli.error("load", DCP, "nothing.*", "--device", "cpu", status=SOURCE, words=["no tensor nothing.*"])
     cli.error("load", t + "/nowhere", "--device", "cpu", status=SOURCE, words=["nowhere"])
     cli.error("ls", DCP, "--device", "cpu", status=USAGE, words=["takes no --device"])
-    cli.error("cat", DCP, "x", "--time", status=USAGE, words=["takes no --device"])
+    cli.error("cat", DCP, "x", "--time", status=USAGE, words=["takes no --time"])
 
 
 def test_load_around_a_damaged_tensor(t):
