@@ -66,6 +66,14 @@ void scanner_free(struct scanner *s);
 int scanner_get(struct scanner *s, const char *path, const char *file, struct arena *a,
                 struct checkpoint_info *out, struct err *e);
 
+/*
+ * 1 when the index has directory `path`, whose names `l` lists, as a checkpoint and all its
+ * files are as they were: nobody need read their first bytes to find that out again. 0: not,
+ * or not sure.
+ */
+int scanner_knows(struct scanner *s, const char *path, const struct listing *l,
+                  struct err *e);
+
 /* Forgets what it knows of the place's freshness: the next get checks (open saw ESTALE). */
 void scanner_suspect(struct scanner *s, const char *path, const char *file);
 

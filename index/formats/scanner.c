@@ -383,6 +383,23 @@ static int is_fresh(struct scanner *s, const struct known *k, bool sure, int64_t
     return rc;
 }
 
+int scanner_knows(struct scanner *s, const char *path, const struct listing *l,
+                  struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(CHECK_MEMORY);
+    struct checkpoint_info info;
+    int rc = a ? catalog_checkpoint(s->catalog, path, NULL, a, &info, e) : err_nomem(e);
+
+    if (rc == 0 && !info.error && info.names_hash &&
+        info.names_hash == names_hash(l, NULL))
+        rc = files_same(s, &info, a, e);
+    if (rc == -ENOENT || rc == -ESTALE) {
+        *e = (struct err){0};
+        return 0;
+    }
+    return rc;
+}
+
 /* ---- scanning ---- */
 
 /* There is no checkpoint (any more): the index forgets it. */

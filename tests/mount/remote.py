@@ -111,6 +111,25 @@ def test_round_trips_to_the_first_byte(t):
                 assert rounds(server) <= 2, server.log()
 
 
+def test_round_trips_of_a_mount_whose_index_is_there(t):
+    """Its directory, the files' sizes (a web server's page has none), and the bytes."""
+    tensors = make_tensors(5, count=4, rows=4096, cols=64)
+    write_checkpoint(t + "/src/hf", tensors, shards=2)
+    shutil.copytree(DATA / "torch_dcp/dcp_minimal_handmade", t + "/src/dcp")
+    with Server(t + "/src") as server:
+        for where in ("/hf/", "/dcp/"):
+            for turn in ("cold", "warm"):
+                server.forget()
+                with Mount(server.url + where, f"{t}/mnt{where}{turn}", f"cache_dir={t}/cache,cache_size=0") as m:
+                    server.forget()
+                    key = sorted(os.listdir(m / "raw"))[0]
+                    with open(m / f"raw/{key}", "rb", buffering=0) as f:
+                        assert len(f.read(1)) == 1
+            data = [r["path"] for r in server.log("", "GET")]
+            assert len(set(data)) == 1, f"{where}: {server.log()}"
+            assert rounds(server) <= 3, server.log()  # a header and its bytes may be two requests, made at once
+
+
 def test_one_tensor_moves_little_more_than_its_bytes(t):
     tensors = make_tensors(6, count=20, rows=1024, cols=1024)
     write_checkpoint(t + "/src", tensors, shards=4)
