@@ -27,14 +27,16 @@ struct level {
         CLOSE_CALL,
         CLOSE_STATE,
     } closing;
-    bool named; /* members: each value has its key before it */
-    bool alone; /* `next` has no brothers that are children of this level */
+    bool named;  /* members: each value has its key before it */
+    bool alone;  /* `next` has no brothers that are children of this level */
+    bool hashed; /* Python hashes `next`: a key, a set's item, or in a tuple that is */
 };
 
 struct walk {
     struct pickler *p;
     struct level level[MAX_DEPTH];
     unsigned depth;
+    bool hashed;                         /* the value that is being put is */
     const struct object_pickle_how *how; /* NULL: plain values only */
     bool foreign;                        /* something was met that cannot be written */
 };
@@ -46,8 +48,13 @@ static void open_level(struct walk *w, const struct json *of, enum closing closi
         w->foreign = true;
         return;
     }
-    w->level[w->depth++] =
-        (struct level){.next = json_first(of), .closing = closing, .named = named};
+    w->level[w->depth++] = (struct level){
+        .next = json_first(of),
+        .closing = closing,
+        .named = named,
+        .hashed = closing == CLOSE_PAIR || closing == CLOSE_SET ||
+                  (closing == CLOSE_TUPLE && w->hashed),
+    };
 }
 
 static void close_level(struct walk *w)
@@ -350,6 +357,29 @@ static bool put_typed(struct walk *w, const struct json *v, const char *type)
     return true;
 }
 
+/*
+ * Python has no hash of what can change: a pickle with such a key cannot be loaded. The
+ * two classes compare by their attributes. A tuple's items are seen when they come.
+ */
+static bool has_hash(const struct json *v)
+{
+    const char *type, *class;
+    bool frozen = false;
+
+    if (json_kind(v) == JSON_ARRAY)
+        return false;
+    if (json_kind(v) != JSON_OBJECT)
+        return true;
+    if (!json_string(json_get(v, "$type"), &type) || strcmp(type, "dict") == 0 ||
+        strcmp(type, "ndarray") == 0)
+        return false;
+    if (strcmp(type, "set") == 0)
+        return json_bool(json_get(v, "frozen"), &frozen) && frozen;
+    return !json_string(json_get(v, "class"), &class) ||
+           (strcmp(class, "argparse.Namespace") != 0 &&
+            strcmp(class, "types.SimpleNamespace") != 0);
+}
+
 /* ---- plain values ---- */
 
 /* A number of 2^53 has lost whether it was an integer (object_value_int's limit). */
@@ -438,7 +468,10 @@ static void walk_all(struct walk *w, const struct json *root)
         l->next = l->alone ? NULL : json_next(child);
         if (l->named)
             put_name(w->p, json_key(child));
-        w->foreign |= !put_value(w, child);
+        w->hashed = l->hashed;
+        if (l->closing == CLOSE_PAIR)
+            l->hashed = false; /* the value comes next */
+        w->foreign |= (w->hashed && !has_hash(child)) || !put_value(w, child);
     }
 }
 

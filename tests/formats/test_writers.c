@@ -511,6 +511,21 @@ static void test_objects(void **state)
         {"dict", "{\"a\":{\"$$type\":1,\"$$$type\":2,\"$x\":3},\"b\":[{\"c\":false}]}",
          true},
         {"odd", "{\"$type\":\"dict\",\"items\":[[1,\"one\"],[null,[[2],3]]]}", true},
+        {"key",
+         "{\"$type\":\"dict\",\"items\":[[{\"$type\":\"tuple\",\"items\":[1,"
+         "{\"$type\":\"set\",\"frozen\":true,\"items\":[2]}]},[[3]]]]}",
+         true},
+        {"list-key", "{\"$type\":\"dict\",\"items\":[[1,2],[[1],2]]}", false},
+        {"dict-key", "{\"$type\":\"dict\",\"items\":[[{},2]]}", false},
+        {"set-key",
+         "[{\"$type\":\"dict\",\"items\":[[{\"$type\":\"set\",\"items\":[]},2]]}]",
+         false},
+        {"tuple-key",
+         "{\"$type\":\"dict\",\"items\":[[{\"$type\":\"tuple\",\"items\":[1,"
+         "{\"$type\":\"tuple\",\"items\":[[]]}]},2]]}",
+         false},
+        {"list-item", "{\"$type\":\"set\",\"items\":[1,[2]]}", false},
+        {"dict-item", "{\"$type\":\"set\",\"frozen\":true,\"items\":[{}]}", false},
         {"opaque", "{\"$type\":\"opaque\",\"class\":\"x.Y\"}", false},
         {"within", "[1,{\"a\":{\"$type\":\"opaque\",\"class\":\"x.Y\"}}]", false},
         {"tensor", "{\"$type\":\"tensor\",\"key\":\"a\"}", false},
@@ -577,6 +592,23 @@ static void test_classes(void **state)
          "\"data\":\"AAAAAA==\"},{\"$type\":\"ndarray\",\"dtype\":\"|b1\",\"shape\":[2],"
          "\"data\":\"AAE=\"}]",
          true},
+        {"keys/shard_0_1",
+         "{\"$type\":\"dict\",\"items\":[[" OPAQUE
+         "\"pathlib.PosixPath\",\"args\":[\"a\"]}," OPAQUE
+         "\"argparse.Namespace\",\"state\":{}}]]}",
+         true},
+        {"unkey/shard_0_1",
+         "{\"$type\":\"dict\",\"items\":[[" OPAQUE
+         "\"argparse.Namespace\",\"state\":{}},1]]}",
+         false},
+        {"name/shard_0_1",
+         "{\"$type\":\"set\",\"items\":[" OPAQUE
+         "\"types.SimpleNamespace\",\"state\":{}}]}",
+         false},
+        {"numbers/shard_0_1",
+         "{\"$type\":\"dict\",\"items\":[[{\"$type\":\"ndarray\",\"dtype\":\"<f4\","
+         "\"shape\":[1],\"data\":\"AAAAAA==\"},1]]}",
+         false},
         {"call/shard_0_1", OPAQUE "\"megatron.core.utils.run\",\"value\":\"x\"}",
          false},
         {"other/shard_0_1", OPAQUE "\"os.System\",\"value\":\"x\"}", false},
