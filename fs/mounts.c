@@ -19,7 +19,8 @@
 #include "fs/save.h"
 
 enum {
-    GONE_TRIES = 200, /* 10 s for a mount to leave the table */
+    LINE_BYTES = 16 * PATH_MAX, /* of the table: two paths, escaped, and options */
+    GONE_TRIES = 200,           /* 10 s for a mount to leave the table */
     GONE_WAIT_NS = 50000000,
     READ_AHEAD_KB = 1024, /* the largest request that the kernel makes (decision 020) */
 };
@@ -76,21 +77,47 @@ static bool parse_line(char *line, struct mount_line *out)
     return true;
 }
 
+/* What was read of it. No memory is taken: a mount ends where none is left as well. */
+struct table {
+    int fd;
+    size_t at, len;
+    char text[LINE_BYTES];
+};
+
+/* The next line, without its end, until the next call; NULL: none, or it is no table. */
+static char *next_line(struct table *t)
+{
+    char *line, *end;
+    ssize_t n;
+
+    while (!(end = memchr(t->text + t->at, '\n', t->len - t->at))) {
+        memmove(t->text, t->text + t->at, t->len - t->at);
+        t->len -= t->at;
+        t->at = 0;
+        n = read(t->fd, t->text + t->len, sizeof t->text - t->len);
+        if (n <= 0)
+            return NULL;
+        t->len += (size_t)n;
+    }
+    *end = '\0';
+    line = t->text + t->at;
+    t->at = (size_t)(end + 1 - t->text);
+    return line;
+}
+
 uint64_t mounts_ours(const char *path)
 {
+    CLEANUP_FD int fd = open(table_path, O_RDONLY | O_CLOEXEC);
+    struct table t = {.fd = fd};
     struct mount_line m;
-    char *line = NULL;
-    size_t cap = 0;
     uint64_t ours = 0;
-    FILE *f = fopen(table_path, "re");
+    char *line;
 
-    if (!f)
+    if (fd < 0)
         return 0;
-    while (getline(&line, &cap, f) > 0) /* later lines lie on top of earlier ones */
+    while ((line = next_line(&t))) /* later lines lie on top of earlier ones */
         if (parse_line(line, &m) && strcmp(m.point, path) == 0)
             ours = strcmp(m.type, MOUNT_TYPE) == 0 ? m.device : 0;
-    free(line);
-    fclose(f);
     return ours;
 }
 
