@@ -3,6 +3,7 @@
 #include "fs/fs.h"
 
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
@@ -50,6 +51,9 @@ struct session {
     pthread_t main, signals, deadline;
     atomic_bool ended;
     atomic_bool has_deadline;
+    pthread_mutex_t lock;
+    pthread_cond_t in_time;
+    bool is_in_time; /* guarded by lock: the deadline means nothing any more */
 };
 
 /* ---- the kernel's first request ---- */
@@ -153,6 +157,17 @@ static void detach(const struct session *s)
         mounts_detach(s->mountpoint, s->device);
 }
 
+static void prepare_deadline(struct session *s)
+{
+    pthread_condattr_t monotonic;
+
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->in_time, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 /*
  * Ends the process whatever its threads do. Nothing is lost: a scan that is cut off
  * leaves the index as it was before.
@@ -160,9 +175,18 @@ static void detach(const struct session *s)
 static void *end_late(void *user)
 {
     struct session *s = user;
-    const struct timespec wait = {.tv_sec = END_SECONDS};
+    struct timespec until;
+    bool in_time;
 
-    nanosleep(&wait, NULL);
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += END_SECONDS;
+    pthread_mutex_lock(&s->lock);
+    while (!s->is_in_time && pthread_cond_timedwait(&s->in_time, &s->lock, &until) == 0)
+        continue;
+    in_time = s->is_in_time;
+    pthread_mutex_unlock(&s->lock);
+    if (in_time)
+        return NULL;
     detach(s);
     _exit(0);
 }
@@ -174,11 +198,14 @@ static void set_deadline(struct session *s)
         s->has_deadline = false; /* then it ends when it ends */
 }
 
-static void clear_deadline(const struct session *s)
+static void clear_deadline(struct session *s)
 {
     if (!s->has_deadline)
         return;
-    pthread_cancel(s->deadline);
+    pthread_mutex_lock(&s->lock);
+    s->is_in_time = true;
+    pthread_cond_signal(&s->in_time);
+    pthread_mutex_unlock(&s->lock);
     pthread_join(s->deadline, NULL);
 }
 
@@ -323,6 +350,17 @@ static void save_the_rest(struct fs *fs)
         log_err(LOG_FS, &e);
 }
 
+/*
+ * libfuse cancels its threads at the end, for which glibc loads a library; where there is
+ * no memory for that it aborts. backtrace(3) has it loaded now.
+ */
+static void load_unwinder(void)
+{
+    void *frame[1];
+
+    (void)backtrace(frame, 1);
+}
+
 /* Serves until the file system was unmounted or a signal came. */
 static int session_loop(struct session *s, struct err *e)
 {
@@ -331,6 +369,7 @@ static int session_loop(struct session *s, struct err *e)
 
     if (!config)
         return err_nomem(e);
+    load_unwinder();
     fuse_loop_cfg_set_clone_fd(config, 0);
     fuse_loop_cfg_set_max_threads(config, THREADS);
     fuse_loop_cfg_set_idle_threads(config, THREADS);
@@ -430,6 +469,7 @@ static int serve(struct session *s, struct err *e)
     pid_t holder = 0;
     int rc = prepare_signals(e);
 
+    prepare_deadline(s);
     if (rc == 0)
         rc = fs_open(s->options, &fs, e);
     if (rc < 0)
