@@ -10,6 +10,12 @@
 
 struct catalog;
 
+/* SECURITY budgets; a test lowers those of its scan. */
+enum {
+    SINK_MAX_TENSORS = 10 * 1000 * 1000, /* of one checkpoint */
+    SINK_MAX_CHUNKS = 10 * 1000 * 1000,  /* of one tensor */
+};
+
 /* The tensor between begin and end. */
 struct open_tensor {
     bool open;
@@ -53,6 +59,7 @@ struct sink {
     uint64_t first_part;  /* hash of the part of the first tensor */
     bool many_parts;
     uint64_t tensors, warnings, dropped_warnings;
+    uint64_t max_tensors, max_chunks;
     struct open_tensor t;
     struct buf pieces;
 };

@@ -19,9 +19,7 @@
 #include <string.h>
 
 enum {
-    MAX_TENSORS = 10 * 1000 * 1000, /* SECURITY budget of one checkpoint */
-    MAX_CHUNKS = 10 * 1000 * 1000,  /* of one tensor */
-    KEPT_BYTES = 1 << 20,           /* of memory from tensor to tensor */
+    KEPT_BYTES = 1 << 20, /* of memory from tensor to tensor */
 };
 
 void tensor_release(struct open_tensor *t)
@@ -153,8 +151,8 @@ int sink_tensor_begin(struct sink *s, const struct sink_tensor *in, struct err *
     int rc;
 
     assert(!t->open && in->shape->nd <= SHAPE_MAX_DIMS);
-    if (s->tensors == MAX_TENSORS)
-        return err_set(e, EFBIG, "more than %d tensors", MAX_TENSORS);
+    if (s->tensors == s->max_tensors)
+        return err_set(e, EFBIG, "more than %" PRIu64 " tensors", s->max_tensors);
     tensor_clear(t);
     rc = copy_texts(t, in, e);
     if (rc < 0)
@@ -344,8 +342,8 @@ int sink_chunk(struct sink *s, const struct chunk *c, struct err *e)
     rc = check_file(s, f, c, e);
     if (rc < 0 || !t->has_units)
         return rc;
-    if (t->chunks > MAX_CHUNKS) {
-        set_fault(t, "more than %d chunks", MAX_CHUNKS);
+    if (t->chunks > s->max_chunks) {
+        set_fault(t, "more than %" PRIu64 " chunks", s->max_chunks);
         return 0;
     }
     check_length(t, c);

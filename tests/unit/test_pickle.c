@@ -692,6 +692,39 @@ static void test_limits(void **state)
     }
 }
 
+/* What is in force where nothing else is said: marks and names, at the limit and past it. */
+static void test_default_limits(void **state)
+{
+    static const struct {
+        const char *before, *repeated, *closed, *behind;
+        int enough;
+        const char *why;
+    } cases[] = {
+        {"", "(", "1", "N.", 1000, "nested 1000 deep"},
+        {"c", "m", "", "\nx\n.", 64 << 10, "over 65536 bytes"},
+        {"cm\n", "x", "", "\n.", 64 << 10, "over 65536 bytes"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < 2 * ARRAY_SIZE(cases); i++) {
+        int more = (int)(i % 2);
+        CLEANUP(buf_release) struct buf b = {0};
+        struct pickle *p = NULL;
+        struct err e = {0};
+
+        buf_adds(&b, cases[i / 2].before);
+        for (int n = 0; n < cases[i / 2].enough + more; n++)
+            buf_adds(&b, cases[i / 2].repeated);
+        for (int n = 0; n < cases[i / 2].enough + more; n++)
+            buf_adds(&b, cases[i / 2].closed);
+        buf_adds(&b, cases[i / 2].behind);
+        if (pickle_from(b.data, b.len, NULL, &p, NULL, &e) != (more ? -EBADMSG : 0) ||
+            (more && !strstr(e.text, cases[i / 2].why)))
+            fail_msg("case %zu: \"%s\"", i, e.text);
+        pickle_free(p);
+    }
+}
+
 /* Opcodes that let memory grow in each of its ways, until 1 MiB is passed. */
 static void test_memory_limit(void **state)
 {
@@ -926,6 +959,7 @@ int main(void)
         cmocka_unit_test(test_folded_objects_are_freed),
         cmocka_unit_test(test_replaced_values_are_freed),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_default_limits),
         cmocka_unit_test(test_memory_limit),
         cmocka_unit_test(test_digits_limit),
         cmocka_unit_test(test_large_dict),

@@ -5,6 +5,7 @@
 
 #include "index/catalog_stage.h"
 #include "index/catalog_write.h"
+#include "index/sink_priv.h"
 
 /* One scan of a checkpoint "run/step1" with a 4096-byte shard "a.bin". */
 struct scan {
@@ -1169,6 +1170,58 @@ static int scan_and_read(struct err *e)
     return rc == 0 ? read_some(c, id, a, e) : rc;
 }
 
+/* 10 million tensors and chunks are too many to write here: the same checks at two. */
+static void test_tensors_have_a_limit(void **state)
+{
+    struct scan t = {.tmp = *state};
+    const struct shape one = {1, {1}};
+    struct sink_tensor in;
+
+    begin(&t);
+    assert_int_equal(t.s->max_tensors, 10000000);
+    t.s->max_tensors = 2;
+    in = f32("a", &one);
+    assert_ok(sink_tensor_plain(t.s, &in, t.file, 0, &t.e), &t.e);
+    in = f32("b", &one);
+    assert_ok(sink_tensor_plain(t.s, &in, t.file, 4, &t.e), &t.e);
+    in = f32("c", &one);
+    assert_int_equal(sink_tensor_plain(t.s, &in, t.file, 8, &t.e), -EFBIG);
+    assert_string_equal(t.e.text, "more than 2 tensors");
+    sink_abort(t.s);
+    end(&t);
+}
+
+static void test_chunks_have_a_limit(void **state)
+{
+    struct scan t = {.tmp = *state};
+    const struct shape rows[] = {{1, {2}}, {1, {3}}};
+    static const char *const keys[] = {"two", "three"};
+
+    begin(&t);
+    assert_int_equal(t.s->max_chunks, 10000000);
+    t.s->max_chunks = 2;
+    for (size_t i = 0; i < ARRAY_SIZE(keys); i++) {
+        struct sink_tensor in = f32(keys[i], &rows[i]);
+
+        assert_ok(sink_tensor_begin(t.s, &in, &t.e), &t.e);
+        for (uint64_t row = 0; row < rows[i].dim[0]; row++) {
+            const uint64_t start[] = {row}, size[] = {1};
+            const struct chunk c = {.file = t.file,
+                                    .offset = 4 * row,
+                                    .length = 4,
+                                    .start = start,
+                                    .size = size};
+
+            assert_ok(sink_chunk(t.s, &c, &t.e), &t.e);
+        }
+        assert_ok(sink_tensor_end(t.s, &t.e), &t.e);
+    }
+    commit(&t);
+    assert_null(get(&t, "two").fault);
+    assert_has(get(&t, "three").fault, "more than 2 chunks");
+    end(&t);
+}
+
 static void test_out_of_memory(void **state)
 {
     (void)state;
@@ -1204,6 +1257,8 @@ int main(void)
         tmp_test(test_failed_scan),
         tmp_test(test_1500_empty_tensors),
         tmp_test(test_many_chunks),
+        tmp_test(test_tensors_have_a_limit),
+        tmp_test(test_chunks_have_a_limit),
         cmocka_unit_test(test_out_of_memory),
     };
 

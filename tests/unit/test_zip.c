@@ -392,6 +392,38 @@ static void test_gap_refused(void **state)
     zb_release(&z);
 }
 
+/* What the end record declares, of an archive that has so many bytes before it. */
+static void test_directory_has_a_limit(void **state)
+{
+    static const struct {
+        uint32_t size, entries;
+        const char *why;
+    } cases[] = {
+        {(64 << 20) + 1, 1, "too large"},
+        {64 << 20, 1, "damaged central directory"},
+        {46 * 1000001, 1000001, "too large"},
+        {46 * 1000000, 1000000, "damaged central directory"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct zip_builder z = {0};
+        void *zeros = buf_grow(&z.out, cases[i].size);
+        char *end64;
+
+        assert_non_null(zeros);
+        memset(zeros, 0, cases[i].size);
+        zb_finish(&z, true, true, "");
+        end64 = z.out.data + cases[i].size;
+        put_le32(end64 + 24, cases[i].entries);
+        put_le32(end64 + 32, cases[i].entries);
+        put_le32(end64 + 40, cases[i].size);
+        put_le32(end64 + 48, 0);
+        expect_refused(&z.out, cases[i].why);
+        zb_release(&z);
+    }
+}
+
 /* The local header has to agree; each case damages it at one place. */
 static void test_local_header(void **state)
 {
@@ -514,6 +546,7 @@ int main(void)
         cmocka_unit_test(test_damage_refused),
         cmocka_unit_test(test_entries_refused),
         cmocka_unit_test(test_gap_refused),
+        cmocka_unit_test(test_directory_has_a_limit),
         cmocka_unit_test(test_local_header),
         cmocka_unit_test(test_inflating),
         cmocka_unit_test(test_out_of_memory),
