@@ -442,6 +442,27 @@ static void test_role_of_key(void **state)
     given_release(g);
 }
 
+/* Whatever a writer makes of keys: no file and no directory of a save lies outside of it. */
+static void test_paths_refused(void **state)
+{
+    static const char *const paths[] = {"",     "/etc/x", "../x", "a/../x", "a/..",
+                                        "a//b", "./a",    "a/",   "."};
+    CLEANUP(layout_freep) struct layout *l = NULL;
+    struct layout_file *f = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_ok(layout_new(&l, &e), &e);
+    for (size_t i = 0; i < ARRAY_SIZE(paths); i++) {
+        if (layout_file_new(l, paths[i], 0, &f, &e) != -EINVAL ||
+            layout_directory(l, paths[i], &e) != -EINVAL)
+            fail_msg("\"%s\" is taken", paths[i]);
+        assert_has(e.text, "is no name for a directory");
+    }
+    assert_ok(layout_file_new(l, "a/b", 0, &f, &e), &e);
+    assert_int_equal(layout_file_new(l, "a/b", 0, &f, &e), -EEXIST);
+}
+
 static void test_options_refused(void **state)
 {
     static const struct way wrong[] = {
@@ -683,9 +704,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_hard_ones),     cmocka_unit_test(test_losses),
         cmocka_unit_test(test_role_of_key),   cmocka_unit_test(test_options_refused),
         cmocka_unit_test(test_objects),       cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_first_trainer),
+        cmocka_unit_test(test_first_trainer), cmocka_unit_test(test_paths_refused),
     };
-    size_t n = 7;
+    size_t n = 8;
     int ret;
 
     assert(argc == 2);
@@ -699,7 +720,7 @@ int main(int argc, char **argv)
             .name = fixtures[i], .test_func = test_round_trip, .initial_state = path};
     }
     ret = _cmocka_run_group_tests("writers", tests, n, NULL, NULL);
-    while (n-- > 7)
+    while (n-- > 8)
         free(tests[n].initial_state);
     return ret;
 }
