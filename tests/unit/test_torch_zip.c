@@ -809,7 +809,7 @@ static void test_resolve_zstd(void **state)
     decoded_free(cache);
 }
 
-/* Frames that are cut, followed by something, damaged, or want too much memory. */
+/* Frames that are cut or followed by something. */
 static void test_zstd_damage(void **state)
 {
     static const uint64_t size[] = {2, 2};
@@ -832,6 +832,33 @@ static void test_zstd_damage(void **state)
         if (resolve(&s, s.src, DTYPE_F32, &box, 2, cache, &at, &e) != -EBADMSG ||
             !strstr(e.text, cases[i].why))
             fail_msg("case %zu: %d %s", i, e.code, e.text);
+        shard_release(&s);
+        decoded_free(cache);
+    }
+}
+
+/* A frame's header may ask for 128 MiB of what came before, and for no more. */
+static void test_zstd_window(void **state)
+{
+    static const uint64_t size[] = {2, 2};
+    const struct chunk box = {.size = size};
+
+    (void)state;
+    for (unsigned log = 27; log <= 28; log++) {
+        const unsigned char head[] = {0x28, 0xb5, 0x2f,
+                                      0xfd, 0,    (log - 10) << 3 & 0xff};
+        struct decoded_cache *cache = NULL;
+        struct chunk_place at;
+        struct err e = {0};
+        struct shard s;
+
+        assert_int_equal(0, decoded_new("/tmp", 64 << 20, &cache, &e));
+        shard_make(&s, &transposed, 7, 300000, true);
+        memcpy(s.file.data + s.off, head, sizeof head);
+        assert_int_equal(-EBADMSG,
+                         resolve(&s, s.src, DTYPE_F32, &box, 2, cache, &at, &e));
+        if ((strstr(e.text, "too much memory") != NULL) != (log == 28))
+            fail_msg("2^%u: %s", log, e.text);
         shard_release(&s);
         decoded_free(cache);
     }
@@ -871,6 +898,7 @@ int main(void)
         cmocka_unit_test(test_few_reads),
         cmocka_unit_test(test_resolve_zstd),
         cmocka_unit_test(test_zstd_damage),
+        cmocka_unit_test(test_zstd_window),
         cmocka_unit_test(test_out_of_memory),
     };
 
