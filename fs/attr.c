@@ -345,7 +345,7 @@ int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *
         return rc;
     if ((n->kind == NODE_FILE || n->kind == NODE_FILE_DIR) !=
             (entry.kind == ENTRY_FILE) ||
-        (n->inode && (n->dev != entry.id.dev || n->inode != entry.id.ino)))
+        (n->inode && !node_stands_for(n, entry.id.dev, entry.id.ino)))
         return err_set(e, ESTALE, "%s: is another file by now", n->path);
     attr_entry(fs, n->path, shown_kind_of(n), &entry, st);
     if (n->kind == NODE_LINK || n->kind == NODE_LATEST) {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "fs/alias.h"
 #include "fs/report.h"
 #include "fs/staged.h"
 
@@ -95,6 +96,7 @@ static int entry_outside(struct fs *fs, struct node *dir,
     out->generation = n->generation;
     /* What is written may take another's place at any time: then it is asked for anew. */
     out->attr_timeout = out->entry_timeout = fs->stages ? 0 : MIRROR_SECONDS;
+    alias_entry(fs, n, out);
     return 0;
 }
 

@@ -179,7 +179,7 @@ static struct node *hash_find(const struct nodes *t, const struct node *parent,
 
 static bool is_same(const struct node *n, const struct node_spec *spec)
 {
-    return n->kind == spec->kind && n->dev == spec->dev && n->inode == spec->inode &&
+    return n->kind == spec->kind && node_stands_for(n, spec->dev, spec->inode) &&
            strcmp(n->path, spec->path) == 0;
 }
 
@@ -361,6 +361,54 @@ void nodes_tidy(struct fs *fs)
         for (size_t i = 0; i < n; i++)
             shown_put(fs, old[i]);
     } while (n == TIDY_AT_ONCE);
+}
+
+static bool is_directory_at(const struct node *n, const char *path)
+{
+    return n && n->kind == NODE_DIR && !n->orphan && strcmp(n->path, path) == 0;
+}
+
+struct node *node_at(struct fs *fs, const char *path)
+{
+    struct nodes *t = fs->nodes;
+    struct node *found = NULL;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->cap && !found; i++)
+        if (is_directory_at(t->table[i], path))
+            found = t->table[i];
+    if (found)
+        found->refs++;
+    pthread_mutex_unlock(&t->lock);
+    return found;
+}
+
+void nodes_expect(struct fs *fs, const char *path, uint64_t inode)
+{
+    struct nodes *t = fs->nodes;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->cap; i++)
+        if (is_directory_at(t->table[i], path) && t->table[i]->inode)
+            t->table[i]->coming = inode; /* the root is the root, whatever it is */
+    pthread_mutex_unlock(&t->lock);
+}
+
+void nodes_replaced(struct fs *fs, const char *path, bool done)
+{
+    struct nodes *t = fs->nodes;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->cap; i++) {
+        struct node *n = t->table[i];
+
+        if (!is_directory_at(n, path) || !n->coming)
+            continue;
+        if (done)
+            n->inode = n->coming;
+        n->coming = 0;
+    }
+    pthread_mutex_unlock(&t->lock);
 }
 
 void nodes_look_again(struct fs *fs, const char *path)

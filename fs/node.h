@@ -28,8 +28,12 @@ struct node {
     struct node *parent; /* NULL: the root. A reference. */
     char *name;
     char *path; /* in the store: of itself, for META and LATEST of the directory */
-    char *dir, *file;    /* NODE_FILE_DIR: as scanner_get takes them */
-    uint64_t dev, inode; /* of the file or directory it stands for */
+    char *dir, *file; /* NODE_FILE_DIR: as scanner_get takes them */
+    uint64_t dev;     /* of the file or directory it stands for, */
+    atomic_uint_fast64_t inode;
+    atomic_uint_fast64_t coming; /* and what publication puts in its place, or 0 */
+    atomic_uint_fast64_t
+        alias; /* the number the kernel has for it (fs/alias.h), or 0 */
 
     /* guarded by the lock of nodes */
     uint64_t refs; /* lookups of the kernel, children, pins */
@@ -79,6 +83,22 @@ void node_set_shown(struct fs *fs, struct node *n, struct shown *shown);
 struct slot *node_slot(struct fs *fs, struct node *n); /* a reference, or NULL */
 /* Takes up a checkpoint (NULL: none any more); takes one reference of its own. */
 void node_set_slot(struct fs *fs, struct node *n, struct slot *slot);
+
+/* Pins the directory of the source that has this path; NULL: the kernel knows none. */
+struct node *node_at(struct fs *fs, const char *path);
+
+/*
+ * The directory `path` stays the node it is while publication puts another in its place:
+ * nodes_expect() before that step, nodes_replaced() after it.
+ */
+void nodes_expect(struct fs *fs, const char *path, uint64_t inode);
+void nodes_replaced(struct fs *fs, const char *path, bool done);
+
+/* Is it this file or directory still? */
+static inline bool node_stands_for(const struct node *n, uint64_t dev, uint64_t inode)
+{
+    return n->dev == dev && (n->inode == inode || (n->coming && n->coming == inode));
+}
 
 /* What directories of this path showed lately counts no more. */
 void nodes_look_again(struct fs *fs, const char *path);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
+#include "fs/alias.h"
 #include "fs/attr.h"
 #include "fs/dir.h"
 #include "fs/handle.h"
@@ -22,8 +23,9 @@
 
 static struct request request(fuse_req_t req, request_fn *fn, fuse_ino_t ino)
 {
-    struct request r = {.fs = fuse_req_userdata(req), .req = req, .fn = fn, .ino = ino};
+    struct request r = {.fs = fuse_req_userdata(req), .req = req, .fn = fn};
 
+    r.ino = alias_resolve(r.fs, ino);
     counter_add(&r.fs->counters, COUNT_REQUESTS, 1);
     return r;
 }
@@ -228,9 +230,10 @@ static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
 
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct request r =
-        request(req, ino_is_staged(ino) ? staged_opendir : opendir_run, ino);
+    struct request r = request(req, opendir_run, ino);
 
+    if (ino_is_staged(r.ino))
+        r.fn = staged_opendir;
     r.fi = *fi;
     request_run(&r);
 }
@@ -387,7 +390,7 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
         return;
     r = request(req, write_rename, parent);
     r.name = name;
-    r.to = newparent;
+    r.to = alias_resolve(r.fs, newparent);
     r.as = newname;
     r.flags = flags;
     change(&r);
@@ -509,7 +512,7 @@ static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,
     if (refused(req))
         return;
     r = request(req, write_link, ino);
-    r.to = newparent;
+    r.to = alias_resolve(r.fs, newparent);
     r.as = newname;
     change(&r);
 }

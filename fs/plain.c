@@ -47,7 +47,7 @@ static int open_node(struct fs *fs, const struct node *n, int flags, struct err 
     fd = openat(dir, name, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st) < 0)
         return fail(n->path, e);
-    if (n->inode && (st.st_dev != n->dev || st.st_ino != n->inode))
+    if (n->inode && !node_stands_for(n, st.st_dev, st.st_ino))
         return -ESTALE;
     return steal_fd(&fd);
 }

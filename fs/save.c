@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "fs/alias.h"
 #include "fs/node.h"
 #include "fs/save_files.h"
 #include "fs/save_upload.h"
@@ -356,15 +357,21 @@ static int build(struct publication *p, struct err *e)
 static int put_in_place(struct publication *p, struct err *e)
 {
     struct stage *s = p->stage;
-    struct stat old;
+    struct stat old, new;
     const char *name;
+    int ret;
     CLEANUP_FD int parent = stage_parent(p->fs, s->path, &name, e);
 
     if (parent < 0)
         return parent;
     if (s->slot && fstatat(parent, name, &old, AT_SYMLINK_NOFOLLOW) < 0)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
-    if (staging_replace(s->staging, parent, name, s->slot ? &old : NULL, e) < 0)
+    if (fstat(staging_dir(s->staging), &new) < 0)
+        return err_set(e, errno, "%s: %s", s->path, strerror(errno));
+    nodes_expect(p->fs, s->path, new.st_ino);
+    ret = staging_replace(s->staging, parent, name, s->slot ? &old : NULL, e);
+    nodes_replaced(p->fs, s->path, ret == 0);
+    if (ret < 0)
         return -e->code;
     return s->path[0] ? 0 : p->fs->store->ops->reopen(p->fs->store, e);
 }
@@ -453,9 +460,32 @@ static bool give_up_removal(struct fs *fs, struct stage *s)
     return true;
 }
 
+/* The node that a new directory has in the source now, pinned; NULL: nobody knows it. */
+static struct node *published_node(struct fs *fs, const struct stage *s)
+{
+    const char *slash = strrchr(s->path, '/');
+    CLEANUP_FREE char *above =
+        slash ? strndup(s->path, (size_t)(slash - s->path)) : strdup("");
+    struct node_spec spec = {
+        .kind = NODE_DIR, .name = slash ? slash + 1 : s->path, .path = s->path};
+    struct node *parent = above && !s->slot ? node_at(fs, above) : NULL, *n = NULL;
+    struct err ignored = {0};
+    struct entry_stat st;
+
+    if (!parent)
+        return NULL;
+    if (fs->store->ops->stat(fs->store, s->path, &st, &ignored) == 0) {
+        spec.dev = st.id.dev;
+        spec.inode = st.id.ino;
+        node_intern(fs, parent, &spec, &n, &ignored);
+    }
+    node_unpin(fs, parent);
+    return n;
+}
+
 int save_publish(struct fs *fs, struct stage *s, struct err *e)
 {
-    struct slot *slot;
+    struct node *node = NULL;
     int ret = wait_closed(fs, s, e);
 
     if (ret < 0 || !is_alive(fs, s) || give_up_removal(fs, s))
@@ -464,12 +494,14 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e)
     stages_unlock(fs);
     ret = publish(fs, s, e);
     if (ret == 0) {
-        slot = s->slot;
-        save_tell(fs, s->path, slot);
+        save_tell(fs, s->path, s->slot);
+        node = published_node(fs, s);
         log_msg(LOG_FS, LOG_INFO, "saved %s", s->path);
     }
     stages_lock(fs);
     s->publishing = false;
+    if (node)
+        alias_make(s->root, node);
     if (ret == 0)
         stage_end(fs, s, true);
     else

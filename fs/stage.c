@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/log.h"
+#include "fs/alias.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
 #include "fs/save_upload.h"
@@ -251,6 +252,7 @@ void staged_unref(struct fs *fs, struct staged *n, uint64_t refs)
     n->refs -= MIN(refs, n->refs);
     if (n->refs > 0)
         return;
+    alias_end(fs, n);
     t->table[n->ino & ~STAGED_BIT] = NULL;
     t->free = MIN(t->free, (size_t)(n->ino & ~STAGED_BIT));
     staged_free(n);

@@ -26,6 +26,7 @@ struct staged {
     uint64_t generation;
     enum staged_kind kind;
     uint64_t spool;    /* STAGED_FILE: its name in the spool */
+    fuse_ino_t became; /* a published directory: its node (fs/alias.h), or 0 */
     fuse_ino_t covers; /* the node of a checkpoint in whose place it is, or 0 */
 
     struct stage *stage; /* NULL: published, or removed */

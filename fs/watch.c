@@ -53,8 +53,9 @@ struct watch {
 
 /* ---- telling the kernel ---- */
 
-static void forget_name(const struct fs *fs, fuse_ino_t dir, const char *name)
+static void forget_name(struct fs *fs, fuse_ino_t node, const char *name)
 {
+    fuse_ino_t dir = alias_of(fs, node);
     int rc =
         fs->can_expire
             ? fuse_lowlevel_notify_expire_entry(fs->session, dir, name, strlen(name),
@@ -84,7 +85,7 @@ static void forget_absent(struct fs *fs, struct slot *slot)
     free(copy.name);
 }
 
-static void forget_own_names(const struct fs *fs, const struct slot *slot)
+static void forget_own_names(struct fs *fs, const struct slot *slot)
 {
     for (const char *const *name = tree_own_names; *name; name++)
         forget_name(fs, slot->dir_ino, *name);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "fs/alias.h"
 #include "fs/node.h"
 #include "fs/save.h"
 #include "fs/save_upload.h"
@@ -194,8 +195,14 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     int rc;
 
     *out = (struct where){.remove = out->remove};
-    if (ino_is_staged(ino))
-        return where_staged(fs, ino, out);
+    if (ino_is_staged(ino)) {
+        rc = where_staged(fs, ino, out);
+        if (rc != -ESTALE)
+            return rc;
+        ino = alias_resolve(fs, ino); /* published while we waited */
+        if (ino_is_staged(ino))
+            return rc;
+    }
     if (ino_is_inside(ino))
         return where_inside(fs, ino, out, e);
     out->node = node_of_ino(fs, ino);

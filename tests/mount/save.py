@@ -85,6 +85,54 @@ def test_published_when_idle(t):
         same("raw", read_all(m / f"step1/raw/{key}"), data)
 
 
+def test_the_working_directory_is_published(t):
+    """A trainer that stands in the directory that it saves, and saves twice."""
+    os.makedirs(t + "/run")
+    first, second = make_tensors(1), make_tensors(2)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step1")
+        fd = os.open(m / "step1", os.O_RDONLY | os.O_DIRECTORY)
+        os.chdir(m / "step1")
+        try:
+            for tensors in (first, second):
+                write_file("model.safetensors", safetensors_image(tensors))
+                wait_for("publication", 15, lambda new=tensors: os.path.exists(t + "/run/step1") and stored(t + "/run/step1") == new)
+                assert os.path.samestat(os.stat("."), os.stat(m / "step1")), "another directory"
+                same("listed from outside", os.listdir(m.path), ["step1"])
+                same("working directory", os.getcwd(), m / "step1")
+                assert "tensors" in os.listdir(fd), os.listdir(fd)
+                same("bytes", read_all("model.safetensors"), read_all(m / "step1/model.safetensors"))
+            os.mkdir("sub")
+            with open(os.open("config.json", os.O_WRONLY | os.O_CREAT, dir_fd=fd), "w") as f:
+                f.write("{}")
+            same("shown at once", read_all(m / "step1/config.json"), b"{}")
+        finally:
+            os.chdir("/")
+            os.close(fd)
+        umount(m)
+    same("tensors", stored(t + "/run/step1"), second)
+    same("names", sorted(os.listdir(t + "/run/step1")), ["config.json", "model.safetensors", "sub"])
+
+
+def test_the_working_directory_is_renamed(t):
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step1.tmp")
+        os.chdir(m / "step1.tmp")
+        try:
+            write_file("model.safetensors", safetensors_image(make_tensors(1)))
+            os.rename("../step1.tmp", "../step1")
+            same("listed from outside", os.listdir(m.path), ["step1"])
+            assert "tensors" in os.listdir(m / "step1"), os.listdir(m / "step1")
+            same("working directory", os.getcwd(), m / "step1")
+            write_file("note.txt", b"saved")
+        finally:
+            os.chdir("/")
+        umount(m)
+    same("tensors", stored(t + "/run/step1"), make_tensors(1))
+    same("note", read_all(t + "/run/step1/note.txt"), b"saved")
+
+
 def test_renaming_publishes(t):
     os.makedirs(t + "/run")
     with Mount(t + "/run", t + "/mnt", "rw") as m:
