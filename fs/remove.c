@@ -57,7 +57,7 @@ int write_unlink(struct request *r, struct err *e)
 
 /* Something of a directory of tree/ that is not hidden. */
 struct rest {
-    const struct staged *dir; /* tree/ */
+    const struct staged *dir; /* tree/, or NULL: nothing is hidden */
     fuse_ino_t ino;
     bool any;
 };
@@ -67,7 +67,8 @@ static int see_entry(void *user, const struct tree_entry *t)
     struct rest *rest = user;
     char scratch[STAGED_KEY_MAX];
 
-    rest->any |= !staged_find(rest->dir,
+    rest->any |= !rest->dir ||
+                 !staged_find(rest->dir,
                               staged_key(rest->ino, t->name, scratch, sizeof scratch));
     return rest->any;
 }
@@ -83,13 +84,11 @@ static bool is_emptied(struct fs *fs, const struct stage *s, enum inside kind,
 
     if (kind == INSIDE_META)
         return true; /* reports: nothing is lost with them */
-    if (!dir)
-        return false;
     if (kind == INSIDE_TREE)
         return catalog_tree_list(fs->catalog, info->id, index, 0, see_entry, &rest,
                                  &e) >= 0 &&
                !rest.any;
-    return dir->count >= (kind == INSIDE_OPTIMIZER ? 1 : info->tensors);
+    return (dir ? dir->count : 0) >= (kind == INSIDE_OPTIMIZER ? 1 : info->tensors);
 }
 
 static enum inside fixed_kind(const char *name)
@@ -98,6 +97,28 @@ static enum inside fixed_kind(const char *name)
         if (strcmp(staged_fixed_name(k), name) == 0)
             return k;
     return 0;
+}
+
+/* With the lock: a directory of programs in a checkpoint, where nothing is left in it. */
+static int remove_other(struct request *r, struct staged *dir, struct err *e)
+{
+    char path[PATH_MAX];
+    struct listing *found;
+    size_t left;
+    int rc;
+
+    if (dir != dir->stage->root)
+        return where_refused(e, r->name);
+    if (store_join(dir->stage->path, r->name, path, sizeof path) < 0)
+        return -ENAMETOOLONG;
+    if (stage_at(r->fs, path)) /* a checkpoint in a checkpoint */
+        return -ENOTEMPTY;
+    rc = r->fs->store->ops->list(r->fs->store, path, &found, e);
+    if (rc < 0)
+        return rc;
+    left = listing_count(found);
+    listing_free(found);
+    return left ? -ENOTEMPTY : hide(r->fs, dir, r->name, e);
 }
 
 /* A view's directory, or one below tree/. */
@@ -122,8 +143,10 @@ static int remove_view(struct request *r, struct staged *dir, struct err *e)
     }
     kind = fixed_kind(r->name);
     n = staged_find(dir, r->name);
-    if (!kind || (n && n->kind != STAGED_DIR))
-        return kind ? -ENOTDIR : where_refused(e, r->name);
+    if (!kind)
+        return remove_other(r, dir, e);
+    if (n && n->kind != STAGED_DIR)
+        return -ENOTDIR;
     if (!is_emptied(r->fs, s, kind, 0))
         return -ENOTEMPTY;
     rc = n ? 0 : staged_add(r->fs, dir, r->name, STAGED_DIR, 0777, &n, e);
