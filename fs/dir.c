@@ -31,6 +31,13 @@ enum { DOTS = 2 };
 /* The kernel's struct fuse_entry_out and fuse_dirent, as libfuse writes them. */
 enum { PLUS_HEAD = 128, DIRENT_HEAD = 24, DIRENT_LEN = 16 };
 
+static void staged_names_free(char **names)
+{
+    for (size_t i = 0; names && names[i]; i++)
+        free(names[i]);
+    free(names);
+}
+
 static struct dir_handle *handle_of(const struct fuse_file_info *fi)
 {
     return (struct dir_handle *)(uintptr_t)fi->fh;
@@ -43,9 +50,7 @@ static void handle_free(struct fs *fs, struct opened *o)
     shown_put(fs, h->shown);
     slot_unref(fs, h->slot, 1);
     free(h->latest);
-    for (size_t i = 0; h->staged && h->staged[i]; i++)
-        free(h->staged[i]);
-    free(h->staged);
+    staged_names_free(h->staged);
     free(h);
 }
 
@@ -370,6 +375,8 @@ static int look_again(const struct request *r, struct dir_handle *h, struct node
         return rc;
     shown_put(r->fs, h->shown);
     h->shown = now;
+    staged_names_free(h->staged);
+    look_at_stages(r, h);
     return 0;
 }
 

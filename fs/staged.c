@@ -12,6 +12,7 @@
 #include "fs/lookup.h"
 #include "fs/node.h"
 #include "fs/slot.h"
+#include "fs/tree.h"
 
 enum { BLOCK_SIZE = 256 << 10 };
 
@@ -207,6 +208,17 @@ static void end_use(struct fs *fs, const struct staged_handle *h, struct staged 
     stages_unlock(fs);
 }
 
+static void names_free(struct staged_handle *h)
+{
+    for (size_t i = 0; i < h->names; i++)
+        free(h->name[i]);
+    free(h->name);
+    free(h->type);
+    h->name = NULL;
+    h->type = NULL;
+    h->names = 0;
+}
+
 static void handle_free(struct fs *fs, struct opened *o)
 {
     struct staged_handle *h = container_of(o, struct staged_handle, opened);
@@ -217,10 +229,7 @@ static void handle_free(struct fs *fs, struct opened *o)
         lost = errno;
     if (h->node)
         end_use(fs, h, h->node, lost);
-    for (size_t i = 0; i < h->names; i++)
-        free(h->name[i]);
-    free(h->name);
-    free(h->type);
+    names_free(h);
     free(h);
 }
 
@@ -329,12 +338,6 @@ int staged_opendir(struct request *r, struct err *e)
         return ino_is_staged(r->ino) ? -ESTALE : STAGED_NONE;
     }
     h = handle_new(n);
-    if (h) {
-        h->name = calloc(n->count + 1, sizeof *h->name);
-        h->type = calloc(n->count + 1, sizeof *h->type);
-        if (h->name && h->type)
-            staged_each(n, take_name, h);
-    }
     stages_unlock(r->fs);
     if (!h)
         return err_nomem(e);
@@ -343,6 +346,71 @@ int staged_opendir(struct request *r, struct err *e)
     if (fuse_reply_open(r->req, &r->fi) < 0)
         opened_end(r->fs, &h->opened);
     return 0;
+}
+
+/* With the lock: what it holds now. */
+static int list_names(struct staged_handle *h, const struct staged *n, struct err *e)
+{
+    names_free(h);
+    h->name = calloc(n->count + 1, sizeof *h->name);
+    h->type = calloc(n->count + 1, sizeof *h->type);
+    if (!h->name || !h->type)
+        return err_nomem(e);
+    staged_each(n, take_name, h);
+    return 0;
+}
+
+/* It was published since: what the directory of the source shows; types are not told. */
+static int list_published(const struct request *r, struct staged_handle *h,
+                          struct err *e)
+{
+    struct node *n = node_of_ino(r->fs, r->ino);
+    struct shown *shown = NULL;
+    char **more = NULL;
+    size_t count = 0;
+    int rc = n ? tree_shown(r->fs, n, r->may_block, &shown, e) : -ESTALE;
+
+    if (rc != 0)
+        return rc;
+    names_free(h);
+    more = staged_names(r->fs, r->ino, n->path, shown->slot);
+    while (more && more[count])
+        count++;
+    h->name = calloc(shown->count + count + 1, sizeof *h->name);
+    h->type = calloc(shown->count + count + 1, sizeof *h->type);
+    if (!more || !h->name || !h->type)
+        rc = err_nomem(e);
+    for (size_t i = 0; rc == 0 && i < shown->count; i++) {
+        const char *name = shown->entry[i].name;
+
+        if (!staged_hides(r->fs, r->ino, shown->slot, name) &&
+            (h->name[h->names] = strdup(name)) != NULL)
+            h->names++;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (rc == 0)
+            h->name[h->names++] = more[i];
+        else
+            free(more[i]);
+    }
+    free(more);
+    shown_put(r->fs, shown);
+    return rc;
+}
+
+/* At the start of a listing, and again after rewinddir(3): one moment's names. */
+static int look(const struct request *r, struct staged_handle *h, struct err *e)
+{
+    const struct staged *n = h->node;
+    bool staged;
+    int rc = 0;
+
+    stages_lock(r->fs);
+    staged = n->stage != NULL;
+    if (staged)
+        rc = list_names(h, n, e);
+    stages_unlock(r->fs);
+    return staged || ino_is_staged(r->ino) ? rc : list_published(r, h, e);
 }
 
 static size_t add_name(const struct request *r, char *at, size_t room, const char *name,
@@ -356,12 +424,17 @@ static size_t add_name(const struct request *r, char *at, size_t room, const cha
 
 int staged_readdir(struct request *r, struct err *e)
 {
-    const struct staged_handle *h = staged_handle_of(&r->fi);
+    struct staged_handle *h = staged_handle_of(&r->fi);
     CLEANUP_FREE char *data = malloc(r->size);
     size_t used = 0;
+    int rc = 0;
 
     if (!data)
         return err_nomem(e);
+    if (r->off == 0)
+        rc = look(r, h, e);
+    if (rc != 0)
+        return rc;
     for (size_t i = (size_t)r->off; i < h->names + 2; i++) {
         const char *name = i == 0 ? "." : i == 1 ? ".." : h->name[i - 2];
         mode_t type = i < 2 ? S_IFDIR : h->type[i - 2];

@@ -374,6 +374,53 @@ def test_a_checkpoint_is_removed(t):
     same("nothing else", stored(t + "/run/step2"), tensors)
 
 
+def test_a_checkpoint_with_directories_is_removed(t):
+    """What programs put beside tensors, and one that has no tensors at all."""
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for name, tensors in (("step1", make_tensors(1)), ("step2", {})):
+            os.makedirs(m / f"{name}/logs/deep")
+            write_file(m / f"{name}/logs/deep/log", b"text")
+            if tensors:
+                write_file(m / f"{name}/model.safetensors", safetensors_image(tensors))
+            wait_for("publication", 15, lambda n=name: os.path.exists(f"{t}/run/{n}/logs/deep/log"))
+            wait_for("the views", 3, lambda n=name: os.path.exists(m / f"{n}/tensors"))
+            fails("a directory that holds something", errno.ENOTEMPTY, lambda n=name: os.rmdir(m / f"{n}/logs"))
+            shutil.rmtree(m / name)
+            assert not os.path.exists(f"{t}/run/{name}")
+        same("listed", os.listdir(m.path), [])
+
+
+def test_an_empty_directory_of_a_checkpoint_is_removed(t):
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    os.makedirs(t + "/run/step1/logs/deep")
+    os.makedirs(t + "/run/step1/kept")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.rmdir(m / "step1/logs/deep")
+        os.rmdir(m / "step1/logs")
+        assert not os.path.exists(m / "step1/logs")
+        umount(m)
+    same("names", [n for n in sorted(os.listdir(t + "/run/step1")) if not n.endswith((".json", ".safetensors"))], ["kept"])
+    same("tensors", stored(t + "/run/step1"), make_tensors(1))
+
+
+def test_a_listing_begins_again(t):
+    """rewinddir(3): names that came since are listed; in a new directory, in a checkpoint and beside it."""
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step2")
+        for path in (m / "step2", m / "step1", m.path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                before = os.listdir(fd)
+                write_file(f"{path}/note.txt", b"x")
+                same("names", sorted(os.listdir(fd)), sorted([*before, "note.txt"]))  # of the same open directory
+                os.unlink(f"{path}/note.txt")
+                same("names again", sorted(os.listdir(fd)), sorted(before))
+            finally:
+                os.close(fd)
+
+
 def test_an_interrupted_removal_removes_nothing(t):
     tensors = make_tensors(1)
     write_checkpoint(t + "/run/step1", tensors)
