@@ -58,6 +58,12 @@ int write_fallocate(struct request *r, off_t len, struct err *e);
 int write_fsync(struct request *r, struct err *e);
 int write_fsyncdir(struct request *r, struct err *e);
 
+/*
+ * Opens what a checkpoint has by r->fi.flags for writing: a file of its stage covers it
+ * from now on. STAGED_NONE: a file of the source that is no checkpoint's.
+ */
+int write_over(struct request *r, struct staged_handle **out, struct err *e);
+
 /* open(2) of what is staged, or for writing; STAGED_NONE: neither. */
 int write_open(struct request *r, struct err *e);
 

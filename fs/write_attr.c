@@ -102,6 +102,30 @@ static const struct node *plain_node(const struct request *r)
     return !slot && n && (n->kind == NODE_FILE || n->kind == NODE_DIR) ? n : NULL;
 }
 
+/* truncate(2) of what a checkpoint has, as open(2) with O_TRUNC does it. */
+static int truncate_stored(struct request *r, const struct stat *attr, int to_set,
+                           struct err *e)
+{
+    struct staged_handle *h = NULL;
+    struct stat st;
+    int rc;
+
+    r->fi.flags = O_WRONLY | (attr->st_size == 0 ? O_TRUNC : 0);
+    rc = write_over(r, &h, e);
+    if (rc == STAGED_NONE)
+        return -ESTALE;
+    if (rc < 0)
+        return rc;
+    stages_lock(r->fs);
+    rc = set_attr(h->node, h->fd, attr, to_set, e);
+    staged_attr(h->node, &st);
+    stages_unlock(r->fs);
+    staged_drop(r->fs, h);
+    if (rc == 0)
+        fuse_reply_attr(r->req, &st, 0);
+    return rc;
+}
+
 /* Of what is not staged; the caller answers with the attributes as they are then. */
 static int set_other(struct request *r, int fd, const struct stat *attr, int to_set,
                      struct err *e)
@@ -115,6 +139,8 @@ static int set_other(struct request *r, int fd, const struct stat *attr, int to_
     }
     if (is_harmless(r, to_set))
         return STAGED_NONE;
+    if (to_set & FUSE_SET_ATTR_SIZE)
+        return truncate_stored(r, attr, to_set, e);
     return err_set(e, EROFS, "what is published changes by writing it anew only");
 }
 

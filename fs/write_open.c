@@ -119,7 +119,7 @@ static int cover(struct request *r, struct stage *s, enum inside dir, const char
 }
 
 static int open_over(struct request *r, struct slot *slot, enum inside dir,
-                     const char *name, struct err *e)
+                     const char *name, struct staged_handle **out, struct err *e)
 {
     bool whole = (r->fi.flags & O_TRUNC) != 0;
     struct staged_handle *h = NULL;
@@ -144,11 +144,12 @@ static int open_over(struct request *r, struct slot *slot, enum inside dir,
     if (n->stage && !n->covers)
         staged_cover(r->fs, n, r->ino);
     stages_unlock(r->fs);
-    return write_reply_opened(r, h, NULL);
+    *out = h;
+    return 0;
 }
 
-/* A side file of a checkpoint, or a file elsewhere in the source. */
-static int open_side(struct request *r, struct err *e)
+/* A side file of a checkpoint; STAGED_NONE: a file elsewhere in the source. */
+static int open_side(struct request *r, struct staged_handle **out, struct err *e)
 {
     const struct node *n = node_of_ino(r->fs, r->ino);
     struct slot *slot = n && n->parent ? node_slot(r->fs, n->parent) : NULL;
@@ -162,12 +163,12 @@ static int open_side(struct request *r, struct err *e)
         slot_unref(r->fs, slot, 1);
         return -e->code;
     }
-    rc = slot ? open_over(r, slot, 0, n->name, e) : plain_open(r, n, e);
+    rc = slot ? open_over(r, slot, 0, n->name, out, e) : STAGED_NONE;
     slot_unref(r->fs, slot, 1);
     return rc;
 }
 
-static int open_inside(struct request *r, struct err *e)
+static int open_inside(struct request *r, struct staged_handle **out, struct err *e)
 {
     struct slot *slot = slot_of_ino(r->fs, r->ino);
     char name[NAME_MAX + 1];
@@ -181,9 +182,14 @@ static int open_inside(struct request *r, struct err *e)
     if (rc == 0)
         rc = name_of(r->fs, slot, r->ino, &dir, name, e);
     if (rc == 0)
-        rc = open_over(r, slot, dir, name, e);
+        rc = open_over(r, slot, dir, name, out, e);
     slot_unref(r->fs, slot, 1);
     return rc;
+}
+
+int write_over(struct request *r, struct staged_handle **out, struct err *e)
+{
+    return ino_is_inside(r->ino) ? open_inside(r, out, e) : open_side(r, out, e);
 }
 
 int write_open(struct request *r, struct err *e)
@@ -210,5 +216,8 @@ int write_open(struct request *r, struct err *e)
     if (!writes)
         return STAGED_NONE;
     r->may_block = true;
-    return ino_is_inside(r->ino) ? open_inside(r, e) : open_side(r, e);
+    rc = write_over(r, &h, e);
+    if (rc == STAGED_NONE)
+        return plain_open(r, node_of_ino(r->fs, r->ino), e);
+    return rc < 0 ? rc : write_reply_opened(r, h, NULL);
 }

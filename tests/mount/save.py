@@ -144,6 +144,27 @@ def test_renaming_publishes(t):
         assert os.path.exists(m / "step1/tensors"), os.listdir(m / "step1")
 
 
+def test_a_stored_file_is_truncated(t):
+    """truncate(2) by path is what O_TRUNC is; a part that is kept is the bytes that were there."""
+    tensors = make_tensors(1)
+    key = next(iter(tensors))
+    write_checkpoint(t + "/run/step1", tensors)
+    write_file(t + "/run/step1/notes.txt", b"twelve bytes")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.truncate(m / "step1/notes.txt", 6)
+        same("shown", read_all(m / "step1/notes.txt"), b"twelve")
+        os.truncate(m / f"step1/raw/{key}", 0)
+        same("size", os.stat(m / f"step1/raw/{key}").st_size, 0)
+        same("source", read_all(t + "/run/step1/notes.txt"), b"twelve bytes")
+        new = bytes(reversed(tensors[key][2]))
+        with open(m / f"step1/raw/{key}", "r+b") as f:
+            f.write(new)
+        umount(m)
+    tensors[key] = (*tensors[key][:2], new)
+    same("tensors", stored(t + "/run/step1"), tensors)
+    same("notes", read_all(t + "/run/step1/notes.txt"), b"twelve")
+
+
 def test_an_unfinished_file_is_not_published(t):
     os.makedirs(t + "/run")
     image = safetensors_image(make_tensors(1))
