@@ -15,8 +15,14 @@ struct staged;
  * requests go to the node, and lookups of it answer the number that the kernel has.
  */
 
-/* With the lock of stages: the published directory n is this node, whose pin it takes. */
-void alias_make(struct staged *n, struct node *node);
+/* The node that this directory has in the source, pinned; NULL: nobody knows it. */
+struct node *alias_node(struct fs *fs, const char *path);
+
+/*
+ * With the lock of stages: the published directory n is this node, whose pin it takes; so
+ * are directories of programs below it. Views (tensors/, ...) are other ones afterwards.
+ */
+void alias_make(struct fs *fs, struct staged *n, struct node *node);
 
 /* With the lock of stages: n goes. */
 void alias_end(struct fs *fs, const struct staged *n);

@@ -460,29 +460,6 @@ static bool give_up_removal(struct fs *fs, struct stage *s)
     return true;
 }
 
-/* The node that a new directory has in the source now, pinned; NULL: nobody knows it. */
-static struct node *published_node(struct fs *fs, const struct stage *s)
-{
-    const char *slash = strrchr(s->path, '/');
-    CLEANUP_FREE char *above =
-        slash ? strndup(s->path, (size_t)(slash - s->path)) : strdup("");
-    struct node_spec spec = {
-        .kind = NODE_DIR, .name = slash ? slash + 1 : s->path, .path = s->path};
-    struct node *parent = above && !s->slot ? node_at(fs, above) : NULL, *n = NULL;
-    struct err ignored = {0};
-    struct entry_stat st;
-
-    if (!parent)
-        return NULL;
-    if (fs->store->ops->stat(fs->store, s->path, &st, &ignored) == 0) {
-        spec.dev = st.id.dev;
-        spec.inode = st.id.ino;
-        node_intern(fs, parent, &spec, &n, &ignored);
-    }
-    node_unpin(fs, parent);
-    return n;
-}
-
 int save_publish(struct fs *fs, struct stage *s, struct err *e)
 {
     struct node *node = NULL;
@@ -495,13 +472,13 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e)
     ret = publish(fs, s, e);
     if (ret == 0) {
         save_tell(fs, s->path, s->slot);
-        node = published_node(fs, s);
+        node = s->slot ? NULL : alias_node(fs, s->path);
         log_msg(LOG_FS, LOG_INFO, "saved %s", s->path);
     }
     stages_lock(fs);
     s->publishing = false;
     if (node)
-        alias_make(s->root, node);
+        alias_make(fs, s->root, node);
     if (ret == 0)
         stage_end(fs, s, true);
     else

@@ -114,6 +114,25 @@ def test_the_working_directory_is_published(t):
     same("names", sorted(os.listdir(t + "/run/step1")), ["config.json", "model.safetensors", "sub"])
 
 
+def test_a_directory_below_is_published(t):
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.makedirs(m / "step1/logs/deep")
+        write_file(m / "step1/model.safetensors", safetensors_image(make_tensors(1)))
+        os.chdir(m / "step1/logs/deep")
+        try:
+            write_file("first", b"1")
+            wait_for("publication", 15, lambda: os.path.exists(t + "/run/step1/logs/deep/first"))
+            same("from outside", os.listdir(m / "step1/logs/deep"), ["first"])
+            same("working directory", os.getcwd(), m / "step1/logs/deep")
+            write_file("second", b"2")
+            same("above", sorted(os.listdir("../..")), sorted(os.listdir(m / "step1")))
+        finally:
+            os.chdir("/")
+        umount(m)
+    same("names", sorted(os.listdir(t + "/run/step1/logs/deep")), ["first", "second"])
+
+
 def test_the_working_directory_is_renamed(t):
     os.makedirs(t + "/run")
     with Mount(t + "/run", t + "/mnt", "rw") as m:
