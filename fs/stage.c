@@ -332,6 +332,7 @@ void staged_remove(struct fs *fs, struct staged *n)
     }
     n->stage->writers -= n->writers;
     n->writers = 0;
+    n->removed = true;
     detach(fs, n);
 }
 

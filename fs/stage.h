@@ -43,7 +43,7 @@ struct staged {
     gid_t gid;
     struct timespec mtime;
     uint64_t prefix; /* bytes from the start that were written without a hole */
-    bool removed;    /* a fixed directory of a checkpoint of which nothing is left */
+    bool removed;    /* unlinked; or a fixed directory of which nothing is left */
     bool checked;    /* its header was seen whole, and is sound */
     int lost;        /* errno with which the disk refused bytes that were written */
     uint64_t size;   /* at the time it left its stage */

@@ -27,7 +27,9 @@ void staged_attr(const struct staged *n, struct stat *st)
     *st = (struct stat){
         .st_ino = n->ino & ~(3ull << 62),
         .st_mode = n->mode | (dir ? S_IFDIR : S_IFREG),
-        .st_nlink = dir ? 2 : 1,
+        .st_nlink = n->removed && !n->stage ? 0
+                    : dir                   ? 2
+                                            : 1,
         .st_uid = n->uid,
         .st_gid = n->gid,
         .st_size = dir ? 0 : file.st_size,

@@ -444,6 +444,21 @@ def test_an_empty_directory_of_a_checkpoint_is_removed(t):
     same("tensors", stored(t + "/run/step1"), make_tensors(1))
 
 
+def test_an_unlinked_file_has_no_link(t):
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step1")
+        with open(m / "step1/a", "w+b", buffering=0) as gone, open(m / "step1/b", "w+b", buffering=0) as stays:
+            gone.write(b"bytes")
+            same("links", os.fstat(gone.fileno()).st_nlink, 1)
+            os.rename(m / "step1/b", m / "step1/a")
+            same("links of what was renamed over", os.fstat(gone.fileno()).st_nlink, 0)
+            same("its bytes", os.pread(gone.fileno(), 10, 0), b"bytes")
+            same("links of the other", os.fstat(stays.fileno()).st_nlink, 1)
+            os.unlink(m / "step1/a")
+            same("links of what was unlinked", os.fstat(stays.fileno()).st_nlink, 0)
+
+
 def test_a_listing_begins_again(t):
     """rewinddir(3): names that came since are listed; in a new directory, in a checkpoint and beside it."""
     write_checkpoint(t + "/run/step1", make_tensors(1))
