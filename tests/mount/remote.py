@@ -120,7 +120,7 @@ def test_round_trips_of_a_mount_whose_index_is_there(t):
         for where in ("/hf/", "/dcp/"):
             for turn in ("cold", "warm"):
                 server.forget()
-                with Mount(server.url + where, f"{t}/mnt{where}{turn}", f"cache_dir={t}/cache,cache_size=0") as m:
+                with Mount(server.url + where, f"{t}/{where.strip('/')}-{turn}", f"cache_dir={t}/cache,cache_size=0") as m:
                     server.forget()
                     key = sorted(os.listdir(m / "raw"))[0]
                     with open(m / f"raw/{key}", "rb", buffering=0) as f:
