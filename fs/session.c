@@ -313,10 +313,10 @@ static int session_threads(struct session *s, struct err *e)
 {
     int rc = lane_new(s->fs, &s->fs->lane, e);
 
-    if (rc == 0)
-        rc = watch_new(s->fs, &s->fs->watch, e);
     if (rc == 0 && s->fs->copies)
         rc = lane_new_fills(s->fs, &s->fs->fills, e);
+    if (rc == 0) /* it looks after both lanes */
+        rc = watch_new(s->fs, &s->fs->watch, e);
     if (rc == 0 && s->fs->stages)
         rc = saver_new(s->fs, &s->fs->saver, e);
     if (rc < 0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """What changes in the source shows within a second; open handles keep their bytes or fail, and never give a mix."""
+import contextlib
 import errno
 import mmap
 import os
@@ -153,7 +154,10 @@ def test_a_removed_checkpoint_gives_its_room_back(t):
     write_checkpoint(t + "/run/step2", tensors)
 
     def held(m):
-        links = (os.readlink(f"/proc/{m.process.pid}/fd/{n}") for n in os.listdir(f"/proc/{m.process.pid}/fd"))
+        links = []
+        for name in os.listdir(f"/proc/{m.process.pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                links.append(os.readlink(f"/proc/{m.process.pid}/fd/{name}"))
         with open(f"/proc/{m.process.pid}/maps") as f:
             mapped = [line.split(maxsplit=5)[-1].strip() for line in f if "(deleted)" in line]
         return [p for p in [*links, *mapped] if p.startswith(t + "/run/") and p.endswith("(deleted)")]

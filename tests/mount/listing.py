@@ -63,7 +63,8 @@ def test_a_hundred_thousand_tensors(t):
         same("counted", info["counts"]["tensors"], COUNT)
         growth = m.rss() - before
         print(f"# resident: {before >> 20} MiB, and {growth >> 20} MiB more after all listings")
-        assert growth < MAX_GROWTH, growth
+        if not {"ASAN_OPTIONS", "TSAN_OPTIONS"} & os.environ.keys():  # they keep what is freed
+            assert growth < MAX_GROWTH, growth
         for i in (0, 1, COUNT // 2, COUNT - 1):
             key = list(tensors)[i]
             with open(m / f"raw/{key}", "rb") as f:
