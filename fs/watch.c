@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "fs/alias.h"
 #include "fs/copies.h"
 #include "fs/lane.h"
 #include "fs/node.h"
