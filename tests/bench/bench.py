@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The benchmark suite: what a mount and the command cost beside the floor (the same bytes by cat, cp, pread) and beside peers.
 
-    bench.py [--unshard BIN] [--only NAME,...] [--quick] [--json FILE] [--write docs/benchmarks.md]
+    bench.py [--unshard BIN] [--only NAME,...] [--quick] [--json FILE] [--before FILE] [--write docs/benchmarks.md]
 
 A workload (families/*.py) runs in a process of its own, with a time limit, and yields rows. Ways of doing the same are run by
 turns; figures are medians of at least five rounds after one that warms, with the best beside. Processor time is that of the
@@ -42,13 +42,13 @@ def work_here(name, settings):
     bench, load = Bench(**settings), os.getloadavg()[0]
     try:
         for item in w.function(bench):
-            item.family, item.load = item.family or w.family, load
+            item.family, item.workload, item.load = item.family or w.family, w.name, load
             print(json.dumps(rows.to_json(item)), flush=True)
             load = os.getloadavg()[0]
     except Exception as e:  # whatever it is, the other workloads go on
         traceback.print_exc()
         words = str(e) if isinstance(e, measure.Failed) else f"{type(e).__name__}: {e}"
-        print(json.dumps(rows.to_json(rows.Row(name, error=words, family=w.family))), flush=True)
+        print(json.dumps(rows.to_json(rows.Row(name, error=words, family=w.family, workload=w.name))), flush=True)
 
 
 def end(process):
@@ -81,7 +81,7 @@ def work_apart(w, settings, limit):
     if left and not error:
         error = f"{left} mounts were left behind"
     if error:
-        items.append(rows.Row(w.name, error=error, family=w.family))
+        items.append(rows.Row(w.name, error=error, family=w.family, workload=w.name))
     return items
 
 
@@ -110,6 +110,7 @@ def parse():
     p.add_argument("--limit", type=float, help="seconds for each workload, instead of its own")
     p.add_argument("--json", metavar="FILE", help="write the rows there")
     p.add_argument("--write", metavar="PAGE", nargs="?", const=str(ROOT / "docs/benchmarks.md"), help="replace what stands below the page's mark, and its plots")
+    p.add_argument("--before", metavar="FILE", help="what --json wrote of an earlier run: its figures stand beside the new ones, and what is not measured now is taken from it")
     p.add_argument("--venv", help="a Python environment that has the peers")
     p.add_argument("--no-peers", action="store_true")
     p.add_argument("--work", help=argparse.SUPPRESS)
@@ -147,6 +148,10 @@ def main():
     python = None if a.no_peers else peers.find(a.venv)
     head = report.machine(tempfile.gettempdir(), os.path.abspath(a.unshard), peers.versions(python), a.quick)
     items = run(chosen, {"binary": os.path.abspath(a.unshard), "quick": a.quick, "rounds": a.rounds, "peers": python}, a.limit)
+    if a.before:
+        earlier = json.loads(pathlib.Path(a.before).read_text(encoding="utf-8"))
+        items = rows.after([rows.from_json(r) for r in earlier["rows"]], items, {w.name for w in chosen})
+        head += " Figures of before, and rows without one that were not measured again, are of: " + earlier["machine"]
     print(head + "\n" + report.terminal(items))
     if a.json:
         pathlib.Path(a.json).write_text(json.dumps({"machine": head, "rows": [rows.to_json(i) for i in items]}, indent=1), encoding="utf-8")

@@ -11,7 +11,7 @@ import unittest
 import xml.dom.minidom
 
 from suite import plot, report
-from suite.rows import LOWER, Curve, Row
+from suite.rows import LOWER, Curve, Row, after
 
 BENCH = pathlib.Path(__file__).resolve().parent / "bench.py"
 UNSHARD = sys.argv.pop(1) if len(sys.argv) > 1 else ""
@@ -41,6 +41,14 @@ class Verdicts(unittest.TestCase):
         for shape, grown, words in (("straight", 50.0, ": straight"), ("straight", 150.0, ": not straight"), ("flat", 1.2, ": flat"), ("flat", 2.0, ": not flat"), ("", 2.0, "")):
             curve = Curve("t", "chunks", "s", {"a": [(10, 1.0), (1000, grown)]}, shape)
             self.assertEqual(curve.verdict(), f"a × {grown:g} while the size × 100{words}")
+
+
+class Earlier(unittest.TestCase):
+    def test_figures_stand_beside_and_what_was_not_measured_stays(self):
+        earlier = [Row("a", "cat", 0.5, workload="x"), Row("gone", value=1, workload="x"), Row("b", value=2, workload="y"), Curve("t", "n", "s", {}, workload="y")]
+        items = after(earlier, [Row("a", "cat", 0.6, workload="x"), Row("new", value=3, workload="x")], {"x"})
+        self.assertEqual([(getattr(i, "work", "curve"), getattr(i, "value", None), getattr(i, "before", None)) for i in items],
+                         [("a", 0.6, 0.5), ("new", 3, None), ("b", 2, None), ("curve", None, None)])
 
 
 class Reports(unittest.TestCase):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Whole checkpoints from one format to another, beside cp of the same bytes and beside other converters.
 
-What cp and we write is on the disk at the end; peers write to the page cache, and their time begins when they are imported: both
-in their favour.
+What cp and we write is on the disk at the end; peers write to the page cache, unless the row says otherwise, and their time begins
+when they are imported: both in their favour.
 """
 import os
 import shutil
@@ -35,25 +35,27 @@ def convert(bench, source, *options):
     return sample
 
 
-def peer(bench, name, source, *arguments):
-    """One round of a peer in a process of its own, so that its memory is its own too."""
+def peer(bench, name, source, *arguments, synced=False):
+    """One round of a peer in a process of its own, so that its memory is its own too. synced: until the disk has it, as it has ours."""
     target = bench.work / "peers"
     line = run_json([bench.peers, HERE / "peer.py", name, source, target, *arguments])[-1]
+    disk = run(["sync", "-f", target]).seconds if synced else 0
     gone(target)
-    return Sample(line["seconds"], line["cpu"], line["rss"])
+    return Sample(line["seconds"] + disk, line["cpu"], line["rss"])
 
 
 def peer_rows(bench, work, peers, source, options):
-    """Rows of the command against each (name in peer.py, words, goal)."""
+    """Rows of the command against each (name in peer.py, words, goal[, until the disk has it])."""
     if not bench.peers:
-        for _, words, goal in peers:
+        for _, words, goal, *_ in peers:
             yield Row(work, words, goal=goal, note="the peers are not installed")
         return
-    ways = {"ours": lambda: convert(bench, source, *options), **{name: lambda name=name: peer(bench, name, source) for name, _, _ in peers}}
+    ways = {"ours": lambda: convert(bench, source, *options),
+            **{words: lambda name=name, synced=synced: peer(bench, name, source, synced=any(synced)) for name, words, _, *synced in peers}}
     samples = interleave(ways, bench.rounds, warm=False, limit=100)
-    for name, words, goal in peers:
-        resident = max(s.rss for s in samples[name])
-        yield ratio_row(work, f"{words}: {resident:.0f} MiB", samples[name], samples["ours"], bench.size(FULL), goal=goal, rss_goal=64)
+    for _, words, goal, *_ in peers:
+        resident = max(s.rss for s in samples[words])
+        yield ratio_row(work, f"{words}: {resident:.0f} MiB", samples[words], samples["ours"], bench.size(FULL), goal=goal, rss_goal=64)
 
 
 @workload("conversions", limit=240)
@@ -83,7 +85,9 @@ def convert_peers_hf(bench):
     mesh, sharded = bench.make("dcp", "mesh", 32, bench.size(FULL) // 32, "--mesh", "2x2"), bench.work / "sharded"
     bench.unshard("convert", mesh, sharded, "--to", "dcp-hf", "--mesh", "2x2")
     os.sync()
-    yield from peer_rows(bench, "DCP safetensors shards → one", (("consolidate", "torch consolidate_safetensors_files", 5),), sharded, ("--to", "hf"))
+    words = "torch consolidate_safetensors_files"
+    yield from peer_rows(bench, "DCP safetensors shards → one", (("consolidate", words, 5), ("consolidate", words + ", on the disk as ours", None, True)),
+                         sharded, ("--to", "hf"))
 
 
 @workload("conversions", limit=300)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Listing many names, scanning many chunks, and the time from a mount to the first byte."""
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -106,3 +107,25 @@ def first_tensor(bench):
         folder = bench.make(kind, kind, tensors, 10 << 20, "--sparse")
         bench.unshard("info", folder)
         yield first_byte_row(bench, f"{kind}, {tensors:,} tensors", folder, [f"model.layers.{(i * 7919) % tensors}.weight" for i in range(max(5, bench.rounds))])
+
+
+SCANS = (("verl", "64 ranks' files of DTensors", 102_400), ("universal", "DeepSpeed universal, a file a tensor", 40_000),
+         ("gguf", "GGUF, half as many words again", 100_000), ("flax", "Flax msgpack, a chunk an array", 100_000), ("zarr", "80 zarr arrays, a file a chunk", 100_000),
+         ("nemo", "the same as a .nemo", 100_000), ("nemo-gz", "the same, packed by gzip", 100_000))
+
+
+@workload("metadata", limit=420)
+def scans(bench):
+    """`unshard info` with an empty index of checkpoints of many small pieces, a kind after the other."""
+    for kind, words, count in SCANS:
+        folder = bench.work / kind
+        chunks = run_json([sys.executable, HERE / "make_scans.py", kind, folder, bench.size(count)])[0]["chunks"]
+        os.sync()
+        samples = []
+        for _ in range(bench.rounds + 1):
+            bench.forget_index()
+            samples.append(bench.unshard("info", folder))
+        shutil.rmtree(folder)
+        seconds = [s.seconds for s in samples[1:]]  # the first one warms
+        yield Row(f"scan of {chunks:,} chunks: {words}", "", chunks / statistics.median(seconds), chunks / min(seconds), "chunks/s", goal=200_000,
+                  ours=f"{statistics.median(seconds):.2f} s", rss=max(s.rss for s in samples), rss_goal=256, rounds=len(seconds))

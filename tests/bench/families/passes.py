@@ -50,13 +50,15 @@ def diff_of_others(bench):
     yield from numpy_rows(bench, "diff, every element differs", "numpy_diff", samples["ours"], 2 * size, a, b)
 
 
-@workload("passes", limit=180)
+@workload("passes", limit=240)
 def verify_deep(bench):
-    """verify --deep of safetensors and DCP, beside cat and sha256sum."""
-    size = bench.size(FULL)
-    for words, kind, options in (("safetensors", "hf", ()), ("DCP 2x2 mesh", "dcp", ("--mesh", "2x2"))):
-        folder = bench.make(kind, kind, 32, size // 32, *options)
+    """verify --deep of safetensors, DCP and .pt, beside cat and sha256sum."""
+    size, pt = bench.size(FULL // 2), bench.work / "pt"
+    hf, dcp = bench.make("hf", "hf", 32, size // 32), bench.make("dcp", "dcp", 32, size // 32, "--mesh", "2x2")
+    bench.unshard("convert", hf, pt, "--to", "pt")
+    os.sync()
+    for words, folder in (("safetensors", hf), ("DCP 2x2 mesh", dcp), (".pt", pt)):
         samples = interleave({"cat": lambda: cat(folder), "sum": lambda: run(["sha256sum", *data_files(folder)]),
-                              "ours": lambda: bench.unshard("verify", folder, "--deep")}, bench.rounds)
+                              "ours": lambda: bench.unshard("verify", folder, "--deep")}, bench.rounds, limit=40)
         yield ratio_row(f"verify --deep, {words}", "cat of the files", samples["cat"], samples["ours"], size, goal=0.8, rss_goal=64)
         yield ratio_row(f"verify --deep, {words}", "sha256sum", samples["sum"], samples["ours"], size, rss=None)

@@ -44,6 +44,7 @@ COLUMNS = (
     ("ours", lambda r: r.ours),
     ("goal", bound),
     ("lab", lambda r: figure(r.lab, r.unit)),
+    ("before", lambda r: figure(r.before, r.unit)),
     ("median (best)", result),
     ("CPU µs/MiB", processor),
     ("RSS MiB", lambda r: f"{r.rss:.0f}" if r.rss is not None else ""),

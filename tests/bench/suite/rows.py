@@ -28,6 +28,8 @@ class Row:
     note: str = ""                # why it was left out
     error: str = ""               # why it failed
     family: str = ""
+    workload: str = ""
+    before: typing.Optional[float] = None    # value in an earlier run
 
     def reaches(self, bound):
         return self.value >= bound if self.better == HIGHER else self.value <= bound
@@ -64,6 +66,7 @@ class Curve:
     lines: typing.Dict[str, typing.List[typing.Tuple[float, float]]]
     shape: str = STRAIGHT         # FLAT: should not grow; STRAIGHT: at most with the size; empty: nothing is promised
     family: str = ""
+    workload: str = ""
     load: typing.Optional[float] = None
 
     def verdict(self):
@@ -85,4 +88,13 @@ def to_json(item):
 
 def from_json(data):
     kind = {"row": Row, "curve": Curve}[data["kind"]]
-    return kind(**{f.name: data[f.name] for f in dataclasses.fields(kind)})
+    return kind(**{f.name: data[f.name] for f in dataclasses.fields(kind) if f.name in data})
+
+
+def after(earlier, items, measured):
+    """`items` with the earlier figures beside theirs, and what the earlier run has of workloads that are not in `measured`."""
+    known = {(r.workload, r.work, r.against): r for r in earlier if isinstance(r, Row)}
+    for r in items:
+        if isinstance(r, Row) and (r.workload, r.work, r.against) in known:
+            r.before = known[r.workload, r.work, r.against].value
+    return items + [r for r in earlier if r.workload not in measured]

@@ -115,7 +115,7 @@ def drop_pages(*files):
 
 
 def data_files(folder):
-    return sorted(p for p in pathlib.Path(folder).iterdir() if p.suffix in (".distcp", ".safetensors", ".pt"))
+    return sorted(p for p in pathlib.Path(folder).iterdir() if p.suffix in (".distcp", ".safetensors", ".pt", ".bin"))
 
 
 def shards(folder, size):
