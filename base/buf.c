@@ -87,13 +87,21 @@ int buf_addc(struct buf *b, char c)
 
 int buf_addf(struct buf *b, const char *fmt, ...)
 {
+    size_t max = b->max ? b->max : DEFAULT_MAX;
+    size_t room = b->data && !b->failed ? b->cap - b->len : 0;
     va_list args;
     char *p;
     int len;
 
     va_start(args, fmt);
-    len = vsnprintf(NULL, 0, fmt, args);
+    len = vsnprintf(room ? b->data + b->len : NULL, room, fmt, args);
     va_end(args);
+    if (len >= 0 && (size_t)len < room && b->len + (size_t)len <= max) {
+        b->len += (size_t)len; /* the room that there is was enough */
+        return 0;
+    }
+    if (room)
+        b->data[b->len] = '\0';
     if (len < 0)
         return fail(b, ENOMEM);
     p = buf_grow(b, (size_t)len);

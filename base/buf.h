@@ -44,6 +44,17 @@ static inline int buf_failed(const struct buf *b)
 /* Takes the bytes out; the caller frees them. NULL after a failed add. */
 char *buf_steal(struct buf *b, size_t *len);
 
+/* Signed numbers for varints: small ones of either sign are short. */
+static inline uint64_t zigzag(int64_t v)
+{
+    return (uint64_t)v << 1 ^ (v < 0 ? UINT64_MAX : 0);
+}
+
+static inline int64_t unzigzag(uint64_t v)
+{
+    return (int64_t)(v >> 1 ^ (v & 1 ? UINT64_MAX : 0));
+}
+
 /* Decodes a varint at *pos of data[0..len); false at a bad or cut one. */
 bool varint_get(const unsigned char *data, size_t len, size_t *pos, uint64_t *out);
 

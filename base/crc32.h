@@ -11,4 +11,9 @@
  */
 uint32_t crc32_ieee(uint32_t crc, const void *data, size_t len);
 
+/* For tests: one of the ways in which it is done; NULL: there is none, or none here. */
+typedef uint32_t crc32_fn(uint32_t crc, const void *data, size_t len);
+enum { CRC32_WAYS = 3 };
+crc32_fn *crc32_way(unsigned i);
+
 #endif

@@ -2,6 +2,11 @@
 /* base/interrupt.c - does whoever asked for this still want it? For long waits. */
 #include "base/interrupt.h"
 
+#include <errno.h>
+#include <time.h>
+
+#include "base/err.h"
+
 /* Who asks this thread; set and put back around work for somebody. */
 static _Thread_local struct interrupt *current;
 
@@ -21,4 +26,19 @@ struct interrupt *interrupt_current(void)
 bool interrupt_asked(void)
 {
     return current && current->asked(current);
+}
+
+bool interrupt_late(void)
+{
+    struct timespec t;
+
+    if (!current || !current->until_ns)
+        return false;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec > current->until_ns;
+}
+
+int interrupt_check_late(struct err *e)
+{
+    return interrupt_late() ? err_set(e, EINTR, "out of time") : 0;
 }

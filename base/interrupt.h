@@ -5,9 +5,13 @@
 
 #include "base/base.h"
 
+struct err;
+
 /* Embedded by who knows. `asked` may be called by any thread that works for it. */
 struct interrupt {
     bool (*asked)(struct interrupt *self);
+    int64_t
+        until_ns; /* monotonic: the work ends then, wanted or not; 0: no such time */
 };
 
 /*
@@ -19,5 +23,9 @@ struct interrupt *interrupt_current(void);
 
 /* True: waits of this thread shall end, with -EINTR. */
 bool interrupt_asked(void);
+
+/* True: it is later than until_ns; for work that others want too, whoever gave up. */
+bool interrupt_late(void);
+int interrupt_check_late(struct err *e); /* the same as -EINTR, with words */
 
 #endif

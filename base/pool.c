@@ -5,11 +5,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/interrupt.h"
+#include "base/thread.h"
 
 /* More would only wait for each other; the readers' bandwidth is long spent. */
 enum { MAX_THREADS = 256 };
@@ -147,27 +147,14 @@ static unsigned default_threads(void)
     return online > 0 ? (unsigned)MIN(online, MAX_THREADS) : 1;
 }
 
-/*
- * Starts the workers with signals blocked: those belong to the main thread. But not what
- * a thread's own access raises: while that is blocked the kernel ends the process, and
- * base/guard.h would guard nothing.
- */
 static int start_threads(struct pool *p, unsigned threads)
 {
-    static const int own[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP};
-    sigset_t all, old;
     int rc = 0;
 
-    sigfillset(&all);
-    for (size_t i = 0; i < ARRAY_SIZE(own); i++)
-        sigdelset(&all, own[i]);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
     while (rc == 0 && p->count < threads) {
-        rc = pthread_create(&p->threads[p->count], NULL, worker, p);
-        if (rc == 0)
-            p->count++;
+        rc = thread_start(&p->threads[p->count], worker, p);
+        p->count += rc == 0;
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     return rc;
 }
 

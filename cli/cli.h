@@ -4,19 +4,18 @@
 #define UFS_CLI_CLI_H
 
 #include <stdio.h>
-#include <time.h>
 
 #include "base/base.h"
 #include "base/err.h"
-#include "gpu/reader.h"
+#include "cli/progress.h"
+#include "cli/screen.h"
 #include "index/catalog.h"
 #include "index/map/mapping.h"
 #include "index/view.h"
+#include "lib/reading.h"
 
 struct arena;
 struct buf;
-struct scanner;
-struct store;
 
 /* CONTRACT.md, "The command". */
 enum cli_status {
@@ -41,6 +40,7 @@ struct compare_options {
 
 struct cli_options {
     bool json, quiet, verbose;
+    enum colour_choice colour;
     bool long_rows;     /* -l */
     bool deep;          /* --deep */
     bool npy;           /* --npy */
@@ -65,7 +65,8 @@ struct cli {
     struct cli_options opt;
     char **arg; /* what stands behind the sub-command's options; URLs without secrets */
     int args;
-    char *secret[2]; /* NULL, or that argument as it was given */
+    char *secret[2];      /* NULL, or that argument as it was given */
+    struct screen screen; /* standard output */
     struct err err;
     bool usage; /* the error is the caller's, or of something not built yet: status 2 */
 };
@@ -73,7 +74,7 @@ struct cli {
 struct cli_command {
     const char *name, *usage, *summary;
     int min_args, max_args;
-    /* Options it takes beside --json, -q, -v and -o: letters of "ldnfc" (long rows, deep,
+    /* Options it takes beside --json, --color, -q, -v and -o: letters of "ldnfc" (long rows, deep,
      * npy, foreground, "b": binary, "g": device and time, "h": budget, those of convert, "t": those of diff). */
     const char *takes;
     /* It only reads: where its sources are local, all that it cannot need is taken from it. */
@@ -85,20 +86,6 @@ struct cli_command {
 extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat,
     cmd_verify, cmd_plan, cmd_probe, cmd_formats, cmd_version, cmd_convert, cmd_stats,
     cmd_diff, cmd_cache, cmd_manifest, cmd_load, cmd_doctor, cmd_hold;
-
-/* The source of a command, opened with everything that reads it. */
-struct cli_source {
-    const char *name; /* as the user wrote it */
-    struct store *store;
-    struct block_cache *blocks; /* of a remote one, or NULL */
-    struct mapping *mapping;    /* or NULL */
-    struct catalog *catalog;
-    struct pool *pool;
-    struct scanner *scanner;
-    struct open_files *files;
-    struct decoded_cache *decoded;
-    struct reader_env env;
-};
 
 /* A number with an optional K, M, G, T (powers of 1024) or KB, MB, ... (of 1000). */
 bool parse_bytes(const char *text, uint64_t *out);
@@ -116,9 +103,8 @@ int cli_hide(char *arg, char **secret, char **shown);
  */
 void cli_confine(const struct cli *c);
 
-/* Opens a local path or a URL: one of c->arg. */
-int cli_open(struct cli *c, const char *name, struct cli_source *out);
-void cli_close(struct cli_source *s);
+/* Opens a local path or a URL: one of c->arg. Closed by reading_close(). */
+int cli_open(struct cli *c, const char *name, struct reading *out);
 
 /* The same options for commands that open their source by libunshard. Strings are the command's. */
 struct unshard_options;
@@ -128,18 +114,18 @@ void cli_library_options(const struct cli *c, struct unshard_options *out);
  * The source's own checkpoint, scanned or from the index. A tree gives -ENOENT with the
  * checkpoints that it holds in the message; a failed scan -EBADMSG.
  */
-int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
+int cli_checkpoint(struct cli *c, struct reading *s, struct arena *a,
                    struct checkpoint_info *out);
 
 /* -ENOENT: nothing in the source is a checkpoint; says why where it can be seen. */
-int cli_no_checkpoint(struct cli *c, struct cli_source *s);
+int cli_no_checkpoint(struct cli *c, struct reading *s);
 
 /* -ENOENT: no key of a checkpoint matches; says which may have been meant. */
-int cli_no_match(struct cli *c, struct cli_source *s, int64_t checkpoint,
+int cli_no_match(struct cli *c, struct reading *s, int64_t checkpoint,
                  const char *pattern);
 
 /* One tensor of it by its full key; -ENOENT says which may have been meant. */
-int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct arena *a,
+int cli_tensor(struct cli *c, struct reading *s, const char *key, struct arena *a,
                struct checkpoint_info *info, struct tensor_info *out);
 
 /*
@@ -148,11 +134,11 @@ int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct aren
  * returns what is not 0.
  */
 typedef int side_file_fn(void *user, const char *name, const char *path);
-int cli_side_files(struct cli *c, struct cli_source *s,
-                   const struct checkpoint_info *info, side_file_fn *fn, void *user);
+int cli_side_files(struct cli *c, struct reading *s, const struct checkpoint_info *info,
+                   side_file_fn *fn, void *user);
 
 /* 1 when the source is one checkpoint, 0 when it is a tree; negative errno. */
-int cli_is_checkpoint(struct cli *c, struct cli_source *s);
+int cli_is_checkpoint(struct cli *c, struct reading *s);
 
 /* Marks the error in c->err as wrong usage. Returns -EINVAL. */
 int cli_usage(struct cli *c);
@@ -167,20 +153,6 @@ int out_width(const char *text, size_t len);
 void out_json(FILE *f, const char *text, size_t len);
 /* "1.4 GiB". Valid until the next call on this buffer of 16. */
 const char *out_size(uint64_t bytes, char dst[16]);
-/* Do people look at standard output; `colour`: and want colours (NO_COLOR)? */
-bool out_terminal(bool colour);
-
-/* Progress on a terminal only: bytes done of all, rate, time left. */
-struct progress {
-    uint64_t total, done;
-    struct timespec start, shown;
-    bool on;
-};
-void progress_begin(struct progress *p, const struct cli *c, uint64_t total);
-void progress_add(struct progress *p, uint64_t bytes);
-/* Takes its line away until the next time, so that others can print. */
-void progress_clear(struct progress *p);
-void progress_end(struct progress *p);
 
 /* "a,b=c" cut in place at the next comma ("\," is a comma of the value). */
 char *option_next(char **text);

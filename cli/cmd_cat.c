@@ -13,10 +13,10 @@ static int copy_out(struct cli *c, struct reader *r, uint64_t ahead)
 {
     CLEANUP_FREE char *window = malloc(CAT_WINDOW);
     uint64_t size = reader_size(r);
-    struct progress p;
+    struct progress p = {0};
     int ret = window ? 0 : err_nomem(&c->err);
 
-    progress_begin(&p, c, size);
+    progress_begin(&p, c, "cat", c->arg[1], size);
     for (uint64_t at = 0; ret == 0 && at < size;) {
         size_t part = (size_t)MIN(size - at, (uint64_t)CAT_WINDOW);
 
@@ -31,7 +31,7 @@ static int copy_out(struct cli *c, struct reader *r, uint64_t ahead)
     return ret;
 }
 
-static int cat_tensor(struct cli *c, struct cli_source *s)
+static int cat_tensor(struct cli *c, struct reading *s)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(CAT_MEMORY);
     CLEANUP(reader_closep) struct reader *r = NULL;
@@ -49,7 +49,7 @@ static int cat_tensor(struct cli *c, struct cli_source *s)
 
 static int run(struct cli *c)
 {
-    CLEANUP(cli_close) struct cli_source s;
+    CLEANUP(reading_close) struct reading s;
     int ret = cli_open(c, c->arg[0], &s);
 
     return ret < 0 ? ret : cat_tensor(c, &s);

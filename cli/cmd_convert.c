@@ -22,7 +22,7 @@ enum { INFO_MEMORY = 64 << 20, LOSSES_SHOWN = 5 };
 
 struct convert {
     struct cli *c;
-    struct cli_source *source;
+    struct reading *source;
     const struct format_writer *writer;
     struct layout_options options;
     struct save_choice choice;
@@ -298,7 +298,7 @@ static int write_files(struct convert *v, const struct checkpoint_info *info)
     };
     int ret;
 
-    progress_begin(&v->progress, v->c, save_bytes(&run));
+    progress_begin(&v->progress, v->c, "convert", NULL, save_bytes(&run));
     ret = v->target->ops->write(v->target, &run, &v->c->err);
     if (ret == 0 && run.other_stages)
         ret = copy_sides(v, info);
@@ -352,7 +352,7 @@ static int convert_checkpoint(struct convert *v)
 
 static int run(struct cli *c)
 {
-    CLEANUP(cli_close) struct cli_source s = {0};
+    CLEANUP(reading_close) struct reading s = {0};
     struct convert v = {.c = c, .source = &s};
     int ret = take_options(&v);
 

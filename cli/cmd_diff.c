@@ -17,7 +17,7 @@
 enum { INFO_MEMORY = 64 << 20 };
 
 struct side {
-    struct cli_source source;
+    struct reading source;
     int64_t checkpoint;
     struct tensor_list list;
 };
@@ -109,7 +109,7 @@ static int take_options(struct diff *d)
     d->report = (struct diff_report){.json = d->c->opt.json,
                                      .quiet = d->c->opt.quiet,
                                      .verbose = d->c->opt.verbose,
-                                     .colour = out_terminal(true),
+                                     .screen = &d->c->screen,
                                      .tolerance = d->rule.tolerance};
     return ret == 0 ? take_drop(d) : ret;
 }
@@ -242,9 +242,9 @@ static void close_item(void *user, size_t i)
             r.state = PAIR_EQUAL;
         r.diff = &it->diff;
     }
-    if (r.state != PAIR_IDENTICAL && !d->c->opt.json)
-        progress_clear(&d->progress);
+    progress_hide(&d->progress);
     report_pair(&d->report, &r);
+    progress_show(&d->progress);
     reader_close(it->reader[0]);
     reader_close(it->reader[1]);
     free(it->damage);
@@ -279,7 +279,7 @@ static int sweep_pairs(struct diff *d)
     d->slot = calloc(sweep.slots, sizeof *d->slot);
     if (!d->item || !d->slot)
         return err_nomem(&d->c->err);
-    progress_begin(&d->progress, d->c, bytes_to_read(d));
+    progress_begin(&d->progress, d->c, "diff", NULL, bytes_to_read(d));
     ret = sweep_run(&sweep, &d->c->err);
     progress_end(&d->progress);
     return ret;
@@ -388,7 +388,7 @@ static int run(struct cli *c)
         ret = diff_sources(&d);
     for (int k = 0; k < 2; k++) {
         tensor_list_release(&d.side[k].list);
-        cli_close(&d.side[k].source);
+        reading_close(&d.side[k].source);
     }
     free(d.pair);
     free(d.item);

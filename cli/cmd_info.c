@@ -4,68 +4,111 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/buf.h"
 #include "base/json.h"
 #include "cli/cli.h"
 #include "index/names.h"
 #include "remote/store.h"
 
-enum { INFO_MEMORY = 64 << 20, HIDDEN_MAX = 1 << 20 };
+enum {
+    INFO_MEMORY = 64 << 20,
+    INDENT = 13, /* of values, behind their names */
+};
 
-static void field(const char *name, const char *value)
+/* A line of programs' output; for people broken between words, with its name in front. */
+static void field(const struct cli *c, const char *name, enum style style,
+                  const char *value)
 {
+    const struct screen *s = &c->screen;
+    struct wrapping w = {.screen = s, .indent = INDENT, .at = INDENT};
+
     if (!value)
         return;
-    printf("%-12s ", name);
-    out_text(stdout, value, strlen(value), 0);
+    screen_style(s, stdout, style);
+    printf("%-*s", INDENT - 1, name);
+    screen_style(s, stdout, STYLE_NONE);
+    putchar(' ');
+    if (s->people)
+        wrap_words(&w, value, strlen(value));
+    else
+        out_text(stdout, value, strlen(value), 0);
     putchar('\n');
+}
+
+/* Out of memory is told at the end, by what was being put together. */
+static int field_of(struct cli *c, const char *name, enum style style,
+                    const struct buf *value)
+{
+    if (buf_failed(value))
+        return err_nomem(&c->err);
+    field(c, name, style, value->data ? value->data : "");
+    return 0;
 }
 
 static int print_warning(void *user, const char *code, const char *text)
 {
-    (void)user;
-    printf("%-12s %s: ", "warning", code);
-    out_text(stdout, text, strlen(text), 0);
-    putchar('\n');
-    return 0;
+    CLEANUP(buf_release) struct buf b = {0};
+
+    buf_addf(&b, "%s: %s", code, text);
+    return field_of(user, "warning", STYLE_WARNING, &b);
 }
 
 static int print_fault(void *user, const struct tensor_info *t)
 {
-    (void)user;
+    CLEANUP(buf_release) struct buf b = {0};
+    char zero[] = "%00";
+
     if (!t->fault)
         return 0;
-    printf("%-12s ", "damaged");
-    out_text(stdout, t->key, t->key_len, 0);
-    fputs(": ", stdout);
-    out_text(stdout, t->fault, strlen(t->fault), 0);
-    putchar('\n');
-    return 0;
+    for (size_t i = 0; i < t->key_len; i++)
+        buf_add(&b, t->key[i] ? &t->key[i] : zero, t->key[i] ? 1 : sizeof zero - 1);
+    buf_addf(&b, ": %s", t->fault);
+    return field_of(user, "damaged", STYLE_BAD, &b);
 }
+
+/* Programs get a line each, people a list. */
+struct sides {
+    struct cli *c;
+    struct buf list;
+};
 
 static int print_side(void *user, const char *name, const char *path)
 {
-    (void)user;
+    struct sides *s = user;
+
     (void)path;
-    field("side file", name);
+    if (!s->c->screen.people)
+        field(s->c, "side file", STYLE_HEAD, name);
+    else
+        buf_addf(&s->list, "%s%s", s->list.len ? ", " : "", name);
     return 0;
+}
+
+static int print_sides(struct cli *c, struct reading *s,
+                       const struct checkpoint_info *i)
+{
+    struct sides sides = {.c = c};
+    int ret = cli_side_files(c, s, i, print_side, &sides);
+
+    if (ret == 0 && sides.list.len)
+        ret = field_of(c, "side files", STYLE_HEAD, &sides.list);
+    buf_release(&sides.list);
+    return ret;
 }
 
 /* ---- what a person wants to know first ---- */
 
 /* "Megatron Core 0.12, step 100" */
-static void print_checkpoint(const struct checkpoint_info *i)
+static int print_checkpoint(struct cli *c, const struct checkpoint_info *i)
 {
-    const char *who = i->framework ? i->framework : i->format;
+    CLEANUP(buf_release) struct buf b = {0};
 
-    printf("%-12s ", "checkpoint");
-    out_text(stdout, who, strlen(who), 0);
-    if (i->version) {
-        putchar(' ');
-        out_text(stdout, i->version, strlen(i->version), 0);
-    }
+    buf_adds(&b, i->framework ? i->framework : i->format);
+    if (i->version)
+        buf_addf(&b, " %s", i->version);
     if (i->has_step)
-        printf(", step %" PRId64, i->step);
-    putchar('\n');
+        buf_addf(&b, ", step %" PRId64, i->step);
+    return field_of(c, "checkpoint", STYLE_HEAD, &b);
 }
 
 /* How the job was cut, by the letters that everybody writes. */
@@ -87,7 +130,7 @@ static bool is_short(const char *member)
     return false;
 }
 
-static void print_value(const struct json *v)
+static void add_value(struct buf *b, const struct json *v)
 {
     const char *text;
     double number;
@@ -95,109 +138,113 @@ static void print_value(const struct json *v)
     bool flag, first = true;
 
     if (json_string(v, &text)) {
-        out_text(stdout, text, strlen(text), 0);
+        buf_adds(b, text);
     } else if (json_i64(v, &whole)) {
-        printf("%" PRId64, whole);
+        buf_addf(b, "%" PRId64, whole);
     } else if (json_double(v, &number)) {
-        printf("%.9g", number);
+        buf_addf(b, "%.9g", number);
     } else if (json_bool(v, &flag)) {
-        fputs(flag ? "yes" : "no", stdout);
+        buf_adds(b, flag ? "yes" : "no");
     } else { /* a list of numbers, a mesh: two deep at most */
-        putchar('[');
+        buf_adds(b, "[");
         for (const struct json *m = json_first(v); m; m = json_next(m), first = false) {
             if (!first)
-                fputs(", ", stdout);
+                buf_adds(b, ", ");
             if (json_kind(v) == JSON_OBJECT)
-                printf("%s ", json_key(m));
+                buf_addf(b, "%s ", json_key(m));
             if (json_kind(m) == JSON_ARRAY || json_kind(m) == JSON_OBJECT)
-                printf("%zu of them", json_count(m));
+                buf_addf(b, "%zu of them", json_count(m));
             else
-                print_value(m);
+                add_value(b, m);
         }
-        putchar(']');
+        buf_adds(b, "]");
     }
 }
 
-static void print_member(const char *name, const struct json *v, bool *first)
+static void add_member(struct buf *b, const char *name, const struct json *v)
 {
-    if (!*first)
-        fputs(", ", stdout);
+    if (b->len)
+        buf_adds(b, ", ");
     for (const char *p = name; *p; p++)
-        putchar(*p == '_' ? ' ' : *p);
-    putchar(' ');
-    print_value(v);
-    *first = false;
+        buf_addc(b, *p == '_' ? ' ' : *p);
+    buf_adds(b, " ");
+    add_value(b, v);
 }
 
-static void print_members(const char *title, const struct json *v)
+static int print_members(struct cli *c, const char *title, const struct json *v)
 {
-    bool first = true;
+    CLEANUP(buf_release) struct buf b = {0};
 
-    printf("%-12s ", title);
     for (size_t k = 0; k < ARRAY_SIZE(short_names); k++) {
         const struct json *m = json_get(v, short_names[k].member);
 
         if (m)
-            print_member(short_names[k].letters, m, &first);
+            add_member(&b, short_names[k].letters, m);
     }
     for (const struct json *m = json_first(v); m; m = json_next(m))
         if (!is_short(json_key(m)) && strcmp(json_key(m), "model") != 0)
-            print_member(json_key(m), m, &first);
-    putchar('\n');
+            add_member(&b, json_key(m), m);
+    return field_of(c, title, STYLE_HEAD, &b);
 }
 
-/* The model's own settings, one after the other in lines of a terminal's width. */
-static void print_settings(const struct json *model)
+/* The model's own settings; for programs in lines of about 100 characters. */
+static int print_settings(struct cli *c, const struct json *model)
 {
-    enum { WIDTH = 100, INDENT = 13 };
+    enum { WIDTH = 100 };
+    CLEANUP(buf_release) struct buf b = {0};
+    const char *title = "model";
     int at = INDENT;
 
-    printf("%-12s ", "model");
     for (const struct json *m = json_first(model); m; m = json_next(m)) {
         int len = (int)strlen(json_key(m)) + 12;
 
-        if (at + len > WIDTH) {
-            printf("\n%-*s", INDENT, "");
+        if (!c->screen.people && at + len > WIDTH) {
+            if (field_of(c, title, STYLE_HEAD, &b) < 0)
+                return -ENOMEM;
+            buf_clear(&b);
+            title = "";
             at = INDENT;
         }
-        printf("%s%s ", at > INDENT ? ", " : "", json_key(m));
-        print_value(m);
+        buf_addf(&b, "%s%s ", at > INDENT ? ", " : "", json_key(m));
+        add_value(&b, m);
         at += len;
     }
-    putchar('\n');
+    return field_of(c, title, STYLE_HEAD, &b);
 }
 
-static void print_topology(const struct checkpoint_info *i)
+static int print_topology(struct cli *c, const struct checkpoint_info *i)
 {
     CLEANUP(json_freep) struct json *doc = NULL;
+    const struct json *model;
     struct err ignored = {0};
+    int ret = 0;
 
     if (!i->topology ||
         json_parse(i->topology, strlen(i->topology), NULL, &doc, &ignored) < 0)
-        return;
+        return 0;
     if (json_first(doc))
-        print_members("topology", doc);
-    if (json_get(doc, "model") && json_kind(json_get(doc, "model")) == JSON_OBJECT)
-        print_settings(json_get(doc, "model"));
+        ret = print_members(c, "topology", doc);
+    model = json_get(doc, "model");
+    if (ret == 0 && model && json_kind(model) == JSON_OBJECT)
+        ret = print_settings(c, model);
+    return ret;
 }
 
 /* "7,248,023,552" */
-static void print_count(uint64_t n)
+static void add_count(struct buf *b, uint64_t n)
 {
     char digits[32];
     int len = snprintf(digits, sizeof digits, "%" PRIu64, n);
 
-    for (int k = 0; k < len; k++) {
-        putchar(digits[k]);
-        if ((len - k - 1) % 3 == 0 && k + 1 < len)
-            putchar(',');
-    }
+    for (int k = 0; k < len; k++)
+        buf_addf(b, "%c%s", digits[k],
+                 (len - k - 1) % 3 == 0 && k + 1 < len ? "," : "");
 }
 
 struct types {
     enum role role;
     uint64_t elements; /* of the role */
-    bool printing, first;
+    struct buf list;
 };
 
 static int add_type(void *user, const struct type_total *t)
@@ -206,20 +253,17 @@ static int add_type(void *user, const struct type_total *t)
 
     if (t->role != s->role)
         return 0;
-    if (!s->printing) {
-        s->elements += t->elements;
-        return 0;
-    }
-    printf("%s%s ", s->first ? "" : ", ", dtype_name(t->dtype));
-    print_count(t->elements);
-    s->first = false;
+    s->elements += t->elements;
+    buf_addf(&s->list, "%s%s ", s->list.len ? ", " : "", dtype_name(t->dtype));
+    add_count(&s->list, t->elements);
     return 0;
 }
 
 /* Parameters of the model by element type; numbers of all else. */
-static int print_role(struct cli *c, struct cli_source *s,
-                      const struct checkpoint_info *i, enum role role)
+static int print_role(struct cli *c, struct reading *s, const struct checkpoint_info *i,
+                      enum role role)
 {
+    CLEANUP(buf_release) struct buf b = {0};
     struct types types = {.role = role};
     char size[16];
     int ret;
@@ -227,15 +271,15 @@ static int print_role(struct cli *c, struct cli_source *s,
     if (!i->by_role[role])
         return 0;
     ret = catalog_types(s->catalog, i->id, add_type, &types, &c->err);
-    if (ret < 0)
-        return ret;
-    printf("%-12s ", role == ROLE_MODEL ? "parameters" : role_name(role));
-    print_count(types.elements);
-    printf(" in %" PRIu64 " tensors, %s: ", i->by_role[role],
-           out_size(i->bytes_by_role[role], size));
-    types.printing = types.first = true;
-    ret = catalog_types(s->catalog, i->id, add_type, &types, &c->err);
-    putchar('\n');
+    add_count(&b, types.elements);
+    buf_addf(&b, " in %" PRIu64 " tensors, %s: ", i->by_role[role],
+             out_size(i->bytes_by_role[role], size));
+    if (types.list.len)
+        buf_add(&b, types.list.data, types.list.len);
+    buf_release(&types.list);
+    if (ret == 0)
+        ret = field_of(c, role == ROLE_MODEL ? "parameters" : role_name(role),
+                       STYLE_HEAD, &b);
     return ret;
 }
 
@@ -247,9 +291,22 @@ static int count_storage(void *user, const struct catalog_file *f)
     return 0;
 }
 
-static int print_totals(struct cli *c, struct cli_source *s,
+static int print_complete(struct cli *c, const struct checkpoint_info *i)
+{
+    CLEANUP(buf_release) struct buf b = {0};
+
+    if (!i->faults)
+        buf_adds(&b, "yes");
+    else
+        buf_addf(&b, "no: %" PRIu64 " of %" PRIu64 " tensors cannot be read", i->faults,
+                 i->tensors);
+    return field_of(c, "complete", i->faults ? STYLE_BAD : STYLE_GOOD, &b);
+}
+
+static int print_totals(struct cli *c, struct reading *s,
                         const struct checkpoint_info *i)
 {
+    CLEANUP(buf_release) struct buf b = {0};
     uint64_t files = 0;
     char size[16];
     int ret = catalog_files(s->catalog, i->id, count_storage, &files, &c->err);
@@ -258,38 +315,37 @@ static int print_totals(struct cli *c, struct cli_source *s,
         ret = print_role(c, s, i, r);
     if (ret < 0)
         return ret;
-    printf("%-12s %s (%" PRIu64 " bytes): %" PRIu64 " tensors in %" PRIu64
-           " chunks of %" PRIu64 " files, %" PRIu64 " objects\n",
-           "size", out_size(i->bytes, size), i->bytes, i->tensors, i->chunks, files,
-           i->objects);
-    if (i->faults)
-        printf("%-12s no: %" PRIu64 " of %" PRIu64 " tensors cannot be read\n",
-               "complete", i->faults, i->tensors);
-    else
-        printf("%-12s yes\n", "complete");
-    return 0;
+    buf_addf(&b,
+             "%s (%" PRIu64 " bytes): %" PRIu64 " tensors in %" PRIu64
+             " chunks of %" PRIu64 " files, %" PRIu64 " objects",
+             out_size(i->bytes, size), i->bytes, i->tensors, i->chunks, files,
+             i->objects);
+    ret = field_of(c, "size", STYLE_HEAD, &b);
+    return ret == 0 ? print_complete(c, i) : ret;
 }
 
-static int print_info(struct cli *c, struct cli_source *s,
-                      const struct checkpoint_info *i)
+static int print_info(struct cli *c, struct reading *s, const struct checkpoint_info *i)
 {
     int ret;
 
-    field("source", s->name);
-    print_checkpoint(i);
-    print_topology(i);
-    ret = print_totals(c, s, i);
-    field("format", i->format);
+    field(c, "source", STYLE_HEAD, s->name);
+    ret = print_checkpoint(c, i);
     if (ret == 0)
-        ret = cli_side_files(c, s, i, print_side, NULL);
+        ret = print_topology(c, i);
     if (ret == 0)
-        ret = catalog_warnings(s->catalog, i->id, print_warning, NULL, &c->err);
+        ret = print_totals(c, s, i);
+    if (ret < 0)
+        return ret;
+    field(c, "format", STYLE_HEAD, i->format);
+    ret = print_sides(c, s, i);
+    if (ret == 0)
+        ret = catalog_warnings(s->catalog, i->id, print_warning, c, &c->err);
     if (ret == 0 && i->faults)
-        ret = catalog_tensors(s->catalog, i->id, 0, print_fault, NULL, &c->err);
+        ret = catalog_tensors(s->catalog, i->id, 0, print_fault, c, &c->err);
     return ret;
 }
 
-static int info_source(struct cli *c, struct cli_source *s)
+static int info_source(struct cli *c, struct reading *s)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
     struct checkpoint_info info;
@@ -304,7 +360,7 @@ static int info_source(struct cli *c, struct cli_source *s)
 
 static int run(struct cli *c)
 {
-    CLEANUP(cli_close) struct cli_source s;
+    CLEANUP(reading_close) struct reading s;
     int ret = cli_open(c, c->arg[0], &s);
 
     return ret < 0 ? ret : info_source(c, &s);

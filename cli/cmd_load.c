@@ -192,9 +192,10 @@ static void tell_fault(struct loading *l, const struct unshard_tensor *t)
     struct err e = {0};
     char line[1400];
 
-    progress_clear(&l->progress);
+    progress_hide(&l->progress);
     err_set(&e, EIO, "load: tensor %s: %s", t->key, t->fault);
     fprintf(stderr, "unshard: %s\n", err_line(&e, line, sizeof line));
+    progress_show(&l->progress);
     l->faults++;
 }
 
@@ -220,7 +221,7 @@ static int load_all(struct loading *l)
         err_set(&l->c->err, ENOENT, "%s: no tensor %s", l->c->arg[0], l->c->arg[1]);
         return err_hint(&l->c->err, "`unshard ls %s` lists them", l->c->arg[0]);
     }
-    progress_begin(&l->progress, l->c, total);
+    progress_begin(&l->progress, l->c, "load", NULL, total);
     for (size_t i = 0; ret == 0 && unshard_tensor(l->u, i, &t) == 0; i++) {
         if (!wanted(l->c, &t))
             continue;

@@ -2,23 +2,33 @@
 /* cli/cmd_ls.c - the tensors of a checkpoint, or the checkpoints of a tree. */
 #include <errno.h>
 #include <fnmatch.h>
+#include <limits.h>
 #include <string.h>
 
 #include "base/arena.h"
 #include "cli/cli.h"
+#include "cli/table.h"
 #include "index/formats/scan.h"
 #include "index/names.h"
 #include "remote/store.h"
 
-enum { KEY_WIDTH_MAX = 72, ROW_MEMORY = 64 << 20 };
+enum {
+    KEY_WIDTH_MAX = 72,
+    ROW_MEMORY = 64 << 20,
+    PLACE_WIDTH = 40, /* of names of a tree on a server, which is not listed twice */
+};
+
+enum { LS_KEY, LS_DTYPE, LS_SHAPE, LS_SIZE, LS_ROLE, LS_CHUNKS, LS_COLUMNS };
+enum { LS_PLACE, LS_FORMAT, LS_STEP, LS_TENSORS, LS_BYTES, LS_PLACES };
 
 struct ls {
     struct cli *c;
-    struct cli_source *source;
+    struct reading *source;
     const char *pattern; /* NULL: all */
     int key_width, shape_width;
     size_t shown;
-    int ret;
+    uint64_t bytes;
+    struct table table; /* for people */
 };
 
 /* `*` stands for dots too: people write "model.layers.0.*". */
@@ -63,6 +73,92 @@ static int text_row(void *user, const struct tensor_info *t)
     return ferror(stdout) ? -EIO : 0;
 }
 
+/* ---- tensors for people ---- */
+
+static const struct column tensor_columns[LS_COLUMNS] = {
+    [LS_KEY] = {"key", .cut = true},
+    [LS_DTYPE] = {"dtype", .rank = 2, .style = STYLE_TYPE},
+    [LS_SHAPE] = {"shape", .rank = 1},
+    [LS_SIZE] = {"size", .rank = 3, .right = true, .style = STYLE_SIZE},
+    [LS_ROLE] = {"role", .rank = 4, .style = STYLE_FAINT},
+    [LS_CHUNKS] = {"chunks", .rank = 5, .right = true},
+};
+
+static int see_row(void *user, const struct tensor_info *t)
+{
+    struct ls *ls = user;
+    const struct screen *s = &ls->c->screen;
+    struct column *c = ls->table.column;
+    CLEANUP(buf_release) struct buf shape = {0};
+    const char *role = role_name(t->role);
+    char size[16];
+
+    if (!wanted(ls, t->key))
+        return 0;
+    if (shape_format(&t->shape, &shape) < 0)
+        return err_nomem(&ls->c->err);
+    out_size(t->bytes, size);
+    column_see(s, &c[LS_KEY], t->key, t->key_len);
+    column_see(s, &c[LS_DTYPE], dtype_name(t->dtype), strlen(dtype_name(t->dtype)));
+    column_see(s, &c[LS_SHAPE], shape.data, shape.len);
+    column_see(s, &c[LS_SIZE], size, strlen(size));
+    column_see(s, &c[LS_ROLE], role, strlen(role));
+    return 0;
+}
+
+static int show_row(void *user, const struct tensor_info *t)
+{
+    struct ls *ls = user;
+    struct table *table = &ls->table;
+    CLEANUP(buf_release) struct buf shape = {0};
+    char size[16];
+
+    if (!wanted(ls, t->key))
+        return 0;
+    if (shape_format(&t->shape, &shape) < 0)
+        return err_nomem(&ls->c->err);
+    ls->shown++;
+    ls->bytes += t->bytes;
+    table_cell(table, LS_KEY, t->key, t->key_len);
+    table_cellf(table, LS_DTYPE, "%s", dtype_name(t->dtype));
+    table_cell(table, LS_SHAPE, shape.data, shape.len);
+    table_cellf(table, LS_SIZE, "%s", out_size(t->bytes, size));
+    table_cellf(table, LS_ROLE, "%s", role_name(t->role));
+    table_cellf(table, LS_CHUNKS, "%" PRIu64, t->chunks);
+    table_row_end(table);
+    if (t->fault)
+        table_note(table, STYLE_BAD, "damaged:", t->fault);
+    return ferror(stdout) ? -EIO : 0;
+}
+
+static int show_tensors(struct ls *ls, const struct checkpoint_info *info)
+{
+    struct catalog *cat = ls->source->catalog;
+    struct column column[LS_COLUMNS];
+    char size[16];
+    bool any;
+    int ret;
+
+    memcpy(column, tensor_columns, sizeof column);
+    ls->table =
+        (struct table){.screen = &ls->c->screen, .column = column, .n = LS_COLUMNS};
+    column[LS_ROLE].hidden = column[LS_CHUNKS].hidden = !ls->c->opt.long_rows;
+    ret = catalog_tensors(cat, info->id, 0, see_row, ls, &ls->c->err);
+    if (ret < 0)
+        return ret;
+    any = column[LS_SHAPE].width > 0;
+    table_fit(&ls->table);
+    if (any && !ls->c->opt.quiet)
+        table_head(&ls->table);
+    ret = catalog_tensors(cat, info->id, 0, show_row, ls, &ls->c->err);
+    if (ret == 0 && ls->shown && !ls->c->opt.quiet)
+        printf("%zu tensor%s, %s\n", ls->shown, ls->shown == 1 ? "" : "s",
+               out_size(ls->bytes, size));
+    return ret;
+}
+
+/* ---- tensors for programs ---- */
+
 static int json_row(void *user, const struct tensor_info *t)
 {
     struct ls *ls = user;
@@ -93,6 +189,8 @@ static int list_tensors(struct ls *ls, const struct checkpoint_info *info)
         fputs("{\"schema\": 1, \"tensors\": [", stdout);
         ret = catalog_tensors(cat, info->id, 0, json_row, ls, &ls->c->err);
         fputs("\n]}\n", stdout);
+    } else if (ls->c->screen.people) {
+        ret = show_tensors(ls, info);
     } else {
         ret = catalog_tensors(cat, info->id, 0, measure, ls, &ls->c->err);
         if (ret == 0)
@@ -104,6 +202,8 @@ static int list_tensors(struct ls *ls, const struct checkpoint_info *info)
         return cli_no_match(ls->c, ls->source, info->id, ls->pattern);
     return STATUS_DONE;
 }
+
+/* ---- checkpoints of a tree ---- */
 
 static void text_checkpoint(const char *place, const struct checkpoint_info *i)
 {
@@ -145,32 +245,111 @@ static void json_checkpoint(struct ls *ls, const char *place,
     putchar('}');
 }
 
+static const struct column place_columns[LS_PLACES] = {
+    [LS_PLACE] = {"checkpoint", .cut = true},
+    [LS_FORMAT] = {"format", .width = 16, .rank = 3, .style = STYLE_TYPE},
+    [LS_STEP] = {"step", .width = 8, .rank = 1, .right = true},
+    [LS_TENSORS] = {"tensors", .rank = 4, .right = true},
+    [LS_BYTES] = {"size", .width = 8, .rank = 2, .right = true, .style = STYLE_SIZE},
+};
+
+static void show_checkpoint(struct ls *ls, const char *place,
+                            const struct checkpoint_info *i)
+{
+    struct table *t = &ls->table;
+    char size[16], why[64];
+
+    table_cell(t, LS_PLACE, place, strlen(place));
+    if (!i->error) {
+        table_cellf(t, LS_FORMAT, "%s", i->format);
+        if (i->has_step)
+            table_cellf(t, LS_STEP, "%" PRId64, i->step);
+        else
+            table_cell(t, LS_STEP, "", 0);
+        table_cellf(t, LS_TENSORS, "%" PRIu64, i->tensors);
+        table_cellf(t, LS_BYTES, "%s", out_size(i->bytes, size));
+    }
+    table_row_end(t);
+    if (i->error)
+        table_note(t, STYLE_BAD, "unreadable:", i->error);
+    snprintf(why, sizeof why, "%" PRIu64 " tensors", i->faults);
+    if (i->faults)
+        table_note(t, STYLE_BAD, "damaged:", why);
+}
+
+/* Where it lies, if it is wanted. */
+static bool place_wanted(const struct ls *ls, const char *dir, const char *file,
+                         char place[PATH_MAX])
+{
+    return store_join(dir, file ? file : "", place, PATH_MAX) == 0 &&
+           (!ls->pattern || fnmatch(ls->pattern, place, 0) == 0);
+}
+
+static int see_place(void *user, const char *dir, const char *file,
+                     const struct format_driver *d)
+{
+    struct ls *ls = user;
+    char place[PATH_MAX];
+
+    (void)d;
+    if (place_wanted(ls, dir, file, place))
+        column_see(&ls->c->screen, &ls->table.column[LS_PLACE], place, strlen(place));
+    return 0;
+}
+
 static int one_checkpoint(void *user, const char *dir, const char *file,
                           const struct format_driver *d)
 {
     struct ls *ls = user;
     CLEANUP(arena_freep) struct arena *a = arena_new(ROW_MEMORY);
-    char place[4096];
+    struct progress progress = {0};
+    char place[PATH_MAX];
     struct checkpoint_info info;
     int ret;
 
     (void)d;
     if (!a)
         return err_nomem(&ls->c->err);
-    ret = store_join(dir, file ? file : "", place, sizeof place);
-    if (ret < 0 || (ls->pattern && fnmatch(ls->pattern, place, 0) != 0))
+    if (!place_wanted(ls, dir, file, place))
         return 0;
+    progress_begin(&progress, ls->c, "scan", place, 0);
     ret = scanner_get(ls->source->scanner, dir, file, a, &info, &ls->c->err);
+    progress_end(&progress);
     if (ret < 0)
         return ret;
     if (ls->c->opt.json) {
         json_checkpoint(ls, place, &info);
-    } else {
-        ls->shown++;
-        text_checkpoint(place, &info);
-        fflush(stdout); /* a large tree is scanned while people read */
+        return 0;
     }
+    ls->shown++;
+    if (ls->c->screen.people)
+        show_checkpoint(ls, *place ? place : ".", &info);
+    else
+        text_checkpoint(place, &info);
+    fflush(stdout); /* a large tree is scanned while people read */
     return 0;
+}
+
+/* Local trees are gone through for the width of their names; servers are not asked twice. */
+static int show_checkpoints(struct ls *ls)
+{
+    struct scanner *scanner = ls->source->scanner;
+    struct column column[LS_PLACES];
+    bool any;
+    int ret = 0;
+
+    memcpy(column, place_columns, sizeof column);
+    ls->table =
+        (struct table){.screen = &ls->c->screen, .column = column, .n = LS_PLACES};
+    if (ls->source->store->remote)
+        column[LS_PLACE].width = PLACE_WIDTH;
+    else
+        ret = scanner_walk(scanner, "", see_place, ls, &ls->c->err);
+    any = column[LS_PLACE].width > 0;
+    table_fit(&ls->table);
+    if (ret == 0 && any && !ls->c->opt.quiet)
+        table_head(&ls->table);
+    return ret == 0 ? scanner_walk(scanner, "", one_checkpoint, ls, &ls->c->err) : ret;
 }
 
 static int list_checkpoints(struct ls *ls)
@@ -179,7 +358,10 @@ static int list_checkpoints(struct ls *ls)
 
     if (ls->c->opt.json)
         fputs("{\"schema\": 1, \"checkpoints\": [", stdout);
-    ret = scanner_walk(ls->source->scanner, "", one_checkpoint, ls, &ls->c->err);
+    if (ls->c->screen.people && !ls->c->opt.json)
+        ret = show_checkpoints(ls);
+    else
+        ret = scanner_walk(ls->source->scanner, "", one_checkpoint, ls, &ls->c->err);
     if (ls->c->opt.json)
         fputs("\n]}\n", stdout);
     if (ret < 0)
@@ -193,7 +375,7 @@ static int list_checkpoints(struct ls *ls)
     return err_hint(&ls->c->err, "`unshard ls %s` lists them", ls->source->name);
 }
 
-static int ls_source(struct cli *c, struct cli_source *s)
+static int ls_source(struct cli *c, struct reading *s)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(ROW_MEMORY);
     struct ls ls = {.c = c, .source = s, .pattern = c->args > 1 ? c->arg[1] : NULL};
@@ -210,7 +392,7 @@ static int ls_source(struct cli *c, struct cli_source *s)
 
 static int run(struct cli *c)
 {
-    CLEANUP(cli_close) struct cli_source s;
+    CLEANUP(reading_close) struct reading s;
     int ret = cli_open(c, c->arg[0], &s);
 
     return ret < 0 ? ret : ls_source(c, &s);

@@ -39,6 +39,7 @@ static int run(struct cli *c)
     CLEANUP(buf_release) struct buf text = {.max = MANIFEST_BYTES_MAX};
     CLEANUP_FD int dir = open(c->arg[0], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     uint64_t files = 0, others = 0;
+    struct progress progress = {0};
     int rc;
 
     if (store_is_url(c->arg[0])) {
@@ -49,8 +50,11 @@ static int run(struct cli *c)
     if (dir < 0)
         return err_set(&c->err, errno, "%s: %s", c->arg[0], strerror(errno));
     rc = store_open_local(c->arg[0], &options, &store, &c->err);
-    if (rc == 0)
+    if (rc == 0) {
+        progress_begin(&progress, c, "list", c->arg[0], 0);
         rc = manifest_make(store, &text, &files, &others, &c->err);
+        progress_end(&progress);
+    }
     if (rc == 0)
         rc = put_in_place(dir, &text, &c->err);
     if (rc < 0)

@@ -117,7 +117,7 @@ static int root_of(const struct store *s, struct buf *out)
 }
 
 /* gpu/plan_wire.h tells what it looks like. */
-static int binary_plan(struct cli *c, struct cli_source *s, int64_t checkpoint,
+static int binary_plan(struct cli *c, struct reading *s, int64_t checkpoint,
                        uint32_t ord)
 {
     CLEANUP(tensor_putp) struct tensor *t = NULL;
@@ -133,7 +133,7 @@ static int binary_plan(struct cli *c, struct cli_source *s, int64_t checkpoint,
     return ret;
 }
 
-static int plan_tensor(struct cli *c, struct cli_source *s)
+static int plan_tensor(struct cli *c, struct reading *s)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(PLAN_MEMORY);
     CLEANUP(reader_closep) struct reader *r = NULL;
@@ -150,7 +150,7 @@ static int plan_tensor(struct cli *c, struct cli_source *s)
 
 static int run(struct cli *c)
 {
-    CLEANUP(cli_close) struct cli_source s;
+    CLEANUP(reading_close) struct reading s;
     int ret = cli_open(c, c->arg[0], &s);
 
     return ret < 0 ? ret : plan_tensor(c, &s);

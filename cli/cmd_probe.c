@@ -55,7 +55,7 @@ static void print_verdict(const struct place *place)
 
 static int run(struct cli *c)
 {
-    CLEANUP(cli_close) struct cli_source s;
+    CLEANUP(reading_close) struct reading s;
     CLEANUP(listing_freep) struct listing *l = NULL;
     CLEANUP(place_release) struct place place = {0};
     struct probe p = {.json = c->opt.json};

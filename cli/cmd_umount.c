@@ -3,9 +3,27 @@
 #include "cli/cli.h"
 #include "fs/mount.h"
 
+/* How far the mount's server is with what was written. */
+static void look(void *user, struct progress *p)
+{
+    const char *mountpoint = user;
+    uint64_t done, total;
+
+    if (!fs_saving(mountpoint, &done, &total))
+        return;
+    p->total = total;
+    atomic_store(&p->done, done);
+}
+
 static int run(struct cli *c)
 {
-    return fs_umount(c->arg[0], &c->err);
+    struct progress progress = {.look = look, .look_user = c->arg[0]};
+    int ret;
+
+    progress_begin(&progress, c, "save to", c->arg[0], 0);
+    ret = fs_save(c->arg[0], &c->err);
+    progress_end(&progress); /* who still looks would keep the mount busy */
+    return ret < 0 ? ret : fs_umount(c->arg[0], &c->err);
 }
 
 const struct cli_command cmd_umount = {

@@ -6,8 +6,9 @@
 #include "base/arena.h"
 #include "base/pool.h"
 #include "cli/cli.h"
+#include "cli/verify_archives.h"
+#include "cli/verify_bytes.h"
 #include "cli/verify_copy.h"
-#include "gpu/nonfinite.h"
 #include "index/formats/scan.h"
 #include "index/plan.h"
 #include "remote/source.h"
@@ -15,33 +16,33 @@
 
 enum {
     VERIFY_MEMORY = 64 << 20,
-    BATCH = 256,             /* tensors whose results are kept until they are printed */
-    DEEP_WINDOW = 512 << 10, /* stays in the processor's cache */
+    BATCH = 256, /* tensors whose results are kept until they are printed */
 };
 
 /* What was found about one tensor. */
 struct finding {
     uint32_t ord;
     enum dtype dtype;
+    bool cast; /* another type is stored */
     char *key; /* malloc */
     size_t key_len;
     uint64_t bytes;
-    char damage[1200];       /* empty: none */
-    char bad_checksum[1200]; /* the first of its checksums that does not hold */
-    struct nonfinite nonfinite;
-    uint64_t checksums, bad_checksums;
+    char damage[1200]; /* empty: none */
+    struct byte_findings found;
 };
 
 struct verify {
     struct cli *c;
-    struct cli_source *source;
+    struct reading *source;
     struct progress progress;
     int64_t checkpoint;
+    struct archives *archives; /* of the checkpoint; NULL: not every byte is read */
     struct finding batch[BATCH];
     size_t n;
-    uint64_t tensors, bytes, damaged, checksums, bad_checksums, nonfinite;
+    uint64_t tensors, bytes, damaged, nonfinite;
+    uint64_t checksums, bad_checksums; /* of items */
     uint64_t all_damaged, shown, checkpoints;
-    char first_bad[1200]; /* a checksum that does not hold */
+    char first_bad[1200]; /* a checksum of an item that does not hold */
 };
 
 static void describe(struct finding *f, const struct err *e)
@@ -51,56 +52,30 @@ static void describe(struct finding *f, const struct err *e)
 }
 
 /* Where every chunk lies: reads the headers of its items, no tensor data. */
-static void check_places(struct verify *v, struct reader *r, struct finding *f)
+static int check_places(struct reader *r, struct err *e)
 {
-    for (size_t i = 0; i < plan_chunks(reader_plan(r)); i++) {
-        struct chunk_place place;
-        const char *path;
-        struct err e = {0};
+    int ret = 0;
 
-        if (reader_place(r, i, &place, &path, &e) < 0) {
-            describe(f, &e);
-            return;
-        }
+    for (size_t i = 0; ret == 0 && i < plan_chunks(reader_plan(r)); i++) {
+        struct chunk_place place = {0};
+        const char *path;
+
+        ret = reader_place(r, i, &place, &path, e);
         source_put(place.src);
-        if (!v->c->opt.deep)
-            continue;
-        if (reader_compare(r, i, &e) < 0) {
-            describe(f, &e);
-            return;
-        }
-        switch (reader_verify(r, i, &e)) {
-        case 1:
-            f->checksums++;
-            break;
-        case 0:
-            break;
-        default:
-            f->checksums++;
-            f->bad_checksums++;
-            if (!f->bad_checksum[0])
-                err_line(&e, f->bad_checksum, sizeof f->bad_checksum);
-        }
     }
+    return ret;
 }
 
-static void check_bytes(struct reader *r, uint64_t ahead, struct finding *f)
+static int check_bytes(const struct verify *v, struct reader *r, struct finding *f,
+                       struct err *e)
 {
-    CLEANUP_FREE char *window = malloc(DEEP_WINDOW);
-    uint64_t size = reader_size(r);
-    struct err e = {0};
+    const struct tensor_check check = {.reader = r,
+                                       .env = &v->source->env,
+                                       .archives = v->archives,
+                                       .dtype = f->dtype,
+                                       .cast = f->cast};
 
-    if (!window)
-        err_nomem(&e);
-    for (uint64_t at = 0; !e.code && at < size; at += DEEP_WINDOW) {
-        size_t part = (size_t)MIN(size - at, (uint64_t)DEEP_WINDOW);
-
-        reader_will_need(r, at + part, ahead);
-        if (reader_read(r, at, part, window, &e) == 0)
-            nonfinite_count(f->dtype, window, part, &f->nonfinite);
-    }
-    if (e.code)
-        describe(f, &e);
+    return verify_bytes(&check, &f->found, e);
 }
 
 static int check_tensor(void *user, size_t i, struct err *e)
@@ -111,22 +86,29 @@ static int check_tensor(void *user, size_t i, struct err *e)
     struct err why = {0};
 
     (void)e;
-    if (f->damage[0])
-        return 0; /* the scan knew */
-    if (reader_open_tensor(&v->source->env, v->checkpoint, f->ord, false, &r, &why) <
-        0) {
+    if (!f->damage[0] && /* else the scan knew */
+        (reader_open_tensor(&v->source->env, v->checkpoint, f->ord, false, &r, &why) <
+             0 ||
+         (v->archives ? check_bytes(v, r, f, &why) : check_places(r, &why)) < 0))
         describe(f, &why);
-        return 0;
-    }
-    check_places(v, r, f);
-    if (v->c->opt.deep && !f->damage[0])
-        check_bytes(r, reader_ahead(&v->source->env), f);
+    progress_add(&v->progress, f->bytes);
     return 0;
+}
+
+/* "damaged  ", "note     " */
+static void print_verdict(const struct verify *v, const char *word)
+{
+    bool bad = strcmp(word, "damaged") == 0;
+
+    screen_style(&v->c->screen, stdout, bad ? STYLE_BAD : STYLE_WARNING);
+    printf("%-7s", word);
+    screen_style(&v->c->screen, stdout, STYLE_NONE);
+    fputs("  ", stdout);
 }
 
 static void print_finding(struct verify *v, const char *place, const struct finding *f)
 {
-    bool nonfinite = f->nonfinite.nan || f->nonfinite.inf;
+    bool nonfinite = f->found.nonfinite.nan || f->found.nonfinite.inf;
 
     if (!f->damage[0] && !nonfinite)
         return;
@@ -140,22 +122,23 @@ static void print_finding(struct verify *v, const char *place, const struct find
             out_json(stdout, f->damage, strlen(f->damage));
         }
         if (nonfinite)
-            printf(", \"nan\": %" PRIu64 ", \"inf\": %" PRIu64, f->nonfinite.nan,
-                   f->nonfinite.inf);
+            printf(", \"nan\": %" PRIu64 ", \"inf\": %" PRIu64, f->found.nonfinite.nan,
+                   f->found.nonfinite.inf);
         putchar('}');
         return;
     }
-    progress_end(&v->progress);
-    fputs(f->damage[0] ? "damaged  " : "note     ", stdout);
+    progress_hide(&v->progress);
+    print_verdict(v, f->damage[0] ? "damaged" : "note");
     out_text(stdout, f->key, f->key_len, 0);
     if (f->damage[0]) {
         fputs(": ", stdout);
         out_text(stdout, f->damage, strlen(f->damage), 0);
         putchar('\n');
     } else {
-        printf(": %" PRIu64 " NaN, %" PRIu64 " Inf\n", f->nonfinite.nan,
-               f->nonfinite.inf);
+        printf(": %" PRIu64 " NaN, %" PRIu64 " Inf\n", f->found.nonfinite.nan,
+               f->found.nonfinite.inf);
     }
+    progress_show(&v->progress);
 }
 
 static int run_batch(struct verify *v, const char *place)
@@ -169,12 +152,11 @@ static int run_batch(struct verify *v, const char *place)
         v->tensors++;
         v->bytes += f->bytes;
         v->damaged += f->damage[0] != 0;
-        v->nonfinite += f->nonfinite.nan + f->nonfinite.inf != 0;
-        v->checksums += f->checksums;
-        v->bad_checksums += f->bad_checksums;
+        v->nonfinite += f->found.nonfinite.nan + f->found.nonfinite.inf != 0;
+        v->checksums += f->found.checksums;
+        v->bad_checksums += f->found.bad_checksums;
         if (!v->first_bad[0])
-            memcpy(v->first_bad, f->bad_checksum, sizeof v->first_bad);
-        progress_add(&v->progress, f->bytes);
+            memcpy(v->first_bad, f->found.bad_checksum, sizeof v->first_bad);
         free(f->key);
     }
     v->n = 0;
@@ -188,6 +170,7 @@ static int note_tensor(void *user, const struct tensor_info *t)
 
     *f = (struct finding){.ord = t->ord,
                           .dtype = t->dtype,
+                          .cast = t->dtype != t->stored,
                           .key = malloc(t->key_len + 1),
                           .key_len = t->key_len,
                           .bytes = t->bytes};
@@ -222,30 +205,40 @@ static int verify_tensors(struct verify *v, const char *place)
  * Writers may leave the CRC out (torch: save.compute_crc32=False): then none of them holds.
  * Some that hold and some that do not are damage.
  */
-static void judge_checksums(struct verify *v)
+static void judge_checksums(struct verify *v, uint64_t checksums, uint64_t bad,
+                            const char *first)
 {
-    uint64_t bad = v->bad_checksums;
-
     if (!bad)
         return;
-    if (bad == v->checksums && bad > 1) {
-        if (!v->c->opt.json)
-            printf("note     none of %" PRIu64
-                   " CRCs holds: the writer left them out\n",
-                   bad);
+    if (bad == checksums && bad > 1) {
+        if (v->c->opt.json)
+            return;
+        progress_hide(&v->progress);
+        print_verdict(v, "note");
+        printf("none of %" PRIu64 " CRCs holds: the writer left them out\n", bad);
+        progress_show(&v->progress);
         return;
     }
     v->damaged += bad;
     if (v->c->opt.json) {
         printf("%s\n    {\"damage\": ", v->shown++ ? "," : "");
-        out_json(stdout, v->first_bad, strlen(v->first_bad));
+        out_json(stdout, first, strlen(first));
         printf(", \"checksums\": %" PRIu64 "}", bad);
     } else {
-        printf("damaged  %" PRIu64 " of %" PRIu64 " CRCs do not hold, first: ", bad,
-               v->checksums);
-        out_text(stdout, v->first_bad, strlen(v->first_bad), 0);
+        progress_hide(&v->progress);
+        print_verdict(v, "damaged");
+        if (checksums)
+            printf("%" PRIu64 " of %" PRIu64 " CRCs do not hold, first: ", bad,
+                   checksums);
+        out_text(stdout, first, strlen(first), 0);
         putchar('\n');
+        progress_show(&v->progress);
     }
+}
+
+static void tell_archive(void *user, const struct archive_finding *f)
+{
+    judge_checksums(user, f->records, f->bad, f->first);
 }
 
 /* A copy that differs: the shards are what is shown. */
@@ -262,12 +255,13 @@ static void tell_copy(void *user, const char *key, size_t key_len, const char *w
         putchar('}');
         return;
     }
-    progress_end(&v->progress);
-    fputs("damaged  ", stdout);
+    progress_hide(&v->progress);
+    print_verdict(v, "damaged");
     out_text(stdout, key, key_len, 0);
     fputs(": ", stdout);
     out_text(stdout, why, strlen(why), 0);
     putchar('\n');
+    progress_show(&v->progress);
 }
 
 /* What the scan found wrong that belongs to no tensor: a part or a file that is lost. */
@@ -290,10 +284,12 @@ static int tell_loss(void *user, const char *code, const char *text)
         putchar('}');
         return 0;
     }
-    progress_end(&v->progress);
-    printf("damaged  %s: ", code);
+    progress_hide(&v->progress);
+    print_verdict(v, "damaged");
+    printf("%s: ", code);
     out_text(stdout, text, strlen(text), 0);
     putchar('\n');
+    progress_show(&v->progress);
     return 0;
 }
 
@@ -303,10 +299,12 @@ static int check_copies(struct verify *v)
     int ret = verify_copies(v->c, v->source, v->checkpoint, tell_copy, v, &t);
 
     if (ret == 0 && t.tensors > 0 && !v->c->opt.json && !v->c->opt.quiet) {
-        progress_end(&v->progress);
-        printf("note     full copies of %" PRIu64 " tensors: %" PRIu64
-               " compared, %" PRIu64 " differ, %" PRIu64 " are of another type\n",
+        progress_hide(&v->progress);
+        print_verdict(v, "note");
+        printf("full copies of %" PRIu64 " tensors: %" PRIu64 " compared, %" PRIu64
+               " differ, %" PRIu64 " are of another type\n",
                t.tensors, t.compared, t.differ, t.other);
+        progress_show(&v->progress);
     }
     return ret;
 }
@@ -315,17 +313,19 @@ static void print_total(struct verify *v, const char *place)
 {
     char size[16];
 
-    progress_end(&v->progress);
     if (v->c->opt.json || v->c->opt.quiet)
         return;
     out_text(stdout, *place ? place : v->source->name,
              strlen(*place ? place : v->source->name), 0);
     printf(": %" PRIu64 " tensors, %s, %s: ", v->tensors, out_size(v->bytes, size),
            v->c->opt.deep ? "every byte read" : "headers read");
+    screen_style(&v->c->screen, stdout, v->damaged ? STYLE_BAD : STYLE_GOOD);
     if (v->damaged)
-        printf("%" PRIu64 " damaged\n", v->damaged);
+        printf("%" PRIu64 " damaged", v->damaged);
     else
-        puts("whole");
+        fputs("whole", stdout);
+    screen_style(&v->c->screen, stdout, STYLE_NONE);
+    putchar('\n');
 }
 
 static int print_unreadable(struct verify *v, const char *place, const char *why)
@@ -352,6 +352,7 @@ static int verify_one(void *user, const char *dir, const char *file,
 {
     struct verify *v = user;
     CLEANUP(arena_freep) struct arena *a = arena_new(VERIFY_MEMORY);
+    CLEANUP(archives_freep) struct archives *archives = NULL;
     struct checkpoint_info info;
     char place[4096];
     int ret;
@@ -370,16 +371,23 @@ static int verify_one(void *user, const char *dir, const char *file,
     v->checkpoint = info.id;
     v->tensors = v->bytes = v->damaged = v->checksums = v->bad_checksums = 0;
     v->first_bad[0] = '\0';
-    progress_begin(&v->progress, v->c, info.bytes);
-    ret = verify_tensors(v, place);
+    progress_begin(&v->progress, v->c, "verify", *place ? place : NULL, info.bytes);
+    if (v->c->opt.deep)
+        ret = archives_new(v->source, v->checkpoint, &archives, &v->c->err);
+    v->archives = archives;
+    if (ret == 0)
+        ret = verify_tensors(v, place);
     if (ret == 0)
         ret = catalog_warnings(v->source->catalog, v->checkpoint, tell_loss, v,
                                &v->c->err);
     if (ret == 0)
         ret = check_copies(v);
+    if (ret == 0 && v->archives)
+        ret = archives_check(v->archives, tell_archive, v, &v->c->err);
+    progress_end(&v->progress);
     if (ret < 0)
         return ret;
-    judge_checksums(v);
+    judge_checksums(v, v->checksums, v->bad_checksums, v->first_bad);
     print_total(v, place);
     v->all_damaged += v->damaged;
     return 0;
@@ -403,7 +411,7 @@ static int verify_source(struct verify *v)
 
 static int run(struct cli *c)
 {
-    CLEANUP(cli_close) struct cli_source s;
+    CLEANUP(reading_close) struct reading s;
     CLEANUP_FREE struct verify *v = calloc(1, sizeof *v);
     int ret = cli_open(c, c->arg[0], &s);
 

@@ -82,10 +82,10 @@ static void text_numbers(const struct pair_result *p)
 /* Eleven characters, and a colour for those who have one: red what is there and differs. */
 static void text_state(const struct diff_report *r, const char *word, bool red)
 {
-    if (r->colour)
-        printf("\033[%dm%-11s\033[m  ", red ? 31 : 33, word);
-    else
-        printf("%-11s  ", word);
+    screen_style(r->screen, stdout, red ? STYLE_BAD : STYLE_WARNING);
+    printf("%-11s", word);
+    screen_style(r->screen, stdout, STYLE_NONE);
+    fputs("  ", stdout);
 }
 
 static void text_pair(const struct diff_report *r, const struct pair_result *p)

@@ -28,7 +28,8 @@ struct pair_result {
 
 /* What was found so far, and how it is told. */
 struct diff_report {
-    bool json, quiet, verbose, colour, tolerance;
+    bool json, quiet, verbose, tolerance;
+    const struct screen *screen;
     uint64_t pairs[PAIR_STATES];
     struct object_totals objects;
     bool with_objects;

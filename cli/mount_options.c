@@ -157,6 +157,14 @@ static int take_materialize(const char *value, struct mount_options *o, struct e
     return 0;
 }
 
+static int take_stage_size(const char *value, struct mount_options *o, struct err *e)
+{
+    if (!parse_size(value, &o->stage_size) || o->stage_size == 0)
+        return wrong_value("stage_size", value, e,
+                           "bytes, or a number with K, M, G, T");
+    return 0;
+}
+
 static int take_jobs(const char *value, struct mount_options *o, struct err *e)
 {
     uint64_t v;
@@ -304,6 +312,7 @@ static const struct option_kind kinds[] = {
     {"gpu=", NULL, take_gpu},
     {"rw", NULL, take_rw},
     {"save=", NULL, take_save},
+    {"stage_size=", NULL, take_stage_size},
     /* What fstab and mount(8) pass: true of every mount of ours, or not for us. */
     {"ro", NULL, take_ro},
     {"defaults", NULL, take_nothing},
@@ -320,6 +329,14 @@ static const struct option_kind kinds[] = {
     {"user", NULL, take_nothing},
     {"users", NULL, take_nothing},
 };
+
+const char *mount_option_name(size_t i)
+{
+    for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
+        if (kinds[k].take != take_nothing && i-- == 0)
+            return kinds[k].name;
+    return NULL;
+}
 
 static int unknown(const char *option, struct err *e)
 {
@@ -360,6 +377,10 @@ static int check_together(const struct mount_options *o, struct err *e)
     if (o->save && !o->rw) {
         err_set(e, EINVAL, "-o save=%s: nothing is saved in a mount for reading",
                 o->save);
+        return err_hint(e, "add rw");
+    }
+    if (o->stage_size && !o->rw) {
+        err_set(e, EINVAL, "-o stage_size=: nothing is staged in a mount for reading");
         return err_hint(e, "add rw");
     }
     if (o->materialize && (o->rw || o->memory_index)) {

@@ -13,4 +13,7 @@ struct err;
  */
 int mount_options_parse(char *text, struct mount_options *out, struct err *e);
 
+/* The i-th option of ours, with '=' when it takes a value; NULL behind the last. */
+const char *mount_option_name(size_t i);
+
 #endif

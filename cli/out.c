@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* cli/out.c - text, sizes, progress and errors as people read them. */
+/* cli/out.c - text, sizes and errors as people read them. */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/buf.h"
 #include "base/utf8.h"
@@ -77,15 +76,6 @@ const char *out_size(uint64_t bytes, char dst[16])
     return dst;
 }
 
-bool out_terminal(bool colour)
-{
-    const char *term = getenv("TERM"), *plain = getenv("NO_COLOR");
-
-    if (!isatty(STDOUT_FILENO) || !term || strcmp(term, "dumb") == 0)
-        return false;
-    return !colour || !plain || !*plain;
-}
-
 static int status_of(int code)
 {
     switch (code) {
@@ -115,56 +105,6 @@ int cli_fail(struct cli *c, int ret)
     fflush(stdout);
     fprintf(stderr, "unshard: %s\n", err_line(&c->err, line, sizeof line));
     return c->usage ? STATUS_USAGE : status_of(c->err.code);
-}
-
-static double seconds(const struct timespec *from, const struct timespec *to)
-{
-    return (double)(to->tv_sec - from->tv_sec) +
-           (double)(to->tv_nsec - from->tv_nsec) * 1e-9;
-}
-
-void progress_begin(struct progress *p, const struct cli *c, uint64_t total)
-{
-    const char *term = getenv("TERM");
-
-    *p = (struct progress){.total = total};
-    p->on = !c->opt.quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
-    clock_gettime(CLOCK_MONOTONIC, &p->start);
-    p->shown = p->start;
-}
-
-void progress_add(struct progress *p, uint64_t bytes)
-{
-    struct timespec now;
-    char done[16], total[16], rate[16];
-    double t, left;
-
-    p->done += bytes;
-    if (!p->on)
-        return;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if (seconds(&p->shown, &now) < 0.2)
-        return;
-    p->shown = now;
-    t = seconds(&p->start, &now);
-    left =
-        p->done ? t * (double)(p->total - MIN(p->done, p->total)) / (double)p->done : 0;
-    fprintf(stderr, "\r%s of %s, %s/s, %.0f s left \033[K", out_size(p->done, done),
-            out_size(p->total, total), out_size((uint64_t)((double)p->done / t), rate),
-            left);
-}
-
-void progress_clear(struct progress *p)
-{
-    if (p->on)
-        fputs("\r\033[K", stderr);
-}
-
-void progress_end(struct progress *p)
-{
-    if (p->on)
-        fputs("\r\033[K", stderr);
-    p->on = false;
 }
 
 char *option_next(char **text)

@@ -76,7 +76,7 @@ static void hidden_release(struct hidden *h)
     arena_free(h->arena);
 }
 
-static int read_hidden(struct cli *c, struct cli_source *s,
+static int read_hidden(struct cli *c, struct reading *s,
                        const struct checkpoint_info *info, struct hidden *h)
 {
     int ret;
@@ -96,9 +96,8 @@ static int read_hidden(struct cli *c, struct cli_source *s,
 }
 
 /* The shown files of one directory: the checkpoint's own (part ""), or a part's. */
-static int each_of(struct cli *c, struct cli_source *s,
-                   const struct checkpoint_info *info, struct hidden *h,
-                   const char *part, side_file_fn *fn, void *user)
+static int each_of(struct cli *c, struct reading *s, const struct checkpoint_info *info,
+                   struct hidden *h, const char *part, side_file_fn *fn, void *user)
 {
     CLEANUP(listing_freep) struct listing *l = NULL;
     char dir[PATH_MAX], inside[PATH_MAX], path[PATH_MAX];
@@ -123,8 +122,8 @@ static int each_of(struct cli *c, struct cli_source *s,
     return ret;
 }
 
-int cli_side_files(struct cli *c, struct cli_source *s,
-                   const struct checkpoint_info *info, side_file_fn *fn, void *user)
+int cli_side_files(struct cli *c, struct reading *s, const struct checkpoint_info *info,
+                   side_file_fn *fn, void *user)
 {
     CLEANUP(hidden_release) struct hidden h = {0};
     int ret;

@@ -1,33 +1,25 @@
 /* SPDX-License-Identifier: MIT */
-/* cli/source.c - a command's source, opened with everything that reads it. */
+/* cli/source.c - a command's source: how it is opened, and what of it is meant. */
 #include <errno.h>
+#include <malloc.h>
 #include <string.h>
 #include <sys/resource.h>
 
-#include "base/arena.h"
 #include "base/buf.h"
 #include "base/confine.h"
-#include "base/fsutil.h"
 #include "base/log.h"
-#include "base/pool.h"
 #include "cli/cli.h"
 #include "cli/suggest.h"
 #include "index/dtype.h"
 #include "index/formats/scan.h"
 #include "lib/unshard.h"
-#include "remote/block_cache.h"
-#include "remote/decoded.h"
-#include "remote/open_files.h"
 #include "remote/store.h"
 
 enum {
-    KEEP_OPEN = 512,        /* shards that nobody reads now */
-    NAMED_CHECKPOINTS = 3,  /* in the message about a tree */
-    INFO_MEMORY = 64 << 20, /* strings of one checkpoint's row */
+    NAMED_CHECKPOINTS = 3, /* in the message about a tree */
+    /* Windows and spans are no longer than this: what is freed of them stays with us. */
+    KEPT_MEMORY = 8 << 20,
 };
-
-/* Decoded copies of compressed pieces, unless cache_size= says otherwise; as a mount's. */
-static const uint64_t decoded_budget = (uint64_t)8 << 30;
 
 static void cover(char *text, size_t len)
 {
@@ -69,67 +61,36 @@ static const char *as_given(const struct cli *c, const char *name)
     return name;
 }
 
-/* Why all is scanned anew each time; `unshard doctor` says it too. Forgets the error. */
-static void told_of_index(struct cli *c)
+static struct reading_options options_of(const struct cli *c)
 {
-    char line[1400];
+    const struct cli_options *o = &c->opt;
 
-    log_msg(LOG_CLI, LOG_INFO, "the index is kept in memory: %s",
-            err_line(&c->err, line, sizeof line));
-    c->err = (struct err){0};
-}
-
-static const char *temporary_dir(void)
-{
-    const char *name = getenv("TMPDIR");
-
-    return name && *name ? name : "/tmp";
+    return (struct reading_options){.cache_dir = o->cache_dir,
+                                    .index_memory = o->index_memory,
+                                    .no_cache = o->no_cache,
+                                    .cache_size = o->cache_size,
+                                    .follow_symlinks = o->follow_symlinks,
+                                    .jobs = o->jobs,
+                                    .once = true,
+                                    .mapping = o->mapping};
 }
 
 void cli_confine(const struct cli *c)
 {
-    CLEANUP(buf_release) struct buf cache = {0};
-    struct err none = {0};
+    CLEANUP(buf_release) struct buf dir = {0};
+    const struct reading_options o = options_of(c);
     const char *writable[] = {NULL, NULL};
 
     for (int i = 0; i < c->args; i++)
         if (store_is_url(c->arg[i]))
             return;
-    writable[0] =
-        cache_dir(c->opt.cache_dir, &cache, &none) == 0 ? cache.data : temporary_dir();
+    if (reading_writes_to(&o, &dir) < 0)
+        return;
+    writable[0] = dir.data;
+    /* A scan that outgrows its memory goes on in a file of sqlite's, which must be able to be. */
+    if (setenv("SQLITE_TMPDIR", dir.data, 1) < 0)
+        return;
     (void)confine(CONFINE_CALLS | CONFINE_FILES, writable);
-}
-
-/*
- * Without a cache directory (no home, a read-only one) the index is kept in memory, and
- * what has to be decoded lies with other temporary files: nobody is kept from reading.
- */
-static int find_cache(struct cli *c, struct buf *dir)
-{
-    int ret = cache_dir(c->opt.cache_dir, dir, &c->err);
-
-    if (ret == 0 || c->opt.cache_dir)
-        return ret;
-    told_of_index(c);
-    c->opt.index_memory = true;
-    buf_clear(dir);
-    return buf_adds(dir, temporary_dir());
-}
-
-static int open_catalog(struct cli *c, struct cli_source *s, const char *dir)
-{
-    struct catalog_options o = {.dir = dir, .memory = c->opt.index_memory};
-    CLEANUP(buf_release) struct buf identity = {0};
-    int ret = mapping_identity(s->mapping, s->store->identity, &identity, &c->err);
-
-    if (ret < 0)
-        return ret;
-    ret = catalog_open(&o, identity.data, &s->catalog, &c->err);
-    if (ret == 0 || o.memory)
-        return ret;
-    told_of_index(c); /* a full disk must not keep anyone from reading either */
-    o.memory = true;
-    return catalog_open(&o, identity.data, &s->catalog, &c->err);
 }
 
 /* Every shard of a checkpoint may be open at once. */
@@ -143,72 +104,45 @@ static void raise_open_files(void)
     }
 }
 
-/* `dir`: the cache directory, or NULL. */
-static int open_store(struct cli *c, struct cli_source *s, const char *dir)
+/*
+ * A command that goes over all bytes frees and takes windows all the time. By default the
+ * C library gives them back to the kernel, which clears each page anew: an eighth of the
+ * processor time of a conversion.
+ */
+static void keep_memory(void)
 {
-    const struct block_cache_options bo = {.dir = c->opt.no_cache ? NULL : dir,
-                                           .limit = c->opt.cache_size};
-    struct store_options so = {.follow_symlinks = c->opt.follow_symlinks};
-    int ret = 0;
-
-    if (store_is_url(s->name))
-        ret = block_cache_new(&bo, &s->blocks, &c->err);
-    so.cache = s->blocks ? block_cache_over : NULL;
-    so.cache_user = s->blocks;
-    return ret < 0 ? ret : store_open(as_given(c, s->name), &so, &s->store, &c->err);
+#ifdef M_TRIM_THRESHOLD
+    (void)mallopt(M_MMAP_THRESHOLD, KEPT_MEMORY);
+    (void)mallopt(M_TRIM_THRESHOLD, KEPT_MEMORY);
+#endif
 }
 
-static int open_parts(struct cli *c, struct cli_source *s)
+/* Why all is scanned anew each time; `unshard doctor` says it too. */
+static void tell_of_index(const struct reading *r)
 {
-    CLEANUP(buf_release) struct buf dir = {0};
-    uint64_t budget = c->opt.cache_size ? c->opt.cache_size : decoded_budget;
-    int ret = find_cache(c, &dir);
+    char line[1400];
 
-    if (ret == 0)
-        ret = open_store(c, s, c->opt.index_memory ? NULL : dir.data);
-    if (ret == 0)
-        ret = pool_new(c->opt.jobs        ? c->opt.jobs
-                       : s->store->remote ? POOL_REMOTE
-                                          : 0,
-                       &s->pool, &c->err);
-    if (ret == 0)
-        ret = mapping_open(&c->opt.mapping, &s->mapping, &c->err);
-    if (ret == 0)
-        ret = open_catalog(c, s, dir.data);
-    if (ret == 0)
-        ret = scanner_new(s->store, s->catalog, s->pool, &s->scanner, &c->err);
-    if (ret == 0)
-        scanner_use(s->scanner, s->mapping);
-    if (ret == 0)
-        ret = open_files_new(s->store, KEEP_OPEN, &s->files, &c->err);
-    if (ret == 0)
-        ret = decoded_new(c->opt.no_cache ? NULL : dir.data,
-                          c->opt.no_cache ? DECODED_MEMORY_ALONE : budget, &s->decoded,
-                          &c->err);
-    return ret;
+    if (r->why_memory.code)
+        log_msg(LOG_CLI, LOG_INFO, "the index is kept in memory: %s",
+                err_line(&r->why_memory, line, sizeof line));
 }
 
-int cli_open(struct cli *c, const char *name, struct cli_source *out)
+int cli_open(struct cli *c, const char *name, struct reading *out)
 {
+    const struct reading_options o = options_of(c);
     int ret;
 
-    *out = (struct cli_source){.name = name};
+    keep_memory();
     raise_open_files();
-    ret = open_parts(c, out);
-    if (ret < 0) {
-        if (!out->store && ret == -ENOTSUP && store_is_url(name))
-            ret = cli_usage(c);
-        cli_close(out);
-        return ret;
-    }
-    out->env = (struct reader_env){.ahead = out->store->remote ? BLOCK_CACHE_AHEAD : 0,
-                                   .catalog = out->catalog,
-                                   .files = out->files,
-                                   .decoded = out->decoded,
-                                   .pool = out->pool,
-                                   .codec = format_codec,
-                                   .once = true};
-    return 0;
+    ret = reading_open(as_given(c, name), &o, out, &c->err);
+    out->name = name;
+    tell_of_index(out);
+    if (ret == 0)
+        return 0;
+    if (!out->store && ret == -ENOTSUP && store_is_url(name))
+        ret = cli_usage(c);
+    reading_close(out);
+    return ret;
 }
 
 void cli_library_options(const struct cli *c, struct unshard_options *out)
@@ -219,6 +153,8 @@ void cli_library_options(const struct cli *c, struct unshard_options *out)
                                     .cache_dir = o->cache_dir,
                                     .index_memory = o->index_memory,
                                     .follow_symlinks = o->follow_symlinks,
+                                    .no_cache = o->no_cache,
+                                    .cache_size = o->cache_size,
                                     .jobs = o->jobs,
                                     .map = o->mapping.map,
                                     .hf = o->mapping.hf,
@@ -227,22 +163,7 @@ void cli_library_options(const struct cli *c, struct unshard_options *out)
         out->dtype = dtype_name(o->mapping.dtype);
 }
 
-void cli_close(struct cli_source *s)
-{
-    store_stop(s->store);
-    block_cache_stop(s->blocks);
-    scanner_free(s->scanner);
-    pool_free(s->pool); /* what it does ahead of time uses all of these */
-    open_files_free(s->files);
-    decoded_free(s->decoded);
-    catalog_close(s->catalog);
-    mapping_free(s->mapping);
-    store_close(s->store);
-    block_cache_free(s->blocks);
-    *s = (struct cli_source){0};
-}
-
-int cli_is_checkpoint(struct cli *c, struct cli_source *s)
+int cli_is_checkpoint(struct cli *c, struct reading *s)
 {
     CLEANUP(listing_freep) struct listing *l = NULL;
     CLEANUP(place_release) struct place place = {0};
@@ -271,7 +192,7 @@ static int note_checkpoint(void *user, const char *dir, const char *file,
 }
 
 /* A save that is not finished has its shards and not yet what tells where they belong. */
-static size_t shards_without_metadata(struct cli_source *s)
+static size_t shards_without_metadata(struct reading *s)
 {
     CLEANUP(listing_freep) struct listing *l = NULL;
     struct err ignored = {0};
@@ -288,7 +209,7 @@ static size_t shards_without_metadata(struct cli_source *s)
     return shards;
 }
 
-int cli_no_checkpoint(struct cli *c, struct cli_source *s)
+int cli_no_checkpoint(struct cli *c, struct reading *s)
 {
     size_t shards = shards_without_metadata(s);
 
@@ -304,7 +225,7 @@ int cli_no_checkpoint(struct cli *c, struct cli_source *s)
     return err_hint(&c->err, "`unshard probe %s` tells what each driver saw", s->name);
 }
 
-static int not_one_checkpoint(struct cli *c, struct cli_source *s)
+static int not_one_checkpoint(struct cli *c, struct reading *s)
 {
     struct found found = {.names = {.max = 4096}};
     struct err ignored = {0};
@@ -323,28 +244,16 @@ static int not_one_checkpoint(struct cli *c, struct cli_source *s)
     return -ENOENT;
 }
 
-int cli_checkpoint(struct cli *c, struct cli_source *s, struct arena *a,
+int cli_checkpoint(struct cli *c, struct reading *s, struct arena *a,
                    struct checkpoint_info *out)
 {
-    CLEANUP(listing_freep) struct listing *l = NULL;
-    CLEANUP(place_release) struct place place = {0};
-    int ret = s->store->ops->list(s->store, "", &l, &c->err);
+    struct progress progress = {0};
+    int ret;
 
-    if (ret == 0)
-        ret = place_of(l, s->store->file, &place, &c->err);
-    if (ret < 0)
-        return ret;
-    if (place.kind != PLACE_CHECKPOINT)
-        return not_one_checkpoint(c, s);
-    ret = scanner_get(s->scanner, "", place.file, a, out, &c->err);
-    if (ret < 0)
-        return ret;
-    if (out->error) {
-        err_set(&c->err, EBADMSG, "%s", out->error);
-        err_hint(&c->err, "the tensors cannot be found without it: get that file anew");
-        return err_wrap(&c->err, "%s", s->name);
-    }
-    return 0;
+    progress_begin(&progress, c, "scan", s->name, 0);
+    ret = reading_checkpoint(s, a, out, &c->err);
+    progress_end(&progress);
+    return ret > 0 ? not_one_checkpoint(c, s) : ret;
 }
 
 /* ---- keys that are not there ---- */
@@ -366,7 +275,7 @@ static int see_key(void *user, const struct tensor_info *t)
 }
 
 /* What a key or a pattern that nothing matches may have meant. */
-static int hint_key(struct cli *c, struct cli_source *s, int64_t checkpoint,
+static int hint_key(struct cli *c, struct reading *s, int64_t checkpoint,
                     const char *word)
 {
     size_t skip = strspn(word, "*."), len = strcspn(word + skip, "*?[");
@@ -386,14 +295,14 @@ static int hint_key(struct cli *c, struct cli_source *s, int64_t checkpoint,
     return err_hint(&c->err, "`unshard ls %s` lists them", s->name);
 }
 
-int cli_no_match(struct cli *c, struct cli_source *s, int64_t checkpoint,
+int cli_no_match(struct cli *c, struct reading *s, int64_t checkpoint,
                  const char *pattern)
 {
     err_set(&c->err, ENOENT, "%s: no tensor matches %s", s->name, pattern);
     return hint_key(c, s, checkpoint, pattern);
 }
 
-int cli_tensor(struct cli *c, struct cli_source *s, const char *key, struct arena *a,
+int cli_tensor(struct cli *c, struct reading *s, const char *key, struct arena *a,
                struct checkpoint_info *info, struct tensor_info *out)
 {
     int ret = cli_checkpoint(c, s, a, info);

@@ -37,9 +37,11 @@ static int open_item(void *user, size_t i, struct err *e)
 static int work_piece(void *user, size_t i, struct err *e)
 {
     struct set *s = user;
+    const struct sweep_piece *p = &s->piece[i];
 
     (void)e;
-    s->sweep->piece(s->sweep->user, &s->piece[i], (unsigned)i);
+    s->sweep->piece(s->sweep->user, p, (unsigned)i);
+    progress_add(s->sweep->progress, p->units * s->unit[p->item - s->first]);
     return 0;
 }
 
@@ -48,12 +50,8 @@ static int flush(struct set *s, struct err *e)
 {
     int ret = pool_each(s->sweep->pool, s->pieces, work_piece, s, e);
 
-    for (unsigned i = 0; ret == 0 && i < s->pieces; i++) {
-        const struct sweep_piece *p = &s->piece[i];
-
-        s->sweep->merge(s->sweep->user, p, i);
-        progress_add(s->sweep->progress, p->units * s->unit[p->item - s->first]);
-    }
+    for (unsigned i = 0; ret == 0 && i < s->pieces; i++)
+        s->sweep->merge(s->sweep->user, &s->piece[i], i);
     s->pieces = 0;
     return ret;
 }

@@ -25,7 +25,7 @@ struct list {
 
 struct compare {
     struct cli *c;
-    struct cli_source *s;
+    struct reading *s;
     int64_t checkpoint;
     void (*tell)(void *user, const char *key, size_t key_len, const char *why);
     void *user;
@@ -149,7 +149,7 @@ static int compare_file(struct compare *k, const char *path)
     return 0;
 }
 
-int verify_copies(struct cli *c, struct cli_source *s, int64_t checkpoint,
+int verify_copies(struct cli *c, struct reading *s, int64_t checkpoint,
                   void (*tell)(void *user, const char *key, size_t key_len,
                                const char *why),
                   void *user, struct copy_totals *out)

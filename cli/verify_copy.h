@@ -14,7 +14,7 @@ struct copy_totals {
  * Calls tell() for each one that differs. A copy in another element type (consolidation
  * can cast) is counted as `other` and not compared. What cannot be read is told as well.
  */
-int verify_copies(struct cli *c, struct cli_source *s, int64_t checkpoint,
+int verify_copies(struct cli *c, struct reading *s, int64_t checkpoint,
                   void (*tell)(void *user, const char *key, size_t key_len,
                                const char *why),
                   void *user, struct copy_totals *out);

@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: MIT
-# Completion of unshard for bash.
+# Completion of unshard for bash. The command itself knows its words: `unshard --complete`.
 _unshard() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
-    local verb=${COMP_WORDS[1]-} words=
+    local verb=${COMP_WORDS[1]-} list='' words=''
     COMPREPLY=()
+    if [[ $word == '=' ]]; then # bash cuts --color=a into three words
+        word=
+    elif [[ $before == '=' ]]; then
+        before=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
     if ((COMP_CWORD == 1)); then
-        mapfile -t COMPREPLY < <(compgen -W "mount umount ls info cat plan verify stats diff load hold doctor probe formats cache manifest version help" -- "$word")
-    elif [[ $before == -o ]]; then
-        words="cache_dir= cache_size= index=memory jobs= follow_symlinks map= hf= dtype="
-        [[ $verb != mount ]] ||
-            words+=" allow_other uid= gid= umask= prefix= views= refresh= rw save= debug gpu="
-        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
-    elif [[ $word == -* ]]; then
-        words="--json -q -v -o"
-        case $verb in
-        mount) words="-o -f" ;;
-        ls) words+=" -l" ;;
-        cat) words+=" --npy" ;;
-        verify) words+=" --deep" ;;
-        plan) words+=" --binary" ;;
-        hold) words+=" --device --budget" ;;
-        load) words+=" --device --time" ;;
-        diff) words+=" --rtol --atol --values --only --drop --map --hf --dtype --jobs" ;;
-        esac
-        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+        words=$("$1" --complete 2>/dev/null)
+    else
+        [[ $before == -o ]] && list=${word%"${word##*,}"}
+        [[ $before == -* ]] && words=$("$1" --complete "$verb" "$before" 2>/dev/null)
+        [[ -z $words && $word == -* ]] && words=$("$1" --complete "$verb" 2>/dev/null)
+    fi
+    if [[ -n $words ]]; then
+        mapfile -t COMPREPLY < <(compgen -P "$list" -W "$words" -- "${word#"$list"}")
+        compopt +o filenames
+        [[ ${COMPREPLY[0]-} == *= ]] || compopt +o nospace
     else
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
     fi

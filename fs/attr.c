@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "fs/overlay.h"
 #include "fs/report.h"
+#include "fs/staged.h"
 #include "index/npy.h"
 
 enum {
@@ -21,21 +22,27 @@ enum {
 
 static mode_t plain_mode(const struct fs *fs, const struct attr *a)
 {
-    mode_t mode = a->mode & (fs->stages ? 0777 : 0555);
+    /* Whoever may change names is held to the sticky bit of their directory. */
+    mode_t mode = a->mode & (fs->stages ? PERMISSIONS : 0555);
 
     if (S_ISLNK(a->type))
         return 0777;
     return mode & ~fs->options.umask;
 }
 
-void attr_fill(const struct fs *fs, const struct attr *a, struct stat *st)
+static struct timespec time_of(int64_t ns)
 {
-    struct timespec t = {a->mtime_ns / 1000000000, a->mtime_ns % 1000000000};
+    struct timespec t = {ns / 1000000000, ns % 1000000000};
 
     if (t.tv_nsec < 0) { /* before 1970 */
         t.tv_nsec += 1000000000;
         t.tv_sec--;
     }
+    return t;
+}
+
+void attr_fill(const struct fs *fs, const struct attr *a, struct stat *st)
+{
     *st = (struct stat){
         .st_ino = a->ino,
         .st_mode = a->type | plain_mode(fs, a),
@@ -45,9 +52,9 @@ void attr_fill(const struct fs *fs, const struct attr *a, struct stat *st)
         .st_size = (off_t)a->size,
         .st_blksize = BLOCK_SIZE,
         .st_blocks = (blkcnt_t)(a->size / 512 + (a->size % 512 > 0)),
-        .st_atim = t,
-        .st_mtim = t,
-        .st_ctim = t,
+        .st_atim = time_of(a->atime_ns ? a->atime_ns : a->mtime_ns),
+        .st_mtim = time_of(a->mtime_ns),
+        .st_ctim = time_of(a->ctime_ns ? a->ctime_ns : a->mtime_ns),
     };
 }
 
@@ -297,7 +304,10 @@ void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
                        .gid = entry->gid,
                        .mtime_ns = fs->store->remote && entry->kind == ENTRY_DIR
                                        ? fs->begun_ns
-                                       : entry->id.mtime_ns},
+                                       : entry->id.mtime_ns,
+                       /* Of an object it is a mark of its version, and no time. */
+                       .ctime_ns = fs->store->remote ? 0 : entry->id.ctime_ns,
+                       .atime_ns = entry->atime_ns},
         st);
 }
 
@@ -355,6 +365,28 @@ int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *
         st->st_size = rc < 0 ? 0 : (off_t)strlen(text);
     }
     return rc;
+}
+
+int attr_unlinked(struct fs *fs, const struct node *n, struct stat *st)
+{
+    struct entry_stat entry = {.kind = ENTRY_FILE};
+    struct stat file;
+    CLEANUP_FD int fd = n->kind == NODE_FILE ? staged_plain_open(fs, n->ino) : -ENOENT;
+
+    if (fd < 0 || fstat(fd, &file) < 0)
+        return -ENOENT;
+    entry.mode = file.st_mode & PERMISSIONS;
+    entry.uid = file.st_uid;
+    entry.gid = file.st_gid;
+    entry.id = file_id_of(&file);
+    attr_entry(fs, n->path, SHOWN_FILE, &entry, st);
+    st->st_nlink = file.st_nlink;
+    return 0;
+}
+
+mode_t attr_written_mode(mode_t mode)
+{
+    return mode & ~(mode_t)(S_ISUID | (mode & S_IXGRP ? S_ISGID : 0));
 }
 
 void attr_times(const struct stat *attr, int to_set, struct timespec t[2])

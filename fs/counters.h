@@ -38,6 +38,8 @@ struct counters {
     atomic_uint_fast64_t materialized_bytes; /* of the disk, set aside for copies now */
     atomic_uint_fast64_t value[COUNTERS];
     atomic_uint_fast64_t known_bytes; /* of the checkpoints taken up now */
+    /* Of the checkpoint whose tensors are being written; a total of 0: none is. */
+    atomic_uint_fast64_t saving_done, saving_total;
 };
 
 static inline void counter_add(struct counters *c, enum counter which, uint64_t n)

@@ -18,8 +18,8 @@ struct dir_handle {
     struct opened opened;
     struct shown *shown;
     struct slot *slot;
-    char *latest;  /* of an .unshard: there is a `latest` */
-    char **staged; /* names that were written and are not published; or NULL */
+    char *latest;               /* of an .unshard: there is a `latest` */
+    struct staged_name *staged; /* that were written, and are not published; or NULL */
 };
 
 /* Positions from here on are of staged names. */
@@ -30,13 +30,6 @@ enum { DOTS = 2 };
 
 /* The kernel's struct fuse_entry_out and fuse_dirent, as libfuse writes them. */
 enum { PLUS_HEAD = 128, DIRENT_HEAD = 24, DIRENT_LEN = 16 };
-
-static void staged_names_free(char **names)
-{
-    for (size_t i = 0; names && names[i]; i++)
-        free(names[i]);
-    free(names);
-}
 
 static struct dir_handle *handle_of(const struct fuse_file_info *fi)
 {
@@ -64,7 +57,8 @@ static void look_at_stages(const struct request *r, struct dir_handle *h)
             staged_names(r->fs, r->ino, n && n->kind == NODE_DIR ? n->path : NULL,
                          h->slot    ? h->slot
                          : h->shown ? h->shown->slot
-                                    : NULL);
+                                    : NULL,
+                         h->shown);
 }
 
 static int open_inside(const struct request *r, struct dir_handle *h, struct err *e)
@@ -272,16 +266,18 @@ static int put_fixed(struct page *p, const struct dir_handle *h, size_t from)
 /* Behind all others. The kernel asks for their attributes when it needs them. */
 static void put_staged(struct page *p, off_t off)
 {
-    const struct fuse_entry_param entry = {.attr = {.st_ino = 1, .st_mode = S_IFREG}};
-    char **name = p->h->staged;
+    const struct staged_name *name = p->h->staged;
     off_t i = off >= STAGED_POS ? off - STAGED_POS : 0;
 
-    for (off_t k = 0; name && name[k]; k++) {
+    for (off_t k = 0; name && name[k].name; k++) {
+        const struct fuse_entry_param entry = {
+            .attr = {.st_ino = name[k].ino, .st_mode = name[k].type}};
+
         if (k < i)
             continue;
-        if (!has_room(p, name[k]))
+        if (!has_room(p, name[k].name))
             break;
-        put_entry(p, name[k], &entry, STAGED_POS + k + 1);
+        put_entry(p, name[k].name, &entry, STAGED_POS + k + 1);
     }
 }
 

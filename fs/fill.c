@@ -110,7 +110,7 @@ static int copy_window(void *user, size_t i, struct err *e)
 
 int fill_run(struct fill *f, struct err *e)
 {
-    uint64_t batch = (uint64_t)MAX(pool_threads(f->fs->pool), 1u) * WINDOW;
+    uint64_t batch = (uint64_t)MAX(pool_threads(f->fs->reading.pool), 1u) * WINDOW;
     int rc = 0;
 
     while (rc == 0 && f->filled < f->size) {
@@ -118,8 +118,9 @@ int fill_run(struct fill *f, struct err *e)
 
         if (end < f->size)
             reader_will_need(f->reader, end, MIN(batch, f->size - end));
-        rc = pool_each(f->fs->pool, (size_t)((end - f->filled + WINDOW - 1) / WINDOW),
-                       copy_window, f, e);
+        rc = pool_each(f->fs->reading.pool,
+                       (size_t)((end - f->filled + WINDOW - 1) / WINDOW), copy_window,
+                       f, e);
         if (rc == 0)
             f->filled = end;
     }

@@ -3,13 +3,10 @@
 #include "fs/fs.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
 #include "base/log.h"
-#include "base/pool.h"
 #include "fs/copies.h"
 #include "fs/lane.h"
 #include "fs/node.h"
@@ -18,12 +15,8 @@
 #include "fs/slot.h"
 #include "fs/stage.h"
 #include "fs/watch.h"
-#include "remote/block_cache.h"
 #include "remote/bucket.h"
-#include "remote/decoded.h"
-#include "remote/open_files.h"
 
-#define DEFAULT_CACHE_SIZE (8ull << 30)
 enum { OPEN_FILES_MAX = 4096 };
 
 int mount_views_parse(const char *text, unsigned *out, struct err *e)
@@ -61,82 +54,6 @@ const char *fs_fuse_version(void)
     return fuse_pkgversion();
 }
 
-static int find_cache_dir(struct fs *fs, struct err *e)
-{
-    CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX};
-    int rc = cache_dir(fs->options.cache_dir, &dir, e);
-
-    if (rc < 0)
-        return rc;
-    fs->cache_dir = realpath(dir.data, NULL);
-    if (!fs->cache_dir)
-        return err_set(e, errno, "%s: %s", dir.data, strerror(errno));
-    return 0;
-}
-
-/*
- * A disk that is full or cannot be written is no reason not to show a checkpoint: without
- * a directory all is kept in memory.
- */
-static void open_cache_dir(struct fs *fs)
-{
-    struct err why = {0};
-    char line[1400];
-
-    if (!fs->options.memory_index && find_cache_dir(fs, &why) < 0)
-        log_msg(LOG_FS, LOG_WARN, "the index is kept in memory: %s",
-                err_line(&why, line, sizeof line));
-}
-
-static int open_blocks(struct fs *fs, struct err *e)
-{
-    const struct block_cache_options options = {
-        .dir = fs->options.no_cache ? NULL : fs->cache_dir,
-        .limit = fs->options.cache_size};
-
-    return store_is_url(fs->options.source) ? block_cache_new(&options, &fs->blocks, e)
-                                            : 0;
-}
-
-static int open_store(struct fs *fs, struct err *e)
-{
-    const struct store_options options = {.follow_symlinks =
-                                              fs->options.follow_symlinks,
-                                          .refresh = fs->options.refresh,
-                                          .cache = fs->blocks ? block_cache_over : NULL,
-                                          .cache_user = fs->blocks};
-
-    return store_open(fs->options.source, &options, &fs->store, e);
-}
-
-static int index_on_disk(struct fs *fs, struct err *e)
-{
-    CLEANUP(buf_release) struct buf identity = {0};
-    struct catalog_options options = {.dir = fs->cache_dir};
-    int rc = mapping_identity(fs->mapping, fs->store->identity, &identity, e);
-    return rc < 0 ? rc : catalog_open(&options, identity.data, &fs->catalog, e);
-}
-
-/*
- * An index in memory where the one on disk cannot be had: a disk that is full or cannot
- * be written is no reason not to show a checkpoint.
- */
-static int open_index(struct fs *fs, struct err *e)
-{
-    const struct catalog_options memory = {.memory = true};
-    struct err why = {0};
-    char line[1400];
-
-    if (fs->cache_dir) {
-        if (index_on_disk(fs, &why) == 0)
-            return 0;
-        log_msg(LOG_FS, LOG_WARN, "the index is kept in memory: %s",
-                err_line(&why, line, sizeof line));
-        free(steal(&fs->cache_dir));
-    }
-    return catalog_open(&memory, fs->store->identity, &fs->catalog, e);
-}
-
 static unsigned files_to_keep(void)
 {
     struct rlimit limit;
@@ -152,55 +69,48 @@ static unsigned files_to_keep(void)
 
 static int open_reading(struct fs *fs, struct err *e)
 {
-    const char *tmp = getenv("TMPDIR");
-    const char *dir = fs->cache_dir ? fs->cache_dir : tmp ? tmp : "/tmp";
-    uint64_t budget =
-        fs->options.cache_size ? fs->options.cache_size : DEFAULT_CACHE_SIZE;
-    unsigned jobs = fs->store->remote ? POOL_REMOTE : 0;
-    int rc = pool_new(fs->options.jobs ? fs->options.jobs : jobs, &fs->pool, e);
+    const struct mount_options *m = &fs->options;
+    const struct reading_options o = {.cache_dir = m->cache_dir,
+                                      .cache_optional = true,
+                                      .index_memory = m->memory_index,
+                                      .no_cache = m->no_cache,
+                                      .cache_size = m->cache_size,
+                                      .follow_symlinks = m->follow_symlinks,
+                                      .refresh = m->refresh,
+                                      .jobs = m->jobs,
+                                      .keep_open = files_to_keep(),
+                                      .mapping = m->mapping};
+    struct reading *r = &fs->reading;
+    char line[1400];
+    int rc = reading_open(m->source, &o, r, e);
 
-    if (fs->options.no_cache) {
-        dir = NULL;
-        budget = DECODED_MEMORY_ALONE;
-    }
-    if (rc == 0)
-        rc = open_files_new(fs->store, files_to_keep(), &fs->files, e);
-    if (rc == 0)
-        rc = decoded_new(dir, budget, &fs->decoded, e);
-    if (rc == 0)
-        rc = scanner_new(fs->store, fs->catalog, fs->pool, &fs->scanner, e);
-    if (rc == 0)
-        scanner_use(fs->scanner, fs->mapping);
-    fs->env = (struct reader_env){.catalog = fs->catalog,
-                                  .files = fs->files,
-                                  .decoded = fs->decoded,
-                                  .pool = fs->pool,
-                                  .codec = format_codec};
+    if (r->why_memory.code)
+        log_msg(LOG_FS, LOG_WARN, "the index is kept in memory: %s",
+                err_line(&r->why_memory, line, sizeof line));
+    fs->store = r->store;
+    fs->catalog = r->catalog;
+    fs->scanner = r->scanner;
+    fs->cache_dir = r->cache_dir;
     return rc;
+}
+
+static int check_writable(const struct fs *fs, struct err *e)
+{
+    if (!fs->options.rw || !fs->store->remote || bucket_is_url(fs->options.source))
+        return 0;
+    err_set(e, ENOTSUP, "%s: -o rw: nothing is saved to this kind of source",
+            fs->store->url);
+    return err_hint(e, "mount a local directory, s3:// or gs://");
 }
 
 static int open_all(struct fs *fs, struct err *e)
 {
-    int rc;
+    int rc = open_reading(fs, e);
 
-    open_cache_dir(fs);
-    rc = open_blocks(fs, e);
     if (rc == 0)
-        rc = open_store(fs, e);
-    if (rc == 0 && fs->options.rw && fs->store->remote &&
-        !bucket_is_url(fs->options.source)) {
-        err_set(e, ENOTSUP, "%s: -o rw: nothing is saved to this kind of source",
-                fs->store->url);
-        return err_hint(e, "mount a local directory, s3:// or gs://");
-    }
-    if (rc == 0)
-        rc = mapping_open(&fs->options.mapping, &fs->mapping, e);
+        rc = check_writable(fs, e);
     if (rc == 0 && fs->options.mapping.hf)
         rc = overlay_open(fs->options.mapping.hf, &fs->overlay, e);
-    if (rc == 0)
-        rc = open_index(fs, e);
-    if (rc == 0)
-        rc = open_reading(fs, e);
     if (rc == 0)
         rc = nodes_new(&fs->nodes, e);
     if (rc == 0)
@@ -256,18 +166,8 @@ void fs_close(struct fs *fs)
     stages_free(fs);
     nodes_free(fs);
     slots_free(fs->slots);
-    store_stop(fs->store);
-    block_cache_stop(fs->blocks);
-    scanner_free(fs->scanner);
-    pool_free(fs->pool); /* what it does ahead of time uses all of these */
-    decoded_free(fs->decoded);
-    open_files_free(fs->files);
-    catalog_close(fs->catalog);
-    mapping_free(fs->mapping);
+    reading_close(&fs->reading);
     overlay_free(fs->overlay);
-    store_close(fs->store);
-    block_cache_free(fs->blocks);
-    free(fs->cache_dir);
     pthread_key_delete(fs->buffers);
     last_error_destroy(&fs->last_error);
     free(fs);

@@ -17,8 +17,8 @@
 #include "fs/mount.h"
 #include "fs/opened.h"
 #include "fs/way.h"
-#include "gpu/reader.h"
 #include "index/formats/scan.h"
+#include "lib/reading.h"
 #include "remote/store.h"
 
 struct copies;
@@ -45,18 +45,13 @@ enum { FRESH_NS = 1000000000 };
 
 struct fs {
     struct mount_options options;
-    struct store *store;
-    struct block_cache *blocks; /* of a remote store, or NULL */
-    int64_t begun_ns; /* the mount's, as time(2): what a store without times shows */
-    struct mapping *mapping; /* or NULL */
-    struct overlay *overlay; /* or NULL */
-    struct catalog *catalog;
-    struct pool *pool;
+    struct reading reading;  /* the source; and of it, for short: */
+    struct store *store;     /* its files */
+    struct catalog *catalog; /* its index */
     struct scanner *scanner;
-    struct open_files *files;
-    struct decoded_cache *decoded;
-    struct reader_env env;
-    char *cache_dir; /* NULL: there is none, nothing is written to disk */
+    const char *cache_dir;   /* NULL: there is none, nothing is written to disk */
+    struct overlay *overlay; /* or NULL */
+    int64_t begun_ns; /* the mount's, as time(2): what a store without times shows */
 
     struct session *owner; /* the server that runs it */
     struct fuse_session *session;
@@ -64,8 +59,9 @@ struct fs {
 
     struct nodes *nodes;
     struct slots *slots;
-    struct stages *stages; /* NULL: mounted for reading only */
-    struct saver *saver;   /* publishes what was not touched for a while; or NULL */
+    struct stages *stages;             /* NULL: mounted for reading only */
+    atomic_uint_fast64_t staged_bytes; /* fs/stage_room.h */
+    struct saver *saver; /* publishes what was not touched for a while; or NULL */
     struct lane *lane, *fills;
     struct copies *copies; /* NULL: nothing is materialised */
     struct watch *watch;

@@ -73,7 +73,8 @@ static int open_tensor(struct fs *fs, struct handle *h, enum inside kind, uint32
     if (rc == 0)
         rc = name_handle(h, h->slot, t.key, e);
     if (rc == 0)
-        rc = reader_open_tensor(&fs->env, id, ord, kind == INSIDE_NPY, &h->reader, e);
+        rc = reader_open_tensor(&fs->reading.env, id, ord, kind == INSIDE_NPY,
+                                &h->reader, e);
     return rc;
 }
 
@@ -91,7 +92,7 @@ static int open_view(struct fs *fs, struct handle *h, enum view_kind kind,
     if (rc == 0 && v.fault)
         rc = err_set(e, EBADMSG, "%s", v.fault);
     if (rc == 0)
-        rc = reader_open_view(&fs->env, id, &v, &h->reader, e);
+        rc = reader_open_view(&fs->reading.env, id, &v, &h->reader, e);
     return rc;
 }
 

@@ -61,13 +61,20 @@ static struct node_spec spec_of(const struct node *dir, const struct shown_entry
     return spec;
 }
 
-/* Attributes from the listing where it has them. */
-static int outside_attr(struct fs *fs, const struct node *dir, const struct node *n,
+/*
+ * Attributes from the listing where it has them; where they can be set through the mount, as
+ * they are now: the kernel asks nobody else whose a file is.
+ */
+static int outside_attr(struct fs *fs, const struct node *n,
                         const struct shown_entry *entry, struct stat *st, struct err *e)
 {
-    (void)dir;
     if (n->kind == NODE_LINK || n->kind == NODE_LATEST || n->kind == NODE_META)
         return attr_node(fs, n, st, e);
+    if (fs->stages && !fs->store->remote) {
+        if (attr_node(fs, n, st, e) == 0)
+            return 0;
+        *e = (struct err){0}; /* another has its place by now: who uses it is told */
+    }
     attr_entry(fs, n->path, entry->kind, &entry->st, st);
     return 0;
 }
@@ -87,7 +94,7 @@ static int entry_outside(struct fs *fs, struct node *dir,
     rc = node_intern(fs, dir, &spec, &n, e);
     if (rc < 0)
         return rc;
-    rc = outside_attr(fs, dir, n, entry, &out->attr, e);
+    rc = outside_attr(fs, n, entry, &out->attr, e);
     if (rc < 0) {
         node_forget(fs, n->ino, 1);
         return rc;

@@ -47,8 +47,9 @@ struct mount_options {
     unsigned views;                /* enum mount_show; 0: all */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
     bool rw;
-    const char *save; /* save=: how new checkpoints are written; NULL: hf */
-    unsigned gpu;     /* gpu=N: a holder for device N - 1; 0: none */
+    uint64_t stage_size; /* bytes that may be staged at a time; 0: what the disk has */
+    const char *save;    /* save=: how new checkpoints are written; NULL: hf */
+    unsigned gpu;        /* gpu=N: a holder for device N - 1; 0: none */
 };
 
 /* "tensors,raw" as bits; -EINVAL names the word that is no view. */
@@ -63,6 +64,14 @@ int mount_save_check(const char *text, struct err *e);
  * foreground it returns when the file system was unmounted or a signal ended it.
  */
 int fs_mount(const struct mount_options *options, struct err *e);
+
+/*
+ * Saves all that was written into MNT, as fs_umount() does first. Returns 0 where there is
+ * nothing to save or nobody to ask.
+ */
+int fs_save(const char *mountpoint, struct err *e);
+/* Bytes written of the checkpoint that is being saved there; false: nobody can tell now. */
+bool fs_saving(const char *mountpoint, uint64_t *done, uint64_t *total);
 
 /*
  * Unmounts MNT when it is one of ours and returns when it is gone. -EINVAL: it is no

@@ -369,40 +369,64 @@ static int save_first(const char *path, struct err *e)
     return err_hint(e, "complete or remove it; to give it up: fusermount3 -u %s", path);
 }
 
+bool fs_saving(const char *mountpoint, uint64_t *done, uint64_t *total)
+{
+    char text[64];
+    ssize_t n = getxattr(mountpoint, SAVING_ATTRIBUTE, text, sizeof text - 1);
+
+    text[MAX(n, (ssize_t)0)] = '\0';
+    return sscanf(text, "%" SCNu64 " %" SCNu64, done, total) == 2 && *total > 0;
+}
+
 /* Where ours are, to who looks for one. */
 static int hint_mounts(struct err *e)
 {
     CLEANUP(buf_release) struct buf list = {.max = 200};
+    CLEANUP_FD int fd = open(table_path, O_RDONLY | O_CLOEXEC);
+    struct table t = {.fd = fd};
     struct mount_line m;
-    char *line = NULL;
-    size_t cap = 0;
-    FILE *f = fopen(table_path, "re");
+    char *line;
 
-    while (f && getline(&line, &cap, f) > 0)
+    while (fd >= 0 && (line = next_line(&t)))
         if (parse_line(line, &m) && strcmp(m.type, MOUNT_TYPE) == 0)
             buf_addf(&list, "%s%s", list.len ? ", " : "", m.point);
-    free(line);
-    if (f)
-        fclose(f);
     if (!list.len)
         return err_hint(e, "nothing of ours is mounted at all");
     return err_hint(e, "there are %s", list.data);
 }
 
-int fs_umount(const char *mountpoint, struct err *e)
+/* The path of a mount of ours, as the kernel has it. */
+static int find_ours(const char *mountpoint, char path[PATH_MAX], struct err *e)
 {
-    const struct timespec wait = {.tv_nsec = GONE_WAIT_NS};
-    char path[PATH_MAX], real[PATH_MAX];
+    char real[PATH_MAX];
     int rc = mounts_path(mountpoint, path, e);
 
     if (rc < 0)
         return rc;
     if (!mounts_ours(path) && realpath(path, real) && mounts_ours(real))
         memcpy(path, real, strlen(real) + 1); /* a link to the mount point */
-    if (!mounts_ours(path)) {
-        err_set(e, EINVAL, "%s: no unshardfs is mounted there", path);
-        return hint_mounts(e);
-    }
+    if (mounts_ours(path))
+        return 0;
+    err_set(e, EINVAL, "%s: no unshardfs is mounted there", path);
+    return hint_mounts(e);
+}
+
+int fs_save(const char *mountpoint, struct err *e)
+{
+    char path[PATH_MAX];
+    int rc = find_ours(mountpoint, path, e);
+
+    return rc < 0 ? rc : save_first(path, e);
+}
+
+int fs_umount(const char *mountpoint, struct err *e)
+{
+    const struct timespec wait = {.tv_nsec = GONE_WAIT_NS};
+    char path[PATH_MAX];
+    int rc = find_ours(mountpoint, path, e);
+
+    if (rc < 0)
+        return rc;
     rc = save_first(path, e);
     if (rc < 0)
         return rc;

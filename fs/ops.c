@@ -17,6 +17,7 @@
 #include "fs/read.h"
 #include "fs/report.h"
 #include "fs/request.h"
+#include "fs/stage_room.h"
 #include "fs/staged.h"
 #include "fs/write.h"
 #include "fs/xattr.h"
@@ -113,6 +114,8 @@ static int getattr_run(struct request *r, struct err *e)
         const struct node *n = node_of_ino(r->fs, r->ino);
 
         rc = n ? attr_node(r->fs, n, &st, e) : -ESTALE;
+        if (n && (rc == -ENOENT || rc == -ESTALE) && attr_unlinked(r->fs, n, &st) == 0)
+            rc = 0;
         if (rc == -ESTALE && n && n->parent) /* the kernel looks its name up again */
             nodes_look_again(r->fs, n->parent->path);
     }
@@ -266,7 +269,10 @@ static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
 /* Programs that save look whether there is room. */
 static bool statfs_of_source(const struct fs *fs, struct statvfs *out)
 {
-    return fs->stages && statvfs(fs->store->url, out) == 0;
+    if (!fs->stages || statvfs(fs->store->url, out) < 0)
+        return false;
+    stage_room_left(fs, out);
+    return true;
 }
 
 /* From memory, so that df(1) never waits: what is known so far, and no room. */
@@ -482,7 +488,7 @@ static void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in,
         fuse_reply_err(req, EOPNOTSUPP);
 }
 
-/* Devices, sockets, links: no checkpoint has them. mknod(2) of a file comes as create. */
+/* Devices and sockets: no checkpoint has them. mknod(2) of a file comes as create. */
 static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
                      dev_t rdev)
 {
@@ -497,11 +503,14 @@ static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent,
                        const char *name)
 {
-    (void)link;
-    (void)parent;
-    (void)name;
-    if (!refused(req))
-        fuse_reply_err(req, EPERM);
+    struct request r;
+
+    if (refused(req))
+        return;
+    r = request(req, write_symlink, parent);
+    r.name = name;
+    r.as = link;
+    change(&r);
 }
 
 static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,

@@ -64,8 +64,9 @@ static int check_name(const struct node *dir, const char *name, struct err *e)
     return err_hint(e, "make one, and write there: mkdir DIR");
 }
 
-static int entry_of(struct request *r, struct node *dir, struct fuse_entry_param *out,
-                    struct err *e)
+/* -EROFS: what was made is not shown as what it is. */
+static int entry_of(struct request *r, struct node *dir, enum shown_kind kind,
+                    struct fuse_entry_param *out, struct err *e)
 {
     const struct shown_entry *entry;
     struct shown *shown;
@@ -76,16 +77,35 @@ static int entry_of(struct request *r, struct node *dir, struct fuse_entry_param
     if (rc != 0)
         return rc;
     entry = shown_find(shown, r->name);
-    rc = entry && entry->kind == SHOWN_FILE
-             ? entry_shown(r->fs, dir, shown, entry, out, e)
-             : where_refused(e, r->name);
+    rc = entry && entry->kind == kind ? entry_shown(r->fs, dir, shown, entry, out, e)
+                                      : where_refused(e, r->name);
     shown_put(r->fs, shown);
     return rc;
 }
 
-int plain_create(struct request *r, struct node *dir, struct err *e)
+/* The maker's, but for the group in a directory that gives its own (S_ISGID). */
+static int set_maker(const struct request *r, int parent)
 {
     const struct fuse_ctx *c = fuse_req_ctx(r->req);
+    struct stat st;
+
+    if (geteuid() != 0)
+        return 0;
+    if (fstat(parent, &st) < 0)
+        return -1;
+    return fchownat(parent, r->name, c->uid, st.st_mode & S_ISGID ? st.st_gid : c->gid,
+                    AT_SYMLINK_NOFOLLOW);
+}
+
+/* What was made and cannot be shown. */
+static void take_back(const struct request *r, const struct node *dir, int parent)
+{
+    unlinkat(parent, r->name, 0);
+    nodes_look_again(r->fs, dir->path);
+}
+
+int plain_create(struct request *r, struct node *dir, struct err *e)
+{
     CLEANUP_FD int parent = -1;
     CLEANUP_FD int fd = -1;
     struct fuse_entry_param entry;
@@ -98,21 +118,85 @@ int plain_create(struct request *r, struct node *dir, struct err *e)
         return parent;
     fd = openat(parent, r->name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
                 r->mode & 07777);
-    if (fd < 0 || fchmod(fd, r->mode & 07777) < 0 ||
-        (geteuid() == 0 && fchown(fd, c->uid, c->gid) < 0))
+    if (fd < 0 || set_maker(r, parent) < 0 || fchmod(fd, r->mode & 07777) < 0)
         return fail(r->name, e);
-    rc = entry_of(r, dir, &entry, e);
+    rc = entry_of(r, dir, SHOWN_FILE, &entry, e);
     if (rc < 0) {
-        unlinkat(parent, r->name, 0);
+        take_back(r, dir, parent);
         return rc;
     }
     return write_reply_plain(r, steal_fd(&fd), &entry);
 }
 
+/* Does the text of a link in this directory lead out of the source, as it is written? */
+static bool leads_out(const char *dir, const char *text)
+{
+    size_t depth = dir[0] != '\0';
+
+    for (const char *c = dir; *c; c++)
+        depth += *c == '/';
+    for (size_t len; *text; text += len + strspn(text + len, "/")) {
+        bool up;
+
+        len = strcspn(text, "/");
+        up = len == 2 && memcmp(text, "..", 2) == 0;
+        if (len == 0 || (up && depth == 0))
+            return true; /* absolute, or too far up */
+        depth += up ? -1 : !(len == 1 && text[0] == '.');
+    }
+    return false;
+}
+
+int plain_symlink(struct request *r, struct node *dir, struct err *e)
+{
+    CLEANUP_FD int parent = open_dir(r->fs, dir, r->name, e);
+    struct fuse_entry_param entry;
+    int rc = leads_out(dir->path, r->as) ? -EROFS : 0;
+
+    if (parent < 0)
+        return parent;
+    if (rc == 0 && symlinkat(r->as, parent, r->name) < 0)
+        return fail(r->name, e);
+    if (rc == 0) {
+        rc = set_maker(r, parent) < 0 ? fail(r->name, e)
+                                      : entry_of(r, dir, SHOWN_LINK, &entry, e);
+        if (rc < 0)
+            take_back(r, dir, parent);
+    }
+    if (rc == -EROFS) {
+        *e = (struct err){0};
+        err_set(e, EPERM, "%s: a link leads to a directory of the source, not to %s",
+                r->name, r->as);
+        return err_hint(e, "name one that is published, by a relative path");
+    }
+    if (rc == 0 && fuse_reply_entry(r->req, &entry) < 0)
+        entry_forget(r->fs, entry.ino, 1);
+    return rc;
+}
+
+/* The server's own kernel leaves these bits to root, and it is root who asks there. */
+int plain_written(const struct request *r, int fd)
+{
+    struct stat st;
+
+    if (fuse_req_ctx(r->req)->uid == 0)
+        return 0;
+    if (fstat(fd, &st) < 0)
+        return -1;
+    return attr_written_mode(st.st_mode) == st.st_mode
+               ? 0
+               : fchmod(fd, attr_written_mode(st.st_mode) & 07777);
+}
+
 int plain_open(struct request *r, const struct node *n, struct err *e)
 {
-    int fd = open_node(r->fs, n, O_RDWR | (r->fi.flags & O_TRUNC), e);
+    int cut = r->fi.flags & O_TRUNC, fd = open_node(r->fs, n, O_RDWR | cut, e);
 
+    if (fd >= 0 && cut && plain_written(r, fd) < 0) {
+        fail(n->path, e);
+        close(fd);
+        return -e->code;
+    }
     return fd < 0 ? fd : write_reply_plain(r, fd, NULL);
 }
 
@@ -169,16 +253,44 @@ static int set_all(int fd, const struct stat *attr, int to_set)
     return set_owner(fd, attr, to_set) < 0 ? -1 : futimens(fd, t);
 }
 
+/* Of a link itself; its mode is no one's to set. */
+static int set_link(struct request *r, const struct node *n, const struct stat *attr,
+                    int to_set, struct err *e)
+{
+    uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
+    gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
+    const char *name;
+    CLEANUP_FD int dir = stage_parent(r->fs, n->path, &name, e);
+    struct timespec t[2];
+
+    if (dir < 0)
+        return dir;
+    if (to_set & FUSE_SET_ATTR_MODE)
+        return -EOPNOTSUPP;
+    attr_times(attr, to_set, t);
+    if (fchownat(dir, name, uid, gid, AT_SYMLINK_NOFOLLOW) < 0 ||
+        utimensat(dir, name, t, AT_SYMLINK_NOFOLLOW) < 0)
+        return fail(n->path, e);
+    return 0;
+}
+
 int plain_setattr(struct request *r, const struct node *n, int fd,
                   const struct stat *attr, int to_set, struct err *e)
 {
     CLEANUP_FD int own = -1;
 
+    if (n && n->kind == NODE_LINK)
+        return set_link(r, n, attr, to_set, e);
     if (fd < 0) {
         own = open_node(r->fs, n, to_set & FUSE_SET_ATTR_SIZE ? O_RDWR : O_RDONLY, e);
+        if (own == -ENOENT || own == -ESTALE) /* unlinked, and open */
+            own = staged_plain_open(r->fs, n->ino);
         if (own < 0)
             return own;
         fd = own;
     }
-    return set_all(fd, attr, to_set) < 0 ? fail(n ? n->path : "setattr", e) : 0;
+    if (set_all(fd, attr, to_set) < 0 ||
+        ((to_set & FUSE_SET_ATTR_SIZE) && plain_written(r, fd) < 0))
+        return fail(n ? n->path : "setattr", e);
+    return 0;
 }

@@ -39,7 +39,7 @@ static int make_plan(const struct plans *p, int64_t checkpoint, uint32_t ord,
                      struct buf *out, struct err *e)
 {
     CLEANUP(tensor_putp) struct tensor *t = NULL;
-    int rc = tensor_open(&p->fs->env, checkpoint, ord, &t, e);
+    int rc = tensor_open(&p->fs->reading.env, checkpoint, ord, &t, e);
 
     return rc < 0 ? rc : wire_write(t, p->root, out, e);
 }

@@ -196,7 +196,9 @@ static int remove_checkpoint(struct request *r, const struct node *dir, struct e
 
     if (store_join(dir->path, r->name, path, sizeof path) < 0)
         return -ENAMETOOLONG;
-    s = stage_at(r->fs, path);
+    do {
+        s = stage_at(r->fs, path);
+    } while (s && !stage_wait(r->fs, s));
     if (!s || !s->slot)
         return -ENOTEMPTY;
     n = node_pin(r->fs, s->slot->dir_ino);

@@ -94,9 +94,9 @@ int report_text(struct fs *fs, enum inside kind, struct buf *out)
 
     if (kind != INSIDE_COUNTERS_JSON)
         return last_error_text(&fs->last_error, out);
-    if (!fs->blocks)
+    if (!fs->reading.blocks)
         return counters_json(&fs->counters, NULL, out);
-    blocks = block_cache_counts(fs->blocks);
+    blocks = block_cache_counts(fs->reading.blocks);
     remote.retries = store_retries(fs->store);
     return counters_json(&fs->counters, &remote, out);
 }

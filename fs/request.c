@@ -37,6 +37,8 @@ static int errno_for(const struct request *r, int code, const struct err *e)
 
     if (!e->code || (e->code == ENOENT && !bytes))
         return -code;
+    if (e->code == EFBIG && !r->fn) /* of what is written: the disk's own limit */
+        return EFBIG;
     return err_for_reader(e);
 }
 

@@ -23,7 +23,7 @@ struct request {
     fuse_ino_t ino;
     const char *name; /* of a lookup or an xattr */
     fuse_ino_t to;    /* of a rename: the other directory, */
-    const char *as;   /* and the new name */
+    const char *as;   /* and the new name; of a symlink its text */
     unsigned flags;
     mode_t mode;
     size_t size;

@@ -129,9 +129,8 @@ static int set_rights(const struct publication *p, struct err *e)
     for (size_t i = 0; i < layout_files(p->layout); i++) {
         layout_file_info(p->layout, i, &f);
         if (fchmodat(dir, f.path, mode, 0) < 0 ||
-            (geteuid() == 0 && !p->stage->slot &&
-             fchownat(dir, f.path, p->files.uid, p->files.gid, AT_SYMLINK_NOFOLLOW) <
-                 0))
+            (geteuid() == 0 && fchownat(dir, f.path, p->files.root.uid,
+                                        p->files.root.gid, AT_SYMLINK_NOFOLLOW) < 0))
             return err_set(e, errno, "%s: %s", f.path, strerror(errno));
     }
     return 0;
@@ -152,22 +151,43 @@ static int lay_out(struct publication *p, struct err *e)
     return ret < 0 ? -e->code : 0;
 }
 
+/* What a waiting `unshard umount` shows: of several at once the one that began last. */
+static void count_written(void *user, uint64_t bytes)
+{
+    struct counters *c = user;
+
+    atomic_fetch_add_explicit(&c->saving_done, bytes, memory_order_relaxed);
+}
+
+static int write_counted(struct counters *c, struct save_run *run, struct err *e)
+{
+    int ret;
+
+    run->progress = count_written;
+    run->user = c;
+    atomic_store(&c->saving_done, 0);
+    atomic_store(&c->saving_total, save_bytes(run));
+    ret = save_write(run, e);
+    atomic_store(&c->saving_total, 0);
+    return ret;
+}
+
 static int write_tensors(struct publication *p, struct err *e)
 {
     int ret = lay_out(p, e);
 
     if (ret == 0) {
-        const struct save_run run = {.layout = p->layout,
-                                     .input = merge_input(p->merge),
-                                     .source = merge_source(p->merge),
-                                     .dir = staging_dir(p->stage->staging),
-                                     .pool = p->fs->pool,
-                                     .part = 1,
-                                     .parts = 1,
-                                     .first_stage = true,
-                                     .other_stages = true};
+        struct save_run run = {.layout = p->layout,
+                               .input = merge_input(p->merge),
+                               .source = merge_source(p->merge),
+                               .dir = staging_dir(p->stage->staging),
+                               .pool = p->fs->reading.pool,
+                               .part = 1,
+                               .parts = 1,
+                               .first_stage = true,
+                               .other_stages = true};
 
-        ret = save_write(&run, e);
+        ret = write_counted(&p->fs->counters, &run, e);
     }
     if (ret == 0)
         ret = set_rights(p, e);
@@ -182,7 +202,7 @@ static int patch_tensors(struct publication *p, struct err *e)
     CLEANUP_FREE struct patch_change *change = NULL;
     CLEANUP(patch_freep) struct patch *patch = NULL;
     struct stage *s = p->stage;
-    struct patch_spec spec = {.env = &p->fs->env,
+    struct patch_spec spec = {.env = &p->fs->reading.env,
                               .checkpoint = s->slot->info.id,
                               .source = merge_incoming(p->merge)};
     CLEANUP_FD int old = -1;
@@ -254,7 +274,7 @@ static int merge_files(struct publication *p, struct err *e)
     struct merge_spec spec = {.spool = staging_spool(p->stage->staging),
                               .file = p->files.file,
                               .files = p->files.count,
-                              .env = &p->fs->env,
+                              .env = &p->fs->reading.env,
                               .checkpoint =
                                   p->stage->slot ? p->stage->slot->info.id : 0,
                               .removed = p->files.removed,

@@ -14,6 +14,8 @@ struct format_writer;
  * where something cannot be: what `unshard umount` does first. Getting it tells why.
  */
 #define SAVE_ATTRIBUTE "user.unshard.publish"
+/* While tensors are written: "DONE TOTAL", in bytes of the checkpoint that is being made. */
+#define SAVING_ATTRIBUTE "user.unshard.publishing"
 
 /* save=FORMAT[:ranks=N][:mesh=AxB][:max_shard_size=S][:drop=optimizer+other+objects] */
 struct save_format {

@@ -2,7 +2,6 @@
 /* fs/save_files.c - side files of a checkpoint that is published. */
 #include "fs/save_files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "base/arena.h"
+#include "base/dir.h"
 #include "base/fsutil.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
@@ -52,20 +52,25 @@ static bool add_text(struct save_files *f, const char ***list, size_t *count,
     return grown[*count] && ++*count;
 }
 
+static struct save_rights rights_of(const struct staged *n)
+{
+    return (struct save_rights){.mode = n->mode, .uid = n->uid, .gid = n->gid};
+}
+
 static bool add_file(struct save_files *f, const struct staged *n, const char *path)
 {
     size_t cap = f->cap;
     struct merge_file *file = grow(f->file, f->count, &cap, sizeof *file), *x;
-    mode_t *mode;
+    struct save_rights *rights;
     char spool[24];
 
     if (!file)
         return false;
     f->file = file;
-    mode = grow(f->mode, f->count, &f->cap, sizeof *mode);
-    if (!mode)
+    rights = grow(f->rights, f->count, &f->cap, sizeof *rights);
+    if (!rights)
         return false;
-    f->mode = mode;
+    f->rights = rights;
     snprintf(spool, sizeof spool, "%" PRIu64, n->spool);
     x = &file[f->count];
     *x = (struct merge_file){.path = arena_memdup(f->arena, path, strlen(path)),
@@ -73,19 +78,19 @@ static bool add_file(struct save_files *f, const struct staged *n, const char *p
                              .order = n->order};
     if (n->dtype)
         x->dtype = arena_memdup(f->arena, n->dtype, strlen(n->dtype));
-    mode[f->count] = n->mode;
+    rights[f->count] = rights_of(n);
     return x->path && x->spool && (!n->dtype || x->dtype) && ++f->count;
 }
 
 static bool add_dir(struct save_files *f, const struct staged *n, const char *path)
 {
     size_t cap = f->dirs_cap;
-    mode_t *mode = grow(f->dir_mode, f->dirs, &cap, sizeof *mode);
+    struct save_rights *rights = grow(f->dir_rights, f->dirs, &cap, sizeof *rights);
 
-    if (!mode)
+    if (!rights)
         return false;
-    f->dir_mode = mode;
-    mode[f->dirs] = n->mode;
+    f->dir_rights = rights;
+    rights[f->dirs] = rights_of(n);
     return add_text(f, &f->dir, &f->dirs, &f->dirs_cap, path);
 }
 
@@ -110,6 +115,7 @@ static void list_node(void *user, struct staged *n)
 {
     struct lister *l = user;
     char path[PATH_MAX];
+    struct stat st;
     bool fine = staged_path(n, path, sizeof path) == 0;
 
     if (!fine && !l->failed)
@@ -121,6 +127,8 @@ static void list_node(void *user, struct staged *n)
         snprintf(l->lost, sizeof l->lost, "%s", path);
         return;
     }
+    if (n->kind == STAGED_FILE && staged_stat(n, &st) == 0)
+        n->size = (uint64_t)st.st_size; /* publication takes the spool away */
     if (n->kind == STAGED_FILE)
         fine = add_file(l->out, n, path);
     else if (n->kind == STAGED_GONE)
@@ -137,8 +145,11 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
 {
     struct lister l = {.out = out};
 
-    *out = (struct save_files){
-        .root_mode = s->root->mode, .uid = s->root->uid, .gid = s->root->gid};
+    *out = (struct save_files){.root = rights_of(s->root)};
+    if (s->slot) {
+        out->root.uid = s->slot->info.uid;
+        out->root.gid = s->slot->info.gid;
+    }
     out->arena = arena_new(LIST_MEMORY);
     if (!out->arena)
         return err_nomem(e);
@@ -178,9 +189,9 @@ bool save_files_none(const struct save_files *f)
 void save_files_release(struct save_files *f)
 {
     free(f->file);
-    free(f->mode);
+    free(f->rights);
     free(f->dir);
-    free(f->dir_mode);
+    free(f->dir_rights);
     free(f->removed);
     free(f->gone);
     arena_free(f->arena);
@@ -191,6 +202,14 @@ void save_files_release(struct save_files *f)
 static int fail(const char *path, struct err *e)
 {
     return err_set(e, errno, "%s: %s", path, strerror(errno));
+}
+
+/* Another owner takes the bits that give his rights away: they are set last. */
+static int set_rights(int fd, const struct save_rights *r)
+{
+    if (geteuid() == 0 && fchown(fd, r->uid, r->gid) < 0)
+        return -1;
+    return fchmod(fd, r->mode);
 }
 
 static int make_dirs_of(int dir, const struct save_files *f, struct err *e)
@@ -213,22 +232,18 @@ static int finish_dirs(int dir, const struct save_files *f, struct err *e)
         if (save_files_is_view(f->dir[i]))
             continue;
         fd = openat(dir, f->dir[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-        if (fd < 0 || fsync(fd) < 0 || fchmod(fd, f->dir_mode[i]) < 0)
+        if (fd < 0 || fsync(fd) < 0 || set_rights(fd, &f->dir_rights[i]) < 0)
             return fail(f->dir[i], e);
     }
     return 0;
 }
 
-static int place_file(int spool, int dir, const struct merge_file *file, mode_t mode,
-                      const struct save_files *f, struct err *e)
+static int place_file(int spool, int dir, const struct merge_file *file,
+                      const struct save_rights *rights, struct err *e)
 {
     CLEANUP_FD int fd = openat(spool, file->spool, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 
-    if (fd < 0 || fchmod(fd, mode) < 0)
-        return fail(file->path, e);
-    if (geteuid() == 0 && fchown(fd, f->uid, f->gid) < 0)
-        return fail(file->path, e);
-    if (fsync(fd) < 0)
+    if (fd < 0 || set_rights(fd, rights) < 0 || fsync(fd) < 0)
         return fail(file->path, e);
     /* A file that the format's writer has made goes first. */
     if (linkat(spool, file->spool, dir, file->path, 0) < 0 && errno != EEXIST)
@@ -254,7 +269,7 @@ static int place_incoming(const struct stage *s, const struct save_files *f,
 
     for (size_t i = 0; ret == 0 && i < f->count; i++)
         if (is_placed(f, m, i))
-            ret = place_file(spool, dir, &f->file[i], f->mode[i], f, e);
+            ret = place_file(spool, dir, &f->file[i], &f->rights[i], e);
     return ret == 0 ? finish_dirs(dir, f, e) : ret;
 }
 
@@ -358,22 +373,23 @@ static int carry_dir(const struct carry *c, int from, int to, const char *path,
 {
     int fd = openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret = 0;
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    struct dirent *d;
+    const char *name;
     char below[PATH_MAX];
+    int more = 0;
 
     if (!dir)
         return fail(path, e);
     if (depth > MAX_DEPTH)
         ret = err_set(e, ELOOP, "%s: more than %d directories deep", path, MAX_DEPTH);
-    while (ret == 0 && (d = readdir(dir))) {
-        if (!strcmp(d->d_name, ".") || !strcmp(d->d_name, ".."))
-            continue;
-        if (store_join(path, d->d_name, below, sizeof below) < 0)
-            ret = err_set(e, ENAMETOOLONG, "%s/%s", path, d->d_name);
+    while (ret == 0 && (more = dir_next(dir, &name)) > 0) {
+        if (store_join(path, name, below, sizeof below) < 0)
+            ret = err_set(e, ENAMETOOLONG, "%s/%s", path, name);
         else if (stays(c, below))
-            ret = carry_entry(c, from, d->d_name, to, below, depth, e);
+            ret = carry_entry(c, from, name, to, below, depth, e);
     }
     closedir(dir);
+    if (ret == 0 && more < 0) /* what was not listed would be lost with the old one */
+        return err_set(e, -more, "list %s: %s", path, strerror(-more));
     return ret;
 }
 
@@ -406,7 +422,7 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f)
 
         if (kind == INCOMING_SAFETENSORS || kind == INCOMING_NPY ||
             kind == INCOMING_RAW)
-            mode &= f->mode[i];
+            mode &= f->rights[i].mode;
     }
     return mode | 0600; /* the owner's: who saved it can read it */
 }
@@ -420,7 +436,5 @@ int save_files_place(struct fs *fs, const struct stage *s, const struct save_fil
         return ret;
     if (s->slot)
         return carry_old(fs, s, f, rewritten, e);
-    if (fchmod(dir, f->root_mode) < 0)
-        return fail(s->path, e);
-    return geteuid() == 0 && fchown(dir, f->uid, f->gid) < 0 ? fail(s->path, e) : 0;
+    return set_rights(dir, &f->root) < 0 ? fail(s->path, e) : 0;
 }

@@ -8,21 +8,25 @@
 
 struct arena;
 
+struct save_rights {
+    mode_t mode;
+    uid_t uid;
+    gid_t gid;
+};
+
 struct save_files {
     struct arena *arena; /* holds all texts */
     struct merge_file *file;
-    mode_t *mode; /* of each */
+    struct save_rights *rights; /* of each */
     size_t count, cap;
     const char **dir; /* directories, those above first */
-    mode_t *dir_mode;
+    struct save_rights *dir_rights;
     size_t dirs, dirs_cap;
     const char **removed; /* names in tensors/ */
     size_t removals, removals_cap;
     const char **gone; /* side files */
     size_t gones, gones_cap;
-    mode_t root_mode;
-    uid_t uid;
-    gid_t gid;
+    struct save_rights root; /* of its directory, and the owner of its storage */
 };
 
 /* With the lock of stages. */

@@ -129,7 +129,7 @@ int save_upload(struct fs *fs, const struct stage *s, const struct save_files *f
     const struct save_run run = {.layout = l,
                                  .input = merge_input(m),
                                  .source = merge_source(m),
-                                 .pool = fs->pool,
+                                 .pool = fs->reading.pool,
                                  .part = 1,
                                  .parts = 1,
                                  .first_stage = true,

@@ -16,6 +16,7 @@
 #include "fs/node.h"
 #include "fs/save_upload.h"
 #include "fs/slot.h"
+#include "fs/stage_room.h"
 #include "save/staging.h"
 #include "save/witness.h"
 
@@ -168,6 +169,8 @@ static bool table_add(struct stages *t, struct staged *n)
 
 static void staged_free(struct staged *n)
 {
+    if (n->unlinked_fd >= 0)
+        close(n->unlinked_fd);
     free(n->name);
     free(n->dtype);
     free(n);
@@ -181,16 +184,25 @@ static struct staged *staged_make(struct fs *fs, const char *name,
     if (!n)
         return NULL;
     n->kind = kind;
+    n->unlinked_fd = -1;
     n->mode = mode & 07777;
     n->uid = geteuid();
     n->gid = getegid();
     n->refs = 1; /* its place in the tree */
     clock_gettime(CLOCK_REALTIME, &n->mtime);
+    n->ctime = n->mtime;
     n->name = strdup(name);
     if (n->name && table_add(fs->stages, n))
         return n;
     staged_free(n);
     return NULL;
+}
+
+/* A name came to the directory, or went. */
+static void names_changed(struct staged *dir)
+{
+    clock_gettime(CLOCK_REALTIME, &dir->mtime);
+    dir->ctime = dir->mtime;
 }
 
 int staged_add(struct fs *fs, struct staged *dir, const char *name,
@@ -210,7 +222,7 @@ int staged_add(struct fs *fs, struct staged *dir, const char *name,
         return err_nomem(e);
     }
     dir->count++;
-    clock_gettime(CLOCK_REALTIME, &dir->mtime);
+    names_changed(dir);
     stage_touch(n->stage);
     *out = n;
     return 0;
@@ -240,6 +252,32 @@ void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino)
     entry_forget(fs, ino, 1);
 }
 
+void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to)
+{
+    n->lost_from = n->lost ? MIN(n->lost_from, from) : from;
+    n->lost_to = n->lost ? MAX(n->lost_to, to) : to;
+    n->lost = code;
+}
+
+void staged_wrote(struct staged *n, uint64_t from, uint64_t to)
+{
+    if (n->lost && from <= n->lost_from && to > n->lost_from)
+        n->lost_from = to;
+    if (n->lost_from >= n->lost_to)
+        n->lost = 0;
+    if (from <= n->prefix)
+        n->prefix = MAX(n->prefix, to);
+}
+
+void staged_cut(struct staged *n, uint64_t size)
+{
+    if (size <= n->lost_from)
+        n->lost = 0;
+    if (size == 0)
+        n->checked = false;
+    n->prefix = MIN(n->prefix, size);
+}
+
 void staged_ref(struct staged *n)
 {
     n->refs++;
@@ -253,6 +291,7 @@ void staged_unref(struct fs *fs, struct staged *n, uint64_t refs)
     if (n->refs > 0)
         return;
     alias_end(fs, n);
+    stage_room_give(fs, n, 0);
     t->table[n->ino & ~STAGED_BIT] = NULL;
     t->free = MIN(t->free, (size_t)(n->ino & ~STAGED_BIT));
     staged_free(n);
@@ -262,6 +301,8 @@ int staged_stat(const struct staged *n, struct stat *st)
 {
     char name[24];
 
+    if (n->unlinked_fd >= 0)
+        return fstat(n->unlinked_fd, st) < 0 ? -errno : 0;
     if (n->kind != STAGED_FILE || !n->stage)
         return -ENOENT;
     snprintf(name, sizeof name, "%" PRIu64, n->spool);
@@ -312,6 +353,8 @@ static void detach(struct fs *fs, struct staged *n)
         snprintf(name, sizeof name, "%" PRIu64, n->spool);
         unlinkat(staging_spool(n->stage->staging), name, 0);
     }
+    if (n->handles == 0)
+        stage_room_give(fs, n, 0);
     n->stage = NULL;
     n->parent = NULL;
     staged_unref(fs, n, 1);
@@ -323,13 +366,15 @@ void staged_remove(struct fs *fs, struct staged *n)
     if (n->parent) {
         tdelete(n, &n->parent->children, by_name);
         n->parent->count--;
-        clock_gettime(CLOCK_REALTIME, &n->parent->mtime);
+        names_changed(n->parent);
     }
     while (n->children) {
         struct staged *child = *(struct staged **)n->children;
 
         staged_remove(fs, child);
     }
+    if (n->writers > 0) /* who has it open goes on, and asks for its size */
+        n->unlinked_fd = staged_open_spool(n, O_RDONLY);
     n->stage->writers -= n->writers;
     n->writers = 0;
     n->removed = true;
@@ -352,10 +397,13 @@ int staged_rename(struct fs *fs, struct staged *n, struct staged *dir, const cha
         staged_remove(fs, there);
     tdelete(n, &n->parent->children, by_name);
     n->parent->count--;
+    names_changed(n->parent);
     free(n->name);
     n->name = copy;
     n->parent = dir;
     dir->count++;
+    names_changed(dir);
+    n->ctime = dir->ctime;
     n->checked = false; /* what it is follows from its name */
     stage_touch(n->stage);
     if (tsearch(n, &dir->children, by_name))
@@ -428,6 +476,25 @@ static int root_parent(const struct fs *fs, const char **name, struct err *e)
     return fd < 0 ? err_set(e, errno, "%s: %s", dir, strerror(errno)) : fd;
 }
 
+/* What is written goes where it was read: the path may lead elsewhere (umount -l). */
+static int open_root(const struct fs *fs, struct err *e)
+{
+    CLEANUP_FD int fd = open(fs->store->url, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    struct entry_stat root;
+    struct stat st;
+
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return err_set(e, errno, "%s: %s", fs->store->url, strerror(errno));
+    if (fs->store->ops->stat(fs->store, "", &root, e) < 0)
+        return -e->code;
+    if (root.id.dev != st.st_dev || root.id.ino != st.st_ino) {
+        err_set(e, EIO, "%s: another directory than the one that is mounted",
+                fs->store->url);
+        return err_hint(e, "nothing is written there: mount it anew");
+    }
+    return steal_fd(&fd);
+}
+
 /* The directory that holds `path`, beneath the source's root; "" has none in it. */
 int stage_parent(const struct fs *fs, const char *path, const char **name,
                  struct err *e)
@@ -447,9 +514,9 @@ int stage_parent(const struct fs *fs, const char *path, const char **name,
     if (snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1,
                  slash ? path : ".") >= (int)sizeof dir)
         return err_set(e, ENAMETOOLONG, "%s", path);
-    root = open(fs->store->url, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    root = open_root(fs, e);
     if (root < 0)
-        return err_set(e, errno, "%s: %s", fs->store->url, strerror(errno));
+        return root;
     fd = open_below(root, dir, &rule);
     return fd < 0 ? err_set(e, -fd, "%s: %s", dir, strerror(-fd)) : fd;
 }

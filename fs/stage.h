@@ -36,17 +36,23 @@ struct staged {
     size_t count;     /* of them */
     uint64_t refs;    /* lookups of the kernel, handles, its place in the tree */
     unsigned writers; /* handles that may write */
+    unsigned handles; /* all */
+    uint64_t room;    /* bytes that count as staged (fs/stage_room.h) */
     uint64_t order;   /* when it was closed last, among all of its stage */
     char *dtype;      /* user.unshard.dtype, or NULL */
     mode_t mode;      /* permission bits */
     uid_t uid;
     gid_t gid;
-    struct timespec mtime;
-    uint64_t prefix; /* bytes from the start that were written without a hole */
-    bool removed;    /* unlinked; or a fixed directory of which nothing is left */
-    bool checked;    /* its header was seen whole, and is sound */
-    int lost;        /* errno with which the disk refused bytes that were written */
-    uint64_t size;   /* at the time it left its stage */
+    struct timespec mtime; /* of a directory */
+    struct timespec ctime; /* of name and rights; a file's bytes have their own */
+    uint64_t prefix;       /* bytes from the start that were written without a hole */
+    bool removed;          /* unlinked; or a fixed directory of which nothing is left */
+    bool checked;          /* its header was seen whole, and is sound */
+    bool filling; /* what it covers is copied into it: neither shown nor opened yet */
+    int lost;     /* errno with which the disk refused bytes that were written */
+    uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
+    uint64_t size;               /* at the time it left its stage */
+    int unlinked_fd; /* of a file that was unlinked while it was written, or -1 */
 };
 
 struct stage {
@@ -121,6 +127,14 @@ int staged_rename(struct fs *fs, struct staged *n, struct staged *dir, const cha
 void staged_ref(struct staged *n);
 void staged_unref(struct fs *fs, struct staged *n, uint64_t refs);
 void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino);
+
+/*
+ * With the lock: the disk did not take bytes [from, to) of it (0, UINT64_MAX: who knows
+ * which). It is not published until they are written anew, or it is cut before them.
+ */
+void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to);
+void staged_wrote(struct staged *n, uint64_t from, uint64_t to);
+void staged_cut(struct staged *n, uint64_t size);
 
 /* The file in the spool: its size and times; -errno. A descriptor of it. */
 int staged_stat(const struct staged *n, struct stat *st);

@@ -12,11 +12,17 @@
 #include "fs/lookup.h"
 #include "fs/node.h"
 #include "fs/slot.h"
+#include "fs/stage_room.h"
 #include "fs/tree.h"
 
 enum { BLOCK_SIZE = 256 << 10 };
 
 /* ---- attributes ---- */
+
+static bool later(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec > b->tv_sec || (a->tv_sec == b->tv_sec && a->tv_nsec > b->tv_nsec);
+}
 
 void staged_attr(const struct staged *n, struct stat *st)
 {
@@ -25,7 +31,7 @@ void staged_attr(const struct staged *n, struct stat *st)
 
     staged_stat(n, &file);
     *st = (struct stat){
-        .st_ino = n->ino & ~(3ull << 62),
+        .st_ino = n->ino, /* no number of the source's files */
         .st_mode = n->mode | (dir ? S_IFDIR : S_IFREG),
         .st_nlink = n->removed && !n->stage ? 0
                     : dir                   ? 2
@@ -37,9 +43,8 @@ void staged_attr(const struct staged *n, struct stat *st)
         .st_blocks = file.st_blocks,
         .st_atim = dir ? n->mtime : file.st_atim,
         .st_mtim = dir ? n->mtime : file.st_mtim,
-        .st_ctim = dir ? n->mtime : file.st_ctim,
+        .st_ctim = dir || later(&n->ctime, &file.st_ctim) ? n->ctime : file.st_ctim,
     };
-    st->st_ino += 1ull << 62; /* no number of the source's files */
 }
 
 void staged_entry(struct staged *n, struct fuse_entry_param *out)
@@ -120,7 +125,7 @@ static int reply(const struct request *r, struct staged *n)
 /* A directory that is shown anyway keeps its own node: here are only changes of it. */
 static bool is_own(const struct staged *n)
 {
-    return n && (n->removed || !(n->kind == STAGED_DIR && n->covers));
+    return n && !n->filling && (n->removed || !(n->kind == STAGED_DIR && n->covers));
 }
 
 static int lookup_staged(struct request *r)
@@ -198,7 +203,9 @@ static void end_use(struct fs *fs, const struct staged_handle *h, struct staged 
 {
     stages_lock(fs);
     if (lost)
-        n->lost = lost;
+        staged_lose(n, lost, 0, UINT64_MAX);
+    if (--n->handles == 0 && !n->stage)
+        stage_room_give(fs, n, 0);
     if (h->writes && n->stage) {
         n->writers--;
         n->stage->writers--;
@@ -210,15 +217,20 @@ static void end_use(struct fs *fs, const struct staged_handle *h, struct staged 
     stages_unlock(fs);
 }
 
-static void names_free(struct staged_handle *h)
+void staged_names_free(struct staged_name *names)
 {
-    for (size_t i = 0; i < h->names; i++)
-        free(h->name[i]);
-    free(h->name);
-    free(h->type);
-    h->name = NULL;
-    h->type = NULL;
+    for (size_t i = 0; names && names[i].name; i++)
+        free(names[i].name);
+    free(names);
+}
+
+/* Room for so many, and what stood there goes. */
+static int names_begin(struct staged_handle *h, size_t count, struct err *e)
+{
+    staged_names_free(h->name);
     h->names = 0;
+    h->name = calloc(count + 1, sizeof *h->name);
+    return h->name ? 0 : err_nomem(e);
 }
 
 static void handle_free(struct fs *fs, struct opened *o)
@@ -231,7 +243,7 @@ static void handle_free(struct fs *fs, struct opened *o)
         lost = errno;
     if (h->node)
         end_use(fs, h, h->node, lost);
-    names_free(h);
+    staged_names_free(h->name);
     free(h);
 }
 
@@ -246,6 +258,23 @@ struct staged_handle *staged_plain(int fd)
     h->fd = fd;
     h->writes = true;
     return h;
+}
+
+int staged_plain_open(struct fs *fs, fuse_ino_t ino)
+{
+    struct opened_list *l = &fs->opened;
+    int fd = -ENOENT;
+
+    pthread_mutex_lock(&l->lock);
+    for (struct ring *x = l->ring.next; fd < 0 && x != &l->ring; x = x->next) {
+        struct opened *o = container_of(x, struct opened, ring);
+        const struct staged_handle *h = container_of(o, struct staged_handle, opened);
+
+        if (o->staged && !h->node && h->ino == ino)
+            fd = fcntl(h->fd, F_DUPFD_CLOEXEC, 0);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return fd < 0 ? -ENOENT : fd;
 }
 
 void staged_drop(struct fs *fs, struct staged_handle *h)
@@ -263,6 +292,7 @@ static struct staged_handle *handle_new(struct staged *n)
     h->opened.staged = true;
     h->fd = -1;
     h->node = n;
+    n->handles++;
     staged_ref(n);
     return h;
 }
@@ -275,7 +305,6 @@ int staged_open_handle(struct fs *fs, struct staged *n, int flags,
                                       (flags & (O_CREAT | O_TRUNC)));
     struct staged_handle *h;
 
-    (void)fs;
     if (fd < 0)
         return err_set(e, -fd, "%s: %s", n->name, strerror(-fd));
     h = handle_new(n);
@@ -290,9 +319,8 @@ int staged_open_handle(struct fs *fs, struct staged *n, int flags,
         n->stage->writers++;
         stage_touch(n->stage);
         if (flags & O_TRUNC) {
-            n->prefix = 0;
-            n->checked = false;
-            n->lost = 0;
+            stage_room_give(fs, n, 0);
+            staged_cut(n, 0);
         }
     }
     *out = h;
@@ -316,16 +344,25 @@ int staged_read(struct request *r, struct err *e)
 
 /* ---- listings ---- */
 
+/* Of a node, as a listing calls it; false: no memory. */
+static bool name_node(struct staged_name *at, const struct staged *n, const char *name)
+{
+    *at = (struct staged_name){.name = strdup(name),
+                               .type = n->kind == STAGED_DIR ? S_IFDIR : S_IFREG,
+                               .ino = n->ino};
+    return at->name;
+}
+
 static void take_name(void *user, struct staged *n)
 {
     struct staged_handle *h = user;
 
     if (n->kind == STAGED_GONE)
         return;
-    h->name[h->names] = strdup(n->name);
-    h->type[h->names] = n->kind == STAGED_DIR ? S_IFDIR : S_IFREG;
-    if (h->name[h->names])
+    if (name_node(&h->name[h->names], n, n->name))
         h->names++;
+    else
+        h->cut = true;
 }
 
 int staged_opendir(struct request *r, struct err *e)
@@ -353,13 +390,12 @@ int staged_opendir(struct request *r, struct err *e)
 /* With the lock: what it holds now. */
 static int list_names(struct staged_handle *h, const struct staged *n, struct err *e)
 {
-    names_free(h);
-    h->name = calloc(n->count + 1, sizeof *h->name);
-    h->type = calloc(n->count + 1, sizeof *h->type);
-    if (!h->name || !h->type)
-        return err_nomem(e);
-    staged_each(n, take_name, h);
-    return 0;
+    int rc = names_begin(h, n->count, e);
+
+    h->cut = false;
+    if (rc == 0)
+        staged_each(n, take_name, h);
+    return h->cut ? err_nomem(e) : rc;
 }
 
 /* It was published since: what the directory of the source shows; types are not told. */
@@ -368,33 +404,35 @@ static int list_published(const struct request *r, struct staged_handle *h,
 {
     struct node *n = node_of_ino(r->fs, r->ino);
     struct shown *shown = NULL;
-    char **more = NULL;
+    struct staged_name *more = NULL;
     size_t count = 0;
     int rc = n ? tree_shown(r->fs, n, r->may_block, &shown, e) : -ESTALE;
 
     if (rc != 0)
         return rc;
-    names_free(h);
-    more = staged_names(r->fs, r->ino, n->path, shown->slot);
-    while (more && more[count])
+    more = staged_names(r->fs, r->ino, n->path, shown->slot, shown);
+    while (more && more[count].name)
         count++;
-    h->name = calloc(shown->count + count + 1, sizeof *h->name);
-    h->type = calloc(shown->count + count + 1, sizeof *h->type);
-    if (!more || !h->name || !h->type)
+    rc = names_begin(h, shown->count + count, e);
+    if (!more)
         rc = err_nomem(e);
     for (size_t i = 0; rc == 0 && i < shown->count; i++) {
         const char *name = shown->entry[i].name;
 
-        if (!staged_hides(r->fs, r->ino, shown->slot, name) &&
-            (h->name[h->names] = strdup(name)) != NULL)
+        if (staged_hides(r->fs, r->ino, shown->slot, name))
+            continue;
+        h->name[h->names] = (struct staged_name){.name = strdup(name), .ino = 1};
+        if (h->name[h->names].name)
             h->names++;
-    }
-    for (size_t i = 0; i < count; i++) {
-        if (rc == 0)
-            h->name[h->names++] = more[i];
         else
-            free(more[i]);
+            rc = err_nomem(e);
     }
+    for (size_t i = 0; rc == 0 && i < count; i++) {
+        h->name[h->names++] = more[i];
+        more[i].name = NULL;
+    }
+    for (size_t i = 0; i < count; i++)
+        free(more[i].name);
     free(more);
     shown_put(r->fs, shown);
     return rc;
@@ -415,19 +453,36 @@ static int look(const struct request *r, struct staged_handle *h, struct err *e)
     return staged || ino_is_staged(r->ino) ? rc : list_published(r, h, e);
 }
 
-static size_t add_name(const struct request *r, char *at, size_t room, const char *name,
-                       mode_t type, off_t next)
+static size_t add_name(const struct request *r, char *at, size_t room,
+                       const struct staged_name *n, off_t next)
 {
-    const struct fuse_entry_param entry = {.attr = {.st_ino = 1, .st_mode = type}};
+    const struct fuse_entry_param entry = {
+        .attr = {.st_ino = n->ino, .st_mode = n->type}};
 
-    return r->plus ? fuse_add_direntry_plus(r->req, at, room, name, &entry, next)
-                   : fuse_add_direntry(r->req, at, room, name, &entry.attr, next);
+    return r->plus ? fuse_add_direntry_plus(r->req, at, room, n->name, &entry, next)
+                   : fuse_add_direntry(r->req, at, room, n->name, &entry.attr, next);
+}
+
+/* "." and "..". */
+static void list_dots(const struct request *r, const struct staged_handle *h,
+                      struct staged_name dots[2])
+{
+    static char one[] = ".", two[] = "..";
+    const struct staged *parent;
+
+    stages_lock(r->fs);
+    parent = h->node->parent;
+    dots[0] = (struct staged_name){.name = one, .type = S_IFDIR, .ino = h->node->ino};
+    dots[1] = (struct staged_name){
+        .name = two, .type = S_IFDIR, .ino = parent ? parent->ino : h->node->ino};
+    stages_unlock(r->fs);
 }
 
 int staged_readdir(struct request *r, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
     CLEANUP_FREE char *data = malloc(r->size);
+    struct staged_name dots[2];
     size_t used = 0;
     int rc = 0;
 
@@ -437,10 +492,10 @@ int staged_readdir(struct request *r, struct err *e)
         rc = look(r, h, e);
     if (rc != 0)
         return rc;
+    list_dots(r, h, dots);
     for (size_t i = (size_t)r->off; i < h->names + 2; i++) {
-        const char *name = i == 0 ? "." : i == 1 ? ".." : h->name[i - 2];
-        mode_t type = i < 2 ? S_IFDIR : h->type[i - 2];
-        size_t n = add_name(r, data + used, r->size - used, name, type, (off_t)i + 1);
+        const struct staged_name *name = i < 2 ? &dots[i] : &h->name[i - 2];
+        size_t n = add_name(r, data + used, r->size - used, name, (off_t)i + 1);
 
         if (n > r->size - used)
             break;
@@ -451,7 +506,7 @@ int staged_readdir(struct request *r, struct err *e)
 }
 
 struct list {
-    char **name;
+    struct staged_name *name;
     size_t count;
 };
 
@@ -460,7 +515,7 @@ static void add_to_list(void *user, struct staged *n)
     struct list *l = user;
 
     if (is_own(n) && n->kind != STAGED_GONE && !n->removed &&
-        (l->name[l->count] = strdup(n->name)) != NULL)
+        name_node(&l->name[l->count], n, n->name))
         l->count++;
 }
 
@@ -474,21 +529,25 @@ static size_t count_stages(struct fs *fs)
     return n;
 }
 
-static void add_new_dirs(struct fs *fs, const char *path, struct list *l)
+static void add_new_dirs(struct fs *fs, const char *path, const struct shown *shown,
+                         struct list *l)
 {
     size_t len = strlen(path);
 
     for (const struct stage *s = stage_first(fs); s; s = s->next) {
         const char *slash = strrchr(s->path, '/');
         size_t dir = slash ? (size_t)(slash - s->path) : 0;
+        const char *name = slash ? slash + 1 : s->path;
 
         if (!s->slot && dir == len && memcmp(s->path, path, len) == 0 &&
-            (l->name[l->count] = strdup(slash ? slash + 1 : s->path)) != NULL)
+            !(shown && shown_find(shown, name)) &&
+            name_node(&l->name[l->count], s->root, name))
             l->count++;
     }
 }
 
-char **staged_names(struct fs *fs, fuse_ino_t ino, const char *path, struct slot *slot)
+struct staged_name *staged_names(struct fs *fs, fuse_ino_t ino, const char *path,
+                                 struct slot *slot, const struct shown *shown)
 {
     struct list l = {0};
     const struct staged *dir;
@@ -499,7 +558,7 @@ char **staged_names(struct fs *fs, fuse_ino_t ino, const char *path, struct slot
     if (l.name && dir)
         staged_each(dir, add_to_list, &l);
     if (l.name && path)
-        add_new_dirs(fs, path, &l);
+        add_new_dirs(fs, path, shown, &l);
     stages_unlock(fs);
     return l.name;
 }

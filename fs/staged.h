@@ -9,15 +9,23 @@
 /* What a handler says when nothing that is staged has to do with the request. */
 enum { STAGED_NONE = 2 };
 
+/* A name in a listing. */
+struct staged_name {
+    char *name;
+    mode_t type; /* S_IFDIR or S_IFREG; 0: not told */
+    uint64_t ino;
+};
+
 /* An open file of a spool, or an open directory. */
 struct staged_handle {
     struct opened opened;
     struct staged *node; /* a reference; NULL: a file of the source itself */
     int fd;              /* of a file */
+    fuse_ino_t ino;      /* of a file of the source */
     bool writes;
-    char **name; /* of a directory: what it held, as a listing is one moment's */
-    mode_t *type;
+    struct staged_name *name; /* of a directory: what it held, one moment's listing */
     size_t names;
+    bool cut; /* a name found no memory */
 };
 
 static inline struct staged_handle *staged_handle_of(const struct fuse_file_info *fi)
@@ -44,6 +52,9 @@ int staged_open_handle(struct fs *fs, struct staged *n, int flags,
 /* A handle on a file of the source itself, which takes the descriptor over; or NULL. */
 struct staged_handle *staged_plain(int fd);
 
+/* A descriptor of a file of the source that is open for writing as `ino`, or -ENOENT. */
+int staged_plain_open(struct fs *fs, fuse_ino_t ino);
+
 /* A handle that nobody was given. Without the lock. */
 void staged_drop(struct fs *fs, struct staged_handle *h);
 
@@ -62,9 +73,13 @@ const char *staged_fixed_name(enum inside kind);
 
 /*
  * Names that come to the listing of a directory of the source (or of a checkpoint) from
- * stages, malloc'd with their texts, NULL behind the last; and: is this one hidden?
+ * stages, one without a name behind the last; and: is this one hidden? `shown` is what is
+ * listed beside them, or NULL: a stage that is just being published is in both, and left out
+ * here.
  */
-char **staged_names(struct fs *fs, fuse_ino_t ino, const char *path, struct slot *slot);
+struct staged_name *staged_names(struct fs *fs, fuse_ino_t ino, const char *path,
+                                 struct slot *slot, const struct shown *shown);
+void staged_names_free(struct staged_name *names); /* NULL is fine */
 bool staged_hides(struct fs *fs, fuse_ino_t ino, const struct slot *slot,
                   const char *name);
 

@@ -274,10 +274,14 @@ static void *watch_thread(void *user)
 
     while (!stopped(w)) {
         bool told = tell_changes(w);
-        bool awake = look_around(w->fs);
-        bool waiting = lane_reap(w->fs->lane);
+        bool awake, waiting;
 
-        open_files_rest(w->fs->files, now_ns(), (int64_t)OPEN_SECONDS * 1000000000);
+        store_follow(w->fs->store);
+        awake = look_around(w->fs);
+        waiting = lane_reap(w->fs->lane);
+
+        open_files_rest(w->fs->reading.files, now_ns(),
+                        (int64_t)OPEN_SECONDS * 1000000000);
         waiting |= lane_reap(w->fs->fills);
         copies_tidy(w->fs->copies);
         wait_tick(w, told || awake || waiting);

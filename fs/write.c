@@ -7,9 +7,12 @@
 #include <limits.h>
 #include <string.h>
 
+#include "fs/attr.h"
 #include "fs/node.h"
+#include "fs/plain.h"
 #include "fs/save.h"
 #include "fs/slot.h"
+#include "fs/stage_room.h"
 #include "fs/staged.h"
 #include "save/incoming.h"
 
@@ -22,11 +25,15 @@ static int judge(struct request *r, struct staged_handle *h, struct err *e)
     if (rc <= 0)
         return rc;
     h->node->checked = true;
+    stages_lock(r->fs);
+    rc = stage_room_take(r->fs, h->node, size, e);
+    stages_unlock(r->fs);
+    if (rc < 0)
+        return rc;
     if (fallocate(h->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) < 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
         return err_set(e, errno, "%s: %" PRIu64 " bytes: %s", h->node->name, size,
                        strerror(errno));
-    (void)r;
     return 0;
 }
 
@@ -38,9 +45,54 @@ static bool is_judged(const struct staged *n)
            incoming_kind(path) == INCOMING_SAFETENSORS;
 }
 
+/* Before bytes are put there, up to `end`. */
+static int take_room(const struct request *r, const struct staged_handle *h,
+                     uint64_t end, struct err *e)
+{
+    int rc;
+
+    if (!h->node)
+        return 0;
+    stages_lock(r->fs);
+    rc = stage_room_take(r->fs, h->node, end, e);
+    stages_unlock(r->fs);
+    return rc;
+}
+
 static const char *name_shown(const struct staged_handle *h)
 {
     return h->node ? h->node->name : "a file of the source";
+}
+
+/* Set-uid bits go with what others than root write. */
+static int written(const struct request *r, const struct staged_handle *h,
+                   struct err *e)
+{
+    if (!h->node)
+        return plain_written(r, h->fd) < 0
+                   ? err_set(e, errno, "%s: %s", name_shown(h), strerror(errno))
+                   : 0;
+    stages_lock(r->fs);
+    if (fuse_req_ctx(r->req)->uid != 0)
+        h->node->mode = attr_written_mode(h->node->mode);
+    stages_unlock(r->fs);
+    return 0;
+}
+
+/*
+ * Who writes is told, but may not look: a program that dies of it closes the file all the
+ * same, and of a mapping's pages nobody is told. Its length may be right, and zeros be where
+ * the bytes should: it is not published so.
+ */
+static int refused(const struct request *r, const struct staged_handle *h,
+                   uint64_t from, struct err *e)
+{
+    if (h->node) {
+        stages_lock(r->fs);
+        staged_lose(h->node, e->code, from, (uint64_t)r->off + r->size);
+        stages_unlock(r->fs);
+    }
+    return -e->code;
 }
 
 int write_bytes(struct request *r, const char *data, struct err *e)
@@ -51,22 +103,27 @@ int write_bytes(struct request *r, const char *data, struct err *e)
 
     if (!h || h->fd < 0)
         return -EROFS;
+    if (take_room(r, h, (uint64_t)r->off + r->size, e) < 0)
+        return refused(r, h, (uint64_t)r->off, e);
     while (done < r->size) {
         ssize_t n = pwrite(h->fd, data + done, r->size - done, r->off + (off_t)done);
 
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+        if (n < 0) {
+            err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+            return refused(r, h, (uint64_t)r->off + done, e);
+        }
         done += (size_t)n;
     }
+    if (written(r, h, e) < 0)
+        return -e->code;
     if (!h->node) {
         fuse_reply_write(r->req, done);
         return 0;
     }
     stages_lock(r->fs);
-    if ((uint64_t)r->off <= h->node->prefix)
-        h->node->prefix = MAX(h->node->prefix, (uint64_t)r->off + done);
+    staged_wrote(h->node, (uint64_t)r->off, (uint64_t)r->off + done);
     if (h->node->stage)
         stage_touch(h->node->stage);
     look = is_judged(h->node);
@@ -85,8 +142,12 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
         return -EROFS;
     if (r->flags & ~(unsigned)FALLOC_FL_KEEP_SIZE)
         return -EOPNOTSUPP;
+    if (take_room(r, h, (uint64_t)r->off + (uint64_t)len, e) < 0)
+        return -e->code;
     if (fallocate(h->fd, (int)r->flags, r->off, len) < 0)
         return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+    if (written(r, h, e) < 0)
+        return -e->code;
     fuse_reply_err(r->req, 0);
     return 0;
 }
@@ -103,7 +164,7 @@ int write_fsync(struct request *r, struct err *e)
         err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
         if (h->node) {
             stages_lock(r->fs);
-            h->node->lost = e->code;
+            staged_lose(h->node, e->code, 0, UINT64_MAX);
             stages_unlock(r->fs);
         }
         return -e->code;

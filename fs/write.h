@@ -48,6 +48,7 @@ int write_mkdir(struct request *r, struct err *e);
 int write_create(struct request *r, struct err *e);
 int write_unlink(struct request *r, struct err *e);
 int write_link(struct request *r, struct err *e);
+int write_symlink(struct request *r, struct err *e);
 int write_rmdir(struct request *r, struct err *e);
 int write_rename(struct request *r, struct err *e);
 int write_setattr(struct request *r, const struct stat *attr, int to_set,

@@ -10,13 +10,15 @@
 #include "fs/plain.h"
 #include "fs/save.h"
 #include "fs/slot.h"
+#include "fs/stage_room.h"
 #include "fs/staged.h"
 #include "fs/write.h"
 #include "index/dtype.h"
 
 enum { XATTR_MAX = 256 };
 
-static int set_size(struct staged *n, int fd, uint64_t size, struct err *e)
+static int set_size(struct fs *fs, struct staged *n, int fd, uint64_t size,
+                    struct err *e)
 {
     CLEANUP_FD int own_fd = fd < 0 ? staged_open_spool(n, O_RDWR) : -1;
     struct stat st;
@@ -25,6 +27,8 @@ static int set_size(struct staged *n, int fd, uint64_t size, struct err *e)
         fd = own_fd;
     if (fd < 0 || fstat(fd, &st) < 0)
         return err_set(e, EIO, "%s: cannot be opened", n->name);
+    if (stage_room_take(fs, n, size, e) < 0)
+        return -e->code;
     if (ftruncate(fd, (off_t)size) < 0)
         return err_set(e, errno, "%s: %s", n->name, strerror(errno));
     /* Told now rather than in the middle of writing it. */
@@ -32,15 +36,12 @@ static int set_size(struct staged *n, int fd, uint64_t size, struct err *e)
         fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) < 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
         err_set(e, errno, "%s: %" PRIu64 " bytes: %s", n->name, size, strerror(errno));
-        if (ftruncate(fd, st.st_size) < 0)
-            return -e->code;
+        if (ftruncate(fd, st.st_size) == 0)
+            stage_room_give(fs, n, (uint64_t)st.st_size);
         return -e->code;
     }
-    n->prefix = MIN(n->prefix, size);
-    if (size == 0) {
-        n->checked = false;
-        n->lost = 0;
-    }
+    stage_room_give(fs, n, size);
+    staged_cut(n, size);
     return 0;
 }
 
@@ -56,13 +57,16 @@ static void set_times(struct staged *n, const struct stat *attr, int to_set)
         n->mtime = attr->st_mtim;
 }
 
-static int set_attr(struct staged *n, int fd, const struct stat *attr, int to_set,
-                    struct err *e)
+static int set_attr(const struct request *r, struct staged *n, int fd,
+                    const struct stat *attr, int to_set, struct err *e)
 {
+    bool owner = to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID);
+    bool cut = (to_set & FUSE_SET_ATTR_SIZE) && fuse_req_ctx(r->req)->uid != 0;
+
     if (to_set & FUSE_SET_ATTR_SIZE) {
         if (n->kind != STAGED_FILE)
             return -EISDIR;
-        if (set_size(n, fd, (uint64_t)attr->st_size, e) < 0)
+        if (set_size(r->fs, n, fd, (uint64_t)attr->st_size, e) < 0)
             return -e->code;
     }
     if (to_set & FUSE_SET_ATTR_MODE)
@@ -71,7 +75,10 @@ static int set_attr(struct staged *n, int fd, const struct stat *attr, int to_se
         n->uid = attr->st_uid;
     if (to_set & FUSE_SET_ATTR_GID)
         n->gid = attr->st_gid;
+    if (n->kind == STAGED_FILE && (owner || cut))
+        n->mode = attr_written_mode(n->mode);
     set_times(n, attr, to_set);
+    clock_gettime(CLOCK_REALTIME, &n->ctime);
     if (n->stage)
         stage_touch(n->stage);
     return 0;
@@ -90,7 +97,7 @@ static bool is_harmless(const struct request *r, int to_set)
     return n && node_is_dir(n);
 }
 
-/* A file or directory of the source that is no checkpoint's, or NULL. */
+/* A file, directory or link of the source that is no checkpoint's, or NULL. */
 static const struct node *plain_node(const struct request *r)
 {
     struct node *n = ino_is_inside(r->ino) ? NULL : node_of_ino(r->fs, r->ino);
@@ -99,7 +106,10 @@ static const struct node *plain_node(const struct request *r)
     if (n && !slot && n->parent)
         slot = node_slot(r->fs, n->parent);
     slot_unref(r->fs, slot, 1);
-    return !slot && n && (n->kind == NODE_FILE || n->kind == NODE_DIR) ? n : NULL;
+    return !slot && n && n->kind != NODE_FILE_DIR && n->kind != NODE_META &&
+                   n->kind != NODE_LATEST
+               ? n
+               : NULL;
 }
 
 /* truncate(2) of what a checkpoint has, as open(2) with O_TRUNC does it. */
@@ -117,7 +127,7 @@ static int truncate_stored(struct request *r, const struct stat *attr, int to_se
     if (rc < 0)
         return rc;
     stages_lock(r->fs);
-    rc = set_attr(h->node, h->fd, attr, to_set, e);
+    rc = set_attr(r, h->node, h->fd, attr, to_set, e);
     staged_attr(h->node, &st);
     stages_unlock(r->fs);
     staged_drop(r->fs, h);
@@ -153,11 +163,19 @@ int write_setattr(struct request *r, const struct stat *attr, int to_set, struct
 
     stages_lock(r->fs);
     n = h ? h->node : staged_of_ino(r->fs, r->ino);
+    if (!h && n && n->stage && (to_set & FUSE_SET_ATTR_SIZE)) {
+        stage_wait(r->fs, n->stage); /* it reads the file, or has made a link to it */
+        n = staged_of_ino(r->fs, r->ino);
+        if (n && !n->stage) {
+            stages_unlock(r->fs);
+            return -ESTALE; /* published: the name is another file's now */
+        }
+    }
     if (!n) {
         stages_unlock(r->fs);
         return set_other(r, h ? h->fd : -1, attr, to_set, e);
     }
-    rc = set_attr(n, h ? h->fd : -1, attr, to_set, e);
+    rc = set_attr(r, n, h ? h->fd : -1, attr, to_set, e);
     staged_attr(n, &st);
     stages_unlock(r->fs);
     if (rc == 0)

@@ -12,6 +12,7 @@
 #include "fs/plain.h"
 #include "fs/save.h"
 #include "fs/slot.h"
+#include "fs/stage_room.h"
 #include "fs/staged.h"
 #include "fs/tree.h"
 #include "fs/write.h"
@@ -25,12 +26,30 @@ static int reply_entry(const struct request *r, const struct fuse_entry_param *e
     return 0;
 }
 
-static void own(const struct request *r, struct staged *n)
+/* Rights of a directory in which something is made. */
+struct rights {
+    mode_t mode;
+    gid_t gid;
+};
+
+static struct rights rights_of(const struct staged *dir)
+{
+    const struct slot *slot = dir->parent ? NULL : dir->stage->slot;
+
+    return slot ? (struct rights){slot->dir.mode, slot->dir.gid}
+                : (struct rights){dir->mode, dir->gid};
+}
+
+/* Its maker's, but for the group in a directory that gives its own (S_ISGID). */
+static void own(const struct request *r, const struct rights *dir, struct staged *n)
 {
     const struct fuse_ctx *c = fuse_req_ctx(r->req);
+    bool given = dir->mode & S_ISGID;
 
     n->uid = c->uid;
-    n->gid = c->gid;
+    n->gid = given ? dir->gid : c->gid;
+    if (given && n->kind == STAGED_DIR)
+        n->mode |= S_ISGID;
 }
 
 /* ---- making ---- */
@@ -52,6 +71,7 @@ static bool source_has(struct fs *fs, struct node *dir, const char *name)
 static int new_stage(struct request *r, struct node *dir, struct staged **out,
                      struct err *e)
 {
+    struct entry_stat in;
     struct stage *s;
     char path[PATH_MAX];
     int rc = store_join(dir->path, r->name, path, sizeof path) < 0 ? -ENAMETOOLONG : 0;
@@ -59,9 +79,12 @@ static int new_stage(struct request *r, struct node *dir, struct staged **out,
     if (rc == 0 && stage_at(r->fs, path))
         rc = -EEXIST;
     if (rc == 0)
+        rc = r->fs->store->ops->stat(r->fs->store, dir->path, &in, e);
+    if (rc == 0)
         rc = stage_new(r->fs, path, NULL, &s, e);
     if (rc == 0) {
         s->root->mode = r->mode & 07777;
+        own(r, &(struct rights){in.mode, in.gid}, s->root);
         *out = s->root;
     }
     return rc;
@@ -79,6 +102,20 @@ static int make_room(struct fs *fs, struct staged *dir, const char *name)
     return 0;
 }
 
+/* With the lock. */
+static int new_dir(struct request *r, struct staged *dir, struct staged **out,
+                   struct err *e)
+{
+    const struct rights rights = rights_of(dir);
+    int rc = make_room(r->fs, dir, r->name);
+
+    if (rc == 0)
+        rc = staged_add(r->fs, dir, r->name, STAGED_DIR, r->mode, out, e);
+    if (rc == 0)
+        own(r, &rights, *out);
+    return rc;
+}
+
 int write_mkdir(struct request *r, struct err *e)
 {
     struct fuse_entry_param entry;
@@ -88,15 +125,9 @@ int write_mkdir(struct request *r, struct err *e)
 
     if (rc < 0)
         return rc;
-    if (w.dir)
-        rc = make_room(r->fs, w.dir, r->name);
+    rc = w.dir ? new_dir(r, w.dir, &n, e) : new_stage(r, w.node, &n, e);
     if (rc == 0)
-        rc = w.dir ? staged_add(r->fs, w.dir, r->name, STAGED_DIR, r->mode, &n, e)
-                   : new_stage(r, w.node, &n, e);
-    if (rc == 0) {
-        own(r, n);
         staged_entry(n, &entry);
-    }
     stages_unlock(r->fs);
     return rc < 0 ? rc : reply_entry(r, &entry);
 }
@@ -104,12 +135,13 @@ int write_mkdir(struct request *r, struct err *e)
 int write_new_file(struct request *r, struct staged *dir, const char *name,
                    struct staged **out, struct err *e)
 {
+    const struct rights rights = rights_of(dir);
     int rc = make_room(r->fs, dir, name);
 
     if (rc == 0)
         rc = staged_add(r->fs, dir, name, STAGED_FILE, r->mode, out, e);
     if (rc == 0)
-        own(r, *out);
+        own(r, &rights, *out);
     return rc;
 }
 
@@ -170,6 +202,18 @@ int write_create(struct request *r, struct err *e)
 
 /* ---- links and new names ---- */
 
+/* `latest` beside a run's steps; in a checkpoint there is nothing to link. */
+int write_symlink(struct request *r, struct err *e)
+{
+    struct where w = {0};
+    int rc = where_find(r->fs, r->ino, &w, e);
+
+    if (rc < 0)
+        return rc;
+    stages_unlock(r->fs);
+    return w.dir ? -EPERM : plain_symlink(r, w.node, e);
+}
+
 /* cp -a makes one of two names of a tensor a link to the other. */
 int write_link(struct request *r, struct err *e)
 {
@@ -188,7 +232,9 @@ int write_link(struct request *r, struct err *e)
         rc = write_new_file(r, w.dir, r->as, &n, e);
     }
     if (rc == 0) {
-        rc = staged_link(from, n, e);
+        rc = stage_room_take(r->fs, n, from->room, e);
+        if (rc == 0)
+            rc = staged_link(from, n, e);
         if (rc < 0)
             staged_remove(r->fs, n);
         else

@@ -8,25 +8,32 @@
 
 #include "base/arena.h"
 #include "base/fsutil.h"
+#include "fs/attr.h"
 #include "fs/handle.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
 #include "fs/plain.h"
 #include "fs/slot.h"
+#include "fs/stage_room.h"
 #include "fs/staged.h"
 #include "fs/write.h"
 
-enum { TENSOR_MEMORY = 16 << 20, COPY_BLOCK = 1 << 20 };
+enum {
+    TENSOR_MEMORY = 16 << 20,
+    COPY_BLOCK = 1 << 20,
+    FILL_NS = 100000000, /* between two looks at whether another has filled it */
+};
 
 /* ---- handles ---- */
 
 int write_reply_opened(struct request *r, struct staged_handle *h,
                        const struct fuse_entry_param *entry)
 {
-    opened_add(&r->fs->opened, &h->opened);
     counter_add(&r->fs->counters, COUNT_OPENS, 1);
+    h->ino = entry ? entry->ino : r->ino;
     r->fi.fh = (uintptr_t)h;
     r->fi.direct_io = 1;
+    opened_add(&r->fs->opened, &h->opened);
     r->fi.noflush = 1; /* judged at the last release: a flush of a part is no error */
     if (entry ? fuse_reply_create(r->req, entry, &r->fi) < 0
               : fuse_reply_open(r->req, &r->fi) < 0) {
@@ -83,7 +90,8 @@ static int name_of(struct fs *fs, struct slot *slot, fuse_ino_t ino, enum inside
 }
 
 /* What is read until now goes into the spool: some of it will be written over. */
-static int copy_up(struct fs *fs, fuse_ino_t ino, int fd, struct err *e)
+static int copy_up(struct fs *fs, fuse_ino_t ino, const struct staged_handle *to,
+                   struct err *e)
 {
     CLEANUP_FREE char *block = malloc(COPY_BLOCK);
     struct handle *h = NULL;
@@ -93,77 +101,130 @@ static int copy_up(struct fs *fs, fuse_ino_t ino, int fd, struct err *e)
 
     while (rc == 0 && got > 0) {
         rc = handle_read(h, at, COPY_BLOCK, block, &got, e);
-        if (rc == 0 && got > 0 && write_all(fd, block, got, e) < 0)
-            rc = -e->code;
         at += got;
+        stages_lock(fs);
+        if (rc == 0)
+            rc = stage_room_take(fs, to->node, at, e);
+        stages_unlock(fs);
+        if (rc == 0 && got > 0 && write_all(to->fd, block, got, e) < 0)
+            rc = -e->code;
     }
     handle_close(fs, h);
     return rc;
 }
 
-/* With the lock: the staged file for a node of the source or of a checkpoint. */
-static int cover(struct request *r, struct stage *s, enum inside dir, const char *name,
-                 struct staged **out, struct err *e)
-{
-    struct staged *parent = s->root;
-    int rc = dir ? where_fixed(r->fs, s, dir, &parent, e) : 0;
+/* What is written over. */
+struct over {
+    enum inside dir; /* 0: the checkpoint's own */
+    const char *name;
+    const struct entry_stat *as; /* a side file keeps its rights and owner; or NULL */
+};
 
-    if (rc == 0) {
-        *out = staged_find(parent, name);
-        if (*out && (*out)->kind == STAGED_FILE)
-            return 0;
-        r->mode = 0644;
-        rc = write_new_file(r, parent, name, out, e);
-    }
-    return rc;
-}
-
-static int open_over(struct request *r, struct slot *slot, enum inside dir,
-                     const char *name, struct staged_handle **out, struct err *e)
+/* With the lock: the directory of the stage that has the name. */
+static int directory_of(struct request *r, struct slot *slot, const struct over *over,
+                        struct staged **out, struct err *e)
 {
-    bool whole = (r->fi.flags & O_TRUNC) != 0;
-    struct staged_handle *h = NULL;
-    struct staged *n = NULL;
     struct stage *s;
-    int rc;
+    int rc = where_stage(r->fs, slot, &s, e);
 
-    stages_lock(r->fs);
-    rc = where_stage(r->fs, slot, &s, e);
-    if (rc == 0)
-        rc = cover(r, s, dir, name, &n, e);
-    if (rc == 0)
-        rc = staged_open_handle(r->fs, n, r->fi.flags | O_CREAT, &h, e);
-    stages_unlock(r->fs);
-    if (rc == 0 && !whole)
-        rc = copy_up(r->fs, r->ino, h->fd, e);
-    if (rc < 0 && h)
-        staged_drop(r->fs, h);
     if (rc < 0)
         return rc;
-    stages_lock(r->fs);
-    if (n->stage && !n->covers)
-        staged_cover(r->fs, n, r->ino);
-    stages_unlock(r->fs);
+    *out = s->root;
+    return over->dir ? where_fixed(r->fs, s, over->dir, out, e) : 0;
+}
+
+/*
+ * With the lock: the staged file for a node of the source or of a checkpoint. 1: it is a new
+ * one, to be filled; 0: it was there, and is whole: whoever else opened it first has copied
+ * what it covers, and may have written to it since.
+ */
+static int cover(struct request *r, struct slot *slot, const struct over *over,
+                 struct staged **out, struct err *e)
+{
+    struct staged *parent;
+    int rc;
+
+    for (;;) {
+        rc = directory_of(r, slot, over, &parent, e);
+        if (rc < 0)
+            return rc;
+        *out = staged_find(parent, over->name);
+        if (!*out || (*out)->kind != STAGED_FILE)
+            break;
+        if (!(*out)->filling)
+            return 0;
+        stage_sleep(r->fs, FILL_NS);
+    }
+    r->mode = over->as ? over->as->mode : 0644;
+    rc = write_new_file(r, parent, over->name, out, e);
+    if (rc < 0)
+        return rc;
+    if (over->as) {
+        (*out)->uid = over->as->uid;
+        (*out)->gid = over->as->gid;
+    }
+    return 1;
+}
+
+static int open_over(struct request *r, struct slot *slot, const struct over *over,
+                     struct staged_handle **out, struct err *e)
+{
+    struct fs *fs = r->fs;
+    struct staged_handle *h = NULL;
+    struct staged *n;
+    bool made;
+    int rc;
+
+    stages_lock(fs);
+    rc = cover(r, slot, over, &n, e);
+    if (rc < 0) {
+        stages_unlock(fs);
+        return rc;
+    }
+    made = rc > 0;
+    rc = staged_open_handle(fs, n, r->fi.flags | O_CREAT, &h, e);
+    if (rc == 0 && made && !(r->fi.flags & O_TRUNC)) {
+        n->filling = true;
+        stages_unlock(fs);
+        rc = copy_up(fs, r->ino, h, e);
+        stages_lock(fs);
+        n->filling = false;
+        stage_wake(fs);
+    }
+    if (rc < 0 && made && (!h || n->stage)) /* half of it is worse than none */
+        staged_remove(fs, n);
+    else if (rc == 0 && n->stage && !n->covers)
+        staged_cover(fs, n, r->ino);
+    stages_unlock(fs);
+    if (rc < 0 && h)
+        staged_drop(fs, h);
     *out = h;
-    return 0;
+    return rc;
 }
 
 /* A side file of a checkpoint; STAGED_NONE: a file elsewhere in the source. */
 static int open_side(struct request *r, struct staged_handle **out, struct err *e)
 {
     const struct node *n = node_of_ino(r->fs, r->ino);
-    struct slot *slot = n && n->parent ? node_slot(r->fs, n->parent) : NULL;
+    struct entry_stat as;
+    struct slot *slot;
     int rc;
 
     if (!n)
         return -ESTALE;
     if (n->kind != NODE_FILE)
         return -EISDIR;
-    if (slot && where_check_current(r->fs, slot, e) < 0) {
-        slot_unref(r->fs, slot, 1);
-        return -e->code;
+    slot = n->parent ? node_slot(r->fs, n->parent) : NULL;
+    if (!slot)
+        return STAGED_NONE;
+    rc = where_check_current(r->fs, slot, e);
+    if (rc == 0)
+        rc = r->fs->store->ops->stat(r->fs->store, n->path, &as, e);
+    if (rc == 0) {
+        const struct over over = {.name = n->name, .as = &as};
+
+        rc = open_over(r, slot, &over, out, e);
     }
-    rc = slot ? open_over(r, slot, 0, n->name, out, e) : STAGED_NONE;
     slot_unref(r->fs, slot, 1);
     return rc;
 }
@@ -172,7 +233,7 @@ static int open_inside(struct request *r, struct staged_handle **out, struct err
 {
     struct slot *slot = slot_of_ino(r->fs, r->ino);
     char name[NAME_MAX + 1];
-    enum inside dir;
+    struct over over = {.name = name};
     int rc = slot ? 0 : -ESTALE;
 
     if (rc == 0)
@@ -180,9 +241,9 @@ static int open_inside(struct request *r, struct staged_handle **out, struct err
     if (rc == 0)
         rc = where_check_current(r->fs, slot, e);
     if (rc == 0)
-        rc = name_of(r->fs, slot, r->ino, &dir, name, e);
+        rc = name_of(r->fs, slot, r->ino, &over.dir, name, e);
     if (rc == 0)
-        rc = open_over(r, slot, dir, name, out, e);
+        rc = open_over(r, slot, &over, out, e);
     slot_unref(r->fs, slot, 1);
     return rc;
 }
@@ -208,6 +269,8 @@ int write_open(struct request *r, struct err *e)
     rc = !n || !n->stage          ? -ESTALE
          : n->kind != STAGED_FILE ? -EISDIR
                                   : staged_open_handle(r->fs, n, r->fi.flags, &h, e);
+    if (rc == 0 && (r->fi.flags & O_TRUNC) && fuse_req_ctx(r->req)->uid != 0)
+        n->mode = attr_written_mode(n->mode);
     stages_unlock(r->fs);
     if (rc == 0)
         return write_reply_opened(r, h, NULL);

@@ -62,7 +62,7 @@ static int check_writable(const struct fs *fs, const struct slot *slot, struct e
         return err_set(e, EROFS, "%s: %s", slot->path, slot->info.error);
     if (fs->store->remote)
         return save_upload_refuse(fs, slot->path, e);
-    if (fs->mapping || fs->options.prefix == PREFIX_DROP) {
+    if (fs->reading.mapping || fs->options.prefix == PREFIX_DROP) {
         err_set(e, EROFS,
                 "%s: what map=, dtype=, weights= or prefix=drop show is not "
                 "written back",

@@ -244,6 +244,20 @@ static bool is_foreign(const char *name)
            strncmp(name, "system.", strlen("system.")) == 0;
 }
 
+/* A mount for saving: why something could not be saved; how far it is. */
+static int add_saving(const struct request *r, struct buf *out)
+{
+    struct counters *c = &r->fs->counters;
+    uint64_t total = atomic_load(&c->saving_total);
+
+    if (strcmp(r->name, SAVE_ATTRIBUTE) == 0)
+        return last_error_text(&r->fs->last_error, out);
+    if (strcmp(r->name, SAVING_ATTRIBUTE) != 0 || !total)
+        return -ENODATA;
+    return buf_addf(out, "%" PRIu64 " %" PRIu64, (uint64_t)atomic_load(&c->saving_done),
+                    total);
+}
+
 int getxattr_run(struct request *r, struct err *e)
 {
     struct xattrs x = {.r = r, .out = {.max = VALUE_MAX}};
@@ -255,8 +269,9 @@ int getxattr_run(struct request *r, struct err *e)
         return -ENODATA;
     if (strncmp(r->name, PREFIX, strlen(PREFIX)) != 0)
         return -ENODATA;
-    if (r->fs->stages && strcmp(r->name, SAVE_ATTRIBUTE) == 0) {
-        rc = last_error_text(&r->fs->last_error, &x.out);
+    if (r->fs->stages &&
+        strncmp(r->name, SAVE_ATTRIBUTE, strlen(SAVE_ATTRIBUTE)) == 0) {
+        rc = add_saving(r, &x.out);
         rc = rc < 0 ? rc : reply(r, &x.out, e);
         buf_release(&x.out);
         return rc;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/thread.h"
 #include "gpu/boxes.h"
 #include "gpu/gather_priv.h"
 #include "gpu/slots.h"
@@ -267,7 +268,7 @@ static int run_round(struct load *l, struct err *e)
     atomic_store(&l->next, 0);
     n = MIN((size_t)l->d->threads, l->plan.batches);
     for (size_t i = 1; i < n && i < ARRAY_SIZE(thread); i++)
-        if (pthread_create(&thread[started], NULL, feeder_main, l) == 0)
+        if (thread_start(&thread[started], feeder_main, l) == 0)
             started++;
     if (n)
         feeder_main(l);

@@ -225,6 +225,43 @@ void element_stats_add(struct element_stats *s, const struct element_decoder *d,
     }
 }
 
+/* As bin_of(), by the inverse of the bins' width. */
+static int bin_by(float x, double inverse)
+{
+    double y = (double)x * inverse;
+    int i = (int)y;
+
+    return i - (y < i || (y == 0 && x < 0));
+}
+
+void element_stats_add_counted(struct element_stats *s, const struct counted_number *v,
+                               size_t n)
+{
+    double min = INFINITY, max = -INFINITY, sum = 0, squares = 0, mean, inverse;
+    uint64_t before = element_stats_finite(s), all = 0;
+
+    if (n == 0)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        min = MIN(min, (double)v[i].value);
+        max = MAX(max, (double)v[i].value);
+        sum += (double)v[i].value * v[i].count;
+        all += v[i].count;
+    }
+    cover(s, min, max);
+    mean = sum / (double)all;
+    inverse = ldexp(1, -s->exponent);
+    for (size_t i = 0; i < n; i++) {
+        double apart = (double)v[i].value - mean;
+
+        squares += apart * apart * v[i].count;
+        s->bin[bin_by(v[i].value, inverse) - s->first] += v[i].count;
+        s->zero += v[i].value == 0 ? v[i].count : 0;
+    }
+    s->numbers += all;
+    add_moments(s, before, all, mean, squares);
+}
+
 void element_stats_merge(struct element_stats *s, const struct element_stats *from)
 {
     uint64_t before = element_stats_finite(s), n = element_stats_finite(from);

@@ -38,6 +38,17 @@ void element_stats_init(struct element_stats *s);
 void element_stats_add(struct element_stats *s, const struct element_decoder *d,
                        const void *src, size_t units);
 
+/*
+ * Numbers of which the i-th occurs count[i] times. Finite ones; floats hold them exactly,
+ * and each product with its count is exact in a double: up to 2^29 numbers in all.
+ */
+struct counted_number {
+    float value;
+    uint32_t count;
+};
+void element_stats_add_counted(struct element_stats *s, const struct counted_number *v,
+                               size_t n);
+
 /* Adds what `from` holds behind what `s` holds. */
 void element_stats_merge(struct element_stats *s, const struct element_stats *from);
 

@@ -149,9 +149,9 @@ int reader_place(struct reader *r, size_t i, struct chunk_place *out, const char
     return tensor_place(r->tensor, i, out, path, e);
 }
 
-int reader_verify(struct reader *r, size_t i, struct err *e)
+int reader_verify(struct reader *r, size_t i, struct chunk_look *look, struct err *e)
 {
-    return tensor_verify(r->tensor, i, e);
+    return tensor_verify(r->tensor, i, look, e);
 }
 
 int reader_compare(struct reader *r, size_t i, struct err *e)

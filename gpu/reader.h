@@ -11,6 +11,7 @@
 
 struct catalog;
 struct chunk_codec;
+struct chunk_look;
 struct decoded_cache;
 struct err;
 struct open_files;
@@ -96,7 +97,7 @@ int reader_place(struct reader *r, size_t i, struct chunk_place *out, const char
                  struct err *e);
 
 /* Chunk i's own checksums, as chunk_codec.verify tells. */
-int reader_verify(struct reader *r, size_t i, struct err *e);
+int reader_verify(struct reader *r, size_t i, struct chunk_look *look, struct err *e);
 
 /* Chunk i against copies of it in other files, as chunk_codec.compare tells; 0: none. */
 int reader_compare(struct reader *r, size_t i, struct err *e);

@@ -453,7 +453,7 @@ int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char
     return find_place(t, c, out, e);
 }
 
-int tensor_verify(struct tensor *t, size_t i, struct err *e)
+int tensor_verify(struct tensor *t, size_t i, struct chunk_look *look, struct err *e)
 {
     const struct chunk *c = plan_chunk(t->plan, i);
     const struct chunk_codec *codec =
@@ -465,7 +465,7 @@ int tensor_verify(struct tensor *t, size_t i, struct err *e)
         return 0;
     if (shard_get(t, c->file, &shard, e) < 0)
         return -e->code;
-    return codec->verify(shard, c, t->env.decoded, e);
+    return codec->verify(shard, c, t->env.decoded, look, e);
 }
 
 int tensor_compare(struct tensor *t, size_t i, struct err *e)

@@ -35,7 +35,7 @@ int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char
                  struct err *e);
 
 /* Chunk i's own checksums, as chunk_codec.verify tells. */
-int tensor_verify(struct tensor *t, size_t i, struct err *e);
+int tensor_verify(struct tensor *t, size_t i, struct chunk_look *look, struct err *e);
 
 /* Chunk i against copies of it in other files, as chunk_codec.compare tells; 0: none. */
 int tensor_compare(struct tensor *t, size_t i, struct err *e);

@@ -234,8 +234,7 @@ int checkpoint_delete(struct conn *n, int64_t checkpoint, struct err *e)
     static const char *const ranges[] = {
         "DELETE FROM file WHERE id BETWEEN ?1 AND ?2",
         "DELETE FROM tensor WHERE id BETWEEN ?1 AND ?2",
-        "DELETE FROM tree_dir WHERE id BETWEEN ?1 AND ?2",
-        "DELETE FROM tree_entry WHERE dir BETWEEN ?1 AND ?2",
+        "DELETE FROM tree WHERE dir BETWEEN ?1 AND ?2",
         "DELETE FROM object WHERE id BETWEEN ?1 AND ?2",
         "DELETE FROM warning WHERE id BETWEEN ?1 AND ?2",
     };

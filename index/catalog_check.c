@@ -251,9 +251,9 @@ int conn_configure(struct conn *n, struct err *e)
 
     if (rc == 0)
         rc = conn_set_int(n, "cache_size", -CACHE_KIB, e);
-    if (rc == 0 && n->catalog->memory)
+    if (rc == 0 && n->memory)
         rc = conn_set_int(n, "temp_store", 2, e);
-    if (rc == 0 && !n->catalog->memory)
+    if (rc == 0 && !n->memory)
         rc = conn_exec(n,
                        n->catalog->wal ? "PRAGMA journal_mode=WAL"
                                        : "PRAGMA journal_mode=TRUNCATE",

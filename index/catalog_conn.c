@@ -57,8 +57,14 @@ int conn_err(struct conn *n, const char *doing, struct err *e)
     if (code == EBADMSG && n->catalog)
         catalog_mark_damaged(n->catalog);
     err_set(e, code, "%s: %s", doing, sqlite3_errmsg(n->db));
-    if (n->catalog)
-        err_wrap(e, "index %s", catalog_path(n->catalog));
+    if (!n->catalog) {
+        err_wrap(e, "temporary index");
+        err_hint(
+            e,
+            "a large one needs space for temporary files: SQLITE_TMPDIR=DIR says where");
+        return -code;
+    }
+    err_wrap(e, "index %s", catalog_path(n->catalog));
     if (code == ENOSPC || code == EROFS || code == EACCES)
         err_hint(e, "free space, choose another cache_dir=, or use index=memory");
     return -code;
@@ -102,7 +108,7 @@ int conn_exec(struct conn *n, const char *sql, struct err *e)
 int conn_begin(struct conn *n, bool write, struct err *e)
 {
     /* In memory the mutex keeps writers out, and the caller's caller may be reading. */
-    if (!write && n->catalog && catalog_in_memory(n->catalog))
+    if (!write && n->memory)
         return 0;
     return conn_exec(n, write ? "BEGIN IMMEDIATE" : "BEGIN", e);
 }

@@ -17,7 +17,8 @@ struct conn {
     struct sqlite3 *db;
     struct conn *next;   /* in the pool */
     uint64_t generation; /* of the file that it is connected to */
-    unsigned depth;      /* index=memory: how often it is taken */
+    bool memory;         /* it is the index, and not connected to a file */
+    unsigned depth;      /* in memory: how often it is taken */
     struct conn_stmt {
         const char *sql; /* compared by address */
         struct sqlite3_stmt *stmt;

@@ -182,7 +182,36 @@ static int open_memory(struct catalog *c, struct err *e)
 {
     int rc = conn_open(c, ":memory:", &c->only, e);
 
-    return rc == 0 ? conn_ready(c->only, NULL, e) : rc;
+    if (rc < 0)
+        return rc;
+    c->only->memory = true;
+    return conn_ready(c->only, NULL, e);
+}
+
+static bool is_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT || rc == -EROFS || rc == -EFBIG;
+}
+
+/* Ids begin at random: those of the file mean nothing in memory (-ESTALE). */
+bool catalog_leave_disk(struct catalog *c, int rc, const struct err *why)
+{
+    struct err e = {0};
+    char line[1400];
+
+    if (!is_full(rc) || c->memory)
+        return false;
+    pthread_mutex_lock(&c->mutex);
+    if (!c->memory && open_memory(c, &e) == 0) {
+        forget_file(c);
+        c->memory = true;
+        log_msg(LOG_INDEX, LOG_WARN, "the index goes on in memory: %s",
+                err_line(why, line, sizeof line));
+    } else if (!c->memory) {
+        conn_close(steal(&c->only));
+    }
+    pthread_mutex_unlock(&c->mutex);
+    return c->memory;
 }
 
 /* Who has it may take it again in a callback. */
@@ -230,11 +259,13 @@ int conn_take(struct catalog *c, bool dedicated, struct conn **out, struct err *
     pthread_mutex_lock(&c->mutex);
     rc = take_file(c, dedicated, out, e);
     pthread_mutex_unlock(&c->mutex);
-    if (rc < 0) {
-        conn_close(*out);
-        *out = NULL;
-    }
-    return rc;
+    if (rc == 0)
+        return 0;
+    conn_close(steal(out));
+    if (!catalog_leave_disk(c, rc, e))
+        return rc;
+    *e = (struct err){0};
+    return take_memory(c, out);
 }
 
 /*
@@ -260,7 +291,7 @@ void conn_put(struct conn *n)
 
     if (!n)
         return;
-    if (c->memory) {
+    if (n->memory) {
         put_memory(n);
         return;
     }

@@ -16,7 +16,8 @@ struct catalog {
     char *path; /* of the sqlite file, or ":memory:" */
     char *lock; /* held while the file is made or checked */
     char *identity;
-    bool memory, wal;
+    bool wal;
+    atomic_bool memory; /* from the beginning, or since the disk was full */
     atomic_bool damaged;
     pthread_mutex_t mutex;
     struct conn *idle;   /* guarded by mutex */
@@ -25,11 +26,18 @@ struct catalog {
     dev_t dev;           /* of the file; guarded by mutex */
     ino_t ino;
     pthread_mutex_t memory_mutex; /* recursive: who holds it uses `only` */
-    struct conn *only;            /* index=memory */
+    struct conn *only;            /* the index in memory; constant once there is one */
 };
 
 const char *catalog_path(const struct catalog *c); /* for messages */
 bool catalog_in_memory(const struct catalog *c);
+
+/*
+ * After an error `rc`: where that was the disk's, which is full or cannot be written, the
+ * index goes on in memory, from nothing: what was in the file is scanned anew. False: it was
+ * another error, or there is no memory either.
+ */
+bool catalog_leave_disk(struct catalog *c, int rc, const struct err *why);
 
 /* The file is to be made anew at the next conn_take. */
 void catalog_mark_damaged(struct catalog *c);

@@ -3,6 +3,7 @@
 #include "index/catalog_tensor.h"
 
 #include "base/arena.h"
+#include "base/endian.h"
 #include "base/err.h"
 #include "index/names.h"
 
@@ -264,29 +265,61 @@ static bool is_wanted(const struct wanted *w, const struct tensor_info *t)
     return strlen(name) == w->len && memcmp(name, w->text, w->len) == 0;
 }
 
+/* The first of n entries whose hash is not less: as sqlite compares, as signed ones. */
+static size_t lower_bound(const char *entry, size_t n, uint64_t hash)
+{
+    size_t low = 0, high = n;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+
+        if ((int64_t)get_le64(entry + mid * NAME_ENTRY) < (int64_t)hash)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
 /* 1 when found, 0 when no tensor whose name has this hash is the one wanted. */
 static int find_hashed(struct conn *n, int64_t checkpoint, uint64_t hash,
                        const struct wanted *w, struct arena *a, struct tensor_info *out,
                        struct err *e)
 {
-    static const char sql[] = "SELECT " TENSOR_LIST(
-        "t.") " FROM tensor_name n"
-              " JOIN tensor t ON t.id = (n.checkpoint << 32) + n.ord"
-              " WHERE n.checkpoint = ?1 AND n.hash = ?2";
+    static const char sql[] =
+        "SELECT checkpoint, hash, data, sum FROM tensor_name"
+        " WHERE checkpoint = ?1 AND hash <= ?2 ORDER BY hash DESC LIMIT 1";
     CLEANUP(query_end) struct query q = {0};
-    struct tensor_row row;
+    struct tensor_info found;
+    struct cell row[3];
+    const char *entry;
+    size_t count;
     int rc = conn_find(n, sql, (const int64_t[]){checkpoint, (int64_t)hash}, 2, &q, e);
 
-    for (; rc == 1; rc = query_step(&q, e)) {
-        rc = tensor_row_read(&q, a, &row, e);
+    if (rc != 1) /* 0: all names have a greater hash */
+        return rc;
+    rc = query_row_summed(&q, row, ARRAY_SIZE(row), e);
+    if (rc < 0)
+        return rc;
+    if (row[2].kind != CELL_BLOB || row[2].len % NAME_ENTRY != 0)
+        return conn_damaged(n, e, "hashes of names are malformed");
+    entry = row[2].data;
+    count = row[2].len / NAME_ENTRY;
+    for (size_t i = lower_bound(entry, count, hash);
+         i < count && get_le64(entry + i * NAME_ENTRY) == hash; i++) {
+        uint32_t ord = get_le32(entry + i * NAME_ENTRY + sizeof hash);
+
+        rc = tensor_by_ord(n, checkpoint, ord, a, &found, e);
+        if (rc == -ENOENT)
+            return conn_damaged(n, e, "tensor %u of a name is missing", ord);
         if (rc < 0)
             return rc;
-        if (row.checkpoint == checkpoint && is_wanted(w, &row.info)) {
-            *out = row.info;
+        if (is_wanted(w, &found)) {
+            *out = found;
             return 1;
         }
     }
-    return rc;
+    return 0;
 }
 
 static int find_name(struct conn *n, int64_t checkpoint, const char *name, size_t len,

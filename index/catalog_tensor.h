@@ -67,7 +67,9 @@ int tensor_arena(struct arena **a, struct err *e);
 int tensor_by_ord(struct conn *n, int64_t checkpoint, uint32_t ord, struct arena *a,
                   struct tensor_info *out, struct err *e);
 
-/* What tensor_name.hash holds. */
+/* What tensor_name holds of a name; its entries have so many bytes. */
+enum { NAME_ENTRY = 12 };
+
 uint64_t name_hash(int64_t checkpoint, const char *name, size_t len);
 
 /* Deletes all rows of a checkpoint; within a transaction. */

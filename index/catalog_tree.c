@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* index/catalog_tree.c - tree/: tensors by the dotted parts of their keys. */
+/* index/catalog_tree.c - tree/: the places of tensors by the dotted parts of their keys. */
 #include "index/catalog_stage.h"
 
-#include "base/arena.h"
 #include "base/err.h"
-#include "index/catalog.h"
-#include "index/catalog_tensor.h"
 #include "index/names.h"
 
 #include <assert.h>
@@ -19,6 +16,8 @@ enum {
     /* A header of 100 MB that is all dots must not become gigabytes of directories. */
     FREE_DIRS = 1 << 20,
     DIRS_A_TENSOR = 4,
+    /* With one entry more a row has under 1000 bytes: sqlite keeps those within a page. */
+    BLOCK_BYTES = 640,
 };
 
 static const char leaf_suffix[] = ".npy";
@@ -71,12 +70,69 @@ static int add_number(struct stage *st, size_t leaf_at, size_t stem, unsigned n)
     return buf_add(&st->text, number, (size_t)len);
 }
 
+static int put_place(struct stage *st, const struct cell *row, struct err *e)
+{
+    static const char sql[] = "INSERT OR IGNORE INTO tree VALUES (?1, ?2)";
+
+    return stage_put(st, sql, row, 2, e);
+}
+
+/* From memory to the table. */
+static int spill(struct stage *st, struct err *e)
+{
+    struct cell row[2];
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < st->places.count; i++) {
+        rows_get(&st->places, i, row, ARRAY_SIZE(row));
+        rc = put_place(st, row, e);
+    }
+    rows_release(&st->places);
+    keyset_release(&st->taken);
+    st->taken = (struct keyset){0};
+    st->places_spilled = true;
+    return rc;
+}
+
+/* 1: the place in st->text is this tensor's now; 0: it is taken. */
+static int take_place(struct stage *st, uint32_t ord, struct err *e)
+{
+    const struct cell row[] = {cell_blob(st->text.data, st->text.len), cell_int(ord)};
+    int rc = 0;
+
+    if (buf_failed(&st->text))
+        return err_nomem(e);
+    if (!st->places_spilled) {
+        rc = keyset_add(&st->taken, row[0].data, row[0].len);
+        if (rc == 1)
+            rc = rows_add(&st->places, row, ARRAY_SIZE(row));
+        else if (rc == 0)
+            return 0;
+        if (rc == 1)
+            return 1;
+        if (rc < 0)
+            return err_nomem(e);
+        rc = spill(st, e);
+    }
+    if (rc == 0)
+        rc = put_place(st, row, e);
+    return rc < 0 ? rc : conn_changes(st->conn) == 1;
+}
+
+int stage_tree_clear(struct stage *st, struct err *e)
+{
+    st->ndirs = 0;
+    buf_clear(&st->dirs);
+    rows_clear(&st->places);
+    keyset_clear(&st->taken);
+    st->places_spilled = false;
+    return conn_exec(st->conn, "DELETE FROM tree", e);
+}
+
 int stage_tree(struct stage *st, const char *key, size_t len, uint32_t ord,
                struct err *e)
 {
-    static const char sql[] = "INSERT OR IGNORE INTO tree VALUES (?1, ?2)";
     bool flat = st->ndirs > FREE_DIRS + (uint64_t)DIRS_A_TENSOR * ord;
-    CLEANUP(query_end) struct query q = {0};
     const char *leaf = key;
     size_t leaf_len = len, leaf_at, stem;
     int rc;
@@ -85,31 +141,23 @@ int stage_tree(struct stage *st, const char *key, size_t len, uint32_t ord,
     if (!flat)
         add_dirs(st, key, len, &leaf, &leaf_len);
     rc = count_dirs(st, e);
-    if (rc == 0)
-        rc = query_begin(st->conn, sql, &q, e);
     if (rc < 0)
         return rc;
     leaf_at = st->text.len;
     name_of_part(leaf, leaf_len, true, &st->text);
     stem = st->text.len - leaf_at - strlen(leaf_suffix);
-    for (unsigned n = 2; rc == 0; n++) {
-        const struct cell row[] = {cell_blob(st->text.data, st->text.len),
-                                   cell_int(ord)};
-
-        if (buf_failed(&st->text))
-            return err_nomem(e);
-        rc = query_write(&q, row, ARRAY_SIZE(row), e);
-        if (rc < 0 || conn_changes(st->conn) == 1)
-            break;
+    for (unsigned n = 2; (rc = take_place(st, ord, e)) == 0; n++)
         add_number(st, leaf_at, stem, n);
-    }
-    return rc;
+    return MIN(rc, 0);
 }
 
 /* --- rows of the index --- */
 
+/* A directory that is open: its entries that have no row yet. */
 struct level {
     uint32_t dir, entries;
+    uint32_t first; /* of the block */
+    struct buf block;
 };
 
 /* Walks the places in order; level[0] is tree/ itself. */
@@ -122,50 +170,60 @@ struct writer {
     struct level level[MAX_DEPTH + 1];
 };
 
-static int write_entry(struct writer *w, const char *name, size_t len, int64_t child,
-                       struct err *e)
+static void writer_release(struct writer *w)
+{
+    buf_release(&w->path);
+    for (size_t i = 0; i < ARRAY_SIZE(w->level); i++)
+        buf_release(&w->level[i].block);
+}
+
+/* The entries of the innermost directory that are not written yet. */
+static int write_block(struct writer *w, struct err *e)
 {
     static const char sql[] =
-        "INSERT INTO tree_entry (dir, pos, name, child, sum) VALUES (?1, ?2, ?3, ?4, ?5)";
+        "INSERT INTO tree (dir, pos, parent, data, sum) VALUES (?1, ?2, ?3, ?4, ?5)";
     struct level *top = &w->level[w->depth];
     CLEANUP(query_end) struct query q = {0};
     struct cell row[] = {
         cell_int((uint64_t)row_id(w->checkpoint, top->dir)),
-        cell_int(top->entries),
-        cell_blob(name, len),
-        cell_int((uint64_t)child),
+        cell_int(top->first),
+        cell_int(w->depth > 0 ? top[-1].dir : 0),
+        cell_blob(top->block.data, top->block.len),
         {0},
     };
-    int rc = query_begin(w->conn, sql, &q, e);
+    int rc = buf_failed(&top->block) ? err_nomem(e) : query_begin(w->conn, sql, &q, e);
 
     row[4] = cell_int(cells_sum(row, 4));
-    top->entries++;
-    return rc == 0 ? query_write(&q, row, ARRAY_SIZE(row), e) : rc;
+    if (rc == 0)
+        rc = query_write(&q, row, ARRAY_SIZE(row), e);
+    buf_clear(&top->block);
+    top->first = top->entries;
+    return rc;
 }
 
-/* All entries of the innermost directory are written: its own row. */
-static int write_dir(struct writer *w, struct err *e)
+static int write_entry(struct writer *w, const char *name, size_t len, int64_t child,
+                       struct err *e)
 {
-    static const char sql[] =
-        "INSERT INTO tree_dir (id, parent, entries, sum) VALUES (?1, ?2, ?3, ?4)";
-    const struct level *top = &w->level[w->depth];
-    CLEANUP(query_end) struct query q = {0};
-    struct cell row[] = {
-        cell_int((uint64_t)row_id(w->checkpoint, top->dir)),
-        cell_int(w->depth > 0 ? top[-1].dir : 0),
-        cell_int(top->entries),
-        {0},
-    };
-    int rc = query_begin(w->conn, sql, &q, e);
+    struct level *top = &w->level[w->depth];
 
-    row[3] = cell_int(cells_sum(row, 3));
-    return rc == 0 ? query_write(&q, row, ARRAY_SIZE(row), e) : rc;
+    buf_add_varint(&top->block, len);
+    buf_add_varint(&top->block, zigzag(child));
+    buf_add(&top->block, name, len);
+    top->entries++;
+    return top->block.len >= BLOCK_BYTES ? write_block(w, e) : 0;
 }
 
-/* Leaves the innermost directory. */
+/* Leaves the innermost directory; one without entries (tree/ itself) has a row too. */
+static int end_dir(struct writer *w, struct err *e)
+{
+    const struct level *top = &w->level[w->depth];
+
+    return top->entries == 0 || top->first < top->entries ? write_block(w, e) : 0;
+}
+
 static int leave_dir(struct writer *w, struct err *e)
 {
-    int rc = write_dir(w, e);
+    int rc = end_dir(w, e);
 
     assert(w->depth > 0);
     w->depth--;
@@ -178,6 +236,7 @@ static int leave_dir(struct writer *w, struct err *e)
 static int enter_dir(struct writer *w, const char *name, size_t len, struct err *e)
 {
     uint32_t dir = w->ndirs + 1;
+    struct level *top;
     int rc;
 
     if (w->depth == MAX_DEPTH || dir > INT32_MAX)
@@ -189,7 +248,9 @@ static int enter_dir(struct writer *w, const char *name, size_t len, struct err 
     if (buf_addc(&w->path, '\0') < 0)
         return err_nomem(e);
     w->ndirs = dir;
-    w->level[++w->depth] = (struct level){.dir = dir};
+    top = &w->level[++w->depth];
+    buf_clear(&top->block);
+    *top = (struct level){.dir = dir, .block = top->block};
     return 0;
 }
 
@@ -213,7 +274,8 @@ static int write_place(struct writer *w, const char *path, size_t len, uint32_t 
     return rc == 0 ? write_entry(w, path, len, ord, e) : rc;
 }
 
-static int write_places(struct writer *w, struct stage *st, struct err *e)
+/* Those in the table, by their paths. */
+static int write_spilled(struct writer *w, struct stage *st, struct err *e)
 {
     static const char sql[] = "SELECT path, ord FROM tree ORDER BY path";
     CLEANUP(query_end) struct query q = {0};
@@ -229,9 +291,30 @@ static int write_places(struct writer *w, struct stage *st, struct err *e)
         if (rc < 0)
             return rc;
     }
+    return rc;
+}
+
+static int write_held(struct writer *w, struct rows *places, struct err *e)
+{
+    struct cell cell[2];
+    int rc = 0;
+
+    rows_sort(places);
+    for (size_t i = 0; rc == 0 && i < places->count; i++) {
+        rows_get(places, i, cell, ARRAY_SIZE(cell));
+        rc = write_place(w, cell[0].data, cell[0].len, (uint32_t)cell[1].num, e);
+    }
+    return rc;
+}
+
+static int write_places(struct writer *w, struct stage *st, struct err *e)
+{
+    int rc =
+        st->places_spilled ? write_spilled(w, st, e) : write_held(w, &st->places, e);
+
     while (rc == 0 && w->depth > 0)
         rc = leave_dir(w, e);
-    return rc == 0 ? write_dir(w, e) : rc;
+    return rc == 0 ? end_dir(w, e) : rc;
 }
 
 int tree_write(struct conn *n, struct stage *st, int64_t checkpoint, struct err *e)
@@ -239,200 +322,6 @@ int tree_write(struct conn *n, struct stage *st, int64_t checkpoint, struct err 
     struct writer w = {.conn = n, .checkpoint = checkpoint};
     int rc = write_places(&w, st, e);
 
-    buf_release(&w.path);
+    writer_release(&w);
     return rc;
-}
-
-/* --- reading --- */
-
-/* parent and number of entries; -ENOENT. */
-static int get_dir(struct conn *n, int64_t checkpoint, uint32_t dir, uint32_t *parent,
-                   uint32_t *entries, struct err *e)
-{
-    static const char sql[] =
-        "SELECT id, parent, entries, sum FROM tree_dir WHERE id = ?1";
-    CLEANUP(query_end) struct query q = {0};
-    struct cell cell[3];
-    int rc = conn_find(n, sql, (const int64_t[]){row_id(checkpoint, dir)}, 1, &q, e);
-
-    if (rc == 0)
-        return err_set(e, ENOENT, "no such directory in tree/");
-    if (rc == 1)
-        rc = query_row_summed(&q, cell, 3, e);
-    if (rc < 0)
-        return rc;
-    if (cell[1].num > INT32_MAX || cell[2].num > UINT32_MAX)
-        return conn_damaged(n, e, "a directory of tree/ is impossible");
-    *parent = (uint32_t)cell[1].num;
-    *entries = (uint32_t)cell[2].num;
-    return 0;
-}
-
-/* The row that q stands on; the name belongs to q. */
-static int read_entry(struct query *q, struct tree_entry *out, const char **name,
-                      size_t *len, struct err *e)
-{
-    struct cell cell[4];
-    int rc = query_row_summed(q, cell, 4, e);
-    int64_t child;
-
-    if (rc < 0)
-        return rc;
-    child = (int64_t)cell[3].num;
-    if (cell[2].kind != CELL_BLOB || cell[2].len == 0 || cell[2].len > NAME_MAX_BYTES ||
-        memchr(cell[2].data, '\0', cell[2].len) || cell[1].num > UINT32_MAX ||
-        child > UINT32_MAX || child < -INT32_MAX)
-        return conn_damaged(q->conn, e, "an entry of tree/ is impossible");
-    *out = (struct tree_entry){.pos = (uint32_t)cell[1].num};
-    if (child < 0)
-        out->dir = (uint32_t)-child;
-    else
-        out->tensor = (uint32_t)child;
-    *name = cell[2].data;
-    *len = cell[2].len;
-    return 0;
-}
-
-static int compare(const char *a, size_t alen, const char *b, size_t blen)
-{
-    int order = memcmp(a, b, MIN(alen, blen));
-
-    return order ? order : (alen > blen) - (alen < blen);
-}
-
-/* Compares the entry at `pos` with a name: *order < 0 when it is before. */
-static int probe(struct conn *n, int64_t dir, uint32_t pos, const char *name,
-                 struct tree_entry *out, int *order, struct err *e)
-{
-    static const char sql[] = "SELECT dir, pos, name, child, sum FROM tree_entry"
-                              " WHERE dir = ?1 AND pos = ?2";
-    CLEANUP(query_end) struct query q = {0};
-    const char *found;
-    size_t len;
-    int rc = conn_find(n, sql, (const int64_t[]){dir, pos}, 2, &q, e);
-
-    if (rc == 0)
-        return conn_damaged(n, e, "an entry of tree/ is missing");
-    if (rc == 1)
-        rc = read_entry(&q, out, &found, &len, e);
-    if (rc == 0)
-        *order = compare(found, len, name, strlen(name));
-    return rc;
-}
-
-/* Entries lie in the order of their names. */
-static int find_entry(struct conn *n, int64_t checkpoint, uint32_t dir,
-                      const char *name, struct tree_entry *out, struct err *e)
-{
-    uint32_t low = 0, high, parent;
-    int rc = get_dir(n, checkpoint, dir, &parent, &high, e);
-
-    while (rc == 0 && low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        int order = 1;
-
-        rc = probe(n, row_id(checkpoint, dir), mid, name, out, &order, e);
-        if (rc < 0 || order == 0)
-            return rc;
-        if (order < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return rc < 0 ? rc : err_set(e, ENOENT, "no such name in tree/");
-}
-
-int catalog_tree_find(struct catalog *c, int64_t checkpoint, uint32_t dir,
-                      const char *name, struct tree_entry *out, struct err *e)
-{
-    CLEANUP(conn_putp) struct conn *n = NULL;
-    int rc = conn_take(c, false, &n, e);
-
-    if (rc == 0)
-        rc = conn_begin(n, false, e); /* all steps see one state, and lock once */
-    if (rc == 0)
-        rc = find_entry(n, checkpoint, dir, name, out, e);
-    if (rc == 0)
-        out->name = name;
-    return rc == -ENOENT ? conn_missing(n, checkpoint, "name in tree/", e) : rc;
-}
-
-/* The tensor of an entry; strings live in *a, which is made anew now and then. */
-static int entry_tensor(struct conn *n, int64_t checkpoint, uint32_t ord,
-                        struct arena **a, struct tensor_info *out, struct err *e)
-{
-    int rc = tensor_arena(a, e);
-
-    if (rc == 0)
-        rc = tensor_by_ord(n, checkpoint, ord, *a, out, e);
-    return rc == -ENOENT ? conn_damaged(n, e, "tensor %u of tree/ is missing", ord)
-                         : rc;
-}
-
-static int list_rows(struct query *q, int64_t checkpoint,
-                     int (*fn)(void *user, const struct tree_entry *t), void *user,
-                     struct err *e)
-{
-    CLEANUP(arena_freep) struct arena *a = NULL;
-    char name[NAME_MAX_BYTES + 1];
-    struct tensor_info info;
-    struct tree_entry entry;
-    const char *text;
-    size_t len;
-    int rc;
-
-    while ((rc = query_step(q, e)) == 1) {
-        rc = read_entry(q, &entry, &text, &len, e);
-        if (rc < 0)
-            return rc;
-        memcpy(name, text, len);
-        name[len] = '\0';
-        entry.name = name;
-        if (!entry.dir) {
-            rc = entry_tensor(q->conn, checkpoint, entry.tensor, &a, &info, e);
-            entry.info = &info;
-        }
-        if (rc == 0)
-            rc = fn(user, &entry);
-        if (rc != 0)
-            return rc;
-    }
-    return rc;
-}
-
-int catalog_tree_list(struct catalog *c, int64_t checkpoint, uint32_t dir,
-                      uint32_t from, int (*fn)(void *user, const struct tree_entry *t),
-                      void *user, struct err *e)
-{
-    static const char sql[] = "SELECT dir, pos, name, child, sum FROM tree_entry"
-                              " WHERE dir = ?1 AND pos >= ?2 ORDER BY pos";
-    CLEANUP(conn_putp) struct conn *n = NULL;
-    CLEANUP(query_end) struct query q = {0};
-    uint32_t parent, entries;
-    int rc = conn_take(c, false, &n, e);
-
-    if (rc == 0)
-        rc = conn_begin(n, false, e); /* all rows are of one state, and lock once */
-    if (rc == 0)
-        rc = get_dir(n, checkpoint, dir, &parent, &entries, e);
-    if (rc == -ENOENT)
-        return conn_missing(n, checkpoint, "directory in tree/", e);
-    if (rc == 0)
-        rc = query_begin(n, sql, &q, e);
-    if (rc == 0)
-        rc =
-            query_bind_ints(&q, (const int64_t[]){row_id(checkpoint, dir), from}, 2, e);
-    return rc == 0 ? list_rows(&q, checkpoint, fn, user, e) : rc;
-}
-
-int catalog_tree_parent(struct catalog *c, int64_t checkpoint, uint32_t dir,
-                        uint32_t *parent, struct err *e)
-{
-    CLEANUP(conn_putp) struct conn *n = NULL;
-    uint32_t entries;
-    int rc = conn_take(c, false, &n, e);
-
-    if (rc == 0)
-        rc = get_dir(n, checkpoint, dir, parent, &entries, e);
-    return rc == -ENOENT ? conn_missing(n, checkpoint, "directory in tree/", e) : rc;
 }

@@ -4,6 +4,7 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
+#include "base/endian.h"
 #include "base/err.h"
 #include "index/catalog_open.h"
 #include "index/catalog_stage.h"
@@ -15,6 +16,10 @@
 
 #include <errno.h>
 #include <string.h>
+
+enum {
+    NAMES_A_ROW = 64, /* a fifth of a page of sqlite's: what is longer overflows */
+};
 
 /* An entry of the index of names, before it is sorted. */
 struct name_ref {
@@ -36,13 +41,13 @@ struct commit {
     struct totals totals;
     struct name_ref *names; /* malloc */
     size_t nnames, names_cap;
-    struct buf name_npy;
+    struct buf scratch;
 };
 
 static void commit_release(struct commit *c)
 {
     free(c->names);
-    buf_release(&c->name_npy);
+    buf_release(&c->scratch);
 }
 
 /* A sum that stays at its largest value instead of wrapping. */
@@ -141,7 +146,7 @@ static int settle_names(struct commit *c, const struct cell *staged, struct cell
                         uint32_t ord, struct err *e)
 {
     const struct cell *key = &staged[STAGED_KEY], *name = &staged[STAGED_NAME];
-    struct buf *npy = &c->name_npy;
+    struct buf *npy = &c->scratch;
     int rc = note_name(c, name, ord, e);
 
     row[TENSOR_NAME] = cells_equal(key, name) ? cell_text(NULL) : *name;
@@ -227,16 +232,14 @@ static int put_tensor(struct commit *c, const struct cell *staged, struct err *e
     return rc == 0 ? stage_tree(c->st, key->data, key->len, ord, e) : rc;
 }
 
-/* Tensors in byte order of their names; `order` has been run up to its first row. */
-static int put_tensors(struct commit *c, struct query *order, int more, struct err *e)
+/* Tensors in byte order of their names. */
+static int put_tensors(struct commit *c, struct stage_order *order, struct err *e)
 {
     struct cell staged[STAGED_COLUMNS];
-    int rc = more;
+    int rc;
 
-    for (; rc == 1; rc = query_step(order, e)) {
-        rc = query_row(order, staged, STAGED_COLUMNS, e);
-        if (rc == 0)
-            rc = put_tensor(c, staged, e);
+    while ((rc = stage_order_next(order, staged, e)) == 1) {
+        rc = put_tensor(c, staged, e);
         if (rc < 0)
             return rc;
     }
@@ -252,62 +255,66 @@ static int by_hash(const void *a, const void *b)
     return (x->ord > y->ord) - (x->ord < y->ord);
 }
 
-/* Sorted, so that each goes to the end of the table. */
+/* `n` names, in their order, as one row. */
+static int put_name_row(struct commit *c, const struct name_ref *name, size_t n,
+                        struct err *e)
+{
+    static const char sql[] = "INSERT INTO tensor_name VALUES (?1, ?2, ?3, ?4)";
+    struct buf *data = &c->scratch;
+    struct cell row[4] = {cell_int((uint64_t)c->id), cell_int(name[0].hash)};
+
+    buf_clear(data);
+    for (size_t i = 0; i < n; i++) {
+        char entry[NAME_ENTRY];
+
+        put_le64(entry, name[i].hash);
+        put_le32(entry + sizeof name[i].hash, name[i].ord);
+        buf_add(data, entry, sizeof entry);
+    }
+    if (buf_failed(data))
+        return err_nomem(e);
+    row[2] = cell_blob(data->data, data->len);
+    return put_summed(c->conn, sql, row, ARRAY_SIZE(row), e);
+}
+
+/* Sorted, so that each goes to the end of the table. Those of one hash share a row. */
 static int put_names(struct commit *c, struct err *e)
 {
-    static const char sql[] = "INSERT OR IGNORE INTO tensor_name VALUES (?1, ?2, ?3)";
-    CLEANUP(query_end) struct query q = {0};
-    int rc = query_begin(c->conn, sql, &q, e);
+    size_t done = 0;
+    int rc = 0;
 
     if (c->nnames > 0)
         qsort(c->names, c->nnames, sizeof *c->names, by_hash);
-    for (size_t i = 0; rc == 0 && i < c->nnames; i++) {
-        const struct cell row[] = {cell_int((uint64_t)c->id),
-                                   cell_int(c->names[i].hash),
-                                   cell_int(c->names[i].ord)};
+    while (rc == 0 && done < c->nnames) {
+        size_t end = MIN(done + NAMES_A_ROW, c->nnames);
 
-        rc = query_write(&q, row, ARRAY_SIZE(row), e);
+        while (end < c->nnames && c->names[end].hash == c->names[end - 1].hash)
+            end++;
+        rc = put_name_row(c, c->names + done, end - done, e);
+        done = end;
     }
     free(steal(&c->names));
     return rc;
 }
 
-static int put_file(struct commit *c, const struct cell *staged, struct err *e)
+static int put_file(void *user, const struct cell *staged, struct err *e)
 {
     static const char sql[] = "INSERT INTO file VALUES"
                               " (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
+    struct commit *c = user;
     const struct stage_result *r = c->result;
-    uint32_t number = (uint32_t)staged[0].num;
+    uint32_t number = (uint32_t)staged[STAGED_FILE_NUMBER].num;
     struct stage_use use;
     struct cell row[12];
 
     r->file_use(r->user, number, &use);
     row[0] = cell_int((uint64_t)row_id(c->id, number));
-    memcpy(row + 1, staged + 1, 7 * sizeof *row);
+    row[1] = staged[STAGED_FILE_PATH];
+    memcpy(row + 2, staged + STAGED_FILE_DEV, 6 * sizeof *row);
     row[8] = cell_int(use.storage ? FILE_STORAGE : use.copy ? FILE_COPY : FILE_WATCHED);
     row[9] = cell_int(use.whole);
     row[10] = cell_int(use.tensors);
     return put_summed(c->conn, sql, row, ARRAY_SIZE(row), e);
-}
-
-static int put_files(struct commit *c, struct err *e)
-{
-    static const char sql[] = "SELECT number, path, dev, ino, size, mtime, ctime, mode"
-                              " FROM file ORDER BY number";
-    CLEANUP(query_end) struct query q = {0};
-    struct cell staged[8];
-    int rc = query_begin(c->st->conn, sql, &q, e);
-
-    if (rc < 0)
-        return rc;
-    while ((rc = query_step(&q, e)) == 1) {
-        rc = query_row(&q, staged, ARRAY_SIZE(staged), e);
-        if (rc == 0)
-            rc = put_file(c, staged, e);
-        if (rc < 0)
-            return rc;
-    }
-    return rc;
 }
 
 /* Copies rows of two staged columns behind a row id. */
@@ -466,8 +473,7 @@ static int drop_old(struct commit *c, struct err *e)
     return checkpoint_delete(c->conn, old, e);
 }
 
-static int write_all_rows(struct commit *c, struct query *order, int more,
-                          struct err *e)
+static int write_all_rows(struct commit *c, struct stage_order *order, struct err *e)
 {
     bool failed = c->result->error != NULL;
     int rc = drop_old(c, e);
@@ -475,13 +481,13 @@ static int write_all_rows(struct commit *c, struct query *order, int more,
     if (rc == 0)
         rc = next_id(c, e);
     if (rc == 0 && !failed)
-        rc = put_tensors(c, order, more, e);
+        rc = put_tensors(c, order, e);
     if (rc == 0)
         rc = put_names(c, e);
     if (rc == 0 && !failed)
         rc = tree_write(c->conn, c->st, c->id, e);
     if (rc == 0)
-        rc = put_files(c, e);
+        rc = stage_files(c->st, put_file, c, e);
     if (rc == 0)
         rc = put_hidden(c, e);
     if (rc == 0 && !failed)
@@ -498,26 +504,19 @@ static int write_all_rows(struct commit *c, struct query *order, int more,
 /* Sorts before it takes the lock on the index. */
 static int commit_once(struct commit *c, struct catalog *catalog, struct err *e)
 {
-    static const char sorted[] =
-        "SELECT " STAGED_LIST " FROM tensor ORDER BY name, seq";
-    CLEANUP(query_end) struct query order = {0};
-    int rc = conn_exec(c->st->conn, "DELETE FROM tree", e), more;
+    CLEANUP(stage_order_end) struct stage_order order = {0};
+    int rc = stage_tree_clear(c->st, e);
 
-    c->st->ndirs = 0;
-    buf_clear(&c->st->dirs);
     if (rc == 0)
-        rc = query_begin(c->st->conn, sorted, &order, e);
+        rc = stage_order_begin(c->st, &order, e);
     if (rc < 0)
         return rc;
-    more = query_step(&order, e);
-    if (more < 0)
-        return more;
     catalog_check_moved(catalog);
     rc = conn_take(catalog, true, &c->conn, e);
     if (rc == 0)
         rc = conn_begin(c->conn, true, e);
     if (rc == 0)
-        rc = write_all_rows(c, &order, more, e);
+        rc = write_all_rows(c, &order, e);
     if (rc == 0)
         rc = conn_commit(c->conn, e);
     if (rc < 0 && c->conn)
@@ -532,7 +531,7 @@ int stage_commit(struct stage *st, struct catalog *catalog,
 
     if (rc == 0)
         rc = stage_settle_objects(st, e);
-    /* The second attempt is on a new file: the old one was found to be damaged. */
+    /* The second attempt is on a new file, or in memory: the old one was damaged, or full. */
     for (unsigned attempt = 0; rc == 0 && attempt < 2; attempt++) {
         struct commit c = {.st = st, .result = r};
 
@@ -540,7 +539,7 @@ int stage_commit(struct stage *st, struct catalog *catalog,
         conn_put(c.conn);
         commit_release(&c);
         *id = c.id;
-        if (rc != -EBADMSG)
+        if (rc != -EBADMSG && !catalog_leave_disk(catalog, rc, e))
             return rc;
         if (attempt == 0) {
             *e = (struct err){0};

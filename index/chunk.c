@@ -38,19 +38,9 @@ enum {
     PARAM_MAX = 64 << 10, /* keys are shorter, see index/names.h */
 };
 
-static uint64_t zigzag(uint64_t v)
-{
-    return v << 1 ^ (v >> 63 ? UINT64_MAX : 0);
-}
-
-static uint64_t unzigzag(uint64_t v)
-{
-    return v >> 1 ^ (v & 1 ? UINT64_MAX : 0);
-}
-
 static void add_delta(struct buf *b, uint64_t now, uint64_t before)
 {
-    buf_add_varint(b, zigzag(now - before));
+    buf_add_varint(b, zigzag((int64_t)(now - before)));
 }
 
 static bool same_param(const struct chunk *a, const struct chunk *b)
@@ -102,7 +92,7 @@ static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *p
     if (c->first)
         buf_add_varint(b, c->first);
     for (uint32_t k = 0; c->step && k < nd; k++)
-        buf_add_varint(b, zigzag((uint64_t)c->step[k]));
+        buf_add_varint(b, zigzag(c->step[k]));
     if (c->param)
         pack_param(b, c, prev);
     if (c->whole)
@@ -152,7 +142,7 @@ static uint64_t get(struct unpacker *u)
 
 static uint64_t get_delta(struct unpacker *u, uint64_t before)
 {
-    return before + unzigzag(get(u));
+    return before + (uint64_t)unzigzag(get(u));
 }
 
 static int unpack_step(struct unpacker *u, uint32_t nd, struct arena *a,
@@ -163,7 +153,7 @@ static int unpack_step(struct unpacker *u, uint32_t nd, struct arena *a,
     if (!step)
         return err_nomem(e);
     for (uint32_t k = 0; k < nd; k++)
-        step[k] = (int64_t)unzigzag(get(u));
+        step[k] = unzigzag(get(u));
     c->step = step;
     return 0;
 }

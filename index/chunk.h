@@ -100,6 +100,19 @@ struct chunk_tensor {
 struct decoded_cache;
 
 /*
+ * Who wants to see bytes [off, off + len) of a place's source when they are read for a
+ * checksum anyway. They come in order and in whole units of `unit` bytes; `seen` grows by
+ * what came, and is `len` when all did.
+ */
+struct chunk_look {
+    uint64_t off, len;
+    unsigned unit;
+    void (*see)(void *user, const void *data, size_t len);
+    void *user;
+    uint64_t seen;
+};
+
+/*
  * Resolves one chunk of an encoding: opens nothing, reads from `shard` (whole file). It
  * checks that what is stored has the chunk's size and the tensor's dtype: -EBADMSG
  * otherwise. Any thread.
@@ -113,10 +126,12 @@ struct chunk_codec {
                    struct chunk_place *out, struct err *e);
     /*
      * Optional: does the piece hold what its encoding promises (a CRC of its bytes)? 1:
-     * yes, 0: it promises nothing, -EBADMSG: no. Reads all of the piece.
+     * yes, 0: it promises nothing, -EBADMSG: no. Reads all of the piece, once, and shows
+     * `look` (or NULL) what it reads; what it wants must lie within one checksum's bytes.
      */
     int (*verify)(struct source *shard, const struct chunk *c,
-                  struct decoded_cache *decoded, struct err *e);
+                  struct decoded_cache *decoded, struct chunk_look *look,
+                  struct err *e);
     /*
      * Optional: are other files, which should hold the same bytes, equal? 1: yes, -EBADMSG
      * names the first that is not, and from which byte on. Reads all of them.

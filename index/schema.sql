@@ -8,7 +8,7 @@
 -- the id (checkpoint << 32) + number. A change here needs a new user_version.
 
 PRAGMA application_id = 0x55465349; -- "UFSI"
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 
 CREATE TABLE source (
     identity BLOB NOT NULL -- the store's; another one: the file is not for this source
@@ -102,25 +102,22 @@ CREATE TABLE tensor (
     pieces BLOB NOT NULL    -- chunks_pack(); empty when the chunks do not cover it
 ) STRICT;
 
+-- Rows are packed: one for each name would be a third of all that a scan writes.
 CREATE TABLE tensor_name (
     checkpoint INTEGER NOT NULL,
-    hash INTEGER NOT NULL, -- of the file name (and of name_npy where that is cut)
-    ord INTEGER NOT NULL,
-    PRIMARY KEY (checkpoint, hash, ord)
+    hash INTEGER NOT NULL, -- the first in data
+    data BLOB NOT NULL, -- by hash of the file name (and of name_npy where that is cut): 8
+                        -- bytes of the hash, 4 of ord, little-endian
+    sum INTEGER NOT NULL,
+    PRIMARY KEY (checkpoint, hash)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE tree_dir (
-    id INTEGER PRIMARY KEY,   -- number: 0 is tree/ itself
-    parent INTEGER NOT NULL,  -- number
-    entries INTEGER NOT NULL,
-    sum INTEGER NOT NULL
-) STRICT;
-
-CREATE TABLE tree_entry (
-    dir INTEGER NOT NULL, -- tree_dir.id
-    pos INTEGER NOT NULL, -- from 0, in byte order of name
-    name BLOB NOT NULL,
-    child INTEGER NOT NULL, -- ord of a tensor, or minus the number of a directory
+CREATE TABLE tree (
+    dir INTEGER NOT NULL, -- (checkpoint << 32) + number: 0 is tree/ itself
+    pos INTEGER NOT NULL, -- of the first in data, from 0
+    parent INTEGER NOT NULL, -- number
+    data BLOB NOT NULL, -- by name: varints of its length and of the child (zigzag: ord of a
+                        -- tensor, or minus the number of a directory), and the name
     sum INTEGER NOT NULL,
     PRIMARY KEY (dir, pos)
 ) STRICT, WITHOUT ROWID;

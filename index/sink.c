@@ -3,6 +3,7 @@
 #include "index/sink_priv.h"
 
 #include "base/err.h"
+#include "base/interrupt.h"
 #include "index/catalog.h"
 #include "index/catalog_open.h"
 #include "index/catalog_write.h"
@@ -125,6 +126,8 @@ static int find_place(const struct sink *s, const char *name, size_t len,
 {
     char own[PATH_MAX];
 
+    if (interrupt_check_late(e) < 0)
+        return -e->code;
     if (!store_name_is_safe(name, len) || len >= sizeof own) {
         key_text(own, 200, name, len);
         return err_set(e, EBADMSG, "file name \"%s\" is not safe", own);
@@ -239,6 +242,8 @@ int sink_whole_file(struct sink *s, uint32_t file, struct err *e)
 int sink_object(struct sink *s, const char *key, size_t key_len, const char *json,
                 size_t len, struct err *e)
 {
+    if (interrupt_check_late(e) < 0)
+        return -e->code;
     return stage_object(s->stage, key, key_len, json, len, e);
 }
 

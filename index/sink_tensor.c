@@ -5,6 +5,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/interrupt.h"
 #include "index/catalog_write.h"
 #include "index/key_text.h"
 #include "index/names.h"
@@ -20,6 +21,7 @@
 
 enum {
     KEPT_BYTES = 1 << 20, /* of memory from tensor to tensor */
+    LOOK_EVERY = 1024,    /* chunks, whether time is up */
 };
 
 void tensor_release(struct open_tensor *t)
@@ -151,6 +153,8 @@ int sink_tensor_begin(struct sink *s, const struct sink_tensor *in, struct err *
     int rc;
 
     assert(!t->open && in->shape->nd <= SHAPE_MAX_DIMS);
+    if (interrupt_check_late(e) < 0)
+        return -e->code;
     if (s->tensors == s->max_tensors)
         return err_set(e, EFBIG, "more than %" PRIu64 " tensors", s->max_tensors);
     tensor_clear(t);
@@ -336,7 +340,8 @@ int sink_chunk(struct sink *s, const struct chunk *c, struct err *e)
         f->tensors++;
         rights_add(&t->rights, &f->rights);
     }
-    t->chunks++;
+    if (++t->chunks % LOOK_EVERY == 0 && interrupt_check_late(e) < 0)
+        return -e->code;
     t->beyond |= c->offset > INT64_MAX || c->length > INT64_MAX - c->offset;
     note_identity(t, f, c);
     rc = check_file(s, f, c, e);

@@ -207,16 +207,6 @@ static int add_header(struct build *b, const char *name, size_t len,
     return flush_header(b, false, e);
 }
 
-static uint64_t zigzag(int64_t v)
-{
-    return (uint64_t)v << 1 ^ (v < 0 ? UINT64_MAX : 0);
-}
-
-static int64_t unzigzag(uint64_t v)
-{
-    return (int64_t)(v >> 1 ^ (v & 1 ? UINT64_MAX : 0));
-}
-
 static int add_member(struct build *b, const struct tensor_info *t, struct err *e)
 {
     int rc = 0;

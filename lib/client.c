@@ -35,6 +35,8 @@ static int take_options(const struct unshard_options *from, struct origin_option
         .cache_dir = o.cache_dir,
         .index_memory = o.index_memory,
         .follow_symlinks = o.follow_symlinks,
+        .no_cache = o.no_cache,
+        .cache_size = o.cache_size,
         .jobs = o.jobs,
         .mapping = {.map = o.map, .hf = o.hf, .module_weights = o.module_weights}};
     if (o.dtype && !mapping_dtype(o.dtype, &to->mapping.dtype))

@@ -3,12 +3,10 @@
 #include "lib/origin.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 
 #include "base/arena.h"
 #include "base/err.h"
-#include "base/pool.h"
 
 enum { ORIGIN_MEMORY = 1 << 30 }; /* a million tensors with names of 1 KiB */
 
@@ -29,30 +27,15 @@ void origin_close(struct origin *o)
         o->ops->close(o);
 }
 
-/* Workers take no signal: those of the process are for its own threads. */
-static int quiet_pool(unsigned jobs, struct pool **out, struct err *e)
-{
-    sigset_t all, before;
-    int ret;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    ret = pool_new(jobs, out, e);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return ret;
-}
-
-int origin_init(struct origin *o, const struct origin_ops *ops, unsigned jobs,
-                struct err *e)
+int origin_init(struct origin *o, const struct origin_ops *ops, struct err *e)
 {
     o->ops = ops;
     o->arena = arena_new(ORIGIN_MEMORY);
-    return o->arena ? quiet_pool(jobs, &o->pool, e) : err_nomem(e);
+    return o->arena ? 0 : err_nomem(e);
 }
 
 void origin_release(struct origin *o)
 {
-    pool_free(o->pool);
     arena_free(o->arena);
     free(o->row);
 }

@@ -13,7 +13,8 @@ struct origin;
 
 struct origin_options {
     const char *cache_dir;
-    bool index_memory, follow_symlinks;
+    bool index_memory, follow_symlinks, no_cache;
+    uint64_t cache_size; /* 0: as struct reading_options has it */
     unsigned jobs;
     struct mapping_choice mapping;
 };
@@ -45,8 +46,8 @@ struct origin_ops {
 struct origin {
     const struct origin_ops *ops;
     struct arena *arena;
-    struct pool *pool;
-    struct row *row; /* sorted by key */
+    struct pool *pool; /* the kind's */
+    struct row *row;   /* sorted by key */
     size_t rows, cap;
 };
 
@@ -63,9 +64,7 @@ int origin_local(const char *source, const struct origin_options *options,
 int origin_mount(const char *source, const struct origin_options *options,
                  struct origin **out, struct err *e);
 
-/* Arena and pool. */
-int origin_init(struct origin *o, const struct origin_ops *ops, unsigned jobs,
-                struct err *e);
+int origin_init(struct origin *o, const struct origin_ops *ops, struct err *e);
 void origin_release(struct origin *o);
 
 /* Adds a copy of `row`, with its texts. */

@@ -15,6 +15,7 @@
 #include "base/err.h"
 #include "base/fsutil.h"
 #include "base/json.h"
+#include "base/pool.h"
 #include "index/names.h"
 #include "lib/plan_ask.h"
 #include "lib/plan_open.h"
@@ -120,6 +121,7 @@ static void mount_close(struct origin *o)
 {
     struct mount_origin *m = mount_of(o);
 
+    pool_free(o->pool);
     origin_release(o);
     free(m->dir);
     free(m);
@@ -233,7 +235,9 @@ int origin_mount(const char *source, const struct origin_options *options,
     m = calloc(1, sizeof *m);
     if (!m)
         return err_nomem(e);
-    ret = origin_init(&m->base, &mount_ops, options->jobs, e);
+    ret = origin_init(&m->base, &mount_ops, e);
+    if (ret == 0)
+        ret = pool_new(options->jobs, &m->base.pool, e);
     m->dir = ret == 0 ? realpath(source, NULL) : NULL;
     if (ret == 0 && !m->dir)
         ret = err_set(e, errno, "%s: %s", source, strerror(errno));

@@ -34,6 +34,9 @@ struct unshard_options {
     const char *map, *hf;  /* as the options of `unshard mount`, or NULL */
     const char *dtype;     /* of the model's floating-point tensors, or NULL */
     int module_weights;    /* not 0: as weights=module */
+    /* Bytes of blocks of a remote source, and of decoded pieces, in cache_dir; 0: as set. */
+    uint64_t cache_size;
+    int no_cache; /* not 0: neither of them on disk */
 };
 
 const char *unshard_version(void); /* "0.2.0" */

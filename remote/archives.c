@@ -237,6 +237,11 @@ static int archives_reopen(struct store *store, struct err *e)
                : err_set(e, EROFS, "%s: cannot be replaced", store->url);
 }
 
+static void archives_follow(struct store *store)
+{
+    store_follow(archives_of(store)->inner);
+}
+
 static uint64_t archives_retries(struct store *store)
 {
     return store_retries(archives_of(store)->inner);
@@ -273,6 +278,7 @@ static const struct store_ops archives_ops = {
     .open = archives_open,
     .readlink = archives_readlink,
     .reopen = archives_reopen,
+    .follow = archives_follow,
     .stop = archives_stop,
     .retries = archives_retries,
     .forget = archives_forget,

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "remote/block_cache_priv.h"
 
 enum {
@@ -157,7 +158,7 @@ static bool start_worker(struct block_cache *c, struct block_workers *w, job_fn 
     if (!me)
         return false;
     *me = (struct worker){.c = c, .w = w, .run = run};
-    if (pthread_create(&w->thread[w->threads], NULL, work, me) != 0) {
+    if (thread_start(&w->thread[w->threads], work, me) != 0) {
         free(me);
         return false;
     }

@@ -1,26 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /* remote/http_wire.c - single tries of requests on the wire: libcurl on its own thread. */
-#include "remote/http_wire.h"
+#include "remote/http_wire_priv.h"
 
 #include <curl/curl.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
 
 #include "base/err.h"
+#include "base/thread.h"
 
 enum {
     FLYING_MAX = 256, /* of all hosts together */
     IDLE_HANDLES = 64,
     POLL_MS = 1000, /* wake-ups come when there is something to do */
     READ_SIZE = 256 << 10,
-};
-
-struct http_header_list {
-    struct curl_slist *line;
 };
 
 /* A try that libcurl works on. */
@@ -50,164 +46,6 @@ struct wire {
     CURL *idle[IDLE_HANDLES];
     size_t nidle;
 };
-
-/* ---- headers ---- */
-
-const char *wire_header(const struct buf *head, const char *name)
-{
-    const char *p = head->data, *end = p ? p + head->len : NULL;
-
-    while (p < end) {
-        const char *value = p + strlen(p) + 1;
-
-        if (strcasecmp(p, name) == 0)
-            return value;
-        p = value + strlen(value) + 1;
-    }
-    return NULL;
-}
-
-int wire_header_line(struct buf *head, const char *line, size_t len)
-{
-    const char *end = line + len;
-    size_t had = head->len, name;
-
-    while (end > line && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' '))
-        end--;
-    if (len > 5 && memcmp(line, "HTTP/", 5) == 0) {
-        buf_clear(head);
-        return 0;
-    }
-    for (name = 0; line + name < end && line[name] != ':'; name++)
-        ;
-    if (line + name >= end || memchr(line, '\0', (size_t)(end - line)))
-        return 0; /* the empty line, or one that says nothing to us */
-    buf_add(head, line, name);
-    buf_addc(head, '\0');
-    for (name++; line + name < end && line[name] == ' '; name++)
-        ;
-    buf_add(head, line + name, (size_t)(end - line) - name);
-    buf_addc(head, '\0');
-    if (buf_failed(head))
-        head->len = had; /* half a line would have readers look behind it */
-    return buf_failed(head);
-}
-
-/* The line of the same name, or NULL. */
-static struct curl_slist *same_name(struct curl_slist *line, const char *text)
-{
-    size_t len = strcspn(text, ":") + 1;
-
-    while (line && strncasecmp(line->data, text, len) != 0)
-        line = line->next;
-    return line;
-}
-
-int wire_header_add(struct http_header_list **list, const char *line)
-{
-    struct curl_slist *same, *grown;
-
-    if (line[strcspn(line, "\r\n")] || !strchr(line, ':'))
-        return -EINVAL;
-    if (!*list && !(*list = calloc(1, sizeof **list)))
-        return -ENOMEM;
-    same = same_name((*list)->line, line);
-    if (same) {
-        char *copy = strdup(line);
-
-        if (!copy)
-            return -ENOMEM;
-        free(same->data);
-        same->data = copy;
-        return 0;
-    }
-    grown = curl_slist_append((*list)->line, line);
-    if (!grown)
-        return -ENOMEM;
-    (*list)->line = grown;
-    return 0;
-}
-
-void wire_header_free(struct http_header_list *list)
-{
-    if (!list)
-        return;
-    curl_slist_free_all(list->line);
-    free(list);
-}
-
-/* ---- URLs ---- */
-
-static char *part_of(CURLU *u, CURLUPart part, unsigned flags)
-{
-    char *text = NULL, *copy;
-
-    if (curl_url_get(u, part, &text, flags) != CURLUE_OK)
-        return NULL;
-    copy = strdup(text);
-    curl_free(text);
-    return copy;
-}
-
-static bool has_part(CURLU *u, CURLUPart part)
-{
-    char *text = NULL;
-    bool there = curl_url_get(u, part, &text, 0) == CURLUE_OK;
-
-    curl_free(text);
-    return there;
-}
-
-static void url_cleanup(CURLU **u)
-{
-    curl_url_cleanup(*u);
-}
-
-char *wire_origin(const char *url, bool *secure, bool *secrets)
-{
-    CLEANUP(url_cleanup) CURLU *u = curl_url();
-    CLEANUP_FREE char *scheme = NULL;
-    CLEANUP_FREE char *host = NULL;
-    CLEANUP_FREE char *port = NULL;
-    char *origin;
-
-    if (!u || curl_url_set(u, CURLUPART_URL, url, 0) != CURLUE_OK)
-        return NULL;
-    scheme = part_of(u, CURLUPART_SCHEME, 0);
-    host = part_of(u, CURLUPART_HOST, 0);
-    port = part_of(u, CURLUPART_PORT, CURLU_DEFAULT_PORT);
-    if (!scheme || !host || !port)
-        return NULL;
-    *secure = strcmp(scheme, "https") == 0;
-    if (!*secure && strcmp(scheme, "http") != 0)
-        return NULL;
-    if (secrets)
-        *secrets = has_part(u, CURLUPART_USER) || has_part(u, CURLUPART_PASSWORD);
-    for (char *p = host; *p; p++)
-        if (*p >= 'A' && *p <= 'Z')
-            *p = (char)(*p + 'a' - 'A');
-    return asprintf(&origin, "%s://%s:%s", scheme, host, port) < 0 ? NULL : origin;
-}
-
-char *wire_redirect(const char *url, const char *location)
-{
-    CLEANUP(url_cleanup) CURLU *u = curl_url();
-    CLEANUP_FREE char *target = NULL;
-    CLEANUP_FREE char *from = NULL;
-    CLEANUP_FREE char *to = NULL;
-    bool was_secure, secure, secrets;
-
-    if (!u || curl_url_set(u, CURLUPART_URL, url, 0) != CURLUE_OK ||
-        curl_url_set(u, CURLUPART_URL, location, 0) != CURLUE_OK ||
-        curl_url_set(u, CURLUPART_FRAGMENT, NULL, 0) != CURLUE_OK)
-        return NULL;
-    target = part_of(u, CURLUPART_URL, 0);
-    from = wire_origin(url, &was_secure, NULL);
-    to = target ? wire_origin(target, &secure, &secrets) : NULL;
-    if (!from || !to || secrets || (was_secure && !secure))
-        return NULL;
-    return steal(&target);
-}
 
 /* ---- what libcurl calls ---- */
 
@@ -653,20 +491,6 @@ void wire_wait(struct wire *w, struct wire_waiter *waiter, struct wire_try *cons
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Signals belong to the main thread. */
-static int start_thread(struct wire *w)
-{
-    sigset_t all, old;
-    int rc;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    rc = pthread_create(&w->thread, NULL, wire_thread, w);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    w->running = rc == 0;
-    return rc;
-}
-
 int wire_new(const struct http_options *options, struct wire **out, struct err *e)
 {
     struct wire *w = calloc(1, sizeof *w);
@@ -686,7 +510,8 @@ int wire_new(const struct http_options *options, struct wire **out, struct err *
         return err_nomem(e);
     }
     curl_multi_setopt(w->multi, CURLMOPT_MAXCONNECTS, (long)FLYING_MAX);
-    rc = start_thread(w);
+    rc = thread_start(&w->thread, wire_thread, w);
+    w->running = rc == 0;
     if (rc) {
         wire_free(w);
         return err_set(e, rc, "start a thread: %s", strerror(rc));

@@ -24,6 +24,7 @@ struct entry_stat {
     uid_t uid;
     gid_t gid;
     struct file_id id; /* of the target when it is a link */
+    int64_t atime_ns;  /* 0: the store keeps none */
 };
 
 struct listing_entry {

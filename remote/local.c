@@ -6,17 +6,23 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/dir.h"
 #include "base/err.h"
+#include "base/interrupt.h"
 #include "remote/archives.h"
+#include "remote/mounted_on.h"
 #include "remote/resolve.h"
 
 struct local_store {
     struct store base;
     struct anchor anchor;
+    struct mounted_on on;
+    atomic_bool unmounted; /* the file system of the anchor */
     char *prefix; /* of the root below the anchor: "" but in a Hugging Face cache */
     bool follow;  /* links may lead anywhere */
 };
@@ -35,6 +41,11 @@ static const char *shown(const struct local_store *ls, const char *path)
 static int local_fail(const struct local_store *ls, const char *path, int code,
                       struct err *e)
 {
+    if (ls->unmounted) {
+        err_set(e, EIO, "%s: the file system of the source was unmounted",
+                shown(ls, path));
+        return err_hint(e, "mount it again");
+    }
     err_set(e, -code, "%s: %s", shown(ls, path),
             code == -EXDEV ? "leads out of the source" : strerror(-code));
     return code == -EXDEV ? err_hint(e, "if that is meant, use -o follow_symlinks")
@@ -62,6 +73,8 @@ static int below_anchor(const struct local_store *ls, const char *path,
 {
     if (path_climbs(path))
         return -EXDEV;
+    if (ls->unmounted)
+        return -EIO;
     if (store_join(ls->prefix, path, dst, PATH_MAX) < 0)
         return -ENAMETOOLONG;
     if (dst[0] == '\0')
@@ -117,6 +130,7 @@ static void entry_from(const struct stat *st, struct entry_stat *out)
     out->uid = st->st_uid;
     out->gid = st->st_gid;
     out->id = file_id_of(st);
+    out->atime_ns = st->st_atim.tv_sec * INT64_C(1000000000) + st->st_atim.tv_nsec;
 }
 
 /* Completes an entry from its lstat: a link counts as what it leads to, if it does. */
@@ -171,17 +185,14 @@ static int add_entry(struct local_store *ls, int dir, const char *name,
 static int add_entries(struct local_store *ls, DIR *dir, struct listing *l,
                        struct err *e)
 {
-    const struct dirent *d;
-    int rc = 0;
+    const char *name;
+    int rc = 0, more = 0;
 
-    while (rc == 0 && (errno = 0, d = readdir(dir))) {
-        if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0)
-            continue;
-        rc = add_entry(ls, dirfd(dir), d->d_name, l, e);
-    }
-    if (rc == 0 && errno)
-        rc = err_set(e, errno, "read directory: %s", strerror(errno));
-    return rc;
+    while (rc == 0 && (more = dir_next(dir, &name)) > 0)
+        rc = add_entry(ls, dirfd(dir), name, l, e);
+    return rc == 0 && more < 0
+               ? err_set(e, -more, "read directory: %s", strerror(-more))
+               : rc;
 }
 
 static void closedirp(DIR **dir)
@@ -196,8 +207,11 @@ static int local_list(struct store *s, const char *path, struct listing **out,
     struct local_store *ls = local_of(s);
     CLEANUP(listing_freep) struct listing *l = NULL;
     CLEANUP(closedirp) DIR *dir = NULL;
-    CLEANUP_FD int fd = local_fd(ls, path, O_RDONLY | O_DIRECTORY);
+    CLEANUP_FD int fd = -1;
 
+    if (interrupt_check_late(e) < 0)
+        return -e->code;
+    fd = local_fd(ls, path, O_RDONLY | O_DIRECTORY);
     if (fd < 0)
         return local_fail(ls, path, fd, e);
     dir = fdopendir(fd);
@@ -243,7 +257,7 @@ static int open_regular(struct store *s, const char *path, struct source **out,
     struct local_store *ls = local_of(s);
     CLEANUP_FD int fd = -1;
     struct stat st;
-    int rc = stat_target(ls, path, 0, &st), flags;
+    int rc = stat_target(ls, path, 0, &st);
 
     if (rc < 0)
         return local_fail(ls, path, rc, e);
@@ -252,8 +266,7 @@ static int open_regular(struct store *s, const char *path, struct source **out,
     fd = local_fd(ls, path, O_RDONLY);
     if (fd < 0)
         return local_fail(ls, path, fd, e);
-    flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0)
+    if (fcntl(fd, F_SETFL, 0) < 0) /* open_below() set O_NONBLOCK */
         return local_fail(ls, path, -errno, e);
     return source_from_fd(steal_fd(&fd), shown(ls, path), out, e);
 }
@@ -261,7 +274,10 @@ static int open_regular(struct store *s, const char *path, struct source **out,
 static int local_open(struct store *s, const char *path, struct source **out,
                       struct err *e)
 {
-    int rc = open_regular(s, path, out, e);
+    int rc = interrupt_check_late(e);
+
+    if (rc == 0)
+        rc = open_regular(s, path, out, e);
 
     source_note_trouble(rc);
     return rc;
@@ -360,10 +376,28 @@ static int local_reopen(struct store *s, struct err *e)
     return 0;
 }
 
+static void local_follow(struct store *s)
+{
+    struct local_store *ls = local_of(s);
+    CLEANUP_FD int fd = -1;
+
+    if (!ls->on.id)
+        mounted_on_init(&ls->on, ls->anchor.fd);
+    if (!mounted_on_changed(&ls->on) || (!ls->unmounted && mounted_on_lasts(&ls->on)))
+        return;
+    ls->unmounted = true;
+    fd = open(ls->anchor.path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || !mounted_on_move(&ls->on, fd) ||
+        dup3(fd, ls->anchor.fd, O_CLOEXEC) < 0)
+        return;
+    ls->unmounted = false;
+}
+
 static void local_close(struct store *s)
 {
     struct local_store *ls = local_of(s);
 
+    mounted_on_release(&ls->on);
     if (ls->anchor.fd >= 0)
         close(ls->anchor.fd);
     free(ls->anchor.path);
@@ -379,6 +413,7 @@ static const struct store_ops local_ops = {
     .open = local_open,
     .readlink = local_readlink,
     .reopen = local_reopen,
+    .follow = local_follow,
     .close = local_close,
 };
 
@@ -512,8 +547,8 @@ static void local_reset(struct local_store *ls)
     free(ls->prefix);
     if (ls->anchor.fd >= 0)
         close(ls->anchor.fd);
-    *ls =
-        (struct local_store){.base.ops = &local_ops, .anchor.fd = -1, .follow = follow};
+    *ls = (struct local_store){.base.ops = &local_ops, .anchor.fd = -1, .on.table = -1};
+    ls->follow = follow;
 }
 
 /* A link that was named outright is meant: when it leaves its directory, so do we. */
@@ -549,6 +584,7 @@ int store_open_local(const char *path, const struct store_options *options,
         return err_nomem(e);
     ls->base.ops = &local_ops;
     ls->anchor.fd = -1;
+    ls->on.table = -1;
     ls->follow = options && options->follow_symlinks;
     if (stat(path, &st) < 0)
         return err_set(e, errno, "%s: %s", path, strerror(errno));

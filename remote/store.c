@@ -29,6 +29,12 @@ void store_stop(struct store *s)
         s->ops->stop(s);
 }
 
+void store_follow(struct store *s)
+{
+    if (s->ops->follow)
+        s->ops->follow(s);
+}
+
 uint64_t store_retries(struct store *s)
 {
     return s->ops->retries ? s->ops->retries(s) : 0;

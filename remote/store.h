@@ -35,6 +35,12 @@ struct store_ops {
      * and is the root from now on. -EROFS: its name says not which.
      */
     int (*reopen)(struct store *s, struct err *e);
+    /*
+     * Optional: looks whether the file system of the root was unmounted. Then everything
+     * fails (-EIO), until one is mounted there again: that is the root from then on. For
+     * one thread, now and then.
+     */
+    void (*follow)(struct store *s);
     /* Optional: whatever waits for a server ends now, and so does all that comes later. */
     void (*stop)(struct store *s);
     /* Optional: how often its server had to be asked once more. */
@@ -90,6 +96,9 @@ int store_open(const char *name, const struct store_options *options,
 
 /* Ends all waits for its server: remote/http.h, http_stop(). Any thread; local: nothing. */
 void store_stop(struct store *s);
+
+/* Looks where its root is (see the operation); what cannot be unmounted stays. */
+void store_follow(struct store *s);
 
 /* Requests that were tried again since it was opened; local: 0. */
 uint64_t store_retries(struct store *s);

@@ -13,9 +13,9 @@ struct staging;
 struct witness_filter;
 
 /*
- * A save to DIR/NAME is made in DIR/.unshard-staging-NAME/: data/ becomes the target,
- * a journal of each part says what is being written and how far it is. Everything is on
- * the target's file system, so that one rename publishes it.
+ * A save to DIR/NAME is made in DIR/.unshard-staging-NAME/ (a long NAME is cut there):
+ * data/ becomes the target, a journal of each part says what is being written and how far
+ * it is. Everything is on the target's file system, so that one rename publishes it.
  */
 struct staging_claim {
     const char *target; /* the path of what is to be made */

@@ -35,11 +35,10 @@ static bool make_room(struct sums *s)
     return true;
 }
 
-void sums_add(struct sums *s, uint32_t file, uint64_t at, const void *data,
-              uint64_t len)
+void sums_add_crc(struct sums *s, uint32_t file, uint64_t at, uint64_t len,
+                  uint32_t crc)
 {
-    const struct sums_piece p = {
-        .file = file, .crc = crc32_ieee(0, data, (size_t)len), .at = at, .len = len};
+    const struct sums_piece p = {.file = file, .crc = crc, .at = at, .len = len};
 
     pthread_mutex_lock(&s->lock);
     if (make_room(s))
@@ -47,6 +46,12 @@ void sums_add(struct sums *s, uint32_t file, uint64_t at, const void *data,
     else
         s->lost = true;
     pthread_mutex_unlock(&s->lock);
+}
+
+void sums_add(struct sums *s, uint32_t file, uint64_t at, const void *data,
+              uint64_t len)
+{
+    sums_add_crc(s, file, at, len, crc32_ieee(0, data, (size_t)len));
 }
 
 static int by_place(const void *a, const void *b)
@@ -81,7 +86,14 @@ static size_t find_piece(const struct sums *s, uint32_t file, uint64_t at)
     return low;
 }
 
-static void append(uint32_t *crc, uint32_t more, uint64_t len)
+const struct sums_piece *sums_from(const struct sums *s, uint32_t file, uint64_t at)
+{
+    size_t i = find_piece(s, file, at);
+
+    return i < s->count && s->piece[i].file == file ? &s->piece[i] : NULL;
+}
+
+void sums_append(uint32_t *crc, uint32_t more, uint64_t len)
 {
     *crc = (uint32_t)crc32_combine64(*crc, more, (off_t)len);
 }
@@ -94,7 +106,7 @@ static bool append_box(const struct sums *s, uint32_t file, uint64_t at, uint64_
 
         if (i == s->count || p->file != file || p->at != at || p->len > end - at)
             return false;
-        append(crc, p->crc, p->len);
+        sums_append(crc, p->crc, p->len);
         at += p->len;
     }
     return true;
@@ -129,7 +141,7 @@ bool sums_find(const struct sums *s, uint32_t file, const struct layout_file_inf
         if (!p || p->at != at || p->len > from + len - at)
             return false;
         if (p->kind == LAYOUT_LITERAL)
-            append(&crc, crc32_ieee(0, p->data, (size_t)p->len), p->len);
+            sums_append(&crc, crc32_ieee(0, p->data, (size_t)p->len), p->len);
         else if (p->kind != LAYOUT_BOX ||
                  !append_box(s, file, p->at, p->at + p->len, &crc))
             return false;

@@ -31,8 +31,18 @@ void sums_release(struct sums *s);
 void sums_add(struct sums *s, uint32_t file, uint64_t at, const void *data,
               uint64_t len);
 
+/* The same of bytes whose CRC-32 is known. */
+void sums_add_crc(struct sums *s, uint32_t file, uint64_t at, uint64_t len,
+                  uint32_t crc);
+
 /* Nothing is added any more, and sums_find() may be called, from any thread. */
 void sums_settle(struct sums *s);
+
+/* The first piece of the file that starts at `at` or behind it; NULL: there is none. */
+const struct sums_piece *sums_from(const struct sums *s, uint32_t file, uint64_t at);
+
+/* The CRC-32 `crc` of some bytes becomes that of them and `len` more, whose own is `more`. */
+void sums_append(uint32_t *crc, uint32_t more, uint64_t len);
 
 /* The CRC-32 of bytes [from, from + len) of file number `file`; false: not all is known. */
 bool sums_find(const struct sums *s, uint32_t file, const struct layout_file_info *f,

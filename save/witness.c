@@ -2,7 +2,6 @@
 /* save/witness.c - what a directory holds, so that it can be told later whether it still does. */
 #include "save/witness.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/dir.h"
 #include "base/err.h"
 #include "base/fsutil.h"
 #include "save/staging.h"
@@ -79,8 +79,8 @@ static int look_at_entry(const struct looking *l, int dir, const char *name,
 static int look(const struct looking *l, int at, const struct place *p, struct err *e)
 {
     DIR *dir = fdopendir(at);
-    struct dirent *d;
-    int ret = 0;
+    const char *name;
+    int ret = 0, more = 0;
 
     if (!dir) {
         ret = fail(p->path, e);
@@ -90,11 +90,11 @@ static int look(const struct looking *l, int at, const struct place *p, struct e
     if (p->depth > MAX_DEPTH)
         ret =
             err_set(e, ELOOP, "%s: more than %d directories deep", p->path, MAX_DEPTH);
-    while (ret == 0 && (d = readdir(dir)))
-        if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0)
-            ret = look_at_entry(l, dirfd(dir), d->d_name, p, e);
+    while (ret == 0 && (more = dir_next(dir, &name)) > 0)
+        ret = look_at_entry(l, dirfd(dir), name, p, e);
     closedir(dir);
-    return ret;
+    return ret == 0 && more < 0 ? err_set(e, -more, "%s: %s", p->path, strerror(-more))
+                                : ret;
 }
 
 int witness_take(int parent, const char *name, const struct witness_filter *filter,

@@ -16,7 +16,7 @@ LIBRARIES = {  # header: the files that may include it
     "fuse*": "fs/*",
     "sqlite3*.h": "index/catalog*",
     "cjson/*": "base/json.c",
-    "curl/*": "remote/http_wire.c",
+    "curl/*": "remote/http_wire*",
     "expat.h": "remote/xml.c",
     "seccomp.h": "base/confine.c",
     "cuda*": "gpu/*",

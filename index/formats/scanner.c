@@ -15,6 +15,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "index/formats/scan_priv.h"
+#include "index/formats/scan_time.h"
 #include "index/map/map.h"
 #include "index/map/mapping.h"
 #include "index/watched.h"
@@ -145,6 +146,16 @@ struct catalog *scanner_catalog(const struct scanner *s)
     return s->catalog;
 }
 
+size_t scanner_places(struct scanner *s)
+{
+    size_t count;
+
+    pthread_mutex_lock(&s->lock);
+    count = s->count;
+    pthread_mutex_unlock(&s->lock);
+    return count;
+}
+
 /* ---- the table ---- */
 
 static struct known **bucket_of(struct scanner *s, const char *path, const char *file)
@@ -238,66 +249,6 @@ static void unuse(struct scanner *s, struct known *k)
 
 /* ---- is the index still true? ---- */
 
-struct watched {
-    const char *path;
-    struct file_id id;
-};
-
-struct watch_list {
-    struct arena *arena;
-    struct watched *file;
-    size_t count, cap;
-};
-
-static int note_file(void *user, const struct catalog_file *f)
-{
-    struct watch_list *w = user;
-
-    if (w->count == w->cap) {
-        size_t cap = w->cap ? w->cap * 2 : 64;
-        struct watched *grown = reallocarray(w->file, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        w->file = grown;
-        w->cap = cap;
-    }
-    w->file[w->count].path = arena_memdup(w->arena, f->path, strlen(f->path));
-    w->file[w->count].id = f->id;
-    return w->file[w->count++].path ? 0 : -ENOMEM;
-}
-
-/* All zero, as the index has it: there is no such file. */
-static bool is_same(struct scanner *s, const char *path, const struct file_id *was)
-{
-    struct entry_stat st;
-    struct err ignored = {0};
-
-    if (s->store->ops->stat(s->store, path, &st, &ignored) < 0 ||
-        st.kind == ENTRY_OTHER)
-        st.id = (struct file_id){0};
-    else if (st.kind == ENTRY_DIR)
-        return watched_same(s->store, path, &st, was);
-    return file_id_equal(&st.id, was);
-}
-
-/* 1: every file is as it was; 0: not. */
-static int files_same(struct scanner *s, const struct checkpoint_info *info,
-                      struct arena *a, struct err *e)
-{
-    struct watch_list w = {.arena = a};
-    int rc = catalog_files(s->catalog, info->id, note_file, &w, e);
-    bool same = !info->file || w.count > 0; /* nothing to go by: better scan it */
-
-    /* Only now: no statement of the index stays open while disks are slow. */
-    for (size_t i = 0; rc == 0 && same && i < w.count; i++)
-        same = is_same(s, w.file[i].path, &w.file[i].id);
-    free(w.file);
-    if (rc == -ENOMEM && !e->code)
-        return err_nomem(e);
-    return rc < 0 ? rc : same;
-}
-
 /* Of what decides which files are a checkpoint: for one file only itself. */
 static uint64_t names_hash(const struct listing *l, const char *file)
 {
@@ -375,7 +326,7 @@ static int is_fresh(struct scanner *s, const struct known *k, bool sure, int64_t
         return rc;
     rc = names_same(s, &info, e);
     if (rc > 0)
-        rc = files_same(s, &info, a, e);
+        rc = scan_files_same(s->store, s->catalog, &info, a, e);
     if (rc == -ESTALE) /* replaced by another process meanwhile */
         rc = 0;
     if (rc >= 0)
@@ -383,20 +334,59 @@ static int is_fresh(struct scanner *s, const struct known *k, bool sure, int64_t
     return rc;
 }
 
-int scanner_knows(struct scanner *s, const char *path, const struct listing *l,
-                  struct err *e)
+/* 1 when the index has the directory with these names and its files are as they were. */
+static int matches(struct scanner *s, const char *path, const struct listing *l,
+                   int64_t *id, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(CHECK_MEMORY);
     struct checkpoint_info info;
     int rc = a ? catalog_checkpoint(s->catalog, path, NULL, a, &info, e) : err_nomem(e);
 
+    *id = rc == 0 ? info.id : 0;
     if (rc == 0 && !info.error && info.names_hash &&
         info.names_hash == names_hash(l, NULL))
-        rc = files_same(s, &info, a, e);
+        rc = scan_files_same(s->store, s->catalog, &info, a, e);
     if (rc == -ENOENT || rc == -ESTALE) {
         *e = (struct err){0};
         return 0;
     }
+    return rc;
+}
+
+/* How long a look that began at `start` and ends now is good for. */
+static int64_t good_until(int64_t start)
+{
+    int64_t memory = (clock_ns(CLOCK_MONOTONIC) - start) * check_factor;
+
+    return start + MIN(MAX(memory, second), longest_memory);
+}
+
+int scanner_knows(struct scanner *s, const char *path, const struct listing *l,
+                  struct err *e)
+{
+    int64_t start = clock_ns(CLOCK_MONOTONIC), id;
+    uint64_t flights;
+    struct known *k;
+    int rc;
+
+    pthread_mutex_lock(&s->lock);
+    k = use(s, path, NULL);
+    if (!k) {
+        pthread_mutex_unlock(&s->lock);
+        return err_nomem(e);
+    }
+    flights = k->flights;
+    pthread_mutex_unlock(&s->lock);
+    rc = matches(s, path, l, &id, e);
+    pthread_mutex_lock(&s->lock);
+    /* No other look meanwhile, and no reason for one: the next get need not look again. */
+    if (rc == 1 && !k->busy && !k->suspect && k->flights == flights) {
+        k->id = id;
+        k->until = good_until(start);
+        k->rc = 0;
+    }
+    unuse(s, k);
+    pthread_mutex_unlock(&s->lock);
     return rc;
 }
 
@@ -493,6 +483,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         .store = s->store, .pool = s->pool, .listing = l, .dir = k->path};
     int64_t start = clock_ns(CLOCK_MONOTONIC);
     unsigned troubles = source_troubles();
+    struct scan_time time;
     struct err failed = {0};
     struct sink *sink;
     int rc;
@@ -507,19 +498,21 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     where.filter = filter;
     if (sink_begin(s->catalog, &where, &sink, e) < 0)
         return -e->code;
+    scan_time_begin(&time);
     rc = watch_config(s, l, sink, &failed);
     if (rc == 0)
         rc = place.driver->scan(&context, sink, &failed);
+    rc = scan_time_end(&time, rc, &failed);
     if (rc < 0 && (is_ours(failed.code) || (again && rc == -ESTALE))) {
         sink_abort(sink);
         *e = failed;
         return rc;
     }
-    if (source_troubles() != troubles)
+    if (source_troubles() != troubles && !time.late)
         sink_unsure(sink);
     if (sink_commit(sink, rc < 0 ? &failed : NULL, &out->id, e) < 0)
         return -e->code;
-    out->sure = rc == 0 || is_damage(failed.code);
+    out->sure = rc == 0 || is_damage(failed.code) || time.late;
     log_scan(s, out->id, start);
     return 0;
 }
@@ -558,14 +551,12 @@ static int look(struct scanner *s, const struct known *k, struct found *out,
     int rc = -EAGAIN;
 
     for (unsigned i = 0; i < TRIES && rc == -EAGAIN; i++) {
-        int64_t start = clock_ns(CLOCK_MONOTONIC), memory;
+        int64_t start = clock_ns(CLOCK_MONOTONIC);
         bool sure = k->sure || i > 0;
 
         *e = (struct err){0};
         rc = is_fresh(s, k, sure, &out->id, e);
-        memory = (clock_ns(CLOCK_MONOTONIC) - start) * check_factor;
-        memory = MIN(MAX(memory, second), longest_memory);
-        out->until = start + memory;
+        out->until = good_until(start);
         out->sure = sure;
         if (rc != 0)
             return MIN(rc, 0);

@@ -43,7 +43,8 @@ def version():
 
 
 def open(source, **options):  # pylint: disable=redefined-builtin
-    """A checkpoint. Options: cache_dir, index_memory, follow_symlinks, jobs, map, hf, dtype, module_weights."""
+    """A checkpoint. Options: cache_dir, index_memory, follow_symlinks, jobs, map, hf, dtype, module_weights,
+    cache_size (bytes; 0: nothing on disk but the index)."""
     return Checkpoint(source, **options)
 
 
@@ -215,11 +216,11 @@ class Checkpoint:
     """An open checkpoint. Any thread may use it; after a fork the child opens its own."""
 
     def __init__(self, source, *, cache_dir=None, index_memory=False, follow_symlinks=False, jobs=0, map=None, hf=None,
-                 dtype=None, module_weights=False):
+                 dtype=None, module_weights=False, cache_size=None):
         library = _library()
         texts = {"cache_dir": cache_dir, "map": map, "hf": hf, "dtype": dtype and dtype_name(dtype)}
         options = _ffi.Options(size=ctypes.sizeof(_ffi.Options), index_memory=index_memory, follow_symlinks=follow_symlinks,
-                               jobs=jobs, module_weights=module_weights,
+                               jobs=jobs, module_weights=module_weights, cache_size=cache_size or 0, no_cache=cache_size == 0,
                                **{k: _bytes(v) for k, v in texts.items() if v is not None})
         pointer, words = _ffi.c_void_p(), ctypes.create_string_buffer(_ffi.ERROR)
         _ffi.check(library.unshard_open(_bytes(source), ctypes.byref(options), ctypes.byref(pointer), words), words)

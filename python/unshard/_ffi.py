@@ -12,7 +12,8 @@ DIMENSIONS = 64
 
 class Options(Structure):
     _fields_ = [("size", c_size_t), ("cache_dir", c_char_p), ("index_memory", c_int), ("follow_symlinks", c_int), ("jobs", c_uint),
-                ("map", c_char_p), ("hf", c_char_p), ("dtype", c_char_p), ("module_weights", c_int)]
+                ("map", c_char_p), ("hf", c_char_p), ("dtype", c_char_p), ("module_weights", c_int),
+                ("cache_size", c_uint64), ("no_cache", c_int)]
 
 
 class Tensor(Structure):

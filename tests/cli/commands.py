@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import zipfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
 from mountlib import UNSHARD, main, make_tensors, read_all, same, sha256, write_checkpoint, write_file  # noqa: E402
@@ -212,6 +213,78 @@ def test_verify_deep_finds_one_changed_byte(t):
     assert cli.json("verify", path, "--deep", status=NO)["damaged"] == 1
 
 
+def records(path):
+    """[(name, byte, size)] of what a zip archive stores as it is."""
+    with zipfile.ZipFile(path) as z, open(path, "rb") as f:
+        out = []
+        for i in z.infolist():
+            f.seek(i.header_offset + 26)
+            name, extra = struct.unpack("<HH", f.read(4))
+            if i.compress_type == zipfile.ZIP_STORED and i.file_size:
+                out.append((i.filename, i.header_offset + 30 + name + extra, i.file_size))
+        return out
+
+
+def flip(path, at):
+    """Changes one byte, and that is what undoes it, too."""
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)
+        f.seek(at)
+        f.write(bytes([byte[0] ^ 0x10]))
+
+
+def test_verify_deep_finds_a_changed_byte_of_each_record(t):
+    """The first byte, one amid and the last of every storage of torch.save files: with tensors of their own, shared, in parts of flat ones."""
+    cli = Cli(t)
+    for number, name in enumerate(("torch_file/pt_zip_views", "torch_file/hf_bin_single_tied", "torch_file/pt_zip_big_endian", "npz/stored.npz", "deepspeed/z0_fp32_w2")):
+        path, source = f"{t}/{number}", os.path.join(DATA, name)
+        if os.path.isdir(source):
+            shutil.copytree(source, path)
+        else:
+            os.mkdir(path)
+            shutil.copy(source, path)
+        for root, _, files in os.walk(path):
+            for f in files:
+                os.chmod(os.path.join(root, f), 0o644)
+        same(name, cli.json("verify", path, "--deep")["damaged"], 0)
+        files = [os.path.join(root, f) for root, _, names in os.walk(path) for f in names if zipfile.is_zipfile(os.path.join(root, f))]
+        assert files, name
+        for file in files:
+            for record, at, size in records(file):
+                if record.endswith(("data.pkl", "byteorder")):
+                    continue  # those a scan looks into
+                for place in sorted({0, size // 2, size - 1}):
+                    flip(file, at + place)
+                    out = cli.run("verify", path, "--deep", status=NO).stdout
+                    assert f"{os.path.basename(file)}, record {record} at byte {at}: its CRC-32" in out and "damaged  1 of " in out, (record, place, out)
+                    flip(file, at + place)
+        same(name, cli.json("verify", path, "--deep")["damaged"], 0)
+
+
+def test_verify_deep_without_crcs(t):
+    """torch.save with save.compute_crc32 off: no record has its CRC, and that is no damage. One that has not is."""
+    cli = Cli(t)
+    shutil.copytree(os.path.join(DATA, "torch_file", "module"), t + "/module")
+    file = next(os.path.join(root, f) for root, _, names in os.walk(t + "/module") for f in names if zipfile.is_zipfile(os.path.join(root, f)))
+    os.chmod(file, 0o644)
+    with zipfile.ZipFile(file) as z:
+        entries = [(i.filename, z.start_dir) for i in z.infolist()]
+    with open(file, "r+b") as f:
+        data = bytearray(f.read())
+        at = entries[0][1]
+        for _ in entries:
+            data[at + 16] ^= 1
+            at += 46 + sum(struct.unpack("<HHH", data[at + 28:at + 34]))
+        f.seek(0)
+        f.write(data)
+    out = cli.run("verify", t + "/module", "--deep").stdout
+    assert re.search(r"note +none of \d+ CRCs holds", out), out
+    data[entries[0][1] + 16] ^= 1
+    write_file(file, bytes(data))
+    assert "CRCs do not hold" in cli.run("verify", t + "/module", "--deep", status=NO).stdout
+
+
 def test_verify_compares_full_copies(t):
     """Shards are shown; full files beside them are held against them."""
     cli = Cli(t)
@@ -255,6 +328,28 @@ def test_verify_counts_nan_and_inf(t):
     write_checkpoint(t + "/hf", tensors, shards=1)
     out = cli.run("verify", t + "/hf", "--deep").stdout
     assert "w: 1 NaN, 2 Inf" in out, out
+
+
+def test_verify_counts_nan_where_it_checks_sums(t):
+    """What is read once for both: items and archives, whole, cut by rows and by columns, of all types and at each end."""
+    cli = Cli(t)
+    nan = {"F32": "0000c07f", "F16": "007e", "BF16": "c07f", "F64": "000000000000f87f"}
+    tensors = {}
+    for dtype, bits in nan.items():
+        one, size = bytes.fromhex(bits), len(bits) // 2
+        for rows, columns, at in ((64, 96, (0,)), (64, 96, (64 * 96 - 1,)), (64, 96, (95, 96, 5000)), (700, 1100, (262143, 262144, 524288, 769999))):
+            data = bytearray(rows * columns * size)
+            for i in at:
+                data[i * size:(i + 1) * size] = one
+            tensors[f"{dtype}.{rows}.{'.'.join(map(str, at))}"] = (dtype, (rows, columns), bytes(data))
+    write_checkpoint(t + "/hf", tensors, shards=1)
+    want = {key: len(key.split(".")) - 2 for key in tensors}
+    for name, options in (("hf", None), ("rows", ("--to", "dcp", "--mesh", "4x1")), ("mesh", ("--to", "dcp", "--mesh", "2x2")), ("model.pt", ("--to", "pt"))):
+        if options:
+            cli.run("convert", t + "/hf", f"{t}/{name}", *options)
+        found = cli.json("verify", f"{t}/{name}", "--deep")
+        same(name, {f["key"]: f["nan"] for f in found["findings"]}, want)
+        same(name, found["damaged"], 0)
 
 
 def test_stats_of_every_type(t):
@@ -568,6 +663,7 @@ def test_without_a_cache_directory(t):
     assert b"the index is kept in memory: " in done.stderr, done.stderr
     cli.error("ls", DCP, "-o", f"cache_dir={t}/cache", status=SOURCE, words=["cache"])
     cli.run("ls", DCP, "-o", f"index=memory,cache_dir={t}/other")
+    same("index=memory writes nothing", os.path.exists(t + "/other"), False)
 
 
 def test_a_change_is_seen(t):

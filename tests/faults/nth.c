@@ -8,6 +8,7 @@
  *                       read    EIO: read, pread, preadv, ... of a file below the root
  *                       write   ENOSPC: write, pwrite, ftruncate, fsync, ... there
  *                       open    EMFILE: open, openat, openat2 there
+ *                       list    EIO: readdir of a directory there
  *                       map     ENOMEM: mmap of a file there
  *                       bus     mmap of a file there: touching it raises SIGBUS
  *                       thread  EAGAIN: pthread_create
@@ -23,6 +24,7 @@
 /* Calls have the names that they have in libc here, and no others. */
 #undef _FILE_OFFSET_BITS
 #undef _FORTIFY_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -42,12 +44,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { NOTHING, ALLOC, READ, WRITE, OPEN, MAP, BUS, THREAD, FORK, NET };
+enum kind { NOTHING, ALLOC, READ, WRITE, OPEN, LIST, MAP, BUS, THREAD, FORK, NET };
 
 static const char *const kinds[] = {
-    [NOTHING] = "none", [ALLOC] = "alloc", [READ] = "read", [WRITE] = "write",
-    [OPEN] = "open",    [MAP] = "map",     [BUS] = "bus",   [THREAD] = "thread",
-    [FORK] = "fork",    [NET] = "net"};
+    [NOTHING] = "none",  [ALLOC] = "alloc", [READ] = "read", [WRITE] = "write",
+    [OPEN] = "open",     [LIST] = "list",   [MAP] = "map",   [BUS] = "bus",
+    [THREAD] = "thread", [FORK] = "fork",   [NET] = "net"};
 
 struct told {
     atomic_uint_fast64_t calls, failed;
@@ -276,6 +278,19 @@ long syscall(long number, ...)
     rc = REAL(syscall)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     return number == SYS_openat2 ? opened((int)rc, CALLER) : rc;
 }
+
+#define LISTS(type, name)                                                              \
+    type *name(DIR *dir)                                                               \
+    {                                                                                  \
+        if (file_is_due(LIST, dirfd(dir), CALLER)) {                                   \
+            errno = EIO;                                                               \
+            return NULL;                                                               \
+        }                                                                              \
+        return REAL(name)(dir);                                                        \
+    }
+
+LISTS(struct dirent, readdir)
+LISTS(struct dirent64, readdir64)
 
 /* Of no byte: what is mapped lies behind its end. */
 static void *map_nothing(size_t len, int prot, int flags)

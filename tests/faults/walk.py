@@ -5,7 +5,8 @@
 One session: mount, list, attributes, every tensor in each of its views, random reads, the whole model.safetensors, end.
 It is run once with nothing failing, to count the calls of a kind, and then once for each N of a sample (FAULT_POINTS=40 of
 each kind, by FAULT_SEED) or for all of them (FAULT_POINTS=all). After each: what was read is right or failed with an errno
-of the list; the same session over again, in the same mount, is right in all (what failed was not remembered); the mount ends
+of the list; the same session over again, in the same mount, is right in all (what failed was not remembered); the server has
+no more files open or mapped, and no more threads, than one that met no fault (nothing leaks); the mount ends
 in order; the index passes sqlite's check, and a mount with that index gives the right bytes. `walk.py KIND N` is one N of
 one kind, with the mount's messages.
 
@@ -17,6 +18,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import sqlite3
 import struct
@@ -35,6 +37,10 @@ SEED = int(os.environ.get("FAULT_SEED", "1"))
 TENSORS = make_tensors(5, count=4, rows=96, cols=64)
 # What a caller may be told. The kernel gives ENOMEM and EMFILE on as they are; the reason stands in the log.
 TOLD = {errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOSPC, errno.ESTALE}
+QUIET_RUNS = 2  # without a fault, to see what a server holds
+# How many there are is a matter of who came when: files of one connection to the index (the database, its log, the log's
+# index), and threads that libfuse starts when requests meet.
+VARYING = {"open file of the cache": 3, "threads": 3}
 AGAIN_SECONDS = 5  # until what failed once is right again: the index looks anew after a second
 # `last`: so many of the last calls are in every sample: a mount ends without memory as well.
 Kind = collections.namedtuple("Kind", "root passing last", defaults=("source", True, 0))
@@ -100,6 +106,25 @@ class Session:
     def told(self):
         with open(self.tell, "rb") as f:
             return struct.unpack("<QQ", f.read(16))
+
+    def held(self):
+        """What the server has by now: open files by what they are, mapped files of ours, threads."""
+        if self.process is None:
+            return collections.Counter()
+        of = f"/proc/{self.process.pid}"
+        has = collections.Counter(threads=len(os.listdir(of + "/task")))
+        for fd in os.listdir(of + "/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                has["open " + self.kind_of(os.readlink(f"{of}/fd/{fd}"))] += 1
+        with open(of + "/maps") as f:
+            for path in {line.split(maxsplit=5)[-1].strip() for line in f if self.t in line}:
+                has["mapped " + self.kind_of(path)] += 1
+        return has
+
+    def kind_of(self, path):
+        if path.startswith(self.cache):
+            return "file of the cache" + (", unnamed" if path.endswith("(deleted)") else "")
+        return re.sub(r":?\[?\d+\]?", "", path.replace(self.t, ""))
 
     def end(self):
         """In order, and within a time."""
@@ -241,9 +266,19 @@ def mount_again(s):
     s.end()
 
 
-def one(t, kind, n, source):
-    """(outcome, calls): `unmet` where there is no N-th call any more."""
+def check_held(usual, has):
+    more = {k: n for k, n in has.items() if n > usual[k] + VARYING.get(k, 0)}
+    if more:
+        raise Wrong(f"the server holds {more}, one without a fault {dict(usual)}")
+
+
+def one(t, kind, n, source, usual=None):
+    """
+    (outcome, calls, what the server held): `unmet` where there is no N-th call any more. `usual` is what a server without
+    faults holds.
+    """
     s = Session(t, kind, n, source)
+    held = collections.Counter()
     try:
         if not s.begin():
             outcome = "not mounted"
@@ -252,13 +287,16 @@ def one(t, kind, n, source):
             failed = run_steps(s.path, faults=True)
             if s.kind.passing:
                 until_right(s.path)
+                held = s.held()
+                if usual:
+                    check_held(usual, held)
             s.end()
             outcome = "errors" if failed else "no error"
         calls, met = s.told()
         check_index(s)
         if met:
             mount_again(s)
-        return (outcome if met or n == 0 else "unmet"), calls
+        return (outcome if met or n == 0 else "unmet"), calls, held
     except Exception as e:
         raise Wrong(f"{kind} {n}: {e}\n--- messages\n{s.messages()}") from e
     finally:
@@ -285,10 +323,13 @@ def source_of(t, kind):
 
 def walk(t, kind):
     with source_of(t, kind) as source:
-        outcome, calls = one(t, kind, 0, source)
-        same("without a fault", outcome, "no error")
+        usual = collections.Counter()
+        for _ in range(QUIET_RUNS):
+            outcome, calls, held = one(t, kind, 0, source)
+            same("without a fault", outcome, "no error")
+            usual |= held
         assert calls > 0, f"{kind}: nothing is counted"
-        seen = collections.Counter(one(t, kind, n, source)[0] for n in sample(calls, KINDS[kind].last))
+        seen = collections.Counter(one(t, kind, n, source, usual)[0] for n in sample(calls, KINDS[kind].last))
         print(f"# {kind}: {calls} calls, {sum(seen.values())} failed one at a time: {dict(seen)}", flush=True)
         assert sum(seen.values()) > seen["unmet"], f"{kind}: no fault was met"
 

@@ -195,8 +195,8 @@ static const struct {
      "id key name name_npy part wrapper dtype bits shape role bytes chunks fault"
      " codec_key attributes ino mode uid gid mtime_ns single_file pieces_sum",
      true},
-    {"tree_dir", "id parent entries", true},
-    {"tree_entry", "dir pos name child", true},
+    {"tensor_name", "checkpoint hash data", true},
+    {"tree", "dir pos parent data", true},
     {"object", "id key json", true},
     {"view",
      "id checkpoint kind prefix name size header whole_file fault ino mode uid gid"
@@ -206,7 +206,6 @@ static const struct {
     {"view_member", "id data", true},
     {"hidden", "checkpoint name part", false},
     {"warning", "id code text", false},
-    {"tensor_name", "checkpoint hash ord", false},
 };
 
 /* The n-th word (counted round), and how many there are. */

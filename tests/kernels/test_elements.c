@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/kernels/test_elements.c - elements as numbers, what they add up to, how they differ. */
+#include "gpu/element_counts.h"
 #include "gpu/element_diff.h"
 #include "gpu/element_stats.h"
 
@@ -440,6 +441,63 @@ static void test_rows(void **state)
     }
 }
 
+/* Both ways add up to the same, whatever was in the table before. */
+static void compare_counted(struct element_counts *counts, enum dtype t,
+                            const unsigned char *data, size_t units)
+{
+    struct element_stats want, got;
+    struct element_decoder d;
+
+    assert_true(element_decoder_init(&d, t));
+    assert_true(element_is_counted(&d));
+    element_stats_init(&want);
+    element_stats_init(&got);
+    element_stats_add(&want, &d, data, units);
+    element_counts_add(counts, &d, data, units / 3);
+    element_counts_add(counts, &d, data + units / 3 * d.unit, units - units / 3);
+    element_counts_take(counts, &d, &got);
+    if (got.numbers != want.numbers || got.nan != want.nan || got.inf != want.inf ||
+        got.zero != want.zero || got.min != want.min || got.max != want.max ||
+        got.exponent != want.exponent || got.first != want.first ||
+        got.bins != want.bins)
+        fail_msg("%s, %zu units: %lu numbers, %lu NaN, %g to %g; want %lu, %lu, %g, %g",
+                 dtype_name(t), units, got.numbers, got.nan, got.min, got.max,
+                 want.numbers, want.nan, want.min, want.max);
+    assert_memory_equal(got.bin, want.bin, sizeof got.bin);
+    /* the sum of what cancels out is as exact as its largest numbers are */
+    assert_true(fabs(got.mean - want.mean) <=
+                1e-13 * MAX(fabs(want.min), fabs(want.max)));
+    assert_true(near(got.squares, want.squares, 1e-11));
+}
+
+static void test_counts(void **state)
+{
+    static unsigned char data[4 * 70003 + 1];
+    struct element_counts *counts = element_counts_new();
+    unsigned tested = 0;
+    uint64_t seed = 3;
+
+    (void)state;
+    assert_non_null(counts);
+    for (size_t i = 0; i < sizeof data; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        data[i] = (unsigned char)(seed >> 56);
+    }
+    memset(data + 20000, 0, 20000); /* the same number again and again */
+    for (int t = DTYPE_NONE + 1; t < DTYPE_COUNT; t++) {
+        struct element_decoder d;
+
+        if (!element_decoder_init(&d, (enum dtype)t) || !element_is_counted(&d))
+            continue;
+        for (size_t units = 0; units < 40; units++)
+            compare_counted(counts, (enum dtype)t, data + units % 2, units);
+        compare_counted(counts, (enum dtype)t, data + 1, 70003);
+        tested++;
+    }
+    assert_int_equal(tested, 14);
+    element_counts_free(counts);
+}
+
 /* A tiny number below zero is in the bin below zero, however wide the bins are. */
 static void test_histogram_below_zero(void **state)
 {
@@ -625,6 +683,7 @@ int main(void)
         cmocka_unit_test(test_merge),
         cmocka_unit_test(test_count_nonfinite),
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_counts),
         cmocka_unit_test(test_histogram_below_zero),
         cmocka_unit_test(test_wide_integers),
         cmocka_unit_test(test_diff),

@@ -212,6 +212,52 @@ def test_from_a_web_server(t):
         wait_for("threads end", 10, lambda: len(os.listdir("/proc/self/task")) <= before + 1)  # the server's may come
 
 
+def test_what_a_server_sent_is_kept(t):
+    """In the cache that mounts and commands have, so that nothing is fetched twice; or, if told so, not on disk."""
+    def load_all(s, **options):
+        with unshard.open(f"{s.url}/dcp_fsdp2_adamw_2r", **options) as c:
+            for key, want in expected(DCP).items():
+                same(key, sha256(data_of(c.load(key, to="dlpack"))), want["sha256"])
+        return len(s.log(r"\.distcp$", "GET"))
+
+    with Server(os.path.dirname(DCP)) as s:
+        assert load_all(s, cache_dir=t + "/cache") > 0
+        s.forget()
+        same("asked again", load_all(s, cache_dir=t + "/cache"), 0)
+        assert load_all(s, cache_dir=t + "/none", cache_size=0) > 0
+        same("index, blocks", [os.path.exists(f"{t}/none/{name}") for name in ("index", "blocks")], [True, False])
+        load_all(s, cache_dir=t + "/memory", index_memory=True)
+        same("nothing is written", os.path.exists(t + "/memory"), False)
+
+
+def test_a_guest_of_a_server(t):
+    """Threads that fetch and keep take no signal of the program's, and are gone in the end."""
+    code = f"""if True:
+        import os, signal, sys, threading
+        threading.Thread(target=str).start()  # as below
+        sys.path[:0] = {sys.path[:8]!r}
+        import unshard
+        unshard.version()
+        def status(task):
+            with open(f"/proc/self/task/{{task}}/status") as f:
+                return dict(line.split(":", 1) for line in f)
+        def state():
+            own = status(os.getpid())
+            return own["SigCgt"], own["SigIgn"], own["SigBlk"], os.listdir("/proc/self/task")
+        before = state()
+        with unshard.open(sys.argv[1], cache_dir={t + "/cache"!r}) as c:
+            c.load_many(to="dlpack")
+            tasks = set(os.listdir("/proc/self/task")) - {{str(os.getpid())}}
+            blocked = [int(status(task)["SigBlk"], 16) >> (signal.SIGUSR1 - 1) & 1 for task in tasks]
+            assert blocked and all(blocked), blocked
+        del c
+        assert before == state(), (before, state())
+        """
+    with Server(os.path.dirname(DCP)) as s:
+        done = subprocess.run([sys.executable, "-c", code, f"{s.url}/dcp_fsdp2_adamw_2r"], capture_output=True, text=True, timeout=60)
+    same("status, words", (done.returncode, done.stdout, done.stderr), (0, "", ""))
+
+
 def test_threads(t):
     with start(t) as c:
         want = {k: data_of(c.load(k, to="dlpack")) for k in c}

@@ -44,6 +44,18 @@ def test_the_command(t):
     same("exit", cat.returncode, 0)
 
 
+def test_a_scan_that_outgrows_its_memory(t):
+    """100,000 tensors: sqlite goes on in a temporary file, for which there is room in the cache alone."""
+    needs_it()
+    tensors = {f"model.layers.{i}." + "experts.mlp.projection" * 8 + ".weight": ("U8", (1,), b"x") for i in range(100_000)}
+    write_checkpoint(t + "/src", tensors)
+    env = {**os.environ, "TMPDIR": t}
+    env.pop("SQLITE_TMPDIR", None)
+    done = subprocess.run([UNSHARD, "info", "--json", t + "/src", "--cache-dir", t + "/cache"], capture_output=True, check=False, env=env)
+    same("what it says", done.stderr, b"")
+    same("tensors", len(json.loads(done.stdout)["tensors"]), len(tensors))
+
+
 def test_the_command_unless_told(t):
     off = {**os.environ, "UNSHARD_CONFINE": "0"}
     with blocked_cat(t, off) as cat:

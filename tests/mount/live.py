@@ -117,6 +117,25 @@ def test_ending_does_not_wait_for_a_scan(t):
         reader.wait(10)
 
 
+def test_a_scan_that_takes_too_long(t):
+    """It is ended and told; the checkpoint beside it is served, and the next mount tries again."""
+    small = slow_source(t)
+    key = next(iter(small))
+    env = {**os.environ, "UNSHARD_SCAN_SECONDS": "1", "UNSHARD_LOG": "format:info"}
+    with Mount(t + "/run", t + "/mnt", f"cache_dir={t}/cache", env=env) as m:
+        start = time.monotonic()
+        for _ in range(3):
+            told = read_all(m / "big/.unshard/checkpoint.json")
+            assert b"the scan took longer than 1 s" in told and b"UNSHARD_SCAN_SECONDS" in told, told[:1000]
+            time.sleep(1.1)
+        print(f"# told after {time.monotonic() - start - 3.3:.1f} s in all")
+        same("scans of it", m.messages().count("scan path=big"), 1)
+        same("nothing is shown of it", os.path.exists(m / "big/raw"), False)
+        same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
+    with Mount(t + "/run", t + "/mnt", f"cache_dir={t}/cache") as m:
+        same("with more time", len(os.listdir(m / "big/raw")), COUNT)
+
+
 def test_soak(t):
     """Many opens, reads, listings and forgets: no descriptors and no memory stay behind."""
     small = make_tensors(2, count=30)

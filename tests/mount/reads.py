@@ -191,6 +191,39 @@ def test_thirty_two_readers(t):
         assert m.alive()
 
 
+def test_sixty_four_readers_of_pages(t):
+    """Warm, and again with the shards dropped from memory between them."""
+    tensors = source(t)
+    whole, faults = tensors["model.big"][2], []
+    with Mount(t + "/src", t + "/mnt") as m:
+        fd = os.open(m / "raw/model.big", os.O_RDONLY)
+
+        def reader(seed):
+            rnd = random.Random(seed)
+            for _ in range(100):
+                off, n = rnd.randrange(BIG), rnd.choice((1, 64, 4096, 8192))
+                try:
+                    if os.pread(fd, n, off) != whole[off : off + n]:
+                        faults.append((off, n))
+                except OSError as e:
+                    faults.append((off, n, e))
+
+        for drop in (False, True):
+            reader(0)
+            threads = [threading.Thread(target=reader, args=(i,)) for i in range(1, 65)]
+            for thread in threads:
+                thread.start()
+            for name in os.listdir(t + "/src") if drop else ():
+                with open(f"{t}/src/{name}", "rb") as f:
+                    os.fsync(f.fileno())
+                    os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            for thread in threads:
+                thread.join()
+            same("faults", faults, [])
+        os.close(fd)
+        assert m.alive()
+
+
 def test_growing_side_file(t):
     source(t)
     with open(t + "/src/train.log", "wb") as log, Mount(t + "/src", t + "/mnt") as m:

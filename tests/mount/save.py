@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Saving by writing into a mount: what programs write comes out of the source as whole checkpoints, or not at all."""
+import contextlib
 import errno
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import threading
 import time
 
 from mountlib import UNSHARD, Mount, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file
@@ -43,6 +45,31 @@ def test_a_new_checkpoint(t):
     same("tensors", stored(t + "/run/step1"), tensors)
     same("names", sorted(os.listdir(t + "/run/step1")), ["config.json", "model.safetensors"])
     same("leftovers", leftovers(t + "/run"), [])
+
+
+def test_how_far_a_publication_is(t):
+    """What `unshard umount` shows while it waits: bytes done and all, by an attribute of the root."""
+    os.makedirs(t + "/run")
+    size = 96 << 20
+    with Mount(t + "/run", t + "/mnt", "rw,save=dcp:ranks=2") as m:
+        os.mkdir(m / "step1")
+        with open(m / "step1/model.safetensors", "wb") as f:
+            f.write(safetensors_image({"w": ("U8", (size // 4096, 4096), bytes(size))}))
+        fails("before", errno.ENODATA, lambda: os.getxattr(m.path, "user.unshard.publishing"))
+        saving = threading.Thread(target=os.setxattr, args=(m.path, "user.unshard.publish", b""))
+        saving.start()
+        seen = []
+        while saving.is_alive():
+            with contextlib.suppress(OSError):
+                seen.append([int(word) for word in os.getxattr(m.path, "user.unshard.publishing").split()])
+        saving.join()
+        assert seen, "nobody told how far it was"
+        totals, done = {total for _, total in seen}, [d for d, _ in seen]
+        assert len(totals) == 1 and size <= max(totals) < size + (1 << 16), totals
+        same("it goes up, and not past all", (done, max(done) <= max(totals)), (sorted(done), True))
+        fails("after", errno.ENODATA, lambda: os.getxattr(m.path, "user.unshard.publishing"))
+        umount(m)
+    same("published", os.listdir(t + "/run"), ["step1"])
 
 
 def test_nothing_is_written_without_rw(t):

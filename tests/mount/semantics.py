@@ -18,8 +18,8 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import (Mount, Skip, errno_name, fails, fresh_directory, main, make_tensors, read_all, same, stored,  # noqa: E402
-                      write_checkpoint, write_file)
+from mountlib import (UNSHARD, Mount, Skip, errno_name, fails, fresh_directory, main, make_tensors, read_all,  # noqa: E402
+                      safetensors_image, same, stored, wait_for, write_checkpoint, write_file)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "semantics.md"
@@ -100,6 +100,7 @@ CALLS = [
     ("open, O_TMPFILE", "d", lambda p, n: opened(p, os.O_WRONLY | os.O_TMPFILE, nothing)),
     ("mkdir in it", "d", lambda p, n: os.mkdir(n)),
     ("symlink in it", "d", lambda p, n: os.symlink("x", n)),
+    ("symlink in it to a directory", "d", lambda p, n: os.symlink("../step1", n)),
     ("mknod, a fifo in it", "d", lambda p, n: os.mkfifo(n)),
     ("bind a socket in it", "d", lambda p, n: bind(n)),
     ("rmdir", "d", lambda p, n: os.rmdir(p)),
@@ -292,12 +293,20 @@ def test_what_reading_answers(t):
     compare(read_rows(t), READ_HEAD)
 
 
-def test_a_name_that_leaves_no_room_for_staging(t):
-    """Staging lies beside a new directory, under a longer name."""
+def test_the_longest_names(t):
+    """Staging lies beside a new directory, under a name that is made of its own."""
     source(t)
+    tensors = make_tensors(2)
+    names = ["x" * 255, "x" * 254 + "y", "z" * 238, "z" * 239]
     with Mount(t + "/run", t + "/mnt", "rw") as m:
-        fails("mkdir of 255 bytes", errno.ENAMETOOLONG, lambda: os.mkdir(m / ("x" * 255)))
-        os.mkdir(m / ("x" * 200))
+        fails("mkdir of 256 bytes", errno.ENAMETOOLONG, lambda: os.mkdir(m / ("x" * 256)))
+        for name in names:  # all are staged at once
+            os.mkdir(m / name)
+            write_file(m / f"{name}/model.safetensors", safetensors_image(tensors))
+        os.setxattr(m.path, "user.unshard.publish", b"")
+    for name in names:
+        same(name, stored(f"{t}/run/{name}"), tensors)
+    same("what is left", [n for n in os.listdir(t + "/run") if n.startswith(".unshard-staging")], [])
 
 
 def test_a_full_disk_under_a_save(t):
@@ -323,6 +332,68 @@ def test_a_full_disk_under_a_save(t):
         same("stored", stored(t + "/disk/step1"), tensors)
     finally:
         subprocess.run(["umount", "-l", t + "/disk"], check=True)
+
+
+def test_a_mount_may_stage_so_much(t):
+    """stage_size=: EDQUOT at the call that would take more; what is published or removed counts no more."""
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw,stage_size=3M") as m:
+        os.mkdir(m / "step1")
+
+        def put(name, size):
+            with open(m / f"step1/{name}", "wb", buffering=0) as f:
+                for at in range(0, size, 1 << 16):
+                    f.write(bytes(min(1 << 16, size - at)))
+        put("a", 2 << 20)
+        assert os.statvfs(m.path).f_bavail * 4096 <= 1 << 20, "df shows more than may be staged"
+        fails("write", errno.EDQUOT, lambda: put("b", 2 << 20))
+        fails("ftruncate", errno.EDQUOT, lambda: os.truncate(m / "step1/a", 4 << 20))
+        with open(m / "step1/a", "r+b") as f:
+            fails("fallocate", errno.EDQUOT, lambda: os.posix_fallocate(f.fileno(), 0, 4 << 20))
+        assert "may stage 3145728 in all" in m.messages(), m.messages()
+        with open(m / "step1/b", "rb") as f:  # removed, and open: its bytes are still on the disk
+            os.unlink(m / "step1/b")
+            fails("while it is open", errno.EDQUOT, lambda: put("c", 2 << 20))
+            os.unlink(m / "step1/c")
+        wait_for("its room", 5, lambda: os.statvfs(m.path).f_bavail * 4096 == 1 << 20)
+        put("d", 1 << 20)
+        os.truncate(m / "step1/d", 10)
+        put("e", 1 << 19)
+        write_file(m / "step1/model.safetensors", safetensors_image({KEY: ("U8", (16,), bytes(16))}))
+        subprocess.run([sys.executable, "-c", "import os, sys; os.fsync(os.open(sys.argv[1], os.O_RDONLY))", m / "step1"], check=True)
+        same("published", sorted(os.listdir(t + "/run/step1")), ["a", "d", "e", "model.safetensors"])
+        put("f", 2 << 20)
+    same("nothing is staged without rw", subprocess.run([UNSHARD, "mount", t + "/run", t + "/mnt", "-o", "stage_size=3M"],
+                                                        capture_output=True).returncode != 0, True)
+
+
+def test_set_uid_goes_with_the_first_byte(t):
+    """Of who is not root; as write(2) has it. Files of a stage, and of the source itself."""
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        raise Skip("needs root and setpriv")
+    os.makedirs(t + "/run/logs")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-S", "-c"]
+    change = {"write": "os.pwrite(fd, b'y', 0)", "write behind the end": "os.pwrite(fd, b'y', 5000)", "truncate": "os.ftruncate(fd, 3)",
+              "longer": "os.ftruncate(fd, 9000)", "fallocate": "os.posix_fallocate(fd, 0, 8192)",
+              "O_TRUNC": "os.open(path, os.O_WRONLY | os.O_TRUNC)"}
+    with Mount(t + "/run", t + "/mnt", "rw,allow_other") as m:
+        os.mkdir(m / "step1")
+        for where in "step1/tool", "logs/tool":
+            path = m / where
+            real = path if "step1" in where else f"{t}/run/{where}"  # the mount shows none of these bits there
+            with open(path, "wb") as f:
+                f.write(b"x" * 100)
+            for what, how in change.items():
+                for mode in 0o4777, 0o6777:
+                    os.chmod(path, mode)
+                    subprocess.run([*nobody, f"import os; path = {path!r}; fd = os.open(path, os.O_RDWR); {how}"], check=True)
+                    same(f"{where}: {what}, from {mode:o}", oct(os.stat(real).st_mode & 0o7777), oct(0o777))
+            os.chmod(path, 0o6777)
+            with open(path, "r+b") as f:
+                f.write(b"z")
+            same(f"{where}: by root", oct(os.stat(real).st_mode & 0o7777), oct(0o6777))
+            os.chown(path, 1, 1)
+            same(f"{where}: another owner", oct(os.stat(real).st_mode & 0o7777), oct(0o777))
 
 
 def test_every_test_that_the_page_names_is_there(t):

@@ -191,8 +191,8 @@ static void test_callbacks_stop(void **state)
 static void test_old_rows_go(void **state)
 {
     static const char *const tables[] = {
-        "checkpoint", "file",   "hidden", "tensor",  "tensor_name", "tree_dir",
-        "tree_entry", "object", "view",   "warning", "view_header", "view_member",
+        "checkpoint", "file", "hidden",  "tensor",      "tensor_name", "tree",
+        "object",     "view", "warning", "view_header", "view_member",
     };
     struct catalog *c = index_open(*state, "source");
     struct fake_store store = the_store();
@@ -535,9 +535,9 @@ static void test_changed_rows(void **state)
         "UPDATE tensor SET pieces = CAST(substr(pieces, 1, 3) || x'77' AS BLOB)",
         "UPDATE tensor SET pieces = x''",
         "UPDATE tensor SET id = id + 1000 WHERE id & 0xffffffff = 0",
-        "UPDATE tree_entry SET child = 1 WHERE child = 0",
-        "UPDATE tree_entry SET name = x'44' WHERE pos = 0",
-        "UPDATE tree_dir SET entries = 99",
+        "UPDATE tensor_name SET data = substr(data, 1, 12)",
+        "UPDATE tree SET data = substr(data, 1, length(data) - 1)",
+        "UPDATE tree SET parent = 1",
         "UPDATE object SET json = x'31'",
         "UPDATE view SET size = size + 1",
         "UPDATE view_header SET data = substr(data, 1, length(data) - 1)",

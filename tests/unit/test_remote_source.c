@@ -290,6 +290,51 @@ static void test_residence_follows_the_page_cache(void **state)
     source_put(s);
 }
 
+enum { SHORT_SIZE = 4 << 20, SHORT_LOOKS = 201 };
+
+static struct source *read_by_short_windows(const struct tmp *t)
+{
+    struct source *s = file(t, "a");
+
+    for (uint64_t i = 0; i < SHORT_LOOKS; i++)
+        assert_true(source_resident(s, i * 4096, 4096));
+    return s;
+}
+
+/* In memory 201 times: 7 more are taken for it, then one is looked up, and then each. */
+static void test_short_windows_are_looked_up_now_and_then(void **state)
+{
+    const struct tmp *t = *state;
+    CLEANUP_FREE char *data = calloc(1, SHORT_SIZE);
+    struct source *s, *bytes, *fresh;
+    int fd, trusted = 0;
+    bool kept;
+
+    tmp_bytes(t, "a", data, SHORT_SIZE);
+    s = read_by_short_windows(t);
+    bytes = read_by_short_windows(t);
+    fresh = file(t, "a");
+    fd = open(tmp_at(t, "a"), O_RDONLY | O_CLOEXEC);
+    assert_int_equal(fsync(fd), 0);
+    assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    close(fd);
+    kept = source_resident(fresh, 0, 4096); /* tmpfs keeps its pages */
+    if (!kept) {
+        assert_false(source_resident(bytes, SHORT_SIZE - 1, 1));
+        assert_false(source_resident(bytes, 0, 4096));
+        while (trusted < 100 && source_resident(s, (uint64_t)trusted * 4096, 4096))
+            trusted++;
+        assert_int_equal(trusted, 7);
+        assert_false(source_resident(s, 1 << 20, 4096));
+        assert_false(source_resident(s, 2 << 20, 4096));
+    }
+    source_put(fresh);
+    source_put(bytes);
+    source_put(s);
+    if (kept)
+        skip();
+}
+
 static void *map_thread(void *user)
 {
     return (void *)(uintptr_t)source_map(user);
@@ -496,6 +541,7 @@ int main(void)
         tmp_test(test_a_hard_link_changes_no_bytes),
         tmp_test(test_only_regular_files),
         tmp_test(test_residence_follows_the_page_cache),
+        tmp_test(test_short_windows_are_looked_up_now_and_then),
         tmp_test(test_threads_get_one_mapping),
         cmocka_unit_test(test_a_window_reads_and_maps_its_part),
         cmocka_unit_test(test_a_window_must_lie_within),

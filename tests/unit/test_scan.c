@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "index/catalog.h"
 #include "index/formats/scan.h"
+#include "index/formats/scan_priv.h"
 #include "remote/store.h"
 
 /* ---- a store that counts, and that something happens behind the back of ---- */
@@ -423,6 +424,43 @@ static void slow_open(struct counting *c, const char *path)
     pause_ms(200);
 }
 
+static void slower_than_allowed(struct counting *c, const char *path)
+{
+    (void)c;
+    (void)path;
+    pause_ms(1100);
+}
+
+/* It is broken, with a reason, and is not tried again and again by who found that out. */
+static void test_a_scan_has_a_time(void **state)
+{
+    const struct tmp *t = *state;
+    struct checkpoint_info info;
+    struct rig r;
+
+    tmp_dir(t, "m");
+    put_model(t, "m/model.safetensors", "w", 3);
+    rig_open(&r, t, "");
+    setenv("UNSHARD_SCAN_SECONDS", "1", 1);
+    r.c.on_open = slower_than_allowed;
+    info = get(&r, "m", NULL);
+    assert_non_null(info.error);
+    assert_has(info.error, "the scan took longer than 1 s (");
+    assert_has(info.error, "UNSHARD_SCAN_SECONDS");
+    r.c.opens = 0;
+    scanner_suspect(r.scanner, "m", NULL);
+    assert_int_equal(get(&r, "m", NULL).id, info.id);
+    assert_int_equal(r.c.opens, 0);
+    scanner_free(r.scanner); /* another process: it has more time, maybe */
+    assert_int_equal(
+        scanner_new(&r.c.store, r.catalog, NULL, &r.scanner, &(struct err){0}), 0);
+    unsetenv("UNSHARD_SCAN_SECONDS");
+    info = get(&r, "m", NULL);
+    assert_null(info.error);
+    assert_int_equal(info.tensors, 1);
+    rig_close(&r);
+}
+
 struct asker {
     struct rig *r;
     pthread_t thread;
@@ -483,6 +521,130 @@ static void test_source_is_one_file(void **state)
     put_model(t, "c.safetensors", "w", 5); /* is no matter of b's */
     scanner_suspect(r.scanner, "", NULL);
     assert_int_equal(get(&r, "", NULL).id, info.id);
+    rig_close(&r);
+}
+
+/* ---- who has looked already, and what is forgotten ---- */
+
+/* A mount of a server looks before it asks for the checkpoint: one look does for both. */
+static void test_what_is_known_is_not_looked_at_twice(void **state)
+{
+    const struct tmp *t = *state;
+    struct err e = {0};
+    struct listing *l;
+    struct rig r;
+    int64_t id;
+
+    tmp_dir(t, "m");
+    put_model(t, "m/model.safetensors", "w", 3);
+    rig_open(&r, t, "");
+    l = list(&r, "m");
+    assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 0);
+    assert_int_equal(scanner_places(r.scanner), 0);
+    id = get(&r, "m", NULL).id;
+    pause_ms(1100); /* the get is forgotten */
+
+    r.c.stats = r.c.lists = r.c.opens = 0;
+    assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 1);
+    assert_int_equal(r.c.stats, 1);
+    assert_int_equal(get(&r, "m", NULL).id, id);
+    assert_int_equal(r.c.stats + r.c.lists + r.c.opens, 1);
+
+    /* Somebody saw it change: that it is the same for us says nothing. */
+    scanner_suspect(r.scanner, "m", NULL);
+    assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 1);
+    r.c.stats = 0;
+    assert_int_equal(get(&r, "m", NULL).id, id);
+    assert_int_not_equal(r.c.stats, 0);
+
+    put_model(t, "m/model.safetensors", "w", 5);
+    assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 0);
+    scanner_suspect(r.scanner, "m", NULL);
+    assert_int_not_equal(get(&r, "m", NULL).id, id);
+    tmp_file(t, "m/model.safetensors.index.json", "{\"weight_map\":{}}");
+    listing_free(l);
+    l = list(&r, "m");
+    assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 0);
+    listing_free(l);
+    rig_close(&r);
+}
+
+enum { SWEPT_FROM = 256 }; /* scanner.c: SWEEP_FROM */
+
+static int64_t get_numbered(struct rig *r, unsigned number)
+{
+    char path[16];
+
+    snprintf(path, sizeof path, "p%u", number);
+    return get(r, path, NULL).id;
+}
+
+static void put_numbered(const struct tmp *t, unsigned count)
+{
+    char path[40];
+
+    for (unsigned i = 0; i < count; i++) {
+        snprintf(path, sizeof path, "p%u", i);
+        tmp_dir(t, path);
+        snprintf(path, sizeof path, "p%u/model.safetensors", i);
+        put_model(t, path, "w", i + 1);
+    }
+}
+
+static void test_old_places_are_forgotten(void **state)
+{
+    const struct tmp *t = *state;
+    int64_t first;
+    struct rig r;
+
+    put_numbered(t, SWEPT_FROM + 1);
+    rig_open(&r, t, "");
+    first = get_numbered(&r, 0);
+    for (unsigned i = 1; i < SWEPT_FROM; i++)
+        get_numbered(&r, i);
+    assert_int_equal(scanner_places(r.scanner), SWEPT_FROM);
+    scanner_suspect(r.scanner, "p7", NULL);
+    pause_ms(1100);
+    r.c.opens = 0;
+    get_numbered(&r, SWEPT_FROM); /* one too many */
+    assert_int_equal(r.c.opens, 1);
+    assert_int_equal(scanner_places(r.scanner), 2); /* it, and what is suspect */
+    assert_int_equal(get_numbered(&r, 0), first);   /* the index has it still */
+    assert_int_equal(r.c.opens, 1);
+    assert_int_equal(scanner_places(r.scanner), 3);
+    rig_close(&r);
+}
+
+/* While a place is scanned so many others are asked for that old ones are forgotten. */
+static void crowd(struct counting *c, const char *path)
+{
+    struct rig *r = container_of(c, struct rig, c);
+
+    (void)path;
+    for (unsigned i = 0; i + 1 < SWEPT_FROM; i++)
+        get_numbered(r, i);
+    assert_int_equal(scanner_places(r->scanner), SWEPT_FROM);
+    pause_ms(1100);
+    get_numbered(r, SWEPT_FROM - 1);
+    assert_int_equal(scanner_places(r->scanner), 2);
+}
+
+static void test_a_place_in_use_is_not_forgotten(void **state)
+{
+    const struct tmp *t = *state;
+    struct rig r;
+    int64_t id;
+
+    put_numbered(t, SWEPT_FROM);
+    tmp_dir(t, "m");
+    put_model(t, "m/model.safetensors", "w", 3);
+    rig_open(&r, t, "");
+    r.c.on_open = crowd;
+    id = get(&r, "m", NULL).id;
+    assert_int_equal(scanner_places(r.scanner), 2);
+    r.c.opens = 0;
+    assert_int_equal(get(&r, "m", NULL).id, id);
+    assert_int_equal(r.c.opens, 0);
     rig_close(&r);
 }
 
@@ -586,8 +748,12 @@ int main(void)
         tmp_test(test_failed_scan_is_kept_until_it_changes),
         tmp_test(test_change_during_the_scan),
         tmp_test(test_gone_during_the_scan),
+        tmp_test(test_a_scan_has_a_time),
         tmp_test(test_many_wait_for_one_scan),
         tmp_test(test_source_is_one_file),
+        tmp_test(test_what_is_known_is_not_looked_at_twice),
+        tmp_test(test_old_places_are_forgotten),
+        tmp_test(test_a_place_in_use_is_not_forgotten),
         tmp_test(test_walk),
         tmp_test(test_walk_of_one_file),
         tmp_test(test_walk_goes_round_what_it_may_not_read),

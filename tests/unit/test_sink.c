@@ -724,6 +724,133 @@ static void test_tree(void **state)
     end(&t);
 }
 
+/* Directories and names take many rows: every one is found, and listed from anywhere. */
+enum { WIDE = 700 };
+
+struct wide_list {
+    unsigned next; /* the number of the entry that comes now */
+};
+
+static int see_wide(void *user, const struct tree_entry *entry)
+{
+    struct wide_list *l = user;
+    char want[40];
+
+    snprintf(want, sizeof want, "w%04u.npy", l->next);
+    assert_string_equal(entry->name, want);
+    assert_int_equal(entry->pos, l->next);
+    assert_int_equal(entry->tensor, l->next);
+    l->next++;
+    return 0;
+}
+
+static void test_wide_tree(void **state)
+{
+    struct scan t = {.tmp = *state};
+    struct tree_entry entry;
+    char name[40];
+
+    begin(&t);
+    for (unsigned i = 0; i < WIDE; i++) {
+        snprintf(name, sizeof name, "w%04u", (i * 311) % WIDE);
+        scan_plain(t.s, name, 1, t.file, 0);
+    }
+    commit(&t);
+    for (unsigned i = 0; i < WIDE; i++) {
+        struct wide_list l = {.next = i};
+
+        snprintf(name, sizeof name, "w%04u", i);
+        assert_int_equal(get(&t, name).ord, i);
+        snprintf(name, sizeof name, "w%04u.npy", i);
+        entry = find(&t, 0, name);
+        assert_int_equal(entry.pos, i);
+        assert_int_equal(entry.tensor, i);
+        name[6] = '/'; /* before ".npy" of this number, behind that of the last */
+        assert_int_equal(catalog_tree_find(t.c, t.id, 0, name, &entry, &t.e), -ENOENT);
+        if (i % 23 == 0 || i + 3 > WIDE) {
+            assert_int_equal(catalog_tree_list(t.c, t.id, 0, i, see_wide, &l, &t.e), 0);
+            assert_int_equal(l.next, WIDE);
+        }
+    }
+    assert_int_equal(catalog_tree_find(t.c, t.id, 0, "a", &entry, &t.e), -ENOENT);
+    assert_int_equal(catalog_tree_find(t.c, t.id, 0, "z", &entry, &t.e), -ENOENT);
+    end(&t);
+}
+
+/* --- many rows: in memory, then in a table --- */
+
+static int note_tensor(void *user, const struct tensor_info *x)
+{
+    return buf_addf(user, "%u %s %s %s %" PRIx64 " %" PRIu64 " %o\n", x->ord, x->key,
+                    x->name, x->name_npy, x->ino, x->bytes, (unsigned)x->mode);
+}
+
+static int note_file(void *user, const struct catalog_file *f)
+{
+    return buf_addf(user, "%u %s %" PRIu64 " %d\n", f->number, f->path, f->id.size,
+                    f->storage);
+}
+
+static int note_entry(void *user, const struct tree_entry *x)
+{
+    return buf_addf(user, "%u %s %u\n", x->pos, x->name, x->dir ? 0 : x->tensor);
+}
+
+/* Keys in no order, a file each, and one key in two parts. */
+static void report_many(struct scan *t)
+{
+    const struct shape shape = {1, {2}};
+    struct sink_tensor in = f32("part.7", &shape);
+    char name[40];
+
+    for (unsigned i = 0; i < 500; i++) {
+        snprintf(name, sizeof name, "part%u.%u", i % 7, (i * 37) % 500);
+        scan_plain(t->s, name, 2, scan_file(t->s, name), 8);
+    }
+    in.part = "optim";
+    assert_ok(sink_tensor_plain(t->s, &in, t->file, 0, &t->e), &t->e);
+    in.part = NULL;
+    assert_ok(sink_tensor_plain(t->s, &in, t->file, 8, &t->e), &t->e);
+}
+
+/* All that the index has then; `most` bytes of rows stay in memory. */
+static void see_many(struct tmp *tmp, size_t most, struct buf *out)
+{
+    struct scan t = {.tmp = tmp};
+    struct stage *st;
+
+    begin(&t);
+    t.store.size_of_all = 64;
+    st = t.s->stage;
+    if (most > 0)
+        st->files.data.max = st->rows.data.max = st->places.data.max = most;
+    report_many(&t);
+    assert_int_equal(st->files_spilled, most > 0);
+    assert_int_equal(st->spilled, most > 0);
+    commit(&t);
+    assert_int_equal(catalog_files(t.c, t.id, note_file, out, &t.e), 0);
+    assert_int_equal(catalog_tensors(t.c, t.id, 0, note_tensor, out, &t.e), 0);
+    for (uint32_t dir = 0; dir < 5; dir++)
+        assert_int_equal(catalog_tree_list(t.c, t.id, dir, 0, note_entry, out, &t.e),
+                         0);
+    end(&t);
+}
+
+static void test_many_rows(void **state)
+{
+    static const size_t most[] = {1, 100, 5000};
+    CLEANUP(buf_release) struct buf want = {0};
+
+    see_many(*state, 0, &want);
+    assert_has(want.data, " optim/part.7 ");
+    for (size_t i = 0; i < ARRAY_SIZE(most); i++) {
+        CLEANUP(buf_release) struct buf is = {0};
+
+        see_many(*state, most[i], &is);
+        assert_string_equal(is.data, want.data);
+    }
+}
+
 /* 5000 dots: what lies deeper than 64 directories stays one name. */
 static void test_tree_is_not_bottomless(void **state)
 {
@@ -752,19 +879,17 @@ static void test_tree_is_not_bottomless(void **state)
     end(&t);
 }
 
-static void count_places(struct stage *st, const char *path, size_t len)
+static void count_places(const struct stage *st, const char *path, size_t len)
 {
-    static const char sql[] = "SELECT count(*) FROM tree WHERE path = ?1";
-    struct query q = {0};
-    struct cell cell = cell_blob(path, len);
-    struct err e = {0};
+    unsigned found = 0;
 
-    assert_ok(query_begin(st->conn, sql, &q, &e), &e);
-    assert_ok(query_bind(&q, &cell, 1, &e), &e);
-    assert_int_equal(query_step(&q, &e), 1);
-    assert_ok(query_row(&q, &cell, 1, &e), &e);
-    assert_int_equal(cell.num, 1);
-    query_end(&q);
+    for (size_t i = 0; i < st->places.count; i++) {
+        struct cell cell[2];
+
+        rows_get(&st->places, i, cell, ARRAY_SIZE(cell));
+        found += cell[0].len == len && memcmp(cell[0].data, path, len) == 0;
+    }
+    assert_int_equal(found, 1);
 }
 
 /* Names that meet although keys differ: not to be had by keys, but the rule stands. */
@@ -1248,6 +1373,8 @@ int main(void)
         tmp_test(test_parts_that_meet),
         tmp_test(test_odd_keys),
         tmp_test(test_tree),
+        tmp_test(test_wide_tree),
+        tmp_test(test_many_rows),
         tmp_test(test_tree_is_not_bottomless),
         cmocka_unit_test(test_tree_names_that_meet),
         tmp_test(test_rights),

@@ -318,11 +318,36 @@ static void test_targets(void **state)
     snprintf(name, sizeof name, "%s/none/run", p->top);
     c.target = name;
     refused(&c, -ENOENT, "none");
-    snprintf(name, sizeof name, "%s/%0250d", p->top, 1);
+    snprintf(name, sizeof name, "%s/%0256d", p->top, 1);
     refused(&c, -ENAMETOOLONG, "too long");
     snprintf(name, sizeof name, "%s/file", p->top);
     write_text(p, "file", "x");
     refused(&c, -EEXIST, "as a file");
+}
+
+/* Names as long as a file system takes them, which differ in the last byte only. */
+static void test_long_names(void **state)
+{
+    const struct place *p = *state;
+    struct staging_claim c = whole(p, "save one"), d = c;
+    char first[400], second[400];
+    struct staging *a, *b;
+    struct err e = {0};
+
+    snprintf(first, sizeof first, "%s/%0255d", p->top, 1);
+    snprintf(second, sizeof second, "%s/%0255d", p->top, 2);
+    c.target = first;
+    d.target = second;
+    a = begin(&c);
+    b = begin(&d);
+    put(a, "a", "x");
+    put(b, "a", "y");
+    assert_ok(staging_publish(a, &e), &e);
+    assert_ok(staging_publish(b, &e), &e);
+    staging_close(a);
+    staging_close(b);
+    assert_int_equal(access(first, F_OK), 0);
+    assert_int_equal(access(second, F_OK), 0);
 }
 
 static void test_discard(void **state)
@@ -355,6 +380,7 @@ int main(void)
         TEST(test_part_missing),
         TEST(test_killed_after_publication),
         TEST(test_targets),
+        TEST(test_long_names),
         TEST(test_discard),
     };
 

@@ -26,18 +26,26 @@ static int fill(void **state)
 }
 
 /* Every length and every alignment to where folding sets in and well behind. */
-static void test_crc(void **state)
+static void check_crc(crc32_fn *crc)
 {
-    (void)state;
-    for (size_t at = 0; at < 17; at++) {
-        for (size_t len = 0; len < 700; len++) {
-            assert_int_equal(crc32_ieee(0, data + at, len), crc32_z(0, data + at, len));
-            assert_int_equal(crc32_ieee(0x12345678, data + at, len),
+    for (size_t at = 0; at < 33; at++) {
+        for (size_t len = 0; len < 900; len++) {
+            assert_int_equal(crc(0, data + at, len), crc32_z(0, data + at, len));
+            assert_int_equal(crc(0x12345678, data + at, len),
                              crc32_z(0x12345678, data + at, len));
         }
     }
-    assert_int_equal(crc32_ieee(0, data, SIZE), crc32(0, data, SIZE));
-    assert_int_equal(crc32_ieee(0, "123456789", 9), 0xcbf43926);
+    assert_int_equal(crc(0, data, SIZE), crc32(0, data, SIZE));
+    assert_int_equal(crc(0, "123456789", 9), 0xcbf43926);
+}
+
+static void test_crc(void **state)
+{
+    (void)state;
+    check_crc(crc32_ieee);
+    for (unsigned i = 0; i < CRC32_WAYS; i++)
+        if (crc32_way(i))
+            check_crc(crc32_way(i));
 }
 
 /* A literal, a box in three windows that come in another order, a literal, a box. */
@@ -74,6 +82,10 @@ static void test_pieces(void **state)
     assert_int_equal(crc, crc32(0, data, 3108));
     assert_true(sums_find(&s, 7, &f, 0, 100, &crc));
     assert_int_equal(crc, crc32(0, data, 100));
+    /* the next piece, whatever is between */
+    assert_int_equal(sums_from(&s, 7, 101)->at, 150);
+    assert_int_equal(sums_from(&s, 8, 0)->len, 3000);
+    assert_null(sums_from(&s, 7, 3108));
     /* not of whole pieces, of none, behind the end, over a checksum */
     assert_false(sums_find(&s, 7, &f, 1, 99, &crc));
     assert_false(sums_find(&s, 7, &f, 0, 99, &crc));

@@ -498,6 +498,13 @@ static void test_wrapped_tensors(void **state)
     assert_int_equal(1, read_wrapped("ctorch._tensor\n_rebuild_from_type_v2\n("
                                      "ctorch._utils\n_rebuild_parameter\ncx\nT\n(",
                                      "I01\n}t}tR."));
+    /* Its names before torch 1.11 and 1.9; the function's arguments stand apart. */
+    assert_int_equal(1, read_wrapped("ctorch._tensor\n_rebuild_from_type\n("
+                                     "ctorch._utils\n_rebuild_parameter\ncx\nT\n(",
+                                     "I01\n}t}tR."));
+    assert_int_equal(1, read_wrapped("ctorch.tensor\n_rebuild_from_type\n("
+                                     "ctorch._utils\n_rebuild_parameter\ncx\nT\n(",
+                                     "I01\n}t}tR."));
     assert_int_equal(0, read_wrapped("ctorch._utils\n_rebuild_other\n(", "tR."));
     assert_int_equal(0, read_wrapped("(", "t."));
     /* A state on top could change the tensor: torch writes none. */

@@ -119,10 +119,13 @@ static bool grouped_expert(const char *name, size_t len, struct megatron_number 
 
     while (at > 0 && isdigit((unsigned char)name[at - 1]))
         at--;
-    for (size_t i = 0; i < ARRAY_SIZE(marks); i++)
+    for (size_t i = 0; i < ARRAY_SIZE(marks); i++) {
+        size_t n = strlen(marks[i]);
+
         if (at < len && has_end(name, at, marks[i]) &&
-            name[at - strlen(marks[i]) - 1] == '.')
+            (at == n || name[at - n - 1] == '.'))
             return take_number(name, len, at, out) && out->at + out->len == len;
+    }
     return false;
 }
 

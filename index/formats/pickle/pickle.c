@@ -7,6 +7,7 @@
 #include <sys/random.h>
 
 #include "base/err.h"
+#include "base/interrupt.h"
 #include "index/formats/pickle/pickle_priv.h"
 #include "remote/source.h"
 
@@ -19,7 +20,11 @@ static const struct pickle_limits defaults = {
     .name = 64 << 10,
 };
 
-enum { HIGHEST_PROTOCOL = 5, FIRST_STACK = 64 };
+enum {
+    HIGHEST_PROTOCOL = 5,
+    FIRST_STACK = 64,
+    LOOK_EVERY = 1 << 16, /* opcodes, whether time is up */
+};
 
 struct machine {
     struct pickle *p;
@@ -861,6 +866,8 @@ static int pass(struct machine *m, int (*each)(struct machine *))
         if (++count > m->opt.limits.opcodes)
             return err_set(m->e, EBADMSG, "more than %" PRIu64 " opcodes",
                            m->opt.limits.opcodes);
+        if (count % LOOK_EVERY == 0 && interrupt_check_late(m->e) < 0)
+            return -m->e->code;
         if (pinput_op(&m->in, &m->op, m->e) < 0 || each(m) < 0)
             return -m->e->code;
     }

@@ -437,22 +437,24 @@ static int resolve_zstd(struct source *shard, const struct chunk *c,
 }
 
 static int verify_plain(struct source *shard, const struct chunk *c,
-                        struct decoded_cache *decoded, struct err *e)
+                        struct decoded_cache *decoded, struct chunk_look *look,
+                        struct err *e)
 {
     (void)decoded;
     if (check_range(shard, c, e) < 0)
         return -e->code;
-    return torch_zip_checksums(shard, c->offset, c->length, e);
+    return torch_zip_checksums(shard, c->offset, c->length, look, e);
 }
 
 static int verify_zstd(struct source *shard, const struct chunk *c,
-                       struct decoded_cache *decoded, struct err *e)
+                       struct decoded_cache *decoded, struct chunk_look *look,
+                       struct err *e)
 {
     CLEANUP(source_putp) struct source *plain = NULL;
 
     if (open_decoded(shard, c, decoded, &plain, e) < 0)
         return -e->code;
-    return torch_zip_checksums(plain, 0, plain->size, e);
+    return torch_zip_checksums(plain, 0, plain->size, look, e);
 }
 
 const struct chunk_codec codec_torch_zip = {

@@ -377,8 +377,7 @@ static int visit_instance(struct torch_walk *w, struct stack *s, struct visit x,
     }
     if (!is_known_call(&x.v, &x.naming) && !script && !is_module_state(&state))
         x.opaque = true;
-    if (class.kind == PV_GLOBAL &&
-        pv_is(&class, "torch._tensor", "_rebuild_from_type_v2"))
+    if (torch_is_from_type(&class))
         x.naming = &subclass;
     return push(w, s, &x, e);
 }

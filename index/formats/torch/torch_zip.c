@@ -15,7 +15,8 @@
 enum {
     MAX_INFLATED = 256 << 20, /* of a data.pkl that somebody compressed */
     MAX_WRAPPERS = 16,        /* parameter of a subclass of ...: seen: 2 */
-    MAX_NAME = 4096           /* of an entry */
+    MAX_NAME = 4096,          /* of an entry */
+    SMALL_FILE = 32 << 10,    /* one tensor, a step, a scheduler */
 };
 
 struct torch_zip {
@@ -142,6 +143,13 @@ static bool call_of(const struct pv *v, struct call *c)
     return true;
 }
 
+bool torch_is_from_type(const struct pv *fn)
+{
+    return is_exactly(fn, "torch._tensor", "_rebuild_from_type_v2") ||
+           is_exactly(fn, "torch._tensor", "_rebuild_from_type") ||
+           is_exactly(fn, "torch.tensor", "_rebuild_from_type");
+}
+
 static bool is_parameter(const struct pv *fn)
 {
     return is_exactly(fn, "torch._utils", "_rebuild_parameter") ||
@@ -158,7 +166,7 @@ static bool unwrap(const struct pv *v, struct call *c)
     for (int i = 0; i < MAX_WRAPPERS; i++) {
         struct pv args = c->args, inner;
 
-        if (is_exactly(&c->fn, "torch._tensor", "_rebuild_from_type_v2")) {
+        if (torch_is_from_type(&c->fn)) {
             /* (function, type, arguments, state) */
             if (pv_count(&args) != 4 || pv_at(&args, 2).kind != PV_TUPLE)
                 return false;
@@ -634,14 +642,32 @@ static int open_file(struct torch_zip *t, struct err *e)
                              &t->big_endian, e);
 }
 
+/* A small file is read at once: its parts would be ten calls, or requests. */
+static int hold(struct source *s, struct source **out, struct err *e)
+{
+    char *data;
+
+    if (s->size > SMALL_FILE) {
+        *out = source_get(s);
+        return 0;
+    }
+    data = malloc(s->size + 1);
+    if (!data)
+        return err_nomem(e);
+    if (source_read(s, 0, (size_t)s->size, data, e) < 0) {
+        free(data);
+        return -e->code;
+    }
+    return source_from_memory(data, (size_t)s->size, true, s->name, out, e);
+}
+
 int torch_open(struct source *s, struct torch_zip **out, struct err *e)
 {
     CLEANUP(torch_zip_freep) struct torch_zip *t = calloc(1, sizeof *t);
 
     if (!t)
         return err_nomem(e);
-    t->src = source_get(s);
-    if (open_file(t, e) < 0)
+    if (hold(s, &t->src, e) < 0 || open_file(t, e) < 0)
         return -e->code;
     *out = steal(&t);
     return 0;

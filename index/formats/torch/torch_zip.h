@@ -45,6 +45,13 @@ struct torch_class {
 bool torch_storage_class(const struct pv *v, struct torch_class *out);
 
 /*
+ * Is this global the function that rebuilds a subclass of Tensor: (function, type,
+ * arguments, state)? Its name and module were others before torch 1.11 and 1.9
+ * (torch/_tensor.py, torch/tensor.py).
+ */
+bool torch_is_from_type(const struct pv *fn);
+
+/*
  * The element type that a global of module torch names ("float32", "float8_e4m3fn"), or
  * DTYPE_NONE. torch.float4_e2m1fn_x2 is DTYPE_F4: torch counts pairs of elements, so the
  * last dimension of a shape that torch gives has to be doubled.
@@ -94,9 +101,11 @@ int torch_zip_storage(struct torch_zip *t, const struct pv *v, struct torch_tens
 /*
  * Reads all records of the archive and compares their CRC-32 with its directory's: 1 when
  * they hold, 0 when it has none to compare, -EBADMSG naming the first that does not.
- * torch can be told to leave CRCs out (save.compute_crc32): then none holds.
+ * torch can be told to leave CRCs out (save.compute_crc32): then none holds. `look` (or
+ * NULL) sees what it wants of the record that holds it.
  */
-int torch_zip_checksums(struct source *s, uint64_t off, uint64_t len, struct err *e);
+int torch_zip_checksums(struct source *s, uint64_t off, uint64_t len,
+                        struct chunk_look *look, struct err *e);
 
 /* chunk_codec.resolve of CHUNK_TORCH_ZIP and CHUNK_TORCH_ZIP_ZSTD (see index/chunk.h). */
 extern const struct chunk_codec codec_torch_zip;

@@ -539,6 +539,17 @@ int zip_data_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
     return zip_packed_offset(z, entry, off, e);
 }
 
+int zip_check_crc(const struct zip *z, const struct zip_entry *entry, uint64_t off,
+                  uint32_t crc, struct err *e)
+{
+    if (crc == entry->crc)
+        return 0;
+    return err_set(e, EBADMSG,
+                   "%s, record %s at byte %" PRIu64
+                   ": its CRC-32 is %08x, the archive says %08x",
+                   z->src->name, entry->name, off, crc, entry->crc);
+}
+
 /* Adds the place where it holds the entry's checksum as the directory has it. */
 static int add_crc(const struct zip *z, const struct zip_entry *entry, uint64_t at,
                    struct zip_crc_places *out, struct err *e)

@@ -46,6 +46,11 @@ int zip_data_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
 int zip_packed_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
                       struct err *e);
 
+/* -EBADMSG in words when `crc`, that of the bytes from `off` of the source on, is not the
+ * entry's. */
+int zip_check_crc(const struct zip *z, const struct zip_entry *entry, uint64_t off,
+                  uint32_t crc, struct err *e);
+
 /*
  * The bytes of the source at which the entry's CRC-32 stands, little-endian: in the
  * directory, and in the local header or behind the data where it is there too.

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/stage_room.c - how many bytes of the disk a mount may stage (stage_size=). */
+#include "fs/stage_room.h"
+
+#include <errno.h>
+#include <sys/statvfs.h>
+
+#include "fs/stage.h"
+
+static uint64_t left(const struct fs *fs)
+{
+    uint64_t used = fs->staged_bytes, limit = fs->options.stage_size;
+
+    return used < limit ? limit - used : 0;
+}
+
+int stage_room_take(struct fs *fs, struct staged *n, uint64_t size, struct err *e)
+{
+    if (size <= n->room)
+        return 0;
+    if (fs->options.stage_size && size - n->room > left(fs)) {
+        err_set(e, EDQUOT,
+                "%s: %" PRIu64 " bytes: the mount may stage %" PRIu64
+                " in all, and has %" PRIuFAST64,
+                n->name, size, fs->options.stage_size, fs->staged_bytes);
+        return err_hint(e, "publish what is there first (sync -f its directory), or "
+                           "mount with a larger stage_size=");
+    }
+    fs->staged_bytes += size - n->room;
+    n->room = size;
+    return 0;
+}
+
+void stage_room_give(struct fs *fs, struct staged *n, uint64_t size)
+{
+    if (size >= n->room)
+        return;
+    fs->staged_bytes -= n->room - size;
+    n->room = size;
+}
+
+void stage_room_left(const struct fs *fs, struct statvfs *st)
+{
+    fsblkcnt_t blocks = (fsblkcnt_t)(left(fs) / st->f_frsize);
+
+    if (!fs->options.stage_size)
+        return;
+    st->f_bavail = MIN(st->f_bavail, blocks);
+    st->f_bfree = MIN(st->f_bfree, blocks);
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/scan_time.c - how long a scan may take. */
+#include "index/formats/scan_time.h"
+
+#include <errno.h>
+#include <time.h>
+
+#include "base/err.h"
+
+static const int64_t second_ns = 1000000000;
+
+static bool asked(struct interrupt *base)
+{
+    struct scan_time *t = container_of(base, struct scan_time, base);
+
+    return (t->outer && t->outer->asked(t->outer)) || interrupt_late();
+}
+
+/* What is no number is as if it was not there. */
+static unsigned limit(void)
+{
+    const char *text = getenv("UNSHARD_SCAN_SECONDS");
+    unsigned long v;
+    char *end;
+
+    if (!text || !*text)
+        return SCAN_SECONDS;
+    v = strtoul(text, &end, 10);
+    return *end || *text == '-' || v > INT32_MAX ? SCAN_SECONDS : (unsigned)v;
+}
+
+void scan_time_begin(struct scan_time *t)
+{
+    struct timespec now;
+
+    *t = (struct scan_time){.base.asked = asked, .seconds = limit()};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (t->seconds)
+        t->base.until_ns = (now.tv_sec + t->seconds) * second_ns + now.tv_nsec;
+    t->outer = interrupt_set(&t->base);
+}
+
+int scan_time_end(struct scan_time *t, int rc, struct err *e)
+{
+    t->late = interrupt_late();
+    interrupt_set(t->outer);
+    if (!t->late)
+        return rc;
+    *e = (struct err){0};
+    err_set(e, ETIMEDOUT, "the scan took longer than %u s", t->seconds);
+    return err_hint(e, "mount it again, with UNSHARD_SCAN_SECONDS=N for more time");
+}

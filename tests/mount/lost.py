@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What a mount loses: its readers, its server, the disk of its source, shards under who reads them, the disk of its cache."""
+import errno
+import mmap
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from mountlib import UNSHARD, Mount, Skip, main, make_tensors, read_all, same, tensor_bytes, wait_for, write_checkpoint
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "remote"))
+
+from fault_server import Server  # noqa: E402
+
+MIB = 1 << 20
+CONTROL = "/sys/fs/fuse/connections"
+GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
+CHANGED = {errno.ESTALE, errno.EIO, errno.ENOENT}
+
+READ = """
+import os, random, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+size = os.fstat(fd).st_size
+print("ready", flush=True)
+while True:
+    os.pread(fd, 300000, random.randrange(size))
+"""
+TOUCH = """
+import mmap, os, random, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+print("ready", flush=True)
+while True:
+    m = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    m.madvise(mmap.MADV_RANDOM)
+    for _ in range(50):
+        m[random.randrange(len(m))]
+    m.close()
+"""
+
+COPY_MAPPED = """
+import mmap, sys
+with open(sys.argv[1], "rb") as f:
+    mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[:]
+"""
+
+
+def program(text, path):
+    p = subprocess.Popen([sys.executable, "-S", "-c", text, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    p.stdout.readline()
+    return p
+
+
+def requests(m):
+    """How many the kernel waits for, or holds back for the server. Where it does not say: as if none."""
+    if os.geteuid() == 0 and not os.listdir(CONTROL):
+        subprocess.run(["mount", "-t", "fusectl", "none", CONTROL], check=False)
+    try:
+        with open(f"{CONTROL}/{os.minor(os.stat(m.path).st_dev)}/waiting") as f:
+            return int(f.read())
+    except FileNotFoundError:
+        return 0
+
+
+def held(m):
+    """Descriptors, threads and mappings of files of the server."""
+    of = f"/proc/{m.process.pid}"
+    with open(of + "/maps") as f:
+        files = sum("/src/" in line for line in f)
+    return len(os.listdir(of + "/fd")), len(os.listdir(of + "/task")), files
+
+
+def one_tensor(t, seed, size=8 * MIB, shards=1):
+    tensors = {"w": ("U8", (size,), tensor_bytes(seed, size))}
+    write_checkpoint(t + "/src", tensors, shards=shards)
+    return tensors["w"][2]
+
+
+# ---- readers ----
+
+def test_readers_that_are_killed(t):
+    """In the middle of a read and of a page fault; nothing of them stays in the server or the kernel."""
+    data = one_tensor(t, 1)
+    with Mount(t + "/src", t + "/mnt") as m:
+        same("bytes", read_all(m / "raw/w"), data)
+        chance = random.Random(3)
+        readers = [program(READ if i % 2 else TOUCH, m / "raw/w") for i in range(8)]
+        before = held(m)
+        for i in range(40):
+            time.sleep(chance.random() * 0.03)
+            victim = readers.pop(0)
+            victim.kill()
+            same("killed", victim.wait(10), -signal.SIGKILL)
+            readers.append(program(READ if i % 2 else TOUCH, m / "raw/w"))
+        assert held(m)[0] <= before[0] + 2, (before, held(m))
+        for p in readers:
+            p.kill()
+            p.wait(10)
+        wait_for("no request is left", 10, lambda: requests(m) == 0)
+        wait_for("no file is left open", 20, lambda: held(m)[2] == 0)
+        same("threads", held(m)[1], before[1])
+        same("bytes, afterwards", read_all(m / "raw/w"), data)
+
+
+def test_readers_of_a_server_that_stands_still(t):
+    """What it has not begun ends with who asked, at once; it goes on where it was."""
+    data = one_tensor(t, 1)
+    with Mount(t + "/src", t + "/mnt") as m:
+        readers = [program(text, m / "raw/w") for text in (READ, TOUCH) * 4]
+        m.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)  # each of them waits for an answer by now
+        for p in readers:
+            p.kill()
+        m.process.send_signal(signal.SIGCONT)
+        for p in readers:
+            same("killed", p.wait(10), -signal.SIGKILL)
+        wait_for("no request is left", 10, lambda: requests(m) == 0)
+        same("bytes", read_all(m / "raw/w"), data)
+
+
+# ---- the server ----
+
+def test_the_server_is_killed_while_it_is_read(t):
+    """Readers end with an error, those of mappings with a signal; the same place takes the next mount."""
+    data = one_tensor(t, 1)
+    with Mount(t + "/src", t + "/mnt") as m:
+        readers = [program(text, m / "raw/w") for text in (READ, TOUCH) * 3]
+        fd = os.open(m / "raw/w", os.O_RDONLY)
+        mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        same("mapped", mapped[:100], data[:100])
+        m.process.kill()
+        m.process.wait()
+        m.process.returncode = 0
+        for p in readers:
+            code = p.wait(10)
+            assert code in (1, -signal.SIGBUS), code
+        try:  # what the kernel has of a mapped file is right
+            same("pread", os.pread(fd, 10, MIB), data[MIB:MIB + 10])
+        except OSError as e:
+            assert e.errno in GONE, e
+        mapped.close()
+        os.close(fd)
+        again = subprocess.run([UNSHARD, "mount", t + "/src", t + "/mnt"], capture_output=True, text=True, timeout=30)
+        assert again.returncode != 0 and "unshard umount" in again.stderr, again
+        same("umount", subprocess.run([UNSHARD, "umount", t + "/mnt"], timeout=30).returncode, 0)
+    with Mount(t + "/src", t + "/mnt", f"cache_dir={m.dir}/cache") as m:  # the index of the one that was killed
+        same("bytes", read_all(m / "raw/w"), data)
+
+
+# ---- shards ----
+
+def test_shards_that_change_while_they_are_read(t):
+    """Cut and renamed over, in turn: one version, or an error. The server lives."""
+    size = 2 * MIB
+    versions = [tensor_bytes(f"version {i}", size) for i in range(2)]
+    write_checkpoint(t + "/src", {"w": ("U8", (size,), versions[0])}, shards=1)
+    shard = t + "/src/model-00001-of-00001.safetensors"
+    head = os.stat(shard).st_size - size
+    stop, turns = threading.Event(), []
+
+    def change():
+        while not stop.wait(0.03):
+            turns.append(0)
+            data = versions[len(turns) % 2]
+            if len(turns) % 3 == 0:
+                os.truncate(shard, head + size // 2)
+                time.sleep(0.01)
+            write_checkpoint(t + "/src", {"w": ("U8", (size,), data)}, shards=1)
+
+    with Mount(t + "/src", t + "/mnt") as m:
+        thread = threading.Thread(target=change)
+        thread.start()
+        whole, failed, codes, end = [0, 0], 0, set(), time.monotonic() + 8
+        try:
+            while time.monotonic() < end:
+                try:
+                    data = read_all(m / "raw/w")
+                except OSError as e:
+                    assert e.errno in CHANGED, e
+                    failed += 1
+                    continue
+                assert data in versions, "a mixture, or bytes that never were there"
+                whole[versions.index(data)] += 1
+                p = subprocess.run([sys.executable, "-S", "-c", COPY_MAPPED, m / "raw/w"], stderr=subprocess.DEVNULL, timeout=30)
+                codes.add(p.returncode)
+        finally:
+            stop.set()
+            thread.join()
+        assert codes <= {0, 1, -signal.SIGBUS}, codes
+        assert m.alive() and min(whole) > 3 and failed > 0, (whole, failed)
+        print(f"# {len(turns)} changes; whole reads of each version {whole}, {failed} refused; mappers ended with {sorted(codes)}")
+        write_checkpoint(t + "/src", {"w": ("U8", (size,), versions[0])}, shards=1)
+
+        def right():
+            try:
+                return read_all(m / "raw/w") == versions[0]
+            except OSError:
+                return False
+        wait_for("the last version", 5, right)
+
+
+def test_a_shard_that_is_rewritten_while_it_is_read(t):
+    """In place, piece after piece: a handle of before gives old bytes, or an error; never one of the new ones."""
+    size, piece = 4 * MIB, 64 << 10
+    old = one_tensor(t, 1, size)
+    shard = t + "/src/model-00001-of-00001.safetensors"
+    head = os.stat(shard).st_size - size
+    time.sleep(0.1)  # another tick of the file's clock
+    with Mount(t + "/src", t + "/mnt") as m:
+        fd = os.open(m / "raw/w", os.O_RDONLY)
+        begun, codes, right = threading.Event(), set(), 0
+
+        def rewrite():
+            with open(shard, "r+b", buffering=0) as f:
+                for at in range(0, size, piece):
+                    begun.wait(10)
+                    os.pwrite(f.fileno(), bytes(piece), head + at)
+                    time.sleep(0.002)
+        thread = threading.Thread(target=rewrite)
+        thread.start()
+        chance = random.Random(1)
+        while thread.is_alive():
+            at = chance.randrange(size - piece)
+            try:
+                same(f"bytes at {at}", os.pread(fd, piece, at), old[at:at + piece])
+                right += 1
+            except OSError as e:
+                codes.add(e.errno)
+            if right > 20:
+                begun.set()
+        os.close(fd)
+        assert codes and codes <= {errno.ESTALE, errno.EIO}, codes
+
+        def rewritten():
+            try:
+                return read_all(m / "raw/w") == bytes(size)
+            except OSError:
+                return False
+        wait_for("the new bytes", 5, rewritten)
+
+
+# ---- disks ----
+
+def tmpfs(path, size):
+    if os.geteuid() != 0:
+        raise Skip("needs root for a disk of its own")
+    os.makedirs(path, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], check=True)
+
+
+def code_of(path, call=read_all):
+    try:
+        call(path)
+        return 0
+    except OSError as e:
+        return e.errno
+
+
+def unmounted(path, *how):
+    return subprocess.run(["umount", *how, path], capture_output=True, text=True).returncode == 0
+
+
+def test_the_source_is_unmounted(t):
+    """Behind the server's back (umount -l): EIO, not what is gone; what is mounted there again is the source from then on."""
+    for options in "", "rw":
+        tmpfs(t + "/src", "8m")
+        try:
+            tensors = {f"step{i}": make_tensors(i) for i in range(3)}
+            key = next(iter(tensors["step0"]))
+            for name in "step0", "step1":
+                write_checkpoint(f"{t}/src/{name}", tensors[name])
+            with Mount(t + "/src", t + "/mnt", options) as m:
+                for name in "step0", "step1":
+                    same(name, read_all(m / f"{name}/raw/{key}"), tensors[name][key][2])
+                with open(m / f"step0/raw/{key}", "rb", buffering=0) as f:
+                    same("the disk cannot be unmounted but by force", unmounted(t + "/src"), False)
+                    assert unmounted(t + "/src", "-l")
+                    wait_for("nothing is read", 3, lambda: code_of(m / f"step1/raw/{key}") == errno.EIO)
+                    for path in f"step0/raw/{key}", "step0/config.json", "step1/model.safetensors":
+                        same(path, code_of(m / path), errno.EIO)
+                    try:
+                        same("what was open", f.read(), tensors["step0"][key][2])
+                    except OSError as e:
+                        assert e.errno in CHANGED, e
+                assert "was unmounted" in m.messages(), m.messages()
+                if options:
+                    assert code_of(m / "new", lambda p: os.mkdir(p)) == errno.EIO, "something is made where the disk was"
+                same("left below", os.listdir(t + "/src"), [])
+                tmpfs(t + "/src", "8m")
+                write_checkpoint(t + "/src/step1", tensors["step2"])
+                wait_for("the new disk", 3, lambda: code_of(m / f"step1/raw/{key}") == 0 and os.listdir(m.path) == ["step1"])
+                same("its bytes", read_all(m / f"step1/raw/{key}"), tensors["step2"][key][2])
+        finally:
+            unmounted(t + "/src", "-l")
+
+
+def test_a_cache_disk_that_is_full(t):
+    """Of a local source: the index finds no room, goes on in memory, and says so."""
+    tmpfs(t + "/small", "1m")
+    try:
+        steps = {f"step{i:02}": make_tensors(i, count=400, rows=4, cols=4) for i in range(12)}
+        for name, tensors in steps.items():
+            write_checkpoint(f"{t}/src/{name}", tensors)
+        with Mount(t + "/src", t + "/mnt", f"cache_dir={t}/small/cache") as m:
+            for _ in range(2):
+                for name, tensors in steps.items():
+                    for key in list(tensors)[::37]:
+                        same(f"{name} {key}", read_all(m / f"{name}/raw/{key}"), tensors[key][2])
+            same("free", os.statvfs(t + "/small").f_bavail < 100, True)
+            assert "No space" in m.messages() or "disk is full" in m.messages(), m.messages()
+    finally:
+        unmounted(t + "/small", "-l")
+
+
+def test_a_cache_disk_that_is_full_under_a_server(t):
+    """Of a server: blocks that find no room are fetched again."""
+    tmpfs(t + "/small", "2m")
+    try:
+        tensors = make_tensors(3, count=12, rows=512, cols=512)
+        write_checkpoint(t + "/src/step1", tensors)
+        with Server(t + "/src") as server, Mount(server.url, t + "/mnt", f"cache_dir={t}/small/cache") as m:
+            for _ in range(2):
+                for key, (_, _, data) in tensors.items():
+                    same(key, read_all(m / f"step1/raw/{key}"), data)
+            assert m.alive()
+    finally:
+        unmounted(t + "/small", "-l")
+
+
+if __name__ == "__main__":
+    main(globals())

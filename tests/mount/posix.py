@@ -1,0 +1,327 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What programs expect of any file system, where a mount is written: owners, groups, bits of modes, times, kinds in listings.
+
+PLACES are a directory that passes through to the source, and a new one that is staged.
+"""
+import errno
+import os
+import stat
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mountlib import Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, stored, write_checkpoint  # noqa: E402
+
+ALICE, BOB, TEAM = 1101, 1102, 1103
+KEY = "model.layers.0.mlp.weight"
+
+
+def as_user(uid, call, gid=None, groups=()):
+    """Runs call() in a process of this user; its error is raised here."""
+    ends = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            os.setgroups(list(groups))
+            os.setgid(gid or uid)
+            os.setuid(uid)
+            call()
+        except OSError as e:
+            code = e.errno
+        except BaseException:
+            code = 255
+        os.write(ends[1], bytes([code]))
+        os._exit(0)
+    os.close(ends[1])
+    code = os.read(ends[0], 1)[0]
+    os.close(ends[0])
+    os.waitpid(child, 0)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def write(path, data=b"x", flags=os.O_WRONLY | os.O_CREAT, mode=0o666):
+    fd = os.open(path, flags, mode)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def rights(path):
+    st = os.lstat(path)
+    return f"{stat.S_IMODE(st.st_mode):o} {st.st_uid} {st.st_gid}"
+
+
+def publish(m):
+    os.setxattr(m.path, "user.unshard.publish", b"")
+
+
+def shared_run(t):
+    """A run that several users save into, as root mounts it."""
+    if os.geteuid() != 0:
+        raise Skip("needs root for other users")
+    os.umask(0o022)
+    os.chmod(t, 0o755)
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    os.mkdir(t + "/run/logs")
+    os.chmod(t + "/run", 0o777)
+    return Mount(t + "/run", t + "/mnt", "rw,allow_other")
+
+
+def places(m):
+    os.mkdir(m / "step2")
+    return [m / "logs", m / "step2"]
+
+
+def test_a_sticky_directory(t):
+    """In a directory as /tmp is one, only its owner removes or renames a file."""
+    with shared_run(t) as m:
+        for place in places(m):
+            os.chmod(place, 0o1777)
+            same("mode", rights(place), "1777 0 0")
+            as_user(ALICE, lambda: write(place + "/notes"))
+            fails("unlink", errno.EPERM, lambda: as_user(BOB, lambda: os.unlink(place + "/notes")))
+            fails("rename", errno.EPERM, lambda: as_user(BOB, lambda: os.rename(place + "/notes", place + "/mine")))
+            as_user(ALICE, lambda: os.unlink(place + "/notes"))
+
+
+def test_a_new_owner(t):
+    """Whose a file is counts at once, for those too who only name it: listings say it as of a moment before."""
+    with shared_run(t) as m:
+        for place in places(m):
+            write(place + "/notes")
+            os.listdir(place)
+            os.chown(place + "/notes", ALICE, -1)
+            fails("chmod", errno.EPERM, lambda: as_user(BOB, lambda: os.chmod(place + "/notes", 0o600)))
+            as_user(ALICE, lambda: os.chmod(place + "/notes", 0o600))
+            same("mode", rights(place + "/notes"), f"600 {ALICE} 0")
+
+
+def test_the_group_of_a_directory(t):
+    """Where a directory has S_ISGID, what is made in it gets its group, and directories the bit; also when it is published."""
+    with shared_run(t) as m:
+        for place in places(m):
+            os.chown(place, ALICE, TEAM)
+            os.chmod(place, 0o2775)
+            as_user(ALICE, lambda: write(place + "/notes"), groups=[TEAM])
+            as_user(ALICE, lambda: os.mkdir(place + "/sub"), groups=[TEAM])
+            as_user(ALICE, lambda: write(place + "/sub/notes"), groups=[TEAM])
+            same("file", rights(place + "/notes"), f"644 {ALICE} {TEAM}")
+            same("directory", rights(place + "/sub"), f"2755 {ALICE} {TEAM}")
+            same("file below", rights(place + "/sub/notes"), f"644 {ALICE} {TEAM}")
+        publish(m)
+        for place in (t + "/run/logs", t + "/run/step2", m / "logs", m / "step2"):
+            same(place, rights(place), f"2775 {ALICE} {TEAM}")
+            same("file", rights(place + "/notes"), f"644 {ALICE} {TEAM}")
+            same("directory", rights(place + "/sub"), f"2755 {ALICE} {TEAM}")
+            same("file below", rights(place + "/sub/notes"), f"644 {ALICE} {TEAM}")
+
+
+def test_a_new_checkpoint_in_a_directory_of_a_group(t):
+    with shared_run(t) as m:
+        os.chown(m / "logs", 0, TEAM)
+        os.chmod(m / "logs", 0o2777)
+        as_user(ALICE, lambda: os.mkdir(m / "logs/step9"))
+        as_user(ALICE, lambda: write(m / "logs/step9/model.safetensors", safetensors_image(make_tensors(9))))
+        publish(m)
+    same("directory", rights(t + "/run/logs/step9"), f"2755 {ALICE} {TEAM}")
+    same("storage", {rights(f"{t}/run/logs/step9/{n}") for n in os.listdir(t + "/run/logs/step9")}, {f"644 {ALICE} {TEAM}"})
+
+
+def test_the_bits_that_give_rights(t):
+    """Set-user-ID and set-group-ID go when another than root writes or cuts the file, and with its owner."""
+    def cut(path):
+        os.truncate(path, 0)
+
+    def change_group(path):
+        os.chown(path, -1, TEAM)
+
+    def write_over(path):
+        write(path, flags=os.O_WRONLY)
+
+    def write_cut(path):
+        write(path, flags=os.O_WRONLY | os.O_TRUNC)
+
+    with shared_run(t) as m:
+        for place in places(m):
+            path = place + "/tool"
+            write(path, b"#!/bin/sh\n")
+            for change in (write_over, cut, write_cut, change_group):
+                os.chown(path, ALICE, ALICE)
+                os.chmod(path, 0o6777)
+                same("before", rights(path), f"6777 {ALICE} {ALICE}")
+                as_user(ALICE, lambda: change(path), groups=[TEAM])
+                same(f"{change.__name__}, {path}", rights(path).split()[0], "777")
+            os.chown(path, BOB, BOB)
+            os.chmod(path, 0o6755)
+            write(path, flags=os.O_WRONLY)
+            same("written by root", rights(path), f"6755 {BOB} {BOB}")
+            os.chown(path, ALICE, ALICE)
+            same("given away", rights(path), f"755 {ALICE} {ALICE}")
+            os.chmod(path, 0o4755)
+        publish(m)
+    same("published", rights(t + "/run/step2/tool"), f"4755 {ALICE} {ALICE}")
+
+
+def test_owners_are_published(t):
+    """Each file and directory has the owner that stat(2) told before."""
+    with shared_run(t) as m:
+        os.mkdir(m / "step2")
+        os.chmod(m / "step2", 0o777)
+        write(m / "step2/model.safetensors", safetensors_image(make_tensors(2)))
+        as_user(ALICE, lambda: os.mkdir(m / "step2/eval"))
+        as_user(ALICE, lambda: write(m / "step2/eval/scores", mode=0o600))
+        as_user(BOB, lambda: write(m / "step2/notes"))
+        os.chown(m / "step2/notes", BOB, TEAM)
+        os.chmod(t + "/run/step1", 0o777)
+        as_user(BOB, lambda: write(m / "step1/notes"))
+        publish(m)
+        same("file", rights(t + "/run/step2/notes"), f"644 {BOB} {TEAM}")
+        same("directory", rights(t + "/run/step2/eval"), f"755 {ALICE} {ALICE}")
+        same("file below", rights(t + "/run/step2/eval/scores"), f"600 {ALICE} {ALICE}")
+        same("of a checkpoint that was there", rights(t + "/run/step1/notes"), f"644 {BOB} {BOB}")
+        as_user(ALICE, lambda: write(m / "step2/eval/more"))
+
+
+def test_a_checkpoint_keeps_its_owner(t):
+    """Whoever saves into it, its files do not become the server's."""
+    with shared_run(t) as m:
+        for name in ("", *os.listdir(t + "/run/step1")):
+            os.chown(f"{t}/run/step1/{name}", ALICE, TEAM)
+        tensors = make_tensors(1)
+        key, (dtype, shape, data) = "model.extra", tensors[KEY]
+        as_user(ALICE, lambda: write(m / "step1/more.safetensors", safetensors_image({key: (dtype, shape, data)})), groups=[TEAM])
+        publish(m)
+        same("stored", stored(t + "/run/step1"), {**tensors, key: (dtype, shape, data)})
+        same("storage", {rights(f"{t}/run/step1/{n}") for n in os.listdir(t + "/run/step1")}, {f"644 {ALICE} {TEAM}"})
+
+
+def test_a_side_file_that_is_written_keeps_its_rights(t):
+    with shared_run(t) as m:
+        os.chown(t + "/run/step1/config.json", ALICE, TEAM)
+        os.chmod(t + "/run/step1/config.json", 0o660)
+        time.sleep(1.1)
+        with open(m / "step1/config.json", "r+b") as f:
+            f.write(b'{"model_type": "gemma"}\n')
+        same("staged", rights(m / "step1/config.json"), f"660 {ALICE} {TEAM}")
+        publish(m)
+        same("published", rights(t + "/run/step1/config.json"), f"660 {ALICE} {TEAM}")
+        same("bytes", read_all(t + "/run/step1/config.json"), b'{"model_type": "gemma"}\n')
+
+
+def test_times_move(t):
+    """The time of change moves with mode, owner and name; names that come and go move their directory's times."""
+    def times(path):
+        st = os.stat(path)
+        return st.st_mtime_ns, st.st_ctime_ns
+
+    def newer(what, path, how, fields):
+        before = times(path)
+        time.sleep(0.02)
+        path = how() or path
+        after = times(path)
+        same(f"{what} of {path}", tuple(a > b for a, b in zip(after, before)), fields)
+
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    os.mkdir(t + "/run/logs")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for place in places(m):
+            a, b = place + "/a", place + "/b"
+            write(a)
+            newer("chmod", a, lambda: os.chmod(a, 0o600), (False, True))
+            newer("utime", a, lambda: os.utime(a, (5, 5)), (False, True))
+            same("the time of access", os.stat(a).st_atime, 5)
+            newer("rename", a, lambda: os.rename(a, b) or b, (False, True))
+            newer("chmod", place, lambda: os.chmod(place, 0o700), (False, True))
+            newer("rename in it", place, lambda: os.rename(b, a), (True, True))
+            newer("unlink in it", place, lambda: os.unlink(a), (True, True))
+            newer("create in it", place, lambda: write(a), (True, True))
+
+
+def test_a_link_to_a_step(t):
+    """`ln -sfn step2 latest` beside checkpoints; what leads to no directory of the source is refused, and leaves nothing."""
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    write_checkpoint(t + "/run/step2", make_tensors(2))
+    os.makedirs(t + "/run/logs/old")
+    os.mkdir(t + "/outside")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.symlink("step1", m / "latest")
+        same("text", os.readlink(m / "latest"), "step1")
+        same("in the source", os.readlink(t + "/run/latest"), "step1")
+        same("bytes", read_all(m / f"latest/raw/{KEY}"), make_tensors(1)[KEY][2])
+        subprocess.run(["ln", "-sfn", "step2", m / "latest"], check=True)
+        os.utime(m / "latest", (7, 7), follow_symlinks=False)
+        same("time of the link", os.lstat(t + "/run/latest").st_mtime, 7)
+        same("another", read_all(m / f"latest/raw/{KEY}"), make_tensors(2)[KEY][2])
+        os.symlink("../../step1", m / "logs/old/from")
+        same("from below", os.path.realpath(m / "logs/old/from"), os.path.realpath(m / "step1"))
+        os.mkdir(m / "step3")
+        refused = {"a directory that is not published": "step3", "nothing": "step9", "a file": "step1/config.json",
+                   "an absolute path": t + "/run/step1", "out of the source": "../outside"}
+        for what, text in refused.items():
+            fails(what, errno.EPERM, lambda text=text: os.symlink(text, m / "wrong"))
+        fails("in a checkpoint", errno.EPERM, lambda: os.symlink("../step2", m / "step1/wrong"))
+        fails("of a name that is there", errno.EEXIST, lambda: os.symlink("step1", m / "step2"))
+        os.unlink(m / "latest")
+        same("what is left", sorted(n for n in os.listdir(t + "/run") if n[0] != "."), ["logs", "step1", "step2"])
+    with Mount(t + "/run", t + "/mnt", "rw,follow_symlinks") as m:
+        fails("out of the source, also where links are followed", errno.EPERM, lambda: os.symlink("../outside", m / "wrong"))
+
+
+def test_an_unlinked_file(t):
+    """tmpfile(3) and the like: open, unlink, then write, and ask how long it is."""
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    os.mkdir(t + "/run/logs")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for place in [*places(m), m / "step1"]:
+            fd = os.open(place + "/temporary", os.O_RDWR | os.O_CREAT)
+            os.unlink(place + "/temporary")
+            os.write(fd, b"abcde")
+            same(f"{place}: written", (os.fstat(fd).st_size, os.lseek(fd, 0, os.SEEK_END), os.fstat(fd).st_nlink), (5, 5, 0))
+            os.posix_fallocate(fd, 0, 8192)
+            same(f"{place}: allocated", os.fstat(fd).st_size, 8192)
+            os.ftruncate(fd, 3)
+            same(f"{place}: cut", (os.fstat(fd).st_size, os.pread(fd, 10, 0)), (3, b"abc"))
+            os.fchmod(fd, 0o640)
+            same(f"{place}: mode", os.fstat(fd).st_mode & 0o777, 0o640)
+            os.close(fd)
+
+
+def test_a_file_that_is_too_long(t):
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step2")
+        for path in (m / "log", m / "step2/log"):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT)
+            try:
+                os.ftruncate(fd, (1 << 62))
+            except OSError as e:
+                assert e.errno in (errno.EFBIG, errno.EINVAL), e
+            os.close(fd)
+
+
+def test_kinds_in_listings(t):
+    """readdir(3) tells what is a directory, and the numbers that stat(2) tells: find(1) goes by it."""
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    os.mkdir(t + "/run/logs")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.makedirs(m / "step2/eval/all")
+        write(m / "step2/eval/all/scores")
+        os.mkdir(m / "step1/eval")
+        write(m / "step1/notes")
+        for where in ("", "step1", "step2", "step2/eval", "logs"):
+            with os.scandir(m / where) as entries:
+                for e in entries:
+                    st = os.lstat(e.path)
+                    same(f"kind of {e.path}", e.is_dir(follow_symlinks=False), stat.S_ISDIR(st.st_mode))
+                    same(f"number of {e.path}", e.inode(), st.st_ino)
+        found = subprocess.run(["find", m.path, "-path", "*/eval/*"], capture_output=True, text=True, check=True).stdout.split()
+        same("find", sorted(found), [m / "step2/eval/all", m / "step2/eval/all/scores"])
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""Saving by several at once, and over what cannot be read or written: no byte is lost, and none is published that was not written."""
+import errno
+import os
+import subprocess
+import threading
+import time
+
+from mountlib import Mount, Skip, fails, main, make_tensors, read_all, same, stored, tensor_bytes, write_checkpoint, write_file
+
+KEY = "big.weight"
+BIG = 96 << 20
+
+
+def big_checkpoint(t, size=BIG):
+    data = tensor_bytes("big", size)
+    write_checkpoint(t + "/run/step1", {KEY: ("U8", (size,), data), "small.weight": ("U8", (4,), b"abcd")})
+    return data
+
+
+def publish(m, path="step1"):
+    fd = os.open(m / path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def all_at_once(count, work):
+    """What work(i) raised, of threads that begin together."""
+    barrier, wrong = threading.Barrier(count), []
+
+    def run(i):
+        barrier.wait()
+        try:
+            work(i)
+        except Exception as e:  # pylint: disable=broad-exception-caught
+            wrong.append(repr(e))
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+def test_each_writes_its_part_of_a_tensor(t):
+    """Who opens it first copies what is there; who comes then must not copy it over what others have written since."""
+    want = bytearray(big_checkpoint(t))
+    count = 8
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        def work(i):
+            fd = os.open(m / f"step1/raw/{KEY}", os.O_RDWR)
+            same("size", os.fstat(fd).st_size, BIG)
+            os.pwrite(fd, bytes([i]) * 4096, BIG - (i + 1) * 4096)  # where a copy comes last
+            os.close(fd)
+        same("wrong", all_at_once(count, work), [])
+        for i in range(count):
+            want[BIG - (i + 1) * 4096:BIG - i * 4096] = bytes([i]) * 4096
+        publish(m)
+    same("bytes", stored(t + "/run/step1")[KEY][2] == bytes(want), True)
+
+
+def test_readers_see_it_whole(t):
+    """While a file is copied to be written to, its name still shows all of it."""
+    data, ended, seen = tensor_bytes("big", BIG), threading.Event(), []
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    write_file(t + "/run/step1/table.bin", data)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        path = m / "step1/table.bin"
+
+        def watch():
+            while not ended.is_set():
+                size = os.stat(path).st_size
+                with open(path, "rb", buffering=0) as f:
+                    f.seek(BIG - 4096)
+                    seen.append((size, f.read(4096) == data[-4096:]))
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        for _ in range(4):  # a name is looked up again after 0.4 s: once in a while amid the copy
+            with open(path, "r+b", buffering=0) as f:
+                f.write(b"new")
+            with open(path, "rb") as f:
+                publish(m)
+                same("size of an open file that was published", os.fstat(f.fileno()).st_size, BIG)
+        ended.set()
+        watcher.join()
+    assert len(seen) > 1, seen
+    same("seen", set(seen), {(BIG, True)})
+    same("bytes", read_all(t + "/run/step1/table.bin") == b"new" + data[3:], True)
+
+
+def test_what_cannot_be_read_is_not_half_replaced(t):
+    """A tensor whose shard is short cannot be opened for writing to a part of it; others are saved all the same."""
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors, shards=2)
+    shard = t + "/run/step1/model-00002-of-00002.safetensors"
+    with open(shard, "r+b") as f:
+        f.truncate(os.path.getsize(shard) - 64)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        broken = [key for key in tensors if not_readable(m / f"step1/raw/{key}")]
+        whole = [key for key in tensors if key not in broken]
+        assert broken and whole, (broken, whole)
+        fails("a part of it", errno.EIO, lambda: os.open(m / f"step1/raw/{broken[0]}", os.O_RDWR))
+        write_file(m / "step1/notes.txt", b"saved")
+        publish(m)
+        same("side file", read_all(t + "/run/step1/notes.txt"), b"saved")
+        same("another", read_all(m / f"step1/raw/{whole[0]}"), tensors[whole[0]][2])
+
+
+def not_readable(path):
+    try:
+        read_all(path)
+    except OSError:
+        return True
+    return False
+
+
+def test_what_the_disk_refused_is_not_published(t):
+    """A program that dies of ENOSPC closes its file: it may have its full length, and zeros where bytes should be."""
+    if os.geteuid() != 0:
+        raise Skip("needs root for a small disk")
+    os.mkdir(t + "/run")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", t + "/run"], check=True)
+    try:
+        with Mount(t + "/run", t + "/mnt", "rw") as m:
+            os.mkdir(m / "step1")
+            fd = os.open(m / "step1/table.bin", os.O_RDWR | os.O_CREAT)
+            os.pwrite(fd, b"end", (2 << 20) - 3)
+            write_file(t + "/run/filler", bytes(3 << 20))
+            fails("no room", errno.ENOSPC, lambda: [os.pwrite(fd, b"x" * (1 << 20), at << 20) for at in range(2)])
+            os.close(fd)
+            fails("published", errno.ENOSPC, lambda: publish(m))
+            assert "table.bin: the disk did not take all of it" in m.messages(), m.messages()
+            same("in the source", os.path.exists(t + "/run/step1"), False)
+            os.unlink(t + "/run/filler")
+            with open(m / "step1/table.bin", "r+b") as f:
+                f.write(b"x" * (1 << 20))
+                f.write(b"x" * ((1 << 20) - 3))
+            publish(m)
+        same("written again", read_all(t + "/run/step1/table.bin"), b"x" * ((2 << 20) - 3) + b"end")
+    finally:
+        subprocess.run(["umount", "-l", t + "/run"], check=True)
+
+
+def test_a_file_is_not_cut_while_it_is_published(t):
+    """truncate(2) of a staged file waits for the publication, and changes the next one."""
+    big_checkpoint(t, 4096)
+    data = tensor_bytes("new", BIG)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step2")
+        write_file(m / "step2/notes.txt", b"all of it")
+        os.mkdir(m / "step2/tensors")
+        with open(m / "step2/tensors/w.npy", "wb") as f:
+            f.write(npy(data))
+        saver = threading.Thread(target=publish, args=(m, "step2"))
+        saver.start()
+        while not writes_data(t + "/run"):
+            assert saver.is_alive(), "published before it was seen"
+            time.sleep(0.0005)
+        os.truncate(m / "step2/notes.txt", 0)
+        same("as it was written", read_all(t + "/run/step2/notes.txt"), b"all of it")
+        saver.join()
+        publish(m, "step2")
+        same("afterwards", read_all(t + "/run/step2/notes.txt"), b"")
+    same("tensor", stored(t + "/run/step2")["w"][2] == data, True)
+
+
+def npy(data):
+    head = str({"descr": "|u1", "fortran_order": False, "shape": (len(data),)}).encode()
+    head += b" " * (63 - (10 + len(head)) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data
+
+
+def writes_data(run):
+    """Is a publication writing its files now?"""
+    try:
+        return bool(os.listdir(run + "/.unshard-staging-step2/data"))
+    except FileNotFoundError:
+        return False
+
+
+main(globals())
