@@ -150,7 +150,7 @@ static int open_inside(struct request *r, struct handle *h, struct err *e)
     h->slot = slot_of_ino(r->fs, r->ino);
     if (!h->slot)
         return -ESTALE;
-    rc = slot_ready(r, h->slot, e);
+    rc = inside_is_of_mount(ino_kind(r->ino)) ? 0 : slot_ready(r, h->slot, e);
     if (rc == 0)
         rc = stale(r->fs, h->slot, open_kind(r, h, e));
     if (rc < 0 && h->name && e->code)

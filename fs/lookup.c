@@ -18,8 +18,7 @@ enum { TENSOR_MEMORY = 16 << 20 };
 void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t index,
                   struct fuse_entry_param *out)
 {
-    bool live = kind == INSIDE_COUNTERS_JSON || kind == INSIDE_LAST_ERROR ||
-                kind == INSIDE_LATEST;
+    bool live = inside_is_of_mount(kind) || kind == INSIDE_LATEST;
 
     out->ino = slot_ino(slot, kind, index);
     out->generation = slot->generation;
@@ -285,10 +284,23 @@ static int find_latest(const struct request *r, struct slot *slot, struct err *e
     return reply_inside(r, slot, INSIDE_LATEST, 0, e);
 }
 
+/* What the mount says is there in every generation, also in one that is no longer shown. */
+static bool names_file_of_mount(const struct slot *slot, enum inside dir,
+                                const char *name)
+{
+    const struct fixed_file *f;
+
+    for (size_t i = 0; dir == INSIDE_META && (f = fixed_file(slot, dir, i)); i++) {
+        if (strcmp(f->name, name) == 0)
+            return inside_is_of_mount(f->kind);
+    }
+    return false;
+}
+
 static int find_inside(struct request *r, struct slot *slot, struct err *e)
 {
     enum inside dir = ino_kind(r->ino);
-    int rc = slot_ready(r, slot, e);
+    int rc = names_file_of_mount(slot, dir, r->name) ? 0 : slot_ready(r, slot, e);
 
     if (rc != 0)
         return rc;

@@ -88,7 +88,7 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
 static int getattr_inside(struct request *r, struct slot *slot, struct stat *st,
                           struct err *e)
 {
-    if (slot->stale)
+    if (slot->stale && !inside_is_of_mount(ino_kind(r->ino)))
         return err_set(e, ESTALE, "%s: the checkpoint changed", slot->path);
     if (!r->may_block && !report_made(slot, ino_kind(r->ino)))
         return FS_LATER;

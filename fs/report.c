@@ -108,7 +108,7 @@ int report_size(struct fs *fs, struct slot *slot, enum inside kind, uint64_t *si
     CLEANUP(buf_release) struct buf text = {0};
     int rc;
 
-    if (kind == INSIDE_COUNTERS_JSON || kind == INSIDE_LAST_ERROR) {
+    if (inside_is_of_mount(kind)) {
         rc = report_text(fs, kind, &text);
         *size = text.len;
         return rc < 0 ? err_nomem(e) : 0;

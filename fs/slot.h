@@ -32,6 +32,12 @@ static inline bool inside_is_dir(enum inside kind)
     return kind <= INSIDE_LAST_DIR;
 }
 
+/* counters.json and last-error: what the mount says now, whichever generation is asked. */
+static inline bool inside_is_of_mount(enum inside kind)
+{
+    return kind == INSIDE_COUNTERS_JSON || kind == INSIDE_LAST_ERROR;
+}
+
 /* Ceiling of what is known of one checkpoint as a whole (topology is the largest). */
 enum { INFO_MEMORY = 64 << 20 };
 

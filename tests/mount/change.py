@@ -2,6 +2,7 @@
 """What changes in the source shows within a second; open handles keep their bytes or fail, and never give a mix."""
 import contextlib
 import errno
+import json
 import mmap
 import os
 import shutil
@@ -185,6 +186,39 @@ def test_exchanged_directories(t):
         os.rename(t + "/run/c", t + "/run/b")
         wait_for("a is b", LIMIT, lambda: readable(m / f"a/raw/{key}", two[key][2]))
         wait_for("b is a", LIMIT, lambda: readable(m / f"b/raw/{key}", one[key][2]))
+
+
+def test_what_the_mount_says_is_there_throughout(t):
+    """counters.json and last-error are the mount's: a checkpoint that changes at each look takes none of it away."""
+    write_checkpoint(t + "/src", make_tensors(0))
+    stop = threading.Event()
+
+    def changer(shard):
+        """Another shard at each look, and readers that find it out."""
+        while not stop.is_set():
+            write_file(shard, read_all(shard))
+            try:
+                read_all(m / "model.safetensors")
+            except OSError as e:
+                assert e.errno in (errno.ESTALE, errno.EIO), e
+
+    with Mount(t + "/src", t + "/mnt") as m:
+        json.loads(read_all(m / ".unshard/counters.json"))
+        before = json.loads(read_all(m / ".unshard/counters.json"))["generations"]
+        threads = [threading.Thread(target=changer, args=(f"{t}/src/model-0000{n}-of-00002.safetensors",)) for n in (1, 2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(1000):
+                json.loads(read_all(m / ".unshard/counters.json"))
+                read_all(m / ".unshard/last-error")
+                os.stat(m / ".unshard/counters.json")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        made = json.loads(read_all(m / ".unshard/counters.json"))["generations"] - before
+        assert made > 5, f"only {made} generations: nothing was proven"
 
 
 def test_truncated_shard(t):
