@@ -15,7 +15,12 @@
 #include "index/npy.h"
 
 enum {
-    BLOCK_SIZE = 256 << 10, /* cat, cp and Python's buffers follow it */
+    /* cat, cp and Python's buffers follow it. A larger one spares them wake-ups of the
+     * server, and costs who reads a header of a few bytes as much as it is larger: it is
+     * for files of which that is no part worth naming (decision 026). */
+    BLOCK_SIZE = 256 << 10,
+    LARGE_BLOCK_SIZE = 1 << 20,
+    LARGE_FILE = 64 << 20,
     TENSOR_MEMORY = 16 << 20,
     PERMISSIONS = 07777,
 };
@@ -43,6 +48,8 @@ static struct timespec time_of(int64_t ns)
 
 void attr_fill(const struct fs *fs, const struct attr *a, struct stat *st)
 {
+    bool large = a->tensors && a->size >= LARGE_FILE;
+
     *st = (struct stat){
         .st_ino = a->ino,
         .st_mode = a->type | plain_mode(fs, a),
@@ -50,7 +57,7 @@ void attr_fill(const struct fs *fs, const struct attr *a, struct stat *st)
         .st_uid = fs->options.has_uid ? fs->options.uid : a->uid,
         .st_gid = fs->options.has_gid ? fs->options.gid : a->gid,
         .st_size = (off_t)a->size,
-        .st_blksize = BLOCK_SIZE,
+        .st_blksize = large && !fs->store->remote ? LARGE_BLOCK_SIZE : BLOCK_SIZE,
         .st_blocks = (blkcnt_t)(a->size / 512 + (a->size % 512 > 0)),
         .st_atim = time_of(a->atime_ns ? a->atime_ns : a->mtime_ns),
         .st_mtim = time_of(a->mtime_ns),
@@ -129,6 +136,7 @@ int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,
                      .size = t->bytes,
                      .type = S_IFREG,
                      .mode = t->mode,
+                     .tensors = true,
                      .links = kind == INSIDE_NPY ? 2 : 1, /* tensors/ and tree/ */
                      .uid = t->uid,
                      .gid = t->gid,
@@ -173,6 +181,7 @@ static int attr_view(struct fs *fs, const struct slot *slot, enum view_kind kind
                              .size = v.size,
                              .type = S_IFREG,
                              .mode = v.mode,
+                             .tensors = true,
                              .links = 1,
                              .uid = v.uid,
                              .gid = v.gid,

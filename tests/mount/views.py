@@ -257,5 +257,22 @@ def test_attributes(t):
         same("uid, gid, umask", (st.st_uid, st.st_gid, st.st_mode & 0o777), (1234, 2345, 0o400))
 
 
+def test_block_sizes(t):
+    """`cat` and `cp` read large tensors in pieces of a MiB; where a reader seeks, and in small files, they stay smaller."""
+    size = 64 << 20
+    os.makedirs(t + "/src")
+    shard = t + "/src/model.safetensors"
+    image = safetensors_image({"small": ("U8", (8,), b"12345678"), "large": ("U8", (size,), bytes(size))})
+    write_file(shard, image[:-size])
+    os.truncate(shard, len(image))
+    write_file(t + "/src/train.log", b"line\n")
+    os.truncate(t + "/src/train.log", size)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for name, want in (("raw/large", 1 << 20), ("tensors/large.npy", 1 << 20), ("raw/small", 1 << 18), ("train.log", 1 << 18)):
+            same(name, os.stat(m / name).st_blksize, want)
+            listed = [e.stat().st_blksize for e in os.scandir(os.path.dirname(m / name)) if e.path == m / name]
+            same("listed " + name, listed, [want])
+
+
 if __name__ == "__main__":
     main(globals(), seconds=300)
