@@ -12,8 +12,8 @@
 
 struct attr {
     uint64_t ino, size;
-    mode_t type; /* S_IFREG, S_IFDIR, S_IFLNK */
-    mode_t mode; /* as in the source */
+    mode_t type;  /* S_IFREG, S_IFDIR, S_IFLNK */
+    mode_t mode;  /* as in the source */
     bool tensors; /* what is read from end to end, and not by seeking */
     nlink_t links;
     uid_t uid;
