@@ -58,9 +58,12 @@ int write_reply_plain(struct request *r, int fd, const struct fuse_entry_param *
 
 /* ---- opening ---- */
 
-/* The name in the checkpoint's directory that a node has; -EROFS: it is none to write. */
+/*
+ * The name in the checkpoint's directory that a node has, and its rights; -EROFS: it is none
+ * to write.
+ */
 static int name_of(struct fs *fs, struct slot *slot, fuse_ino_t ino, enum inside *dir,
-                   char name[NAME_MAX + 1], struct err *e)
+                   char name[NAME_MAX + 1], struct entry_stat *as, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     enum inside kind = ino_kind(ino);
@@ -68,6 +71,8 @@ static int name_of(struct fs *fs, struct slot *slot, fuse_ino_t ino, enum inside
     int rc;
 
     *dir = 0;
+    *as = (struct entry_stat){
+        .mode = slot->info.mode, .uid = slot->info.uid, .gid = slot->info.gid};
     if (kind == INSIDE_MODEL) {
         snprintf(name, NAME_MAX + 1, "%s",
                  slot->info.adapter ? "adapter_model.safetensors"
@@ -84,8 +89,10 @@ static int name_of(struct fs *fs, struct slot *slot, fuse_ino_t ino, enum inside
     rc = a ? catalog_tensor(fs->catalog, slot->info.id, ino_index(ino), a, &t, e)
            : err_nomem(e);
     *dir = kind == INSIDE_NPY ? INSIDE_TENSORS : INSIDE_RAW;
-    if (rc == 0)
+    if (rc == 0) {
+        as->mode = t.mode;
         snprintf(name, NAME_MAX + 1, "%s", kind == INSIDE_NPY ? t.name_npy : t.name);
+    }
     return rc;
 }
 
@@ -117,7 +124,7 @@ static int copy_up(struct fs *fs, fuse_ino_t ino, const struct staged_handle *to
 struct over {
     enum inside dir; /* 0: the checkpoint's own */
     const char *name;
-    const struct entry_stat *as; /* a side file keeps its rights and owner; or NULL */
+    const struct entry_stat *as; /* it keeps its rights and owner */
 };
 
 /* With the lock: the directory of the stage that has the name. */
@@ -155,14 +162,12 @@ static int cover(struct request *r, struct slot *slot, const struct over *over,
             return 0;
         stage_sleep(r->fs, FILL_NS);
     }
-    r->mode = over->as ? over->as->mode : 0644;
+    r->mode = over->as->mode;
     rc = write_new_file(r, parent, over->name, out, e);
     if (rc < 0)
         return rc;
-    if (over->as) {
-        (*out)->uid = over->as->uid;
-        (*out)->gid = over->as->gid;
-    }
+    (*out)->uid = over->as->uid;
+    (*out)->gid = over->as->gid;
     return 1;
 }
 
@@ -233,7 +238,8 @@ static int open_inside(struct request *r, struct staged_handle **out, struct err
 {
     struct slot *slot = slot_of_ino(r->fs, r->ino);
     char name[NAME_MAX + 1];
-    struct over over = {.name = name};
+    struct entry_stat as;
+    struct over over = {.name = name, .as = &as};
     int rc = slot ? 0 : -ESTALE;
 
     if (rc == 0)
@@ -241,7 +247,7 @@ static int open_inside(struct request *r, struct staged_handle **out, struct err
     if (rc == 0)
         rc = where_check_current(r->fs, slot, e);
     if (rc == 0)
-        rc = name_of(r->fs, slot, r->ino, &over.dir, name, e);
+        rc = name_of(r->fs, slot, r->ino, &over.dir, name, &as, e);
     if (rc == 0)
         rc = open_over(r, slot, &over, out, e);
     slot_unref(r->fs, slot, 1);

@@ -69,18 +69,18 @@ static int put_summed(struct conn *n, const char *sql, struct cell *row, size_t 
 }
 
 /*
- * Writing is not for others here, and who shares the metadata file's group must not read
- * through us what he could not read in the shards.
+ * Who shares the metadata file's group must not read or write through us what he could not
+ * in the shards.
  */
 static uint32_t effective_mode(const struct stage_rights *r,
                                const struct stage_rights *owner)
 {
-    uint32_t mode = r->mode & 0555;
+    uint32_t mode = r->mode;
 
     if (r->mixed || r->uid != owner->uid)
         return 0400;
     if (r->mixed_groups || r->gid != owner->gid)
-        mode &= ~(uint32_t)070 | (mode & 05) << 3;
+        mode &= ~(uint32_t)070 | (mode & 07) << 3;
     return mode;
 }
 

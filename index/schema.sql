@@ -8,7 +8,7 @@
 -- the id (checkpoint << 32) + number. A change here needs a new user_version.
 
 PRAGMA application_id = 0x55465349; -- "UFSI"
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 
 CREATE TABLE source (
     identity BLOB NOT NULL -- the store's; another one: the file is not for this source

@@ -354,7 +354,7 @@ static int walk_tensors(struct build *b, enum role role, struct err *e)
     int rc;
 
     b->e = e;
-    b->v.mode = 0555;
+    b->v.mode = 0777;
     if (b->write) {
         buf_add(&b->header, "\0\0\0\0\0\0\0", LENGTH_BYTES); /* put in at the end */
         buf_adds(&b->header, metadata_text);

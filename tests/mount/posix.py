@@ -12,7 +12,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, stored, write_checkpoint  # noqa: E402
+from mountlib import Mount, Skip, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, write_checkpoint  # noqa: E402
 
 ALICE, BOB, TEAM = 1101, 1102, 1103
 KEY = "model.layers.0.mlp.weight"
@@ -130,6 +130,30 @@ def test_a_new_checkpoint_in_a_directory_of_a_group(t):
         publish(m)
     same("directory", rights(t + "/run/logs/step9"), f"2755 {ALICE} {TEAM}")
     same("storage", {rights(f"{t}/run/logs/step9/{n}") for n in os.listdir(t + "/run/logs/step9")}, {f"644 {ALICE} {TEAM}"})
+
+
+def test_whose_tensors_they_are(t):
+    """Who may write a checkpoint's files writes its tensors, and nobody else; a copy that is being written is no more open."""
+    run = shared_run(t)
+    for name in os.listdir(t + "/run/step1"):
+        os.chown(f"{t}/run/step1/{name}", ALICE, TEAM)
+        os.chmod(f"{t}/run/step1/{name}", 0o640)
+    image = npy_image("<f4", (64, 32), bytes(64 * 32 * 4))
+    with run as m:
+        shown = [f"tensors/{KEY}.npy", f"raw/{KEY}", "model.safetensors"]
+        for name in shown:
+            same(name, rights(m / f"step1/{name}"), f"640 {ALICE} {TEAM}")
+            fails("another's", errno.EACCES, lambda: as_user(BOB, lambda: write(m / f"step1/{name}", flags=os.O_WRONLY)))
+        as_user(ALICE, lambda: write(m / f"step1/tensors/{KEY}.npy", image, os.O_WRONLY))
+        same("staged", rights(m / f"step1/tensors/{KEY}.npy"), f"640 {ALICE} {TEAM}")
+        fails("staged, of another", errno.EACCES, lambda: as_user(BOB, lambda: read_all(m / f"step1/tensors/{KEY}.npy")))
+        publish(m)
+        same("bytes", stored(t + "/run/step1")[KEY][2], bytes(64 * 32 * 4))
+        write(m / "step1/model.safetensors", safetensors_image(make_tensors(2)), os.O_WRONLY | os.O_TRUNC)
+        same("staged by root", rights(m / "step1/model.safetensors"), f"640 {ALICE} {TEAM}")
+        publish(m)
+    same("all tensors", stored(t + "/run/step1"), make_tensors(2))
+    same("rights", {rights(f"{t}/run/step1/{n}") for n in os.listdir(t + "/run/step1")}, {f"640 {ALICE} {TEAM}"})
 
 
 def test_the_bits_that_give_rights(t):

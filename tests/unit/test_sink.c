@@ -100,7 +100,7 @@ static void test_checkpoint_comes_back(void **state)
     assert_int_equal(cp.dir_id.ino, 2);
     assert_int_equal(cp.dir_id.ctime_ns, 5);
     assert_int_equal(cp.uid, 1000);
-    assert_int_equal(cp.mode, 0444);
+    assert_int_equal(cp.mode, 0644);
     assert_ok(catalog_checkpoint_by_id(t.c, t.id, t.a, &by_id, &t.e), &t.e);
     assert_int_equal(by_id.tensors, 2);
     end(&t);
@@ -935,17 +935,17 @@ static void test_rights(void **state)
         {"run/step1/world", 64, 0644, 1000, 50, 60},
     };
     static const struct rights_case cases[] = {
-        {"open", {"open"}, 0444, 10},
-        {"group", {"group"}, 0440, 20},
-        {"both", {"open", "group"}, 0440, 20},
-        {"mine", {"mine"}, 0500, 30},
+        {"open", {"open"}, 0666, 10},
+        {"group", {"group"}, 0640, 20},
+        {"both", {"open", "group"}, 0640, 20},
+        {"mine", {"mine"}, 0700, 30},
         {"bob", {"bob"}, 0400, 40},
         {"bob and me", {"open", "bob"}, 0400, 40},
-        {"staff", {"staff"}, 0400, 50},
-        {"world", {"world"}, 0444, 60},
-        {"missing", {"gone"}, 0444, 5},
-        {"missing one", {"gone", "group"}, 0440, 20},
-        {"none", {NULL}, 0444, 5},
+        {"staff", {"staff"}, 0600, 50},
+        {"world", {"world"}, 0644, 60},
+        {"missing", {"gone"}, 0644, 5},
+        {"missing one", {"gone", "group"}, 0640, 20},
+        {"none", {NULL}, 0644, 5},
     };
     const struct sink_checkpoint about = {.metadata_file = "run/step1/.metadata"};
     const struct shape shape = {1, {2}};

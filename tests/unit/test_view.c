@@ -473,7 +473,7 @@ static void test_rights_and_inodes(void **state)
         assert_ok(sink_tensor_plain(t.s, &in, other, 0, &t.e), &t.e);
         commit(&t);
         v = view(&t, VIEW_MODEL, PREFIX_AUTO);
-        assert_int_equal(v.mode, 0440);
+        assert_int_equal(v.mode, 0640);
         assert_int_equal(v.mtime_ns, 70);
         assert_int_equal(v.uid, 1000);
         assert_int_equal(v.gid, 100);
