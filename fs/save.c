@@ -433,6 +433,8 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
         ret = save_upload(fs, s, &p.files, p.merge, p.layout, e);
     else if (ret == 0)
         ret = put_in_place(&p, e);
+    if (ret < 0)
+        save_files_again(s, &p.files);
     merge_free(p.merge);
     layout_free(p.layout);
     save_files_release(&p.files);

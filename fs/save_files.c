@@ -186,6 +186,13 @@ bool save_files_none(const struct save_files *f)
     return f->count == 0 && f->removals == 0 && f->gones == 0 && dirs == 0;
 }
 
+void save_files_again(const struct stage *s, const struct save_files *f)
+{
+    for (size_t i = 0; geteuid() != 0 && i < f->count; i++)
+        (void)!fchmodat(staging_spool(s->staging), f->file[i].spool, 0600,
+                        AT_SYMLINK_NOFOLLOW);
+}
+
 void save_files_release(struct save_files *f)
 {
     free(f->file);

@@ -184,8 +184,32 @@ static int rename_error(const struct staging *s, bool exchange, struct err *e)
     return staging_fail(e, "publish", s->target);
 }
 
-int staging_replace(struct staging *s, int parent, const char *name,
-                    const struct stat *replaces, struct err *e)
+/* Who is not root moves a directory to another place only if he may write in it. */
+struct loan {
+    int fd;
+    mode_t mode;
+    bool lent;
+};
+
+static void lend(struct loan *l)
+{
+    struct stat st;
+
+    if (l->fd < 0 || fstat(l->fd, &st) < 0 || (st.st_mode & S_IWUSR))
+        return;
+    l->mode = st.st_mode & 07777;
+    l->lent = fchmod(l->fd, l->mode | S_IWUSR) == 0;
+}
+
+/* What cannot be set back is a bit more open than it was, and no reason to fail. */
+static void give_back(const struct loan *l)
+{
+    if (l->lent && fchmod(l->fd, l->mode) == 0)
+        fsync(l->fd);
+}
+
+static int replace(struct staging *s, int parent, const char *name,
+                   const struct stat *replaces, struct err *e)
 {
     struct step step = {.from = s->fd, .old = STAGING_DATA, .to = parent, .new = name};
     struct err ignored = {0};
@@ -202,6 +226,23 @@ int staging_replace(struct staging *s, int parent, const char *name,
         return -e->code;
     staging_discard(s, &ignored); /* the old one; what is left of it harms nobody */
     return 0;
+}
+
+int staging_replace(struct staging *s, int parent, const char *name,
+                    const struct stat *replaces, struct err *e)
+{
+    CLEANUP_FD int old =
+        replaces ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)
+                 : -1;
+    struct loan loans[] = {{.fd = s->data_fd}, {.fd = old}};
+    int ret;
+
+    lend(&loans[0]);
+    lend(&loans[1]);
+    ret = replace(s, parent, name, replaces, e);
+    give_back(&loans[0]);
+    give_back(&loans[1]);
+    return ret;
 }
 
 int staging_take_away(struct staging *s, int parent, const char *name, struct err *e)

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/dir.h"
@@ -17,9 +18,15 @@ static int unlisted(int code, struct err *e)
 
 static int remove_entries(int fd, unsigned depth, struct err *e)
 {
-    DIR *dir = fdopendir(fd);
     const char *name;
+    struct stat st;
+    DIR *dir;
     int ret = 0, more = 0;
+
+    /* Its owner may have made it read-only. What refuses this is told of below. */
+    if (fstat(fd, &st) == 0 && (st.st_mode & S_IRWXU) != S_IRWXU)
+        (void)!fchmod(fd, st.st_mode | S_IRWXU);
+    dir = fdopendir(fd);
 
     if (!dir) {
         close(fd);

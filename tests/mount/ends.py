@@ -10,8 +10,10 @@ import stat
 import subprocess
 import sys
 import time
+import traceback
 
-from mountlib import UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, read_all, same, unmount_hard, wait_for, write_checkpoint, write_file
+from mountlib import (UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, unmount_hard,
+                      wait_for, write_checkpoint, write_file)
 
 
 def run(*args, seconds=30, **more):
@@ -290,6 +292,97 @@ def test_a_normal_user_ends_it_by_signal(t):
     os.kill(server, signal.SIGTERM)
     wait_for("the end", 8, lambda: not servers(t + "/mnt"))
     assert not is_mounted(os.path.realpath(t) + "/mnt")
+
+
+def as_nobody(call):
+    """In a process of that user."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            call()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    same("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
+
+def save_as_nobody(t, test, call):
+    """call(directory) with a directory that is that user's own."""
+    if with_public_device(t, test):
+        return
+    os.mkdir(t + "/own")
+    os.chown(t + "/own", 65534, 65534)
+    as_nobody(lambda: call(t + "/own"))
+
+
+def publish(m):
+    os.setxattr(m.path, "user.unshard.publish", b"")
+
+
+def put_zeros(m, step, key):
+    """One tensor of it is zero from now on, and nothing is left of how that was done."""
+    with open(m / f"{step}/tensors/{key}.npy", "wb") as f:
+        f.write(npy_image("<f4", (64, 32), bytes(64 * 32 * 4)))
+    publish(m)
+    same("bytes", stored(f"{m.source}/{step}")[key][2], bytes(64 * 32 * 4))
+    same("names", os.listdir(m.source), [step])
+
+
+def modes(path):
+    return {os.path.relpath(p, path): stat.S_IMODE(os.stat(p).st_mode) for p in [path, path + "/notes", path + "/logs", path + "/logs/a"]}
+
+
+READ_ONLY = {".": 0o555, "notes": 0o444, "logs": 0o555, "logs/a": 0o400}
+
+
+def make_read_only(path):
+    os.mkdir(path + "/logs")
+    for name in ("notes", "logs/a"):
+        with open(f"{path}/{name}", "w") as f:
+            f.write(name)
+    for name in ("logs/a", "logs", "notes", "."):
+        os.chmod(f"{path}/{name}", READ_ONLY[name])
+
+
+def test_a_normal_user_saves_what_is_read_only(t):
+    """Directories that even their owner does not write in are changed, time and again, and keep their modes."""
+    def save(own):
+        tensors = make_tensors(1)
+        write_checkpoint(own + "/run/step1", tensors)
+        make_read_only(own + "/run/step1")
+        with Mount(own + "/run", own + "/mnt", "rw") as m:
+            for key in ("model.layers.0.mlp.weight", "model.layers.3.mlp.weight"):
+                put_zeros(m, "step1", key)
+                same("modes", modes(own + "/run/step1"), READ_ONLY)
+
+    save_as_nobody(t, "test_a_normal_user_saves_what_is_read_only", save)
+
+
+def test_a_normal_user_saves_a_read_only_copy(t):
+    """As `cp -a` makes one; also where it can be published at the second try only."""
+    def save(own):
+        os.mkdir(own + "/run")
+        with Mount(own + "/run", own + "/mnt", "rw") as m:
+            os.mkdir(m / "new")
+            with open(m / "new/model.safetensors", "wb") as f:
+                f.write(safetensors_image(make_tensors(1)))
+            make_read_only(m / "new")
+            os.mkdir(own + "/run/new")
+            write_file(own + "/run/new/another", b"")
+            fails("another has the name", errno.EEXIST, lambda: publish(m))
+            shutil.rmtree(own + "/run/new")
+            same("what is staged", read_all(m / "new/notes"), b"notes")
+            publish(m)
+            same("modes", modes(own + "/run/new"), READ_ONLY)
+            put_zeros(m, "new", "model.layers.0.mlp.weight")
+
+    save_as_nobody(t, "test_a_normal_user_saves_a_read_only_copy", save)
 
 
 def test_other_users_see_what_modes_allow(t):
