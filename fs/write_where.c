@@ -145,6 +145,7 @@ static int where_staged(struct fs *fs, fuse_ino_t ino, struct where *out)
         if (out->dir && out->dir->stage && out->dir->kind == STAGED_DIR)
             return 0;
     }
+    out->dir = NULL; /* of no stage: the caller looks in the source */
     stages_unlock(fs);
     return -ESTALE;
 }
