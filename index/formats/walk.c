@@ -86,13 +86,12 @@ static int push_dirs(struct walk *w, const struct listing *l, const char *path,
     return 0;
 }
 
-static int note_part(void *user, const char *name, bool part)
+static int note_hidden(void *user, const char *name, bool part)
 {
     struct above *x = user;
     char **grown;
 
-    if (!part)
-        return 0;
+    (void)part; /* arrays of zarr are hidden, and no part */
     grown = reallocarray(x->part, x->nparts + 1, sizeof *grown);
     if (!grown)
         return -ENOMEM;
@@ -110,7 +109,7 @@ static void ask_parts(struct walk *w, struct above *x)
 
     x->asked = true;
     if (!a || scanner_get(w->s, x->path, NULL, a, &info, &e) < 0 ||
-        catalog_hidden(scanner_catalog(w->s), info.id, note_part, x, &e) < 0)
+        catalog_hidden(scanner_catalog(w->s), info.id, note_hidden, x, &e) < 0)
         log_err(LOG_FORMAT, &e);
 }
 

@@ -101,6 +101,18 @@ def test_ls_of_a_tree(t):
     cli.error("info", t + "/empty", status=SOURCE, words=["no checkpoint", "probe"])
 
 
+def test_parts_are_no_checkpoints_of_a_tree(t):
+    """Arrays and groups of zarr, which the mount hides below the checkpoint that they make up."""
+    cli = Cli(t)
+    whole = ("zarr/zarr2_group_consolidated", "zarr/zarr3_arrays", "orbax/orbax_zarr2", "orbax/orbax_zarr3",
+             "megatron/mcore012_zarr_tp2_dp2_flat")
+    for path in whole:
+        shutil.copytree(os.path.join(DATA, path), os.path.join(t, "run", os.path.basename(path)))
+    names = sorted(map(os.path.basename, whole))
+    same("ls", [r["path"] for r in cli.json("ls", t + "/run")["checkpoints"]], names)
+    same("verify", sorted(line.split(":")[0] for line in cli.run("verify", t + "/run").stdout.splitlines()), names)
+
+
 def test_info(t):
     cli = Cli(t)
     info = cli.json("info", DCP)
