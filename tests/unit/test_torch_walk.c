@@ -91,8 +91,25 @@ static void test_keys(void **state)
     CHECK(TENSOR ".", "");
     CHECK("(dS'a'\n" TENSOR "s.", "a");
     CHECK("(lI5\na" TENSOR "a" TENSOR "a.", "1 2");
-    /* Keys that are no text: a number, None (by its position), a tuple. */
-    CHECK("(dI-7\n" TENSOR "sN" TENSOR "s(I1\ntp1\n" TENSOR "s.", "-7 1 2");
+    /* Keys that are no text, as str() has them. */
+    CHECK("(dI-7\n" TENSOR "sN" TENSOR "s(I1\ntp1\n" TENSOR "s.", "-7 None (1,)");
+    CHECK("(dI01\n" TENSOR "sI00\n" TENSOR "s.", "True False");
+    CHECK("(dF1.5\n" TENSOR "sF2\n" TENSOR "sF0.1\n" TENSOR "sF-0.0\n" TENSOR
+          "sF1e-4\n" TENSOR "sF1e-5\n" TENSOR "s.",
+          "1.5 2.0 0.1 -0.0 0.0001 1e-05");
+    CHECK("(dF1e15\n" TENSOR "sF1e16\n" TENSOR "sF1e22\n" TENSOR
+          "sF123456789.125\n" TENSOR "sF5e-324\n" TENSOR
+          "sF1.7976931348623157e308\n" TENSOR "sFinf\n" TENSOR "sF-inf\n" TENSOR
+          "sFnan\n" TENSOR "s.",
+          "1000000000000000.0 1e+16 1e+22 123456789.125 5e-324 1.7976931348623157e+308 "
+          "inf -inf nan");
+    CHECK("(dC\3a'\xff" TENSOR "s.", "b\"a'\\xff\"");
+    CHECK("(d(I1\nS'a'\n(tF0.5\n(Ntt" TENSOR "s(I1\n(I2\ntt" TENSOR "s.",
+          "(1, 'a', (), 0.5, (None,)) (1, (2,))");
+    /* What has no such text, or a long one, by its position. */
+    CHECK("(d(((((tttt"
+          "t" TENSOR "s(cx\nY\n)Rt" TENSOR "s.",
+          "0 1");
     /* An empty key at the start gives no part. */
     CHECK("(dS''\n(dS'b'\n" TENSOR "ss.", "b");
     /* An instance of a class that nobody knows: arguments, then its state. */

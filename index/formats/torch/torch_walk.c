@@ -109,26 +109,6 @@ bool torch_mapping(const struct pv *v, struct pv *items)
            pv_kwargs(v).kind == PV_NONE;
 }
 
-int torch_key_part(const struct pv *key, size_t i, struct buf *out)
-{
-    const char *s, *name;
-    size_t len;
-
-    switch (key->kind) {
-    case PV_STR:
-    case PV_BIGINT:
-        s = pv_bytes(key, &len);
-        return buf_add(out, s, len);
-    case PV_INT:
-        return buf_addf(out, "%" PRId64, key->i);
-    case PV_GLOBAL:
-        pv_global(key, &s, &name);
-        return buf_addf(out, "%s.%s", s, name);
-    default:
-        return buf_addf(out, "%zu", i);
-    }
-}
-
 /* ---- what a value is ---- */
 
 static bool in_module(const struct pv *v, const char *prefix)

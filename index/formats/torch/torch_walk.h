@@ -71,7 +71,11 @@ int torch_path_add(struct buf *path, const char *part, size_t len);
 /* The items of what is a dict: a dict, an OrderedDict, Counter or defaultdict. */
 bool torch_mapping(const struct pv *v, struct pv *items);
 
-/* The part of a path that a key of a dict gives, into `out`; `i` is its position. */
+/*
+ * The part of a path that a key of a dict gives, into `out`: Python's str() of it, as torch
+ * spells the paths of a state dict, or `i`, its position, for what is no number, text or
+ * short tuple of these.
+ */
 int torch_key_part(const struct pv *key, size_t i, struct buf *out);
 
 #endif
