@@ -11,6 +11,8 @@
 #include "index/shape.h"
 
 #define METADATA "torch.distributed.checkpoint.metadata"
+#define OLD_METADATA                                                                   \
+    "torch.distributed._shard.checkpoint.metadata" /* before torch 2.0 */
 #define PLANNER "torch.distributed.checkpoint.planner"
 #define MCORE "megatron.core.dist_checkpointing.strategies.torch"
 
@@ -338,7 +340,8 @@ static int fold_tensor(void *user, const struct pv *object, uint64_t *out,
 
 bool dcp_is_object(const struct pv *v)
 {
-    return v->kind == PV_OBJECT && pv_is(v, METADATA, "BytesStorageMetadata");
+    return v->kind == PV_OBJECT && (pv_is(v, METADATA, "BytesStorageMetadata") ||
+                                    pv_is(v, OLD_METADATA, "BytesStorageMetadata"));
 }
 
 int dcp_tensor_of(struct dcp_loader *l, const struct pv *v, uint32_t *tensor,
@@ -550,8 +553,8 @@ static int fold_plan(void *user, const struct pv *object, uint64_t *out, struct 
 }
 
 /*
- * TensorProperties moved in torch 2.3; older files name its old place. OLMo-core has a
- * writer of its own, whose record has the same members.
+ * TensorProperties moved in torch 2.3, all of DCP in 2.0; older files name the old place,
+ * and have the same members. OLMo-core has a writer of its own, whose record has the same members.
  */
 const struct pickle_fold dcp_folds[] = {
     {"torch", "Size", true, fold_size},
@@ -562,6 +565,11 @@ const struct pickle_fold dcp_folds[] = {
     {METADATA, "TensorStorageMetadata", false, fold_tensor},
     {METADATA, "MetadataIndex", false, fold_index},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo", false, fold_stored},
+    {OLD_METADATA, "ChunkStorageMetadata", false, fold_chunk},
+    {OLD_METADATA, "TensorStorageMetadata", false, fold_tensor},
+    {OLD_METADATA, "MetadataIndex", false, fold_index},
+    {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo", false,
+     fold_stored},
     {"olmo_core.distributed.checkpoint.filesystem", "_StorageInfo", false,
      fold_stored_olmo},
     {PLANNER, "WriteItem", false, fold_plan},

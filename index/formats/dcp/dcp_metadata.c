@@ -21,6 +21,8 @@
 static const uint64_t MAX_OPCODES = 1000000000;
 
 static const char METADATA_MODULE[] = "torch.distributed.checkpoint.metadata";
+static const char OLD_MODULE[] =
+    "torch.distributed._shard.checkpoint.metadata"; /* < 2.0 */
 static const char MCORE_MODULE[] = "megatron.core.dist_checkpointing.strategies.torch";
 
 void dcp_names_release(struct dcp_names *n)
@@ -381,6 +383,7 @@ static int no_metadata(const struct pv *root, struct err *e)
 static bool is_metadata(const struct pv *root)
 {
     return root->kind == PV_OBJECT && (pv_is(root, METADATA_MODULE, "Metadata") ||
+                                       pv_is(root, OLD_MODULE, "Metadata") ||
                                        pv_is(root, MCORE_MODULE, "MCoreMetadata"));
 }
 
@@ -523,6 +526,13 @@ static enum sniffed sniff_step(struct sniff *s)
     }
 }
 
+/* The first global of the pickle. */
+static bool is_sniffed(const struct sniff *s, const char *module, const char *name)
+{
+    return s->len[0] == strlen(module) && memcmp(s->text[0], module, s->len[0]) == 0 &&
+           s->len[1] == strlen(name) && memcmp(s->text[1], name, s->len[1]) == 0;
+}
+
 bool dcp_metadata_sniff(const void *head, size_t len, char *name, size_t size)
 {
     const unsigned char *bytes = head;
@@ -538,7 +548,6 @@ bool dcp_metadata_sniff(const void *head, size_t len, char *name, size_t size)
         return false;
     snprintf(name, size, "%.*s.%.*s", (int)MIN(s.len[0], size), s.text[0],
              (int)MIN(s.len[1], size), s.text[1]);
-    return s.len[0] == strlen(METADATA_MODULE) && s.len[1] == 8 &&
-           memcmp(s.text[0], METADATA_MODULE, s.len[0]) == 0 &&
-           memcmp(s.text[1], "Metadata", 8) == 0;
+    return is_sniffed(&s, METADATA_MODULE, "Metadata") ||
+           is_sniffed(&s, OLD_MODULE, "Metadata");
 }
