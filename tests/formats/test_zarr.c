@@ -120,6 +120,46 @@ static void test_fill_values(void **state)
     assert_false(parse_type(2, "\"<f4\"", "null").has_fill);
 }
 
+/* Types of a byte that are shown as they are: their fill value where it is sure. */
+static void test_byte_types(void **state)
+{
+    static const struct {
+        unsigned format;
+        const char *dtype, *fill;
+        enum dtype want;
+        const char *name; /* or NULL */
+        bool filled;
+        unsigned char bits;
+    } cases[] = {
+        {2, "\"int4\"", "0", DTYPE_U8, "int4", true, 0},
+        {2, "\"int4\"", "-1", DTYPE_U8, "int4", false, 0},
+        {2, "\"int2\"", "null", DTYPE_U8, "int2", false, 0},
+        {3, "\"int4\"", "0", DTYPE_U8, "int4", true, 0},
+        {3, "\"uint4\"", "7", DTYPE_U8, "uint4", false, 0},
+        {3, "\"float8_e3m4\"", "0.0", DTYPE_U8, "float8_e3m4", true, 0},
+        {3, "\"float8_e3m4\"", "-0.0", DTYPE_U8, "float8_e3m4", false, 0},
+        {3, "\"float8_e3m4\"", "\"0x7c\"", DTYPE_U8, "float8_e3m4", true, 0x7c},
+        {3, "\"float4_e2m1fn\"", "\"NaN\"", DTYPE_U8, "float4_e2m1fn", false, 0},
+        {2, "\"float8_e8m0fnu\"", "1.0", DTYPE_F8_E8M0, NULL, false, 0},
+        {3, "\"float8_e8m0fnu\"", "0.0", DTYPE_F8_E8M0, NULL, false, 0},
+        {3, "\"float8_e8m0fnu\"", "\"0xff\"", DTYPE_F8_E8M0, NULL, true, 0xff},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct zarr_array a =
+            parse_type(cases[i].format, cases[i].dtype, cases[i].fill);
+
+        if (a.why[0] || a.dtype != cases[i].want || a.has_fill != cases[i].filled ||
+            (a.has_fill && a.fill[0] != cases[i].bits) ||
+            (cases[i].name ? !a.numpy_dtype || strcmp(a.numpy_dtype, cases[i].name) != 0
+                           : a.numpy_dtype != NULL))
+            fail_msg("%s %s: %s (%s), %s %02x (%s)", cases[i].dtype, cases[i].fill,
+                     dtype_name(a.dtype), a.numpy_dtype ? a.numpy_dtype : "named",
+                     a.has_fill ? "filled" : "not filled", a.fill[0], a.why);
+    }
+}
+
 static void test_bad_fill_values(void **state)
 {
     static const struct {
@@ -165,10 +205,12 @@ static void test_refused(void **state)
         const char *dtype, *more, *why;
     } cases[] = {
         {2, "\"|f4\"", "", "has no byte order"},
-        {2, "\"int4\"", "", "element type \"int4\""},
+        {2, "\"int12\"", "", "element type \"int12\""},
         {2, "\"<M8[ns]\"", "", "element type \"<M8[ns]\""},
         {2, "[[\"a\", \"<f4\"]]", "", "structured"},
-        {3, "\"int4\"", "", "element type \"int4\""},
+        {3, "\"int12\"", "", "element type \"int12\""},
+        {3, "{\"name\": \"int4\", \"configuration\": {\"x\": 1}}", "",
+         "element type \"int4\""},
         {3, "{\"name\": \"numpy.datetime64\", \"configuration\": {\"unit\": \"s\"}}",
          "", "element type \"numpy.datetime64\""},
         {3, "\"int8\"", ", \"evil\": {\"must_understand\": true}",
@@ -704,6 +746,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
         {.name = "fill values", .test_func = test_fill_values},
+        {.name = "byte types", .test_func = test_byte_types},
         {.name = "bad fill values", .test_func = test_bad_fill_values},
         {.name = "refused", .test_func = test_refused},
         {.name = "v3 codecs", .test_func = test_v3_codecs},

@@ -65,6 +65,8 @@ struct zarr_array {
     char why[240];
     unsigned format; /* 2 or 3 */
     enum dtype dtype;
+    const char
+        *numpy_dtype; /* of bytes (U8) whose type tensors have no name for, or NULL */
     struct shape shape;
     struct shape
         grid_chunk;     /* elements of a cell of the grid; every stored one is whole */

@@ -637,6 +637,7 @@ static int report_tensor(struct report *r, const struct sink_tensor *about,
                          struct err *e)
 {
     struct sink_tensor t = *about;
+    char attributes[64];
     int rc;
 
     if (zarr_spec_write(r->a, &r->spec, e) < 0)
@@ -645,6 +646,11 @@ static int report_tensor(struct report *r, const struct sink_tensor *about,
     t.dtype = r->a->dtype;
     t.shape = &r->a->shape;
     t.codec_key = r->a->chain.n > 0 ? r->spec.data : NULL;
+    if (r->a->numpy_dtype) {
+        snprintf(attributes, sizeof attributes, "{\"numpy_dtype\": \"%s\"}",
+                 r->a->numpy_dtype);
+        t.attributes = attributes;
+    }
     if (sink_tensor_begin(r->sink, &t, e) < 0)
         return -e->code;
     rc = report_chunks(r, e);

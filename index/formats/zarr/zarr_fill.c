@@ -262,6 +262,21 @@ static bool is_integer(enum dtype d)
            d == DTYPE_U64;
 }
 
+/*
+ * Of types that have no arithmetic here: zero, which is a byte of zeros in all that have
+ * one, or version 3's bits. Another one nobody knows: what is not stored is a hole.
+ */
+static bool take_byte(const struct zarr_array *a, const struct json *v,
+                      unsigned char *out)
+{
+    const char *text;
+    double value;
+
+    if (json_double(v, &value))
+        return a->numpy_dtype && value == 0 && !signbit(value);
+    return a->format == 3 && json_string(v, &text) && take_hex(text, 1, out);
+}
+
 void zarr_take_fill(struct zarr_array *a, const struct json *v, const char *text,
                     size_t len, bool base64)
 {
@@ -269,6 +284,10 @@ void zarr_take_fill(struct zarr_array *a, const struct json *v, const char *text
     bool ok;
 
     memset(a->fill, 0, sizeof a->fill);
+    if (a->numpy_dtype || a->dtype == DTYPE_F8_E8M0) {
+        a->has_fill = take_byte(a, v, a->fill);
+        return;
+    }
     if (base64)
         ok = take_void(v, a->fill) || take_float(a, v, a->fill);
     else if (dtype_is_complex(a->dtype))

@@ -53,6 +53,12 @@ void zarr_settle(struct zarr_array *a);
 /* Bytes and kind of a type in zarr v2's spelling; false: not a number of delta. */
 bool zarr_delta_type(const char *text, unsigned *bytes, char *kind, bool *big_endian);
 
+/*
+ * A type of ml_dtypes with an element a byte, by its name in either version: E8M0, or U8
+ * with a->numpy_dtype where tensors have no name for it. False: none of these.
+ */
+bool zarr_take_byte_type(struct zarr_array *a, const char *name);
+
 /* ---- fill values: zarr_fill.c ---- */
 
 /*

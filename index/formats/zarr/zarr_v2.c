@@ -56,6 +56,36 @@ static enum dtype dtype_of_word(const char *name)
     return find_type(known, ARRAY_SIZE(known), name);
 }
 
+/* tensorstore 0.1.86: four and two bits lie in a byte each, integers with their sign. */
+bool zarr_take_byte_type(struct zarr_array *a, const char *name)
+{
+    static const char *const unnamed[] = {
+        "int2",
+        "uint2",
+        "int4",
+        "uint4",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float4_e2m1fn",
+        "float6_e2m3fn",
+        "float6_e3m2fn",
+    };
+
+    if (strcmp(name, "float8_e8m0fnu") == 0) {
+        a->dtype = DTYPE_F8_E8M0;
+        return true;
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(unnamed); i++) {
+        if (strcmp(name, unnamed[i]) == 0) {
+            a->dtype = DTYPE_U8;
+            a->numpy_dtype = unnamed[i];
+            return true;
+        }
+    }
+    return false;
+}
+
 static void take_dtype(struct zarr_array *a, const struct json *v, bool *is_void)
 {
     const char *text = "";
@@ -69,6 +99,8 @@ static void take_dtype(struct zarr_array *a, const struct json *v, bool *is_void
     order = text[0];
     if (order == '<' || order == '>' || order == '|')
         dtype = dtype_of_letters(text + 1);
+    else if (zarr_take_byte_type(a, text))
+        return;
     else
         dtype = dtype_of_word(text);
     if (dtype == DTYPE_NONE) {

@@ -68,7 +68,8 @@ static void take_dtype(struct zarr_array *a, const struct json *v)
             return;
         }
     }
-    zarr_refuse(a, "element type \"%.40s\" is not supported", type.name);
+    if (type.config || !zarr_take_byte_type(a, type.name))
+        zarr_refuse(a, "element type \"%.40s\" is not supported", type.name);
 }
 
 /* ---- shapes and keys ---- */
