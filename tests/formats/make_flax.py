@@ -34,12 +34,14 @@ def flatten(tree, path, out):
     return out
 
 
-def expect(name, trees, objects):
+def expect(name, trees, objects, twice=(), warnings=0):
+    """twice: keys of tensors that other paths of theirs are spelt as too."""
     tensors = {}
     for t in trees:
         flatten(t, [], tensors)
+    tensors.update(twice)
     with open(f"{OUT}/{name}.expected.json", "w") as f:
-        json.dump({"format": "flax-msgpack", "framework": "Flax", "notes": "", "objects": objects, "tensors": tensors, "warnings": 0,
+        json.dump({"format": "flax-msgpack", "framework": "Flax", "notes": "", "objects": objects, "tensors": tensors, "warnings": warnings,
                    "written_by": f"flax=={flax.__version__} msgpack_serialize / msgpack_restore"}, f, indent=1, sort_keys=True)
         f.write("\n")
 
@@ -84,3 +86,18 @@ index = {"model/embed/embedding": 1, "model/norm/scale": 2, "lm_head/kernel": 2}
 with open(f"{d}/flax_model.msgpack.index.json", "w") as f:
     json.dump({"metadata": {"total_size": 0}, "weight_map": {k: f"flax_model-0000{i}-of-00002.msgpack" for k, i in index.items()}}, f)
 expect("flax_sharded", backs, {})
+
+# Paths that are spelt the same; flax packs the keys of a dict sorted.
+same = {"a.b": f4(3), "a": {"b": f4(4), "n": 3}, "m": {"x.y": f4(2), "x": {"y": f4(5)}, "x.y:2": f4(6)}}
+back = save(f"{OUT}/flax_same_key/state.msgpack", same)
+expect("flax_same_key", [], {"a": {"b": {"$type": "tensor", "key": "a.b"}, "n": 3}},
+       {"a.b": entry(back["a"]["b"]), "a.b:2": entry(back["a.b"]), "m.x.y": entry(back["m"]["x"]["y"]), "m.x.y:2": entry(back["m"]["x.y"]),
+        "m.x.y:2:2": entry(back["m"]["x.y:2"])}, 3)
+# The other way round, as a program that packs a map by itself may have it: the object names the second one.
+back = {"a.b": f4(3), "a": {"b": f4(4), "n": 3}}
+pack = {k: serialization.msgpack_serialize(v) for k, v in back.items()}
+os.makedirs(f"{OUT}/flax_same_key_late")
+with open(f"{OUT}/flax_same_key_late/state.msgpack", "wb") as f:
+    f.write(b"\x82\xa3a.b" + pack["a.b"] + b"\xa1a" + pack["a"])
+expect("flax_same_key_late", [], {"a": {"b": {"$type": "tensor", "key": "a.b:2"}, "n": 3}},
+       {"a.b": entry(back["a.b"]), "a.b:2": entry(back["a"]["b"])}, 1)

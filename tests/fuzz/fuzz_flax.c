@@ -20,13 +20,13 @@ static void require(bool holds, const char *what)
     }
 }
 
-static int on_array(void *user, const char *key, size_t len, const struct flax_array *a,
+static int on_array(void *user, struct buf *key, const struct flax_array *a,
                     struct err *e)
 {
     const size_t *size = user;
     uint64_t sum = 0, want = 0;
 
-    require(memchr(key, '\0', len) == NULL, "key");
+    require(memchr(key->data, '\0', key->len) == NULL, "key");
     require(a->dtype != DTYPE_NONE && a->count > 0 && a->shape.nd <= SHAPE_MAX_DIMS,
             "array");
     for (size_t i = 0; i < a->count; i++) {

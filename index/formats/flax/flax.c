@@ -20,6 +20,7 @@ enum {
     HEAD_BYTES = 512,
     MAX_INDEX = 100000000, /* what the JSON reader takes */
     MAX_BOXES = 1 << 20,   /* of one tensor */
+    MAX_SAME = 1000,       /* tensors that would have one key */
 };
 
 static const char suffix[] = ".msgpack";
@@ -167,34 +168,61 @@ static int take_step(struct scan *s, const struct flax_array *a, struct err *e)
 }
 
 /* Two keys of the tree may be one path: {"a.b": 1} and {"a": {"b": 1}}. */
-static int double_key(struct scan *s, const char *key, size_t len, struct err *e)
+static int same_key(struct scan *s, const struct buf *key, bool shown, struct err *e)
 {
     *e = (struct err){0};
-    return sink_warning(s->sink, "duplicate-key",
-                        "%.*s: another tensor has that key, this one is not shown",
-                        (int)MIN(len, 200), key) < 0
+    return sink_warning(s->sink, "duplicate-key", "%.*s: another tensor has that key%s",
+                        (int)MIN(key->len, 200), key->data,
+                        shown ? "" : ", this one is not shown") < 0
                ? err_nomem(e)
                : 0;
 }
 
-static int on_array(void *user, const char *key, size_t len, const struct flax_array *a,
+/* The second of a file is KEY:2; of several files one has a tensor too much. */
+static int add_once(struct scan *s, struct sink_tensor *t, struct buf *key,
+                    const struct flax_array *a, struct err *e)
+{
+    size_t len = key->len;
+    bool alone = s->files == 0 && !s->indexed;
+    int rc = add_tensor(s, t, a, e);
+
+    for (int n = 2; rc == -EEXIST && alone && n <= MAX_SAME; n++) {
+        *e = (struct err){0};
+        key->len = len;
+        buf_addf(key, ":%d", n);
+        if (buf_failed(key))
+            return buf_failed(key) == -ENOMEM
+                       ? err_nomem(e)
+                       : err_set(e, EFBIG, "a path of more than 64 KiB");
+        t->key = key->data;
+        t->key_len = key->len;
+        rc = add_tensor(s, t, a, e);
+    }
+    if (rc == -EEXIST)
+        key->len = len;
+    return rc == -EEXIST || (rc == 0 && key->len > len) ? same_key(s, key, rc == 0, e)
+                                                        : rc;
+}
+
+static int on_array(void *user, struct buf *key, const struct flax_array *a,
                     struct err *e)
 {
     struct scan *s = user;
     char attributes[FLAX_DTYPE_NAME + 32];
-    struct sink_tensor t = {
-        .key = key, .key_len = len, .dtype = a->dtype, .shape = &a->shape, .role = -1};
-    int rc;
+    struct sink_tensor t = {.key = key->data,
+                            .key_len = key->len,
+                            .dtype = a->dtype,
+                            .shape = &a->shape,
+                            .role = -1};
 
     snprintf(attributes, sizeof attributes, "{\"numpy_dtype\": \"%s\"}", a->name);
     if (a->is_raw)
         t.attributes = attributes;
-    if (len == 4 && memcmp(key, "step", 4) == 0 && take_step(s, a, e) < 0)
+    if (key->len == 4 && memcmp(key->data, "step", 4) == 0 && take_step(s, a, e) < 0)
         return -e->code;
-    if (s->indexed && keyset_add(&s->keys, key, len) < 0)
+    if (s->indexed && keyset_add(&s->keys, key->data, key->len) < 0)
         return err_nomem(e);
-    rc = add_tensor(s, &t, a, e);
-    return rc == -EEXIST ? double_key(s, key, len, e) : rc;
+    return add_once(s, &t, key, a, e);
 }
 
 static int on_object(void *user, const char *key, size_t len, const char *json,

@@ -110,6 +110,8 @@ static int write_ext(struct walk *w, const struct msgpack_value *v, struct err *
 
 static int report_array(struct walk *w, const struct flax_array *a, struct err *e)
 {
+    size_t len = w->path.len;
+
     if (a->dtype == DTYPE_NONE) {
         w->is_object = true;
         buf_adds(&w->json,
@@ -120,10 +122,13 @@ static int report_array(struct walk *w, const struct flax_array *a, struct err *
         buf_addc(&w->json, '}');
         return 0;
     }
+    if (w->v->array(w->v->user, &w->path, a, e) < 0)
+        return -e->code;
     buf_adds(&w->json, "{\"$type\":\"tensor\",\"key\":");
     buf_add_json(&w->json, w->path.data, w->path.len);
     buf_addc(&w->json, '}');
-    return w->v->array(w->v->user, w->path.data, w->path.len, a, e);
+    w->path.len = len;
+    return 0;
 }
 
 static int write_array(struct walk *w, const struct msgpack_value *v, struct err *e)

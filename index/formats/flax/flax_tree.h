@@ -37,10 +37,11 @@ struct flax_array {
 
 /*
  * Both get keys joined by dots (positions of lists as numbers), without a NUL behind and
- * borrowed for the call, and stop the walk by returning an error.
+ * borrowed for the call, and stop the walk by returning an error. What `array` adds to a
+ * key stands in the objects too.
  */
 struct flax_visitor {
-    int (*array)(void *user, const char *key, size_t len, const struct flax_array *a,
+    int (*array)(void *user, struct buf *key, const struct flax_array *a,
                  struct err *e);
     /*
      * An entry of the outermost map that holds anything but arrays: as objects.json has

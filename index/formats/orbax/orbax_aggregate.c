@@ -39,17 +39,17 @@ struct aggregate {
     int (*role)(const char *part, const char *key, size_t len);
 };
 
-static int on_array(void *user, const char *key, size_t len, const struct flax_array *a,
+static int on_array(void *user, struct buf *key, const struct flax_array *a,
                     struct err *e)
 {
     const struct aggregate *x = user;
     const struct sink_tensor t = {
-        .key = key,
-        .key_len = len,
+        .key = key->data,
+        .key_len = key->len,
         .part = x->part,
         .dtype = a->dtype,
         .shape = &a->shape,
-        .role = x->role(x->part, key, len),
+        .role = x->role(x->part, key->data, key->len),
     };
     int rc;
 
