@@ -596,17 +596,39 @@ static void stage_release(struct stage_run *s)
 
 /* ---- all of it ---- */
 
+struct room {
+    const struct save_run *run;
+    uint64_t need; /* bytes that the file system has to find */
+};
+
+/* What a run before this one has written has its room already. */
+static int add_room(void *user, uint32_t i, const struct layout_file_info *f)
+{
+    struct room *room = user;
+    uint64_t has = 0;
+    struct stat st;
+
+    (void)i;
+    if (fstatat(room->run->dir, f->path, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        has = (uint64_t)st.st_blocks * 512;
+    room->need += f->size - MIN(has, f->size);
+    return 0;
+}
+
 static int check_room(const struct save_run *r, struct err *e)
 {
-    uint64_t need = save_bytes(r), have;
+    struct room room = {.run = r};
     struct statvfs v;
+    uint64_t have;
 
     if (fstatvfs(r->dir, &v) < 0)
         return 0; /* then writing will tell */
+    for (unsigned s = 0; s <= save_last_stage(r->layout); s++)
+        save_each_file(r, s, add_room, &room);
     have = (uint64_t)v.f_bavail * v.f_frsize;
-    if (need <= have)
+    if (room.need <= have)
         return 0;
-    err_set(e, ENOSPC, "%" PRIu64 " bytes are needed, %" PRIu64 " are free", need,
+    err_set(e, ENOSPC, "%" PRIu64 " bytes are needed, %" PRIu64 " are free", room.need,
             have);
     return err_hint(e, "save to another disk, or make room on this one");
 }

@@ -136,5 +136,30 @@ def test_convert_faults(t):
         print(f"# {to}: {count} operations, {tried} faults, all whole", flush=True)
 
 
+def test_convert_goes_on_in_the_room_of_one(t):
+    """A disk that has room for one copy, not for two: what a killed run has written is not asked for again."""
+    if os.geteuid() != 0:
+        return
+    prepare(t)
+    for to in "dcp", "pt", "npz":
+        save = Convert(t, to)
+        recording = save.record()
+        writes = [op.index + 1 for op in recording.ops if op.kind == "W"]
+        room = sum(len(data) for data in save.want.values()) * 3 // 2
+        tried = 0
+        for at in writes[:: max(1, len(writes) // 8)] + writes[-1:]:
+            save.clear()
+            if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "none", save.place],
+                              capture_output=True).returncode:
+                return
+            try:
+                save.run(at=at, do="kill")
+                save.recovers(f"killed at operation {at}, {room} bytes of room")
+                tried += 1
+            finally:
+                subprocess.run(["umount", save.place], check=True)
+        print(f"# {to}: {tried} kills on a disk of one and a half copies", flush=True)
+
+
 if __name__ == "__main__":
     run(globals())
