@@ -294,7 +294,7 @@ static void test_open_below_without_openat2(void **state)
         int wrong = wrong_opens_without(dirfd, codes[i]);
 
         if (wrong == 200)
-            skip();
+            leave_out("no filter of system calls is to be had");
         assert_int_equal(wrong, 0);
     }
 }
