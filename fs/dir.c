@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "fs/alias.h"
 #include "fs/lookup.h"
 #include "fs/staged.h"
 
@@ -313,14 +314,32 @@ static int list_inside(struct page *p, const struct dir_handle *h, off_t off)
 
 /* ---- outside ---- */
 
+/*
+ * A new directory is in the source before its publication ends, and has its own node there
+ * until then: told to the kernel, that one would take the directory away from who stands in
+ * it. The first look is for the stage: when it is gone, there is the alias.
+ */
+static bool has_two_nodes(struct fs *fs, const struct node *dir, const char *name,
+                          fuse_ino_t ino)
+{
+    if (!fs->stages || ino_is_inside(ino) || ino_is_staged(ino))
+        return false;
+    return staged_comes(fs, dir->path, name) || alias_of(fs, ino) != ino;
+}
+
 static void put_shown(struct page *p, struct node *dir, const struct shown *shown,
                       const struct shown_entry *entry, off_t next)
 {
     struct fuse_entry_param out = {0};
     struct err e = {0};
-
     /* What cannot be looked up now is listed, and the kernel asks when it needs it. */
-    if (!p->r->plus || entry_shown(p->r->fs, dir, shown, entry, &out, &e) < 0) {
+    bool whole = p->r->plus && entry_shown(p->r->fs, dir, shown, entry, &out, &e) == 0;
+
+    if (whole && has_two_nodes(p->r->fs, dir, entry->name, out.ino)) {
+        entry_forget(p->r->fs, out.ino, 1);
+        whole = false;
+    }
+    if (!whole) {
         out = (struct fuse_entry_param){0};
         entry_brief(p->r->fs, dir, shown, entry, &out.attr);
     }

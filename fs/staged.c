@@ -110,6 +110,16 @@ static struct staged *new_in(struct fs *fs, const char *dir, const char *name)
     return s && !s->slot ? s->root : NULL;
 }
 
+bool staged_comes(struct fs *fs, const char *dir, const char *name)
+{
+    bool comes;
+
+    stages_lock(fs);
+    comes = new_in(fs, dir, name) != NULL;
+    stages_unlock(fs);
+    return comes;
+}
+
 static int reply(const struct request *r, struct staged *n)
 {
     struct fuse_entry_param entry = {0};

@@ -61,6 +61,9 @@ void staged_drop(struct fs *fs, struct staged_handle *h);
 /* With the lock: the directory of a stage that stands for this node, or NULL. */
 struct staged *staged_dir_of(struct fs *fs, fuse_ino_t ino, const struct slot *slot);
 
+/* Is a new directory of this name in one of the source, and its publication not ended? */
+bool staged_comes(struct fs *fs, const char *dir, const char *name);
+
 /*
  * Under which name changes of `name` in the directory stand there: those of all
  * directories of tree/ stand in one.

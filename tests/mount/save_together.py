@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 
-from mountlib import Mount, Skip, fails, main, make_tensors, read_all, same, stored, tensor_bytes, write_checkpoint, write_file
+from mountlib import Mount, Skip, fails, main, make_tensors, read_all, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file
 
 KEY = "big.weight"
 BIG = 96 << 20
@@ -206,6 +206,26 @@ def test_names_come_while_their_directory_is_published(t):
             os.setxattr(m.path, "user.unshard.publish", b"")
             same(f"{what}: stored", os.listdir(t + "/run/step2/logs"), ["new"])
             subprocess.run(["rm", "-r", m / "step2"], check=True)
+
+
+def test_a_working_directory_is_listed_while_it_is_published(t):
+    """Who lists the directory above when the source has it just now takes nothing from who stands in it."""
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for i in range(100):
+            os.mkdir(m / f"step{i}")
+            os.chdir(m / f"step{i}")
+            try:
+                write_file("notes.txt", b"all of it")
+                saver = threading.Thread(target=publish, args=(m, f"step{i}"))
+                saver.start()
+                wait_for("publication", 30, lambda new=f"{t}/run/step{i}": os.path.exists(new), step=0)
+                os.listdir(m.path)
+                saver.join()
+                same("working directory", os.getcwd(), m / f"step{i}")
+                same("bytes", read_all("notes.txt"), b"all of it")
+            finally:
+                os.chdir("/")
 
 
 main(globals())
