@@ -2,6 +2,7 @@
 """A checkpoint of 100,000 tensors: listings come in pages, and the server's memory stays flat."""
 import json
 import os
+import shutil
 import subprocess
 import time
 
@@ -9,6 +10,9 @@ from mountlib import Mount, main, same, safetensors_image, write_file
 
 COUNT = 100_000
 MAX_GROWTH = 64 << 20
+# The ls of coreutils 9.4 lists the extended attributes of each file, which no kernel remembers: a request a file.
+with open(shutil.which("ls"), "rb") as program:
+    LS_LISTS_XATTRS = b"listxattr" in program.read()
 
 
 def source(t):
@@ -58,7 +62,7 @@ def test_a_hundred_thousand_tensors(t):
         found = timed("find raw -size", "find", m / "raw", "-type", "f", "-size", "-2c").splitlines()
         same("found by size", len(found), COUNT)
         again = min(requests_again(m) for _ in range(3))  # a kernel may drop its caches
-        assert again < COUNT // 100, f"{again} requests for what the kernel has"
+        assert again < COUNT // 100 + 2 * COUNT * LS_LISTS_XATTRS, f"{again} requests for what the kernel has"
         info = json.loads(timed("cat checkpoint.json", "cat", m / ".unshard/checkpoint.json"))
         same("counted", info["counts"]["tensors"], COUNT)
         growth = m.rss() - before
@@ -87,7 +91,8 @@ def test_attributes_come_with_the_listing(t):
     for command, more in ((["ls", "-l"], []), (["find"], ["-size", "+1M"]), (["du", "-a"], [])):
         # The fewest of three: the kernel may have dropped its caches meanwhile.
         requests = min(requests_of(t, [*command, t + "/mnt/raw", *more]) for _ in range(3))
-        assert requests < 500, f"{command}: {requests} requests for {len(tensors)} files"
+        limit = 500 + len(tensors) * (LS_LISTS_XATTRS and command[0] == "ls")
+        assert requests < limit, f"{command}: {requests} requests for {len(tensors)} files"
 
 
 def test_positions_are_stable(t):
