@@ -253,8 +253,13 @@ def test_attributes(t):
         same("free", (st.f_bfree, st.f_namemax), (0, 255))
         assert st.f_blocks * st.f_frsize >= sum(len(b) for _, _, b in tensors.values())
     with Mount(t + "/src", t + "/mnt", "uid=1234,gid=2345,umask=0277") as m:
-        st = os.stat(m / ("raw/" + key))
-        same("uid, gid, umask", (st.st_uid, st.st_gid, st.st_mode & 0o777), (1234, 2345, 0o400))
+        st = os.stat(m.path)
+        same("uid, gid, umask", (st.st_uid, st.st_gid, st.st_mode & 0o777), (1234, 2345, 0o500))
+        if os.geteuid() == 0:
+            st = os.stat(m / ("raw/" + key))
+            same("of a file", (st.st_uid, st.st_gid, st.st_mode & 0o777), (1234, 2345, 0o400))
+        else:
+            fails("another's directory", errno.EACCES, lambda: os.stat(m / ("raw/" + key)))
 
 
 def test_block_sizes(t):
