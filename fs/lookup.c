@@ -363,6 +363,21 @@ static int reply_not_shown(const struct request *r, const struct shown *shown)
     return reply_absent(r, told ? FROZEN_SECONDS : MIRROR_SECONDS);
 }
 
+/*
+ * What could not be read may have it: a program that asks whether a model is there is not
+ * told that there is none. Who writes may put it there.
+ */
+static int lookup_unknown(const struct request *r, const struct shown *shown,
+                          struct err *e)
+{
+    const struct slot *slot = shown->slot;
+
+    for (size_t i = 0; tree_own_names[i] && slot && slot->info.error; i++)
+        if (!r->fs->stages && strcmp(tree_own_names[i], r->name) == 0)
+            return err_set(e, EIO, "%s/%s: %s", slot->path, r->name, slot->info.error);
+    return reply_not_shown(r, shown);
+}
+
 static int lookup_meta(struct request *r, struct node *meta, struct err *e)
 {
     const struct shown_entry entry = {.kind = SHOWN_LATEST, .name = "latest"};
@@ -398,7 +413,7 @@ static int lookup_outside(struct request *r, struct err *e)
         if (rc == 0)
             reply_entry(r, &out);
     } else {
-        rc = reply_not_shown(r, shown);
+        rc = lookup_unknown(r, shown, e);
     }
     shown_put(r->fs, shown);
     return rc;

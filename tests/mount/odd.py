@@ -117,6 +117,9 @@ def test_a_damaged_checkpoint_shows_why(t):
         assert "raw" not in names and "tensors" not in names, names
         why = read_all(m / "bad/.unshard/checkpoint.json").decode()
         assert '"error":null' not in why.replace(" ", ""), why
+        for name in ("model.safetensors", "raw", "tensors/x.npy"):
+            fails(name, errno.EIO, lambda n=name: os.stat(m / f"bad/{n}"))
+        fails("another name", errno.ENOENT, lambda: os.stat(m / "bad/other.json"))
         same("the good one", read_all(m / "good/config.json"), read_all(t + "/run/good/config.json"))
         for key, (_, _, data) in make_tensors(5).items():
             same(key, read_all(m / f"good/raw/{key}"), data)
