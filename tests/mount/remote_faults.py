@@ -9,10 +9,12 @@ import json
 import os
 import pathlib
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 from mountlib import UNSHARD, Mount, errno_name, main, read_all, same, safetensors_image, tensor_bytes, wait_for, write_file
 
@@ -185,6 +187,51 @@ def test_authorization_stays_with_its_host(t):
             same("through a redirection", read_all(m / "raw/w0"), data[0])
         asked = elsewhere.log("/s0-")
         assert asked and not any("Authorization" in r["headers"] for r in asked), asked
+
+
+# Nobody signed it. Its key is no secret.
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBkDCCATagAwIBAgIUHehfQn6QX8oMd+djwq9Si65mjJIwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJMTI3LjAuMC4xMCAXDTI2MTEyMzAzMTUzNVoYDzIxMjYxMDMw
+MDMxNTM1WjAUMRIwEAYDVQQDDAkxMjcuMC4wLjEwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAATCeryHbIi4PkgG7dxjAK2GHYAHFkBGN8RrNXtbL9qvLEYtxdeBYa/o
+AUVQG6O3+YeSC5LRLAJRSM/JS7c7RZKdo2QwYjAdBgNVHQ4EFgQUQrFdhekaF+AN
+c8oH4wkHbQm1vuowHwYDVR0jBBgwFoAUQrFdhekaF+ANc8oH4wkHbQm1vuowDwYD
+VR0TAQH/BAUwAwEB/zAPBgNVHREECDAGhwR/AAABMAoGCCqGSM49BAMCA0gAMEUC
+IAQh36fJYDW06x3FhByQGVMaZ8kMlf4mbGyU1cpd1bnSAiEAhwIIQT16hleviBbW
+xSyLK2yro6hRyQTNICoYRhfBD38=
+-----END CERTIFICATE-----
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgpYBlvj0psNj3pC0z
+zfiwmXOHncSU6AEWIt+RyipU+wChRANCAATCeryHbIi4PkgG7dxjAK2GHYAHFkBG
+N8RrNXtbL9qvLEYtxdeBYa/oAUVQG6O3+YeSC5LRLAJRSM/JS7c7RZKd
+-----END PRIVATE KEY-----
+"""
+
+
+def test_a_certificate_that_is_not_trusted(t):
+    """No request is sent to who shows it, nor what a request would have: told at once, by the command and by a mount."""
+    make(t, ())
+    write_file(t + "/certificate", CERTIFICATE.encode())
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(t + "/certificate")
+    os.mkdir(t + "/mnt")
+    server = Server(t + "/src")
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    with server:
+        trusts = ssl.create_default_context(cafile=t + "/certificate")
+        with urllib.request.urlopen(server.url.replace("http:", "https:") + "/run/config.json", context=trusts) as answer:
+            same("who trusts it", answer.status, 200)
+        asked = len(server.log())
+        url = server.url.replace("http://", "https://u:p@") + "/run"
+        for command in ["ls", url], ["mount", url, t + "/mnt", "-f", "-o", "index=memory"]:
+            done = subprocess.run([UNSHARD, *command], env=ENV, capture_output=True, text=True, timeout=60)
+            same(f"{command[0]}: status", done.returncode, 3)
+            for word in ("127.0.0.1", "certificate is not trusted", "1 try", "update-ca-certificates"):
+                assert word in done.stderr, f"{command[0]}: no {word!r} in {done.stderr!r}"
+            assert "u:p" not in done.stderr, done.stderr
+        same("requests", len(server.log()), asked)
 
 
 def test_names_that_do_not_resolve(t):
