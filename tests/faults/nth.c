@@ -17,9 +17,11 @@
  *   UFS_NTH_ROOT=DIR    the root
  *   UFS_NTH_AT=N        this one fails; 0: none
  *   UFS_NTH_TELL=FILE   16 bytes: how many calls there were, 1 when one has failed
+ *   UFS_NTH_WHERE=1     prints the stack of the call that fails
  *
  * libfuse's own calls are left alone: that it ends the session when it has no memory for a
- * request is its business. A child does not count.
+ * request is its business. So are libseccomp's: 2.5.4 frees twice, or loops for ever, when
+ * realloc() fails while it makes a filter. A child does not count.
  */
 /* Calls have the names that they have in libc here, and no others. */
 #undef _FILE_OFFSET_BITS
@@ -27,6 +29,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <link.h>
@@ -61,7 +64,10 @@ static struct {
     char root[PATH_MAX];
     size_t root_len;
     pid_t pid;
-    uintptr_t fuse_from, fuse_to; /* libfuse's code */
+    struct code {
+        uintptr_t from, to;
+    } fuse, seccomp;
+    bool tells_where;
     struct told *told;
 } nth;
 
@@ -70,18 +76,24 @@ static struct {
 
 /* ---- what was asked for ---- */
 
-static int find_fuse(struct dl_phdr_info *info, size_t size, void *user)
+static void set_code(const struct dl_phdr_info *info, struct code *code)
+{
+    code->from = info->dlpi_addr;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_LOAD)
+            code->to = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr +
+                       info->dlpi_phdr[i].p_memsz;
+}
+
+static int find_code(struct dl_phdr_info *info, size_t size, void *user)
 {
     (void)size;
     (void)user;
-    if (!strstr(info->dlpi_name, "libfuse3"))
-        return 0;
-    nth.fuse_from = info->dlpi_addr;
-    for (int i = 0; i < info->dlpi_phnum; i++)
-        if (info->dlpi_phdr[i].p_type == PT_LOAD)
-            nth.fuse_to = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr +
-                          info->dlpi_phdr[i].p_memsz;
-    return 1;
+    if (strstr(info->dlpi_name, "libfuse3"))
+        set_code(info, &nth.fuse);
+    else if (strstr(info->dlpi_name, "libseccomp"))
+        set_code(info, &nth.seccomp);
+    return 0;
 }
 
 static struct told *open_told(const char *path)
@@ -108,22 +120,41 @@ __attribute__((constructor)) static void begin(void)
     nth.at = at ? strtoull(at, NULL, 10) : 0;
     if (root && realpath(root, nth.root))
         nth.root_len = strlen(nth.root);
-    dl_iterate_phdr(find_fuse, NULL);
+    dl_iterate_phdr(find_code, NULL);
+    nth.tells_where = getenv("UFS_NTH_WHERE");
     nth.told = open_told(getenv("UFS_NTH_TELL"));
     nth.pid = getpid();
     if (nth.told)
         nth.kind = k; /* from here on */
 }
 
+/* For addr2line(1). */
+static void tell_where(void)
+{
+    static const char says[] = "nth: the call fails here\n";
+    void *at[40];
+
+    if (nth.tells_where) {
+        (void)!syscall(SYS_write, STDERR_FILENO, says, sizeof says - 1);
+        backtrace_symbols_fd(at, backtrace(at, 40), STDERR_FILENO);
+    }
+}
+
+static bool is_in(const struct code *code, uintptr_t caller)
+{
+    return caller >= code->from && caller < code->to;
+}
+
 /* Is it the call's turn to fail? */
 static bool is_due(enum kind kind, uintptr_t caller)
 {
-    if (nth.kind != kind || (caller >= nth.fuse_from && caller < nth.fuse_to) ||
+    if (nth.kind != kind || is_in(&nth.fuse, caller) || is_in(&nth.seccomp, caller) ||
         getpid() != nth.pid)
         return false;
     if (atomic_fetch_add(&nth.told->calls, 1) + 1 != nth.at)
         return false;
     atomic_store(&nth.told->failed, 1);
+    tell_where();
     return true;
 }
 
@@ -320,10 +351,16 @@ void *mmap64(void *at, size_t len, int prot, int flags, int fd, off64_t off)
 
 /* ---- threads and processes ---- */
 
+/* How many libfuse has is a matter of requests that meet: they have a name of their own. */
 int pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*fn)(void *),
                    void *user)
 {
-    return is_due(THREAD, CALLER) ? EAGAIN : REAL(pthread_create)(out, attr, fn, user);
+    int rc =
+        is_due(THREAD, CALLER) ? EAGAIN : REAL(pthread_create)(out, attr, fn, user);
+
+    if (rc == 0 && is_in(&nth.fuse, CALLER))
+        pthread_setname_np(*out, "libfuse");
+    return rc;
 }
 
 pid_t fork(void)
