@@ -123,6 +123,28 @@ static void test_keys(void **state)
     CHECK("(dS's'\n(S'storage'\nctorch\nByteStorage\nS'1'\nS'cpu'\nI2\ntQs.", "s");
 }
 
+/* Of 512 bytes and one more: text in a tuple, and bytes, have their position. */
+static void test_long_texts(void **state)
+{
+    (void)state;
+    for (size_t n = 512; n <= 513; n++) {
+        CLEANUP(buf_release) struct buf tuple = {0}, bytes = {0}, want = {0};
+        char text[513], count[4] = {(char)n, (char)(n >> 8), 0, 0};
+
+        memset(text, 'x', sizeof text);
+        buf_adds(&tuple, "(d(S'");
+        buf_add(&tuple, text, n);
+        buf_adds(&tuple, "'\nt" TENSOR "s.");
+        check(tuple.data, tuple.len, "0");
+        buf_adds(&bytes, "(dB");
+        buf_add(&bytes, count, sizeof count);
+        buf_add(&bytes, text, n);
+        buf_adds(&bytes, TENSOR "s.");
+        buf_addf(&want, "b'%.512s'", text);
+        check(bytes.data, bytes.len, n > 512 ? "0" : want.data);
+    }
+}
+
 /* A list that holds itself, and one that is nested 600 deep. */
 static void test_depth(void **state)
 {
@@ -226,9 +248,10 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys),       cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_multiplied), cmocka_unit_test(test_long_keys),
-        cmocka_unit_test(test_sniff),      cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_keys),          cmocka_unit_test(test_long_texts),
+        cmocka_unit_test(test_depth),         cmocka_unit_test(test_multiplied),
+        cmocka_unit_test(test_long_keys),     cmocka_unit_test(test_sniff),
+        cmocka_unit_test(test_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

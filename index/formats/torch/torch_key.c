@@ -10,8 +10,8 @@
 #include "index/formats/torch/torch_walk.h"
 
 enum {
-    MAX_TUPLES = 4,  /* one in the other */
-    MAX_TUPLE = 512, /* bytes: a tuple that many keys hold costs no more for each */
+    MAX_TUPLES = 4, /* one in the other */
+    MAX_TEXT = 512, /* bytes with quotes: what many keys hold costs no more for each */
 };
 
 /* Python's repr(): as few digits as give the same double, with a point or an exponent. */
@@ -80,8 +80,17 @@ static int add_plain(struct buf *out, const struct pv *v)
 static bool is_plain(const struct pv *v)
 {
     return v->kind == PV_NONE || v->kind == PV_BOOL || v->kind == PV_INT ||
-           v->kind == PV_FLOAT || v->kind == PV_GLOBAL || v->kind == PV_BIGINT ||
-           v->kind == PV_STR || v->kind == PV_BYTES;
+           v->kind == PV_FLOAT || v->kind == PV_GLOBAL || v->kind == PV_BIGINT;
+}
+
+static bool is_quoted(const struct pv *v)
+{
+    size_t len;
+
+    if (v->kind != PV_STR && v->kind != PV_BYTES)
+        return false;
+    pv_bytes(v, &len);
+    return len <= MAX_TEXT;
 }
 
 /* False: a tuple that holds something else, or too much. */
@@ -106,9 +115,9 @@ static bool add_tuple(struct buf *out, const struct pv *tuple)
         if (i > 0)
             buf_adds(out, ", ");
         item = pv_at(&open[n - 1].v, i);
-        if (item.kind == PV_STR || item.kind == PV_BYTES) {
+        if (is_quoted(&item)) {
             add_quoted(out, &item);
-        } else if (is_plain(&item)) {
+        } else if (is_plain(&item) && item.kind != PV_GLOBAL) {
             add_plain(out, &item);
         } else if (item.kind == PV_TUPLE && n < MAX_TUPLES) {
             buf_addc(out, '(');
@@ -123,12 +132,12 @@ static bool add_tuple(struct buf *out, const struct pv *tuple)
 
 int torch_key_part(const struct pv *key, size_t i, struct buf *out)
 {
-    CLEANUP(buf_release) struct buf tuple = {.max = MAX_TUPLE};
+    CLEANUP(buf_release) struct buf tuple = {.max = MAX_TEXT};
 
-    if (key->kind == PV_BYTES)
-        return add_quoted(out, key);
-    if (is_plain(key))
+    if (key->kind == PV_STR || is_plain(key))
         return add_plain(out, key);
+    if (is_quoted(key))
+        return add_quoted(out, key);
     if (key->kind == PV_TUPLE && add_tuple(&tuple, key))
         return buf_add(out, tuple.data, tuple.len);
     if (tuple.failed == ENOMEM)
