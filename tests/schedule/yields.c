@@ -10,7 +10,8 @@
  *
  *   UFS_YIELD_SEED=N     what is drawn; the decisions of a thread are the same each time, how
  *                        they fall together is not. Without it nothing is done
- *   UFS_YIELD_TELL=FILE  one line at the end: points met, yields, sleeps, empty wake-ups
+ *   UFS_YIELD_TELL=FILE  32 bytes, counted up by all processes: points met, yields, sleeps,
+ *                        empty wake-ups
  *
  * Only calls out of the program itself and of libfuse are points. A thread sleeps for a
  * quarter of its life at most, so that no deadline is missed by what is done here.
@@ -25,9 +26,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,18 +36,20 @@
 enum phase { GO, YIELD, SLEEP };
 enum { MAX_PARTS = 16, FREE_NS = 20 * 1000 * 1000 };
 
+static struct told {
+    atomic_uint_fast64_t points, yields, sleeps, empty;
+} untold;
+
 static struct {
     atomic_bool is_on;
     uint64_t seed;
-    pid_t pid;
-    int tell; /* -1: nobody asked */
     atomic_uint threads;
-    atomic_uint_fast64_t points, yields, sleeps, empty;
+    struct told *told;
     unsigned nparts;
     struct {
         uintptr_t from, to;
     } part[MAX_PARTS]; /* the code whose calls are points */
-} all = {.tell = -1};
+} all = {.told = &untold};
 
 static _Thread_local struct {
     uint64_t draw;
@@ -91,6 +94,19 @@ static int add_parts(struct dl_phdr_info *info, size_t size, void *user)
     return 0;
 }
 
+static void open_told(const char *path)
+{
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    void *map = MAP_FAILED;
+
+    if (fd >= 0) {
+        map = mmap(NULL, sizeof *all.told, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        close(fd);
+    }
+    if (map != MAP_FAILED)
+        all.told = map;
+}
+
 __attribute__((constructor)) static void begin(void)
 {
     const char *seed = getenv("UFS_YIELD_SEED"), *tell = getenv("UFS_YIELD_TELL");
@@ -98,24 +114,9 @@ __attribute__((constructor)) static void begin(void)
     if (!seed)
         return;
     all.seed = strtoull(seed, NULL, 10);
-    all.pid = getpid();
-    if (tell)
-        all.tell = open(tell, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    open_told(tell);
     dl_iterate_phdr(add_parts, NULL);
     atomic_store(&all.is_on, true);
-}
-
-__attribute__((destructor)) static void end(void)
-{
-    char line[160];
-    int n = snprintf(line, sizeof line, "%llu %llu %llu %llu\n",
-                     (unsigned long long)atomic_load(&all.points),
-                     (unsigned long long)atomic_load(&all.yields),
-                     (unsigned long long)atomic_load(&all.sleeps),
-                     (unsigned long long)atomic_load(&all.empty));
-
-    if (all.tell >= 0 && getpid() == all.pid && write(all.tell, line, (size_t)n) != n)
-        abort();
 }
 
 /* ---- a point ---- */
@@ -165,7 +166,7 @@ static void sleep_some(void)
     }
     nanosleep(&t, NULL);
     own.slept += now() - from;
-    atomic_fetch_add(&all.sleeps, 1);
+    atomic_fetch_add(&all.told->sleeps, 1);
 }
 
 static bool is_point(uintptr_t caller)
@@ -185,13 +186,13 @@ static void point(uintptr_t caller)
     if (!is_point(caller))
         return;
     own.is_inside = true;
-    atomic_fetch_add_explicit(&all.points, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&all.told->points, 1, memory_order_relaxed);
     if (own.left == 0)
         next_phase();
     own.left--;
     if (own.phase == YIELD) {
         sched_yield();
-        atomic_fetch_add_explicit(&all.yields, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&all.told->yields, 1, memory_order_relaxed);
     } else if (own.phase == SLEEP) {
         sleep_some();
     }
@@ -205,7 +206,7 @@ static bool is_empty(uintptr_t caller)
     bool yes = is_point(caller) && draw() % 16 == 0;
 
     if (yes)
-        atomic_fetch_add(&all.empty, 1);
+        atomic_fetch_add(&all.told->empty, 1);
     return yes;
 }
 
