@@ -443,7 +443,7 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
 
 /* ---- stages ---- */
 
-/* Waits a moment for writers to be gone: -EBUSY. */
+/* Waits a moment for writers to be gone: -EBUSY. NOTHING: somebody else has published it. */
 static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
 {
     int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
@@ -451,19 +451,10 @@ static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
     while (s->writers > 0) {
         if (now_ns() > until)
             return err_set(e, EBUSY, "save %s: a file is open for writing", s->path);
-        stage_sleep(fs, 20000000);
-        if (!stage_wait(fs, s))
-            return 0; /* somebody else has published it */
+        if (!stage_sleep_wait(fs, s, 20000000))
+            return NOTHING;
     }
     return 0;
-}
-
-static bool is_alive(struct fs *fs, const struct stage *s)
-{
-    for (const struct stage *x = stage_first(fs); x; x = x->next)
-        if (x == s)
-            return true;
-    return false;
 }
 
 /*
@@ -487,8 +478,8 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e)
     struct node *node = NULL;
     int ret = wait_closed(fs, s, e);
 
-    if (ret < 0 || !is_alive(fs, s) || give_up_removal(fs, s))
-        return ret;
+    if (ret != 0 || give_up_removal(fs, s))
+        return MIN(ret, 0);
     s->publishing = true;
     stages_unlock(fs);
     ret = publish(fs, s, e);

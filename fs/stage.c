@@ -30,13 +30,14 @@ struct stages {
     struct stage *first;
     struct staged **table; /* by number */
     size_t cap, free;
-    uint64_t generation;
+    uint64_t generation, stages;
     void *covers; /* staged nodes by what they cover */
 };
 
 int stages_new(struct stages **out, struct err *e)
 {
     struct stages *t = calloc(1, sizeof *t);
+    pthread_condattr_t monotonic;
 
     if (!t)
         return err_nomem(e);
@@ -47,7 +48,10 @@ int stages_new(struct stages **out, struct err *e)
     }
     t->cap = FIRST_TABLE;
     pthread_mutex_init(&t->lock, NULL);
-    pthread_cond_init(&t->wake, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     *out = t;
     return 0;
 }
@@ -76,17 +80,23 @@ struct stage *stage_at(struct fs *fs, const char *path)
     return s;
 }
 
-bool stage_wait(struct fs *fs, struct stage *s)
+/* By its number: meanwhile another one may have got its address. */
+static bool wait_for(struct fs *fs, uint64_t number)
 {
-    struct stage *x;
+    const struct stage *x;
 
     for (;;) {
-        for (x = fs->stages->first; x && x != s;)
+        for (x = fs->stages->first; x && x->number != number;)
             x = x->next;
         if (!x || !x->publishing)
             return x != NULL;
         pthread_cond_wait(&fs->stages->wake, &fs->stages->lock);
     }
+}
+
+bool stage_wait(struct fs *fs, struct stage *s)
+{
+    return wait_for(fs, s->number);
 }
 
 void stage_wake(struct fs *fs)
@@ -98,11 +108,19 @@ void stage_sleep(struct fs *fs, long ns)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_REALTIME, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     t.tv_nsec += ns;
     t.tv_sec += t.tv_nsec / 1000000000;
     t.tv_nsec %= 1000000000;
     pthread_cond_timedwait(&fs->stages->wake, &fs->stages->lock, &t);
+}
+
+bool stage_sleep_wait(struct fs *fs, struct stage *s, long ns)
+{
+    uint64_t number = s->number;
+
+    stage_sleep(fs, ns);
+    return wait_for(fs, number);
 }
 
 void stage_touch(struct stage *s)
@@ -589,6 +607,7 @@ int stage_new(struct fs *fs, const char *path, struct slot *slot, struct stage *
         return rc;
     }
     s->root->stage = s;
+    s->number = ++fs->stages->stages;
     stage_touch(s);
     s->next = fs->stages->first;
     fs->stages->first = s;

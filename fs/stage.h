@@ -57,6 +57,7 @@ struct staged {
 
 struct stage {
     struct stage *next;
+    uint64_t number;         /* constant; no other of this mount has it or had it */
     char *path;              /* of the directory in the store */
     struct staging *staging; /* beside it */
     struct staged *root;
@@ -86,6 +87,8 @@ struct stage *stage_first(struct fs *fs);
 bool stage_wait(struct fs *fs, struct stage *s);
 /* With the lock, which it lets go: for so long, or until something ends. */
 void stage_sleep(struct fs *fs, long ns);
+/* The same, then waits as stage_wait() does. */
+bool stage_sleep_wait(struct fs *fs, struct stage *s, long ns);
 /* With the lock: publication has ended, who waits may go on. */
 void stage_wake(struct fs *fs);
 
