@@ -214,6 +214,19 @@ int write_symlink(struct request *r, struct err *e)
     return w.dir ? -EPERM : plain_symlink(r, w.node, e);
 }
 
+/* One file: whose it is, and what the disk did not take of it, are those of both names. */
+static int link_to(const struct staged *from, struct staged *n, struct err *e)
+{
+    n->uid = from->uid;
+    n->gid = from->gid;
+    n->lost = from->lost;
+    n->lost_from = from->lost_from;
+    n->lost_to = from->lost_to;
+    if (from->dtype && !(n->dtype = strdup(from->dtype)))
+        return err_nomem(e);
+    return staged_link(from, n, e);
+}
+
 /* cp -a makes one of two names of a tensor a link to the other. */
 int write_link(struct request *r, struct err *e)
 {
@@ -234,7 +247,7 @@ int write_link(struct request *r, struct err *e)
     if (rc == 0) {
         rc = stage_room_take(r->fs, n, from->room, e);
         if (rc == 0)
-            rc = staged_link(from, n, e);
+            rc = link_to(from, n, e);
         if (rc < 0)
             staged_remove(r->fs, n);
         else

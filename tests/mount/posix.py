@@ -156,6 +156,19 @@ def test_whose_tensors_they_are(t):
     same("rights", {rights(f"{t}/run/step1/{n}") for n in os.listdir(t + "/run/step1")}, {f"640 {ALICE} {TEAM}"})
 
 
+def test_a_second_name(t):
+    """A hard link is the same file: whoever makes it, its owner stays, also when both are published."""
+    with shared_run(t) as m:
+        os.mkdir(m / "step2")
+        os.chmod(m / "step2", 0o777)
+        write(m / "step2/model.safetensors", safetensors_image(make_tensors(2)))
+        as_user(ALICE, lambda: write(m / "step2/notes", mode=0o600))
+        os.link(m / "step2/notes", m / "step2/other")
+        same("staged", [rights(m / "step2/" + n) for n in ("notes", "other")], [f"600 {ALICE} {ALICE}"] * 2)
+        publish(m)
+        same("published", [rights(t + "/run/step2/" + n) for n in ("notes", "other")], [f"600 {ALICE} {ALICE}"] * 2)
+
+
 def test_the_bits_that_give_rights(t):
     """Set-user-ID and set-group-ID go when another than root writes or cuts the file, and with its owner."""
     def cut(path):
