@@ -118,8 +118,13 @@ int plain_create(struct request *r, struct node *dir, struct err *e)
         return parent;
     fd = openat(parent, r->name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
                 r->mode & 07777);
-    if (fd < 0 || set_maker(r, parent) < 0 || fchmod(fd, r->mode & 07777) < 0)
+    if (fd < 0)
         return fail(r->name, e);
+    if (set_maker(r, parent) < 0 || fchmod(fd, r->mode & 07777) < 0) {
+        fail(r->name, e);
+        take_back(r, dir, parent);
+        return -e->code;
+    }
     rc = entry_of(r, dir, SHOWN_FILE, &entry, e);
     if (rc < 0) {
         take_back(r, dir, parent);
@@ -225,10 +230,10 @@ int plain_rename(struct request *r, const struct node *from, const struct node *
         return -e->code;
     if (renameat2(old, r->name, new, r->as, r->flags) < 0)
         return fail(r->name, e);
-    if (fsync(old) < 0 || fsync(new) < 0)
-        return fail(r->as, e);
     nodes_look_again(r->fs, from->path);
     nodes_look_again(r->fs, to->path);
+    if (fsync(old) < 0 || fsync(new) < 0)
+        return fail(r->as, e);
     fuse_reply_err(r->req, 0);
     return 0;
 }
