@@ -199,7 +199,7 @@ bool catalog_leave_disk(struct catalog *c, int rc, const struct err *why)
     struct err e = {0};
     char line[1400];
 
-    if (!is_full(rc) || c->memory)
+    if (!is_full(rc))
         return false;
     pthread_mutex_lock(&c->mutex);
     if (!c->memory && open_memory(c, &e) == 0) {

@@ -534,12 +534,13 @@ int stage_commit(struct stage *st, struct catalog *catalog,
     /* The second attempt is on a new file, or in memory: the old one was damaged, or full. */
     for (unsigned attempt = 0; rc == 0 && attempt < 2; attempt++) {
         struct commit c = {.st = st, .result = r};
+        bool memory = catalog_in_memory(catalog);
 
         rc = commit_once(&c, catalog, e);
         conn_put(c.conn);
         commit_release(&c);
         *id = c.id;
-        if (rc != -EBADMSG && !catalog_leave_disk(catalog, rc, e))
+        if (rc != -EBADMSG && (memory || !catalog_leave_disk(catalog, rc, e)))
             return rc;
         if (attempt == 0) {
             *e = (struct err){0};
