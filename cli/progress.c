@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "cli/cli.h"
 
 enum {
@@ -222,7 +223,7 @@ static bool start(struct progress *p)
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (pthread_create(&p->thread, NULL, draw_until_the_end, p) == 0)
+    if (thread_start(&p->thread, draw_until_the_end, p) == 0)
         return true;
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);

@@ -25,16 +25,7 @@ struct element_counts {
 
 bool element_is_counted(const struct element_decoder *d)
 {
-    switch ((int)d->dtype) {
-    case DTYPE_F16:
-    case DTYPE_C32:
-    case DTYPE_BF16:
-    case DTYPE_U16:
-    case DTYPE_I16:
-        return true;
-    default:
-        return d->unit == 1;
-    }
+    return element_is_single(d) && d->unit <= 2 * d->numbers;
 }
 
 struct element_counts *element_counts_new(void)
