@@ -275,6 +275,11 @@ int write_open(struct request *r, struct err *e)
     rc = !n || !n->stage          ? -ESTALE
          : n->kind != STAGED_FILE ? -EISDIR
                                   : staged_open_handle(r->fs, n, r->fi.flags, &h, e);
+    if (rc == -ENOENT) { /* it was published just now: its name is the source's file */
+        stage_wait(r->fs, n->stage);
+        *e = (struct err){0};
+        rc = -ESTALE;
+    }
     if (rc == 0 && (r->fi.flags & O_TRUNC) && fuse_req_ctx(r->req)->uid != 0)
         n->mode = attr_written_mode(n->mode);
     stages_unlock(r->fs);
