@@ -104,16 +104,13 @@ static void take_back(const struct request *r, const struct node *dir, int paren
     nodes_look_again(r->fs, dir->path);
 }
 
-int plain_create(struct request *r, struct node *dir, struct err *e)
+/* A descriptor of it, and of its directory. */
+static int create(const struct request *r, const struct node *dir, int *out_parent,
+                  struct err *e)
 {
-    CLEANUP_FD int parent = -1;
+    CLEANUP_FD int parent = open_dir(r->fs, dir, r->name, e);
     CLEANUP_FD int fd = -1;
-    struct fuse_entry_param entry;
-    int rc = check_name(dir, r->name, e);
 
-    if (rc < 0)
-        return rc;
-    parent = open_dir(r->fs, dir, r->name, e);
     if (parent < 0)
         return parent;
     fd = openat(parent, r->name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
@@ -125,6 +122,24 @@ int plain_create(struct request *r, struct node *dir, struct err *e)
         take_back(r, dir, parent);
         return -e->code;
     }
+    *out_parent = steal_fd(&parent);
+    return steal_fd(&fd);
+}
+
+int plain_create(struct request *r, struct node *dir, struct err *e)
+{
+    CLEANUP_FD int parent = -1;
+    CLEANUP_FD int fd = -1;
+    struct fuse_entry_param entry;
+    int rc = check_name(dir, r->name, e);
+
+    if (rc < 0)
+        return rc;
+    stages_plain_begin(r->fs);
+    fd = create(r, dir, &parent, e);
+    stages_plain_end(r->fs);
+    if (fd < 0)
+        return fd;
     rc = entry_of(r, dir, SHOWN_FILE, &entry, e);
     if (rc < 0) {
         take_back(r, dir, parent);
@@ -152,19 +167,35 @@ static bool leads_out(const char *dir, const char *text)
     return false;
 }
 
-int plain_symlink(struct request *r, struct node *dir, struct err *e)
+/* A descriptor of its directory. */
+static int make_link(const struct request *r, const struct node *dir, struct err *e)
 {
     CLEANUP_FD int parent = open_dir(r->fs, dir, r->name, e);
-    struct fuse_entry_param entry;
-    int rc = leads_out(dir->path, r->as) ? -EROFS : 0;
 
     if (parent < 0)
         return parent;
-    if (rc == 0 && symlinkat(r->as, parent, r->name) < 0)
+    if (symlinkat(r->as, parent, r->name) < 0)
         return fail(r->name, e);
+    if (set_maker(r, parent) == 0)
+        return steal_fd(&parent);
+    fail(r->name, e);
+    take_back(r, dir, parent);
+    return -e->code;
+}
+
+int plain_symlink(struct request *r, struct node *dir, struct err *e)
+{
+    CLEANUP_FD int parent = -1;
+    struct fuse_entry_param entry;
+    int rc = leads_out(dir->path, r->as) ? -EROFS : 0;
+
     if (rc == 0) {
-        rc = set_maker(r, parent) < 0 ? fail(r->name, e)
-                                      : entry_of(r, dir, SHOWN_LINK, &entry, e);
+        stages_plain_begin(r->fs);
+        parent = make_link(r, dir, e);
+        stages_plain_end(r->fs);
+        if (parent < 0)
+            return parent;
+        rc = entry_of(r, dir, SHOWN_LINK, &entry, e);
         if (rc < 0)
             take_back(r, dir, parent);
     }
@@ -193,7 +224,7 @@ int plain_written(const struct request *r, int fd)
                : fchmod(fd, attr_written_mode(st.st_mode) & 07777);
 }
 
-int plain_open(struct request *r, const struct node *n, struct err *e)
+static int open_plain(const struct request *r, const struct node *n, struct err *e)
 {
     int cut = r->fi.flags & O_TRUNC, fd = open_node(r->fs, n, O_RDWR | cut, e);
 
@@ -202,40 +233,71 @@ int plain_open(struct request *r, const struct node *n, struct err *e)
         close(fd);
         return -e->code;
     }
+    return fd;
+}
+
+int plain_open(struct request *r, const struct node *n, struct err *e)
+{
+    int fd;
+
+    stages_plain_begin(r->fs);
+    fd = open_plain(r, n, e);
+    stages_plain_end(r->fs);
     return fd < 0 ? fd : write_reply_plain(r, fd, NULL);
 }
 
-int plain_remove(struct request *r, const struct node *dir, int flags, struct err *e)
+static int remove_name(const struct request *r, const struct node *dir, int flags,
+                       struct err *e)
 {
     CLEANUP_FD int parent = open_dir(r->fs, dir, r->name, e);
 
     if (parent < 0)
         return parent;
-    if (unlinkat(parent, r->name, flags) < 0)
-        return fail(r->name, e);
+    return unlinkat(parent, r->name, flags) < 0 ? fail(r->name, e) : 0;
+}
+
+int plain_remove(struct request *r, const struct node *dir, int flags, struct err *e)
+{
+    int rc;
+
+    stages_plain_begin(r->fs);
+    rc = remove_name(r, dir, flags, e);
+    stages_plain_end(r->fs);
+    if (rc < 0)
+        return rc;
     nodes_look_again(r->fs, dir->path);
     fuse_reply_err(r->req, 0);
     return 0;
 }
 
-int plain_rename(struct request *r, const struct node *from, const struct node *to,
-                 struct err *e)
+static int rename_name(const struct request *r, const struct node *from,
+                       const struct node *to, struct err *e)
 {
     CLEANUP_FD int old = open_dir(r->fs, from, r->name, e);
     CLEANUP_FD int new = old < 0 ? -1 : open_dir(r->fs, to, r->as, e);
 
     if (old < 0 || new < 0)
         return e->code ? -e->code : -EACCES;
-    if (check_name(to, r->as, e) < 0)
-        return -e->code;
     if (renameat2(old, r->name, new, r->as, r->flags) < 0)
         return fail(r->name, e);
     nodes_look_again(r->fs, from->path);
     nodes_look_again(r->fs, to->path);
-    if (fsync(old) < 0 || fsync(new) < 0)
-        return fail(r->as, e);
-    fuse_reply_err(r->req, 0);
-    return 0;
+    return fsync(old) < 0 || fsync(new) < 0 ? fail(r->as, e) : 0;
+}
+
+int plain_rename(struct request *r, const struct node *from, const struct node *to,
+                 struct err *e)
+{
+    int rc = check_name(to, r->as, e);
+
+    if (rc < 0)
+        return rc;
+    stages_plain_begin(r->fs);
+    rc = rename_name(r, from, to, e);
+    stages_plain_end(r->fs);
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    return rc;
 }
 
 static int set_owner(int fd, const struct stat *attr, int to_set)
@@ -279,8 +341,8 @@ static int set_link(struct request *r, const struct node *n, const struct stat *
     return 0;
 }
 
-int plain_setattr(struct request *r, const struct node *n, int fd,
-                  const struct stat *attr, int to_set, struct err *e)
+static int set_attributes(struct request *r, const struct node *n, int fd,
+                          const struct stat *attr, int to_set, struct err *e)
 {
     CLEANUP_FD int own = -1;
 
@@ -298,4 +360,15 @@ int plain_setattr(struct request *r, const struct node *n, int fd,
         ((to_set & FUSE_SET_ATTR_SIZE) && plain_written(r, fd) < 0))
         return fail(n ? n->path : "setattr", e);
     return 0;
+}
+
+int plain_setattr(struct request *r, const struct node *n, int fd,
+                  const struct stat *attr, int to_set, struct err *e)
+{
+    int rc;
+
+    stages_plain_begin(r->fs);
+    rc = set_attributes(r, n, fd, attr, to_set, e);
+    stages_plain_end(r->fs);
+    return rc;
 }

@@ -319,6 +319,13 @@ static int take_new_scan(struct fs *fs, struct stage *s, struct err *e)
     return ret;
 }
 
+static int changed(const struct stage *s, struct err *e)
+{
+    err_set(e, EINVAL, "%s: the checkpoint was changed by another writer meanwhile",
+            s->path);
+    return err_hint(e, "what was written here is kept: copy it, then remove it");
+}
+
 /*
  * Is the checkpoint still the one that was changed? What others change in it from now on
  * must not be lost either.
@@ -344,9 +351,7 @@ static int check_fresh(struct fs *fs, struct stage *s, struct err *e)
         *e = (struct err){0};
         return 0;
     }
-    err_set(e, EINVAL, "%s: the checkpoint was changed by another writer meanwhile",
-            s->path);
-    return err_hint(e, "what was written here is kept: copy it, then remove it");
+    return changed(s, e);
 }
 
 static int build(struct publication *p, struct err *e)
@@ -368,7 +373,7 @@ static int build(struct publication *p, struct err *e)
     if (ret == 0 && (merge_changes(p->merge) || !s->slot))
         ret = put_tensors(p, e);
     if (ret == 0)
-        ret = save_files_place(p->fs, s, &p->files, p->merge, p->rewritten, e);
+        ret = save_files_place(s, &p->files, p->merge, e);
     return ret;
 }
 
@@ -394,6 +399,38 @@ static int put_in_place(struct publication *p, struct err *e)
     if (ret < 0)
         return -e->code;
     return s->path[0] ? 0 : p->fs->store->ops->reopen(p->fs->store, e);
+}
+
+/* Of a checkpoint that is there, with all that is in it and stays. */
+static int replace_old(struct publication *p, struct err *e)
+{
+    struct stage *s = p->stage;
+    const struct witness_filter storage = {.counts = slot_stores, .user = s->slot};
+    const char *name;
+    CLEANUP_FD int parent = stage_parent(p->fs, s->path, &name, e);
+    int ret;
+
+    if (parent < 0)
+        return parent;
+    /* Its logs may have grown as long as tensors were written: that is no conflict. */
+    ret = staging_watch(s->staging, parent, name, &storage, e);
+    if (ret == -ESTALE)
+        return changed(s, e);
+    if (ret == 0)
+        ret = save_files_carry(p->fs, s, &p->files, p->rewritten, e);
+    return ret == 0 ? put_in_place(p, e) : ret;
+}
+
+static int put_all_in_place(struct publication *p, struct err *e)
+{
+    int ret;
+
+    if (!p->stage->slot)
+        return put_in_place(p, e);
+    stages_place_begin(p->fs);
+    ret = replace_old(p, e);
+    stages_place_end(p->fs);
+    return ret;
 }
 
 /* Nobody goes on believing what was there before. */
@@ -432,7 +469,7 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
     if (ret == 0 && fs->store->remote)
         ret = save_upload(fs, s, &p.files, p.merge, p.layout, e);
     else if (ret == 0)
-        ret = put_in_place(&p, e);
+        ret = put_all_in_place(&p, e);
     if (ret < 0)
         save_files_again(s, &p.files);
     merge_free(p.merge);

@@ -400,7 +400,7 @@ static int carry_dir(const struct carry *c, int from, int to, const char *path,
     return ret;
 }
 
-static int carry_old(struct fs *fs, const struct stage *s, const struct save_files *f,
+int save_files_carry(struct fs *fs, const struct stage *s, const struct save_files *f,
                      bool rewritten, struct err *e)
 {
     const struct carry c = {.slot = s->slot, .files = f, .rewritten = rewritten};
@@ -434,14 +434,12 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f)
     return mode | 0600; /* the owner's: who saved it can read it */
 }
 
-int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
-                     const struct merge *m, bool rewritten, struct err *e)
+int save_files_place(const struct stage *s, const struct save_files *f,
+                     const struct merge *m, struct err *e)
 {
-    int dir = staging_dir(s->staging), ret = place_incoming(s, f, m, e);
+    int ret = place_incoming(s, f, m, e);
 
-    if (ret < 0)
+    if (ret < 0 || s->slot)
         return ret;
-    if (s->slot)
-        return carry_old(fs, s, f, rewritten, e);
-    return set_rights(dir, &f->root) < 0 ? fail(s->path, e) : 0;
+    return set_rights(staging_dir(s->staging), &f->root) < 0 ? fail(s->path, e) : 0;
 }

@@ -42,13 +42,16 @@ void save_files_release(struct save_files *f);
 /* The rights of storage files: those that all files had from which they were made. */
 mode_t save_files_mode(const struct stage *s, const struct save_files *f);
 
+/* Puts into the new checkpoint what came and is no tensor. All of it is durable then. */
+int save_files_place(const struct stage *s, const struct save_files *f,
+                     const struct merge *m, struct err *e);
+
 /*
- * Puts into the new checkpoint what is no tensor: side files that came, and of the
- * checkpoint that was there all that is not its storage, or that too, where it was not
- * rewritten: what has changed of it stands there by then. Files of the old one are linked,
- * not copied. All of it is durable then.
+ * The same of what the checkpoint that was there has beside its storage, or with that, where
+ * it was not rewritten: what has changed of it stands in the new one by then. Files are
+ * linked, not copied.
  */
-int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
-                     const struct merge *m, bool rewritten, struct err *e);
+int save_files_carry(struct fs *fs, const struct stage *s, const struct save_files *f,
+                     bool rewritten, struct err *e);
 
 #endif

@@ -24,6 +24,7 @@
 enum { FIRST_TABLE = 256 };
 
 struct stages {
+    pthread_rwlock_t place; /* who replaces a checkpoint; all who change plain files */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     /* guarded by lock */
@@ -38,6 +39,7 @@ int stages_new(struct stages **out, struct err *e)
 {
     struct stages *t = calloc(1, sizeof *t);
     pthread_condattr_t monotonic;
+    pthread_rwlockattr_t fair;
 
     if (!t)
         return err_nomem(e);
@@ -48,12 +50,37 @@ int stages_new(struct stages **out, struct err *e)
     }
     t->cap = FIRST_TABLE;
     pthread_mutex_init(&t->lock, NULL);
+    /* Writers of logs, one after the other, would keep a save waiting for ever. */
+    pthread_rwlockattr_init(&fair);
+    pthread_rwlockattr_setkind_np(&fair, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&t->place, &fair);
+    pthread_rwlockattr_destroy(&fair);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&t->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     *out = t;
     return 0;
+}
+
+void stages_plain_begin(struct fs *fs)
+{
+    pthread_rwlock_rdlock(&fs->stages->place);
+}
+
+void stages_plain_end(struct fs *fs)
+{
+    pthread_rwlock_unlock(&fs->stages->place);
+}
+
+void stages_place_begin(struct fs *fs)
+{
+    pthread_rwlock_wrlock(&fs->stages->place);
+}
+
+void stages_place_end(struct fs *fs)
+{
+    pthread_rwlock_unlock(&fs->stages->place);
 }
 
 void stages_lock(struct fs *fs)
@@ -597,7 +624,9 @@ int stage_new(struct fs *fs, const char *path, struct slot *slot, struct stage *
         return err_nomem(e);
     s->path = strdup(path);
     s->slot = slot ? slot_get(fs, slot) : NULL;
+    stages_plain_begin(fs); /* its staging directory may lie in a checkpoint */
     rc = s->path ? begin(fs, s, e) : err_nomem(e);
+    stages_plain_end(fs);
     if (rc == 0)
         s->root = staged_make(fs, "", STAGED_DIR, 0777);
     if (rc == 0 && !s->root)
@@ -706,6 +735,7 @@ void stages_free(struct fs *fs)
         if (t->table[i])
             staged_free(t->table[i]);
     free(t->table);
+    pthread_rwlock_destroy(&t->place);
     pthread_cond_destroy(&t->wake);
     pthread_mutex_destroy(&t->lock);
     free(t);

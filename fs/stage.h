@@ -72,6 +72,16 @@ struct stage {
 
 struct stages;
 
+/*
+ * Files below a checkpoint that are the source's own (fs/plain.h) are changed while no
+ * checkpoint is replaced: what came to the one that goes away would go with it. Nothing
+ * waits for the lock of stages in between.
+ */
+void stages_plain_begin(struct fs *fs);
+void stages_plain_end(struct fs *fs);
+void stages_place_begin(struct fs *fs);
+void stages_place_end(struct fs *fs);
+
 int stages_new(struct stages **out, struct err *e);
 void stages_free(struct fs *fs);
 

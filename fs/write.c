@@ -95,6 +95,22 @@ static int refused(const struct request *r, const struct staged_handle *h,
     return -e->code;
 }
 
+static ssize_t put(const struct request *r, const struct staged_handle *h,
+                   const char *data, size_t size, off_t off)
+{
+    ssize_t n;
+    int code;
+
+    if (h->node)
+        return pwrite(h->fd, data, size, off);
+    stages_plain_begin(r->fs);
+    n = pwrite(h->fd, data, size, off);
+    code = errno;
+    stages_plain_end(r->fs);
+    errno = code;
+    return n;
+}
+
 int write_bytes(struct request *r, const char *data, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
@@ -106,7 +122,7 @@ int write_bytes(struct request *r, const char *data, struct err *e)
     if (take_room(r, h, (uint64_t)r->off + r->size, e) < 0)
         return refused(r, h, (uint64_t)r->off, e);
     while (done < r->size) {
-        ssize_t n = pwrite(h->fd, data + done, r->size - done, r->off + (off_t)done);
+        ssize_t n = put(r, h, data + done, r->size - done, r->off + (off_t)done);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -134,6 +150,20 @@ int write_bytes(struct request *r, const char *data, struct err *e)
     return 0;
 }
 
+static int reserve(const struct request *r, const struct staged_handle *h, off_t len)
+{
+    int ret, code;
+
+    if (h->node)
+        return fallocate(h->fd, (int)r->flags, r->off, len);
+    stages_plain_begin(r->fs);
+    ret = fallocate(h->fd, (int)r->flags, r->off, len);
+    code = errno;
+    stages_plain_end(r->fs);
+    errno = code;
+    return ret;
+}
+
 int write_fallocate(struct request *r, off_t len, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
@@ -144,7 +174,7 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
         return -EOPNOTSUPP;
     if (take_room(r, h, (uint64_t)r->off + (uint64_t)len, e) < 0)
         return -e->code;
-    if (fallocate(h->fd, (int)r->flags, r->off, len) < 0)
+    if (reserve(r, h, len) < 0)
         return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
     if (written(r, h, e) < 0)
         return -e->code;

@@ -93,6 +93,60 @@ def test_readers_see_it_whole(t):
     same("bytes", read_all(t + "/run/step1/table.bin") == b"new" + data[3:], True)
 
 
+def patiently(call):
+    """A directory that is published anew while its name is looked up is looked up again."""
+    for _ in range(1000):
+        try:
+            return call()
+        except OSError as e:
+            if e.errno != errno.ESTALE:
+                raise
+    raise AssertionError("it changes at each look")
+
+
+def test_logs_below_a_checkpoint_go_on(t):
+    """Files in its directories come, grow and get other names while it is saved, time and again: all are there, and no save fails of them."""
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    key = next(iter(make_tensors(1)))
+    os.makedirs(t + "/run/step1/logs/deep")
+    made, failed, ended = [], [], threading.Event()
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        def save():
+            try:
+                for k in range(25):
+                    with open(m / f"step1/tensors/{key}.npy", "r+b", buffering=0) as f:
+                        f.seek(-4, os.SEEK_END)
+                        f.write(bytes([k]) * 4)
+                    publish(m)
+            except OSError as e:
+                failed.append(e)
+            finally:
+                ended.set()
+
+        saver = threading.Thread(target=save)
+        saver.start()
+        log = os.open(m / "step1/logs/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        while not ended.is_set():
+            for where in ("logs", "logs/deep"):
+                name = f"step1/{where}/{len(made)}"
+                write_patiently(m / name, b"%d" % len(made))
+                patiently(lambda: os.rename(m / name, m / (name + ".txt")))
+                made.append(name + ".txt")
+            os.write(log, b"%06d\n" % len(made))
+        os.close(log)
+        saver.join()
+        same("saves that failed", failed, [])
+    same("files", [read_all(f"{t}/run/{name}") for name in made], [b"%d" % i for i in range(len(made))])
+    same("log", read_all(t + "/run/step1/logs/log"), b"".join(b"%06d\n" % i for i in range(2, len(made) + 1, 2)))
+    same("tensor", stored(t + "/run/step1")[key][2][-4:], bytes([24]) * 4)
+
+
+def write_patiently(path, data):
+    fd = patiently(lambda: os.open(path, os.O_WRONLY | os.O_CREAT))
+    os.write(fd, data)
+    os.close(fd)
+
+
 def test_what_cannot_be_read_is_not_half_replaced(t):
     """A tensor whose shard is short cannot be opened for writing to a part of it; others are saved all the same."""
     tensors = make_tensors(1)
