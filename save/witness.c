@@ -60,8 +60,8 @@ static int look_at_entry(const struct looking *l, int dir, const char *name,
     if (snprintf(path, sizeof path, "%s%s%s", above->path, above->path[0] ? "/" : "",
                  name) >= (int)sizeof path)
         return err_set(e, ENAMETOOLONG, "%s/%s", above->path, name);
-    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return fail(path, e);
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0) /* it may be gone since */
+        return errno == ENOENT ? 0 : fail(path, e);
     if (staging_is_named(name))
         return staging_in_use(dir, name)
                    ? err_set(e, EBUSY, "%s: is being saved itself", path)
@@ -72,7 +72,9 @@ static int look_at_entry(const struct looking *l, int dir, const char *name,
     if (!S_ISDIR(st.st_mode))
         return 0;
     fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    return fd < 0 ? fail(path, e) : look(l, steal_fd(&fd), &p, e);
+    if (fd < 0)
+        return errno == ENOENT ? 0 : fail(path, e);
+    return look(l, steal_fd(&fd), &p, e);
 }
 
 /* Takes `at` over. */

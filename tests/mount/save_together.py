@@ -114,10 +114,12 @@ def test_logs_below_a_checkpoint_go_on(t):
         def save():
             try:
                 for k in range(25):
-                    with open(m / f"step1/tensors/{key}.npy", "r+b", buffering=0) as f:
-                        f.seek(-4, os.SEEK_END)
-                        f.write(bytes([k]) * 4)
-                    publish(m)
+                    fd = patiently(lambda: os.open(m / f"step1/tensors/{key}.npy", os.O_RDWR))
+                    os.pwrite(fd, bytes([k]) * 4, os.fstat(fd).st_size - 4)
+                    os.close(fd)
+                    fd = patiently(lambda: os.open(m / "step1", os.O_RDONLY | os.O_DIRECTORY))
+                    os.fsync(fd)
+                    os.close(fd)
             except OSError as e:
                 failed.append(e)
             finally:
