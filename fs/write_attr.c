@@ -163,9 +163,12 @@ int write_setattr(struct request *r, const struct stat *attr, int to_set, struct
 
     stages_lock(r->fs);
     n = h ? h->node : staged_of_ino(r->fs, r->ino);
-    if (!h && n && n->stage && (to_set & FUSE_SET_ATTR_SIZE)) {
-        stage_wait(r->fs, n->stage); /* it reads the file, or has made a link to it */
-        n = staged_of_ino(r->fs, r->ino);
+    if (!h && n && (to_set & FUSE_SET_ATTR_SIZE)) {
+        if (n->stage) {
+            stage_wait(r->fs,
+                       n->stage); /* it reads the file, or has made a link to it */
+            n = staged_of_ino(r->fs, r->ino);
+        }
         if (n && !n->stage) {
             stages_unlock(r->fs);
             return -ESTALE; /* published: the name is another file's now */

@@ -220,7 +220,10 @@ def test_a_file_is_not_cut_while_it_is_published(t):
         os.truncate(m / "step2/notes.txt", 0)
         same("as it was written", read_all(t + "/run/step2/notes.txt"), b"all of it")
         saver.join()
+        staged = os.open(m / "step2/notes.txt", os.O_PATH)
         publish(m, "step2")
+        fails("by what it was", errno.ESTALE, lambda: os.truncate(f"/proc/self/fd/{staged}", 4))
+        os.close(staged)
         same("afterwards", read_all(t + "/run/step2/notes.txt"), b"")
     same("tensor", stored(t + "/run/step2")["w"][2] == data, True)
 
