@@ -3,7 +3,7 @@
 """A mount that is read from, with the N-th allocation, read, write, open, mapping, thread, fork or packet failing.
 
 One session: mount, list, attributes, every tensor in each of its views, random reads, the whole model.safetensors, end.
-It is run once with nothing failing, to count the calls of a kind, and then once for each N of a sample (FAULT_POINTS=40 of
+It is run once with nothing failing, to count the calls of a kind, and then once for each N of a sample (FAULT_POINTS=8 of
 each kind, by FAULT_SEED) or for all of them (FAULT_POINTS=all), FAULT_JOBS at a time. After each: what was read is right or
 failed with an errno of the list; the same session over again, in the same mount, is right in all (what failed was not
 remembered); the server has no more files open or mapped, and no more threads, than one that met no fault (nothing leaks);
@@ -37,7 +37,7 @@ from fault_server import Server  # noqa: E402
 from mountlib import UNSHARD, fresh_directory, is_mounted, main, make_tensors, read_all, same, unmount_hard, wait_for, write_checkpoint  # noqa: E402
 
 NTH = os.environ["NTH"]
-POINTS = os.environ.get("FAULT_POINTS", "40")
+POINTS = os.environ.get("FAULT_POINTS", "8")
 SEED = int(os.environ.get("FAULT_SEED", "1"))
 JOBS = int(os.environ.get("FAULT_JOBS", "1"))
 TENSORS = make_tensors(5, count=4, rows=96, cols=64)
