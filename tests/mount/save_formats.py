@@ -262,8 +262,11 @@ def test_nemo(t):
     shutil.copy(DATA / "nemo/nemo_dist/tiny.nemo", t + "/run/step")
     with Mount(t + "/run", t + "/mnt", "rw") as m:
         name = os.listdir(m / "step/raw")[0]
-        fails("raw", errno.EROFS, lambda: open(m / f"step/raw/{name}", "r+b"))
-        assert "archive" in m.messages(), m.messages()
+        if os.stat(m / f"step/raw/{name}").st_mode & 0o200 or os.geteuid() == 0:
+            fails("raw", errno.EROFS, lambda: open(m / f"step/raw/{name}", "r+b"))
+            assert "archive" in m.messages(), m.messages()
+        else:
+            fails("raw", errno.EACCES, lambda: open(m / f"step/raw/{name}", "r+b"))
     shutil.rmtree(t + "/run")
     os.makedirs(t + "/run/step")
     subprocess.run(["tar", "-xf", DATA / "nemo/nemo_dist/tiny.nemo", "-C", t + "/run/step"], check=True)

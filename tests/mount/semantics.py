@@ -286,6 +286,8 @@ def test_changes_in_a_mount_for_reading(t):
 
 
 def test_changes_in_a_mount_for_saving(t):
+    if os.geteuid() != 0:
+        raise Skip("the page has what root is answered: others get EACCES where nobody may write")
     compare(rows(t, "rw"), HEADS["rw"])
 
 
