@@ -5,9 +5,10 @@
     XFSTESTS=~/xfstests UNSHARD=build/cli/unshard tests/public/xfstests.py [generic/NNN ...] [--write]
 
 As root. $XFSTESTS is a checkout of github.com/kdave/xfstests in which `make` was run. mount(8) has to find the file system, so a
-helper /sbin/mount.fuse.unshardfs is made for the time of the run. Those that are run are the tests of TESTS: of names, reads,
-writes, mappings, seeks, attributes and room, on one directory, without block devices. xfstests.expected has what each gave: pass,
-fail, notrun (xfstests sees that something it needs is not there) or late. Left out is what takes minutes: 007, 074, 208.
+helper /sbin/mount.fuse.unshardfs is made for the time of the run; users fsgqa, fsgqa2 and 123456-fsgqa should be there. Those that
+are run are the tests of TESTS: of names, reads, writes, mappings, seeks, attributes and room, on two directories (TEST_DEV and
+SCRATCH_DEV), without block devices. xfstests.expected has what each gave: pass, fail, notrun (xfstests sees that something it needs
+is not there) or late. Left out is what takes minutes: 007, 074, 208.
 """
 import os
 import pathlib
@@ -46,14 +47,15 @@ def run_one(suite, name, env):
         return "pass", ""
     lines = [ln for ln in out.splitlines() if re.match(r"\s+[+-][^+-]", ln)]
     first = next((ln.strip() for ln in lines if ln.strip().startswith("+")), lines[0].strip() if lines else out.strip()[-100:])
-    return "fail", re.sub(r"\S*/(mnt|run)/", "", first)[:120]
+    return "fail", re.sub(r"/\S*/", "", first)[:120]
 
 
-def settle(point):
+def settle(t):
     """The server of a mount that was taken away may still be saving."""
-    for _ in range(4):
-        if is_mounted(point):
-            unmount_hard(point)
+    for point in (t + "/mnt", t + "/scratch-mnt"):
+        for _ in range(4):
+            if is_mounted(point):
+                unmount_hard(point)
     time.sleep(0.1)
 
 
@@ -65,14 +67,19 @@ def main():
     asked = [a for a in sys.argv[1:] if not a.startswith("-")]
     results, reasons = {}, {}
     with fresh_directory() as t:
-        for name in ("run", "mnt", "results"):
+        for name in ("run", "mnt", "results", "scratch", "scratch-mnt"):
             os.mkdir(f"{t}/{name}")
         HELPER.write_text(f'#!/bin/sh\nexec env XDG_CACHE_HOME={t}/cache {UNSHARD} mount "$1" "$2" -o rw,allow_other\n', encoding="ascii")
         HELPER.chmod(0o755)
         os.mkdir(t + "/bin")  # xfstests wants df to say "fuse"
         pathlib.Path(t + "/bin/df").write_text("#!/bin/sh\n/bin/df \"$@\" | sed s/fuse.unshardfs/fuse/\n", encoding="ascii")
-        os.chmod(t + "/bin/df", 0o755)
+        pathlib.Path(t + "/bin/umount").write_text(  # by its source, too: umount(8) takes a directory for a mount point
+            f'#!/bin/sh\nfor a; do shift; case "$a" in {t}/run) a={t}/mnt;; {t}/scratch) a={t}/scratch-mnt;; esac; set -- "$@" "$a"; done\n'
+            'exec /bin/umount "$@"\n', encoding="ascii")
+        for name in ("df", "umount"):
+            os.chmod(f"{t}/bin/{name}", 0o755)
         env = {**os.environ, "FSTYP": "fuse", "FUSE_SUBTYP": ".unshardfs", "TEST_DEV": t + "/run", "TEST_DIR": t + "/mnt",
+               "SCRATCH_DEV": t + "/scratch", "SCRATCH_MNT": t + "/scratch-mnt",
                "RESULT_BASE": t + "/results", "HOST_OPTIONS": "/dev/null", "LC_ALL": "C", "PATH": f"{t}/bin:{os.environ['PATH']}"}
         try:
             for number in TESTS:
@@ -81,10 +88,10 @@ def main():
                     continue
                 results[name], reasons[name] = run_one(suite, name, env)
                 print(name, results[name], reasons[name], flush=True)
-                settle(t + "/mnt")
+                settle(t)
         finally:
             HELPER.unlink()
-            settle(t + "/mnt")
+            settle(t)
     expected.judge("xfstests", "xfstests' generic tests on a mount for saving", results, lambda name, _: reasons[name])
 
 
