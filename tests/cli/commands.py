@@ -12,7 +12,7 @@ import sys
 import zipfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
-from mountlib import UNSHARD, main, make_tensors, read_all, same, sha256, write_checkpoint, write_file  # noqa: E402
+from mountlib import PATIENCE, UNSHARD, main, make_tensors, read_all, same, sha256, write_checkpoint, write_file  # noqa: E402
 
 DATA = os.environ.get("TEST_DATA", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
 DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
@@ -171,7 +171,7 @@ def test_a_closed_pipe_ends_it_quietly(t):
                           preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL)) as p:
         p.stdout.close()
         same("words", p.stderr.read(), b"")
-        same("status", p.wait(30), -signal.SIGPIPE)
+        same("status", p.wait(PATIENCE), -signal.SIGPIPE)
 
 
 def test_plan_covers_the_tensor(t):

@@ -21,7 +21,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "mount"), str(ROOT / "tests" / "remote")]
 from hub_server import HubServer  # noqa: E402
-from mountlib import UNSHARD, fresh_directory, is_mounted, unmount_hard, wait_for  # noqa: E402
+from mountlib import PATIENCE, UNSHARD, fresh_directory, is_mounted, unmount_hard, wait_for  # noqa: E402
 from s3_server import S3Server, clean_env  # noqa: E402
 
 PAGE = ROOT / "docs" / "mistakes.md"
@@ -101,7 +101,7 @@ def busy(p):
 @contextlib.contextmanager
 def dead(p):
     with subprocess.Popen([UNSHARD, "mount", "step", "mnt", "-f"], cwd=p.t, env=p.env) as server:
-        wait_for("the mount", 20, lambda: is_mounted(p.t + "/mnt"))
+        wait_for("the mount", PATIENCE, lambda: is_mounted(p.t + "/mnt"))
         os.stat(p.t + "/mnt")
         server.send_signal(signal.SIGKILL)
         server.wait()

@@ -20,7 +20,7 @@ import unicodedata
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "mount"))
-from mountlib import UNSHARD, main, make_tensors, same, write_checkpoint, write_file  # noqa: E402
+from mountlib import PATIENCE, UNSHARD, main, make_tensors, same, write_checkpoint, write_file  # noqa: E402
 
 DATA = os.environ.get("TEST_DATA", os.path.join(HERE, "..", "data"))
 CAPTURES = os.path.join(HERE, "captures")
@@ -57,7 +57,7 @@ def on_terminal(t, columns, *args, status=0, cwd=None, stdout=None, read=None, *
     if read:
         read(process)
     same(f"status of {args}", process.wait(60), status)
-    reader.join(60)
+    reader.join(PATIENCE)
     os.close(ours)
     return b"".join(shown).decode().replace("\r\n", "\n")
 

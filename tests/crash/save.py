@@ -11,7 +11,7 @@ import threading
 
 from crashlib import EIO, ENOSPC, POINTS, SEED, STATES, faulty, points, run, same_tree
 from disk import Recording, tree
-from mountlib import UNSHARD, Mount, fails, make_tensors, read_all, safetensors_image, same, tensor_bytes, unmount_hard, \
+from mountlib import PATIENCE, UNSHARD, Mount, fails, make_tensors, read_all, safetensors_image, same, tensor_bytes, unmount_hard, \
     wait_for, write_checkpoint, write_file
 
 QUICK_NEW, QUICK_EDIT, QUICK_REMOVE = ["hf"], ["dcp"], ["hf"]
@@ -145,7 +145,7 @@ def test_killed(t):
             try:
                 save.publish(m)
             except OSError:
-                m.process.wait(10)
+                m.process.wait(PATIENCE)
             m.process.kill()
             m.process.wait()
             m.log.close()
@@ -244,7 +244,7 @@ def stopped_or(m, done):
         stopped.extend([True] if pid and os.WIFSTOPPED(status) else [])
         return stopped or done()
 
-    wait_for("the operation", 60, look, step=0.002)
+    wait_for("the operation", PATIENCE, look, step=0.002)
     return bool(stopped)
 
 
@@ -289,7 +289,7 @@ def test_changed_by_others(t):
                         m.process.send_signal(signal.SIGCONT)
                     else:
                         change(save.place + "/step1", how)
-                    thread.join(60)
+                    thread.join(PATIENCE)
                 assert there(save.place + "/step1", how), f"{what}: it is lost ({errors})"
                 got = stored(save, save.place + "/step1")
                 assert got in (save.old_tensor, save.new_tensor), f"{what}: neither"

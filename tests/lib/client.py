@@ -11,7 +11,7 @@ import warnings
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from clientlib import DATA, bits, cut, data_of, expected  # noqa: E402
 import unshard  # noqa: E402
-from mountlib import main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
 from fault_server import Server  # noqa: E402
 
 DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
@@ -209,7 +209,7 @@ def test_from_a_web_server(t):
             same("rows", data_of(c.load("model.emb.weight", slice=slice(1, 3), to="dlpack")),
                  data_of(unshard.load(DCP, "model.emb.weight", slice=slice(1, 3), to="dlpack")))
         del c
-        wait_for("threads end", 10, lambda: len(os.listdir("/proc/self/task")) <= before + 1)  # the server's may come
+        wait_for("threads end", PATIENCE, lambda: len(os.listdir("/proc/self/task")) <= before + 1)  # the server's may come
 
 
 def test_what_a_server_sent_is_kept(t):

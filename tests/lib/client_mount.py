@@ -9,7 +9,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from clientlib import DATA, data_of, expected  # noqa: E402
 import unshard  # noqa: E402
-from mountlib import Mount, Skip, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, Mount, Skip, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
 from client import check_boxes, fails  # noqa: E402
 
 
@@ -26,7 +26,7 @@ def check_counted(m, before, payload, direct):
         read = bytes_read(m) - before
         assert read < payload // 2, (read, payload)
     else:
-        wait_for("what the server has read", 10, lambda: bytes_read(m) - before >= payload // 2)
+        wait_for("what the server has read", PATIENCE, lambda: bytes_read(m) - before >= payload // 2)
 
 
 def check(t, name, direct, options=""):
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_changes(t):
         new = {k: (d, s, b[::-1]) for k, (d, s, b) in make_tensors(3).items()}
         old = os.getxattr(m / ("raw/" + key), "user.unshard.plan")
         write_checkpoint(t + "/src", new)
-        wait_for("the new one", 10, lambda: os.getxattr(m / ("raw/" + key), "user.unshard.plan") != old)
+        wait_for("the new one", PATIENCE, lambda: os.getxattr(m / ("raw/" + key), "user.unshard.plan") != old)
         same("new", data_of(c.load(key, to="dlpack")), new[key][2])
 
 

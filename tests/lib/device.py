@@ -17,7 +17,7 @@ import unshard  # noqa: E402
 from unshard import _ffi  # noqa: E402
 from client import fails, start  # noqa: E402
 from commands import ROOM, SOURCE, USAGE, Cli  # noqa: E402
-from mountlib import Mount, Skip, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, Mount, Skip, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
 
 DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
 KEY = "model.emb.weight"
@@ -134,7 +134,7 @@ class Hold:
     def __exit__(self, *exc):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        said = self.process.communicate(timeout=20)[1]
+        said = self.process.communicate(timeout=PATIENCE)[1]
         del os.environ["XDG_RUNTIME_DIR"]
         if exc[0] is None:
             same("status, words", (self.process.returncode, said), (0, ""))
@@ -172,11 +172,11 @@ def test_two_processes_map_one_copy(t):
         same("the first", (a.stdout.readline().strip(), a.stdout.readline().strip()), (want, "ready"))
         b = client(DCP, mark=0x5a)
         same("the second", (b.stdout.readline().strip(), b.stdout.readline().strip()), (want, "ready"))
-        same("what one writes, the other sees", a.communicate("\n", timeout=20)[0].strip(), "5a5a5a5a")
-        same("status", (a.returncode, b.communicate("\n", timeout=20)[0].strip(), b.returncode), (0, "5a5a5a5a", 0))
+        same("what one writes, the other sees", a.communicate("\n", timeout=PATIENCE)[0].strip(), "5a5a5a5a")
+        same("status", (a.returncode, b.communicate("\n", timeout=PATIENCE)[0].strip(), b.returncode), (0, "5a5a5a5a", 0))
         c = client(DCP)  # the next start of a server
         same("still there, not loaded again", c.stdout.readline().strip() != want, True)
-        same("the mark", c.communicate("\n", timeout=20)[0].split()[-1], "5a5a5a5a")
+        same("the mark", c.communicate("\n", timeout=PATIENCE)[0].split()[-1], "5a5a5a5a")
 
 
 def test_every_tensor_held(t):
@@ -227,7 +227,7 @@ def test_budget(t):
                 except unshard.Error as e:
                     same("over the budget", e.errno, 28)
                 return found
-            wait_for("room for " + name, 10, tried)
+            wait_for("room for " + name, PATIENCE, tried)
             return found[0]
         same("w5 takes the place of w0", mapped("w5"), bytes([6, 6]))
         same("used last, and kept", mapped("w1"), b"ww")
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_changes(t):
     with Hold(t, source), unshard.attach(source) as h:
         old = h.load("w0", to="dlpack")
         write_checkpoint(source, {k: (d, s, b[:1000] + b"!" + b[1001:]) for k, (d, s, b) in tensors.items()})
-        wait_for("the new one", 10, lambda: held(h.load("w0", to="dlpack"))[1000] == ord("!"))
+        wait_for("the new one", PATIENCE, lambda: held(h.load("w0", to="dlpack"))[1000] == ord("!"))
         same("who maps the old one keeps it", held(old), tensors["w0"][2])
 
 
@@ -286,7 +286,7 @@ def mount_with_holder(t, **env):
     before = holders()
     try:
         with Mount(DCP, t + "/mnt", "gpu=0", env={**os.environ, **env}) as m:
-            wait_for("a holder", 20, lambda: len(holders() - before) == 1 or env)
+            wait_for("a holder", PATIENCE, lambda: len(holders() - before) == 1 or env)
             yield m, holders() - before
     finally:
         del os.environ["XDG_RUNTIME_DIR"]
@@ -303,7 +303,7 @@ def attached():
         except unshard.Error:
             return False
         return True
-    wait_for("the holder", 20, tried)
+    wait_for("the holder", PATIENCE, tried)
     return found[0]
 
 
@@ -320,11 +320,11 @@ def test_a_mount_has_its_holder(t):
     with mount_with_holder(t) as (m, (pid,)):
         attached().close()
         m.process.kill()  # whose holder ends with it
-        wait_for("the holder's end", 20, lambda: pid not in holders())
+        wait_for("the holder's end", PATIENCE, lambda: pid not in holders())
         m.process.wait()
         m.process.returncode = 0
     with mount_with_holder(t, STANDIN_NO_SHARING="1") as (m, _):
-        wait_for("why there is none", 20, lambda: "share" in m.messages())
+        wait_for("why there is none", PATIENCE, lambda: "share" in m.messages())
         with open(f"{m.path}/raw/{KEY}", "rb") as f:
             same("the mount of one that cannot", sha256(f.read()), want)
 
@@ -336,7 +336,7 @@ def test_nonsense(t):
         for words in (b"", b"x", b"\xff" * 32, b"\x00" * 31, (1 << 31).to_bytes(4, "little") + bytes(28),
                       bytes(4) + (65).to_bytes(4, "little") + bytes(24)):
             with socket.socket(socket.AF_UNIX) as s:
-                s.settimeout(20)
+                s.settimeout(PATIENCE)
                 s.connect(address)
                 s.sendall(words)
                 s.shutdown(socket.SHUT_WR)

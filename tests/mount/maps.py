@@ -8,7 +8,7 @@ import struct
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import SLACK, SOON, Mount, fails, main, read_all, same, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import PATIENCE, Mount, fails, main, read_all, same, wait_for, write_checkpoint, write_file  # noqa: E402
 
 ROWS, COLS = 6, 4
 
@@ -84,9 +84,9 @@ def test_a_changed_config_maps_anew(t):
     with Mount(ckpt, t + "/mnt", f"map={map_}") as m:
         same("before", model(m / "model.safetensors"), mapped(2))
         write_file(ckpt + "/config.json", b'{"q": 4}')
-        wait_for("the new shapes", SOON + SLACK + 1, lambda: is_mapped(m / "model.safetensors", 4))
+        wait_for("the new shapes", PATIENCE, lambda: is_mapped(m / "model.safetensors", 4))
         write_file(ckpt + "/config.json", b'{"q": 7}')  # more than there are
-        wait_for("the fault", SOON + SLACK + 1, lambda: not os.path.exists(m / "model.safetensors"))
+        wait_for("the fault", PATIENCE, lambda: not os.path.exists(m / "model.safetensors"))
         same("error", "is" in read_all(m / ".unshard/checkpoint.json").decode(), True)
 
 

@@ -19,8 +19,10 @@ import time
 import traceback
 
 UNSHARD = os.environ.get("UNSHARD", "unshard")
-SOON = 1.0  # CONTRACT.md: changes show within a second
-SLACK = 0.5  # what a loaded machine may add to it
+# Seconds after which what has not come never comes: a machine with much else to do takes its time, and tests do not
+# measure it. Less than the minute for which a look at a server counts.
+PATIENCE = 50
+SANITIZED = bool({"ASAN_OPTIONS", "TSAN_OPTIONS"} & os.environ.keys())  # slow, and keeps what is freed
 
 
 class Skip(Exception):
@@ -60,7 +62,7 @@ class Mount:
         self.log = open(self.log_path, "w")
         self.process = subprocess.Popen([*self.wrapper, UNSHARD, "mount", self.source, self.path, "-o", options, "-f"],
                                         stdout=self.log, stderr=subprocess.STDOUT, env=self.env)
-        wait_for("the mount", 20, lambda: is_mounted(self.path) or self.process.poll() is not None)
+        wait_for("the mount", PATIENCE, lambda: is_mounted(self.path) or self.process.poll() is not None)
         if self.process.poll() is not None:
             raise AssertionError("mount ended: " + self.messages())
         os.stat(self.path)
@@ -70,7 +72,7 @@ class Mount:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(15)
+                self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -234,6 +236,7 @@ def run_one(name, test, seconds):
     def too_late(*_):
         raise AssertionError(f"took longer than {seconds} s")
 
+    seconds *= 4 if SANITIZED else 1  # as meson test -t 4 has it
     signal.signal(signal.SIGALRM, too_late)
     signal.alarm(seconds)
     try:

@@ -7,7 +7,7 @@ import shutil
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import SLACK, SOON, Mount, main, read_all, same, wait_for, write_file  # noqa: E402
+from mountlib import PATIENCE, Mount, main, read_all, same, wait_for, write_file  # noqa: E402
 
 DATA = os.environ.get("TEST_DATA", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
 NEMO = os.path.join(DATA, "nemo_automodel", "nemo_full_recipe_safetensors")
@@ -90,7 +90,7 @@ def test_an_unfinished_save_is_plain(t):
             same(below, sorted(os.listdir(f"{step}/{below}")), sorted(os.listdir(f"{run}/epoch_1_step_4/{below}")))
         assert os.path.exists(m / "epoch_0_step_2/model.safetensors")
         os.unlink(mark)
-        wait_for("the finished save", SOON + SLACK + 1, lambda: os.path.exists(step + "/model.safetensors"))
+        wait_for("the finished save", PATIENCE, lambda: os.path.exists(step + "/model.safetensors"))
 
 
 if __name__ == "__main__":

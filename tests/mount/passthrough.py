@@ -3,6 +3,7 @@
 import errno
 import glob
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 
-from mountlib import (UNSHARD, Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, wait_for,
+from mountlib import (PATIENCE, UNSHARD, Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, wait_for,
                       write_checkpoint, write_file)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -85,6 +86,15 @@ def test_side_files_are_read_by_the_kernel(t):
         same("opens", c["opens_passthrough"], 6)
 
 
+def whole(path):
+    """None while what has that name changes."""
+    try:
+        return read_all(path)
+    except OSError as e:
+        assert e.errno in (errno.ESTALE, errno.ENOENT), e
+        return None
+
+
 def test_a_side_file_is_followed(t):
     large(t, 1)
     path = t + "/src/train.log"
@@ -92,7 +102,7 @@ def test_a_side_file_is_followed(t):
         needs(m)
         log.write(b"one\n")
         log.flush()
-        time.sleep(1.1)
+        wait_for("its first line", PATIENCE, lambda: os.stat(m / "train.log").st_size == 4)
         with open(m / "train.log", "rb", buffering=0) as f:
             same("first", f.read(100), b"one\n")
             log.write(b"two\n")
@@ -102,8 +112,7 @@ def test_a_side_file_is_followed(t):
             same("cut", os.pread(f.fileno(), 100, 0), b"one\n")
             write_file(path, b"another\n")
             same("its own bytes stay", os.pread(f.fileno(), 100, 0), b"one\n")
-            time.sleep(1.1)
-            same("another file has the name", read_all(m / "train.log"), b"another\n")
+            wait_for("another file has the name", PATIENCE, lambda: whole(m / "train.log") == b"another\n")
             same("beside it", os.pread(f.fileno(), 100, 0), b"one\n")
 
 
@@ -230,15 +239,16 @@ def test_the_disk_is_bounded(t):
         needs(m, "materialize")
         with open(m / "raw/model.t0", "rb") as f:
             kept = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
-        time.sleep(0.3)  # its release has come
         for key in list(tensors)[1:] * 2:
             same(key, mapped(m / f"raw/{key}"), tensors[key][2])
             highest = max(highest, copies_of(m))
             time.sleep(0.02)
         assert 4 * MIB <= highest <= limit, highest
         same("mapped all the while", kept[:], tensors["model.t0"][2])
+        others = itertools.cycle(list(tensors)[1:])
+        # They are given back for each other; the release of one may come after the next is opened.
+        wait_for("copies", PATIENCE, lambda: mapped(m / f"raw/{next(others)}") and counters(m)["materialized"] > 6)
         made = counters(m)["materialized"]
-        assert made > 6, f"{made} made: the others were given back for each other"
         same("not made again", mapped(m / "raw/model.t0"), tensors["model.t0"][2])
         same("not made again", counters(m)["materialized"], made)
         kept.close()
@@ -255,13 +265,14 @@ def test_one_way_for_each_open_file(t):
             with open(m / "raw/model.t1", "rb") as f, open(m / "raw/model.t1", "rb") as g:
                 same("by the server", counters(m)["materialized"], 1)
                 held.close()
-                time.sleep(0.3)
                 same("a second and third", (f.read(), mapped(m / "raw/model.t1"), g.read()), (b, b, b))
                 with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as first:
                     same("mapped", (first[:], read_all(m / "raw/model.t1")), (b, b))
                 same("still", counters(m)["materialized"], 1)
-        time.sleep(0.3)
-        same("by the kernel at last", mapped(m / "raw/model.t1"), b)
+        def by_the_kernel():
+            same("read again", mapped(m / "raw/model.t1"), b)
+            return counters(m)["materialized"] > 1
+        wait_for("by the kernel at last", PATIENCE, by_the_kernel, 0.1)
         same("made", counters(m)["materialized"], 2)
         same("the other again", read_all(m / "raw/model.t0"), a)
 
@@ -276,32 +287,46 @@ def test_a_shard_that_is_replaced(t):
             old.read(10)
             time.sleep(0.05)
             write_checkpoint(t + "/src", with_byte(2), shards=1)
-            wait_for("the new one", 3, lambda: read_all(m / "raw/model.a") == b"\2" * size, 0.1)
+            wait_for("the new one", PATIENCE, lambda: whole(m / "raw/model.a") == b"\2" * size, 0.1)
             same("the old handle", os.pread(old.fileno(), size, 0), b"\1" * size)
             assert counters(m)["materialized_bytes"] >= 2 * size
-        wait_for("the old copy goes", 5, lambda: counters(m)["materialized_bytes"] < 2 * size, 0.1)
+        wait_for("the old copy goes", PATIENCE, lambda: counters(m)["materialized_bytes"] < 2 * size, 0.1)
 
 
 def test_a_write_that_is_under_way(t):
     """A mapped page gets its file's new times once, when it is first written to: what comes later must not be missed."""
+    if not any(seen_under_way(t, settled) for settled in (2, 8, 32)):
+        raise Skip("this machine takes more than 32 s for a mount and a look")
+
+
+def seen_under_way(t, settled):
+    """False: it took so long that the file was at rest before it was read."""
     size = 8 * MIB
-    os.makedirs(t + "/src")
+    os.makedirs(t + "/src", exist_ok=True)
     write_file(t + "/src/model.safetensors", safetensors_image({"model.a": ("U8", (size,), bytes(size))}))
     with open(t + "/src/model.safetensors", "r+b") as f, mmap.mmap(f.fileno(), 0) as shard:
-        head = len(shard) - size
+        head, begin = len(shard) - size, time.monotonic()
         shard[head:] = b"\1" * size  # from here on no page is clean
-        with Mount(t + "/src", t + "/mnt", "materialize=1G:settled=2") as m:
+        with Mount(t + "/src", t + "/mnt", f"materialize=1G:settled={settled}") as m:
             needs(m, "materialize")
             same("first", read_all(m / "raw/model.a")[:9], b"\1" * 9)
-            same("copies of what was just written", counters(m)["materialized"], 0)
+            made = counters(m)["materialized"]
+            if time.monotonic() - begin > settled:
+                return False
+            same("copies of what was just written", made, 0)
             before = os.stat(t + "/src/model.safetensors")
             shard[head:] = b"\2" * size
             after = os.stat(t + "/src/model.safetensors")
             if before.st_mtime_ns != after.st_mtime_ns:
                 raise Skip("the kernel wrote the pages back meanwhile")
-            time.sleep(3.1)
-            same("copied once it is at rest", mapped(m / "raw/model.a"), b"\2" * size)
+
+            def copied():
+                same("read again", mapped(m / "raw/model.a"), b"\2" * size)
+                return counters(m)["materialized"]
+            wait_for("a copy once it is at rest", PATIENCE, copied, 0.2)
+            same("copied", mapped(m / "raw/model.a"), b"\2" * size)
             same("made", counters(m)["materialized"], 1)
+            return True
 
 
 def test_never_a_mixture(t):
@@ -310,16 +335,19 @@ def test_never_a_mixture(t):
     image = lambda n: safetensors_image({"model.a": ("U8", (size,), bytes([n]) * size)})  # noqa: E731
     os.makedirs(t + "/src")
     write_file(t + "/src/model.safetensors", image(1))
-    stop = threading.Event()
+    stop, wrong = threading.Event(), []
 
     def opener():
         while not stop.is_set():
+            begin = time.monotonic()
             try:
                 with open(m / "raw/model.a", "rb", buffering=0) as f:
                     f.read(size)
             except OSError as e:
-                assert e.errno in (errno.ESTALE, errno.EIO, errno.ENOENT), e
-            stop.wait(random.random() / 5)  # while the server has it open for one it stays the server's
+                if e.errno not in (errno.ESTALE, errno.EIO, errno.ENOENT):
+                    wrong.append(e)
+            # While the server has it open for one it stays the server's: all have it closed for most of the time.
+            stop.wait(random.random() * (0.2 + 8 * (time.monotonic() - begin)))
 
     with Mount(t + "/src", t + "/mnt", "materialize=1G:settled=1") as m:
         needs(m, "materialize")
@@ -334,9 +362,10 @@ def test_never_a_mixture(t):
                         time.sleep(0.01)
                     f.write(image(n)[size:])
                 made = counters(m)["materialized"]
-                wait_for("a copy", 8, lambda: counters(m)["materialized"] > made, 0.1)
+                wait_for("a copy", PATIENCE, lambda: counters(m)["materialized"] > made, 0.1)
                 same("all of the last", read_all(m / "raw/model.a"), bytes([n]) * size)
                 same("all of the last, mapped", mapped(m / "raw/model.a"), bytes([n]) * size)
+                same("wrong", wrong, [])
         finally:
             stop.set()
             for thread in threads:
@@ -366,7 +395,7 @@ def test_a_killed_server(t):
 
 def slow(t, server):
     tensors = large(t, 1, 32 * MIB)
-    server.set("rate", 2 * MIB)
+    server.set("rate", 256 << 10)  # two minutes of it
     return tensors["model.t0"][2]
 
 
@@ -386,7 +415,8 @@ def test_an_opener_that_is_killed(t):
             before = counters(m)["opens"]
             assert os.listdir(m / "raw") == ["model.t0"] and before >= 0  # others do not
             p.kill()
-            wait_for("its end", 4, lambda: p.poll() is not None)
+            wait_for("its end", PATIENCE, lambda: p.poll() is not None)
+            same("copies that were there by then", counters(m)["materialized"], 0)
             server.set("rate", 0)
             same("the next one", mapped(m / "raw/model.t0"), want)
             same("made once", counters(m)["bytes_materialized"], len(want))
@@ -401,8 +431,8 @@ def test_a_fill_ends_with_the_mount(t):
             p = opening(m / "raw/model.t0")
             time.sleep(1.5)
             m.process.send_signal(signal.SIGTERM)
-            wait_for("the end", 9, lambda: not m.alive())
-            p.wait(5)  # nobody answers it any more, or it was let in and cannot read
+            wait_for("the end", PATIENCE, lambda: not m.alive())
+            p.wait(PATIENCE)  # nobody answers it any more, or it was let in and cannot read
 
 
 def test_a_shard_that_cannot_be_read(t):

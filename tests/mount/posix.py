@@ -12,7 +12,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import Mount, Skip, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint  # noqa: E402
 
 ALICE, BOB, TEAM = 1101, 1102, 1103
 KEY = "model.layers.0.mlp.weight"
@@ -241,7 +241,7 @@ def test_a_side_file_that_is_written_keeps_its_rights(t):
     with shared_run(t) as m:
         os.chown(t + "/run/step1/config.json", ALICE, TEAM)
         os.chmod(t + "/run/step1/config.json", 0o660)
-        time.sleep(1.1)
+        wait_for("its rights", PATIENCE, lambda: rights(m / "step1/config.json") == f"660 {ALICE} {TEAM}")
         with open(m / "step1/config.json", "r+b") as f:
             f.write(b'{"model_type": "gemma"}\n')
         same("staged", rights(m / "step1/config.json"), f"660 {ALICE} {TEAM}")

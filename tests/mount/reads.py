@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Bytes come out the same by every way of reading: random pieces, mappings, O_DIRECT, sendfile, many at once."""
+import errno
 import json
 import mmap
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 import zipfile
 
-from mountlib import Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, wait_for, write_checkpoint, write_file
+from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, wait_for, write_checkpoint, write_file
 
 BIG = 5 * (1 << 20) + 1234
 
@@ -75,7 +76,7 @@ def test_mapped_files_are_asked_for_in_large_pieces(t):
         setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
         if not os.access(setting, os.W_OK):
             raise Skip("needs root and a writable /sys")
-        wait_for("read_ahead_kb of 1024", 5, lambda: read_all(setting) == b"1024\n")
+        wait_for("read_ahead_kb of 1024", PATIENCE, lambda: read_all(setting) == b"1024\n")
         for path, whole in views_of_big(m):
             reads = counter(m, "reads")
             with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -87,6 +88,15 @@ def test_mapped_files_are_asked_for_in_large_pieces(t):
 def mapped(path, flags):
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ) as m:
         return m[:]
+
+
+def is_now(path, want):
+    """Whole and mapped; not while it changes."""
+    try:
+        return mapped(path, mmap.MAP_PRIVATE) == want
+    except OSError as e:
+        assert e.errno in (errno.ESTALE, errno.ENOENT), e
+        return False
 
 
 def test_mapped_again(t):
@@ -121,7 +131,7 @@ def test_mapped_and_changed(t):
             write_checkpoint(t + "/new", new, shards=1)
             for name in os.listdir(t + "/new"):
                 os.rename(f"{t}/new/{name}", f"{t}/src/{name}")
-            wait_for("the new tensor", 5, lambda: mapped(path, mmap.MAP_PRIVATE) == new["w"][2])
+            wait_for("the new tensor", PATIENCE, lambda: is_now(path, new["w"][2]))
             same("the old one, as it was mapped", kept[:], old["w"][2])
         for _ in range(3):
             same("mapped", mapped(path, mmap.MAP_PRIVATE), new["w"][2])
@@ -229,14 +239,12 @@ def test_growing_side_file(t):
     with open(t + "/src/train.log", "wb") as log, Mount(t + "/src", t + "/mnt") as m:
         log.write(b"one\n")
         log.flush()
-        import time
-
-        time.sleep(1.1)
+        wait_for("its first line", PATIENCE, lambda: os.stat(m / "train.log").st_size == 4)
         with open(m / "train.log", "rb", buffering=0) as f:
             same("first", f.read(100), b"one\n")
             log.write(b"two\n")
             log.flush()
-            time.sleep(1.1)
+            wait_for("what came since", PATIENCE, lambda: os.fstat(f.fileno()).st_size == 8)
             same("what came since", f.read(100), b"two\n")
             same("end", f.read(100), b"")
 

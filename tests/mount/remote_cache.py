@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from mountlib import UNSHARD, Mount, main, same, tensor_bytes, wait_for, write_checkpoint
+from mountlib import PATIENCE, UNSHARD, Mount, main, same, tensor_bytes, wait_for, write_checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "remote"))
@@ -87,13 +87,13 @@ def test_counters(t):
                 assert (count["bytes_from_disk"] >= 2 * MIB - 64 * KIB) == (round_ == 1), count
                 assert (count["bytes_fetched"] >= 2 * MIB - 64 * KIB) == (round_ == 0), count
                 if round_ == 0:
-                    wait_for("they are kept", 20, lambda: json.loads(pathlib.Path(m / ".unshard/counters.json").read_bytes())
+                    wait_for("they are kept", PATIENCE, lambda: json.loads(pathlib.Path(m / ".unshard/counters.json").read_bytes())
                              ["remote"]["bytes_kept"] >= 2 * MIB)
     model = make_model(t + "/src/n", 10, 4 * MIB)
     with Server(t + "/src") as server, Mount(server.url + "/n/", t + "/mnt-n", f"cache_dir={t}/small,cache_size=8M") as m:
         for key, want in model.items():
             assert pathlib.Path(m / f"raw/{key}").read_bytes() == want
-        wait_for("blocks that had to go", 20, lambda: json.loads(pathlib.Path(m / ".unshard/counters.json").read_bytes())
+        wait_for("blocks that had to go", PATIENCE, lambda: json.loads(pathlib.Path(m / ".unshard/counters.json").read_bytes())
                  ["remote"]["blocks_evicted"] > 0)
 
 
@@ -111,7 +111,7 @@ def test_many_mounts_of_one_cache(t):
                 with victim:
                     readers = [subprocess.Popen([sys.executable, "-c", source, *(m / f"raw/{k}" for k in model)],
                                                 stderr=subprocess.DEVNULL) for m in [*mounts, victim]]
-                    wait_for("something in the cache", 20, lambda: taken(t + "/cache/blocks") > MIB)
+                    wait_for("something in the cache", PATIENCE, lambda: taken(t + "/cache/blocks") > MIB)
                     victim.process.send_signal(signal.SIGKILL)
                     while any(r.poll() is None for r in readers):
                         size = taken(t + "/cache/blocks")
@@ -178,7 +178,7 @@ def test_one_tensor_moves_its_bytes(t):
 
 def test_what_is_ahead_keeps_nobody_waiting(t):
     """The next shard's server says nothing: where its bytes lie is asked for behind the reader's back."""
-    size, hung = 8 * MIB, 20
+    size, hung = 8 * MIB, 40
     distributed(t + "/src/m", size, 4)
     key, part = "model.layers.1.weight", size // 4
     want = subprocess.run([UNSHARD, "cat", t + "/src/m", key], check=True, stdout=subprocess.PIPE).stdout

@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import (UNSHARD, Mount, Skip, errno_name, fails, fresh_directory, main, make_tensors, read_all,  # noqa: E402
+from mountlib import (PATIENCE, UNSHARD, Mount, Skip, errno_name, fails, fresh_directory, main, make_tensors, read_all,  # noqa: E402
                       safetensors_image, same, stored, wait_for, write_checkpoint, write_file)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -357,7 +357,7 @@ def test_a_mount_may_stage_so_much(t):
             os.unlink(m / "step1/b")
             fails("while it is open", errno.EDQUOT, lambda: put("c", 2 << 20))
             os.unlink(m / "step1/c")
-        wait_for("its room", 5, lambda: os.statvfs(m.path).f_bavail * 4096 == 1 << 20)
+        wait_for("its room", PATIENCE, lambda: os.statvfs(m.path).f_bavail * 4096 == 1 << 20)
         put("d", 1 << 20)
         os.truncate(m / "step1/d", 10)
         put("e", 1 << 19)

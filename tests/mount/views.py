@@ -9,8 +9,8 @@ import struct
 import subprocess
 import sys
 
-from mountlib import (Mount, fails, main, make_tensors, read_all, safetensors_image, same, sha256, write_checkpoint,
-                      write_file)
+from mountlib import (PATIENCE, Mount, fails, main, make_tensors, read_all, safetensors_image, same, sha256, wait_for,
+                      write_checkpoint, write_file)
 
 TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
@@ -216,9 +216,7 @@ def test_trackers_give_latest(t):
         with open(t + "/meg/latest_checkpointed_iteration.txt", "w") as f:
             f.write("999")  # a step that is not there
         os.sync()
-        import time
-
-        time.sleep(1.2)
+        wait_for("the new step", PATIENCE, lambda: not os.path.lexists(m / "meg/latest"))
         fails("a step that is not there", 2, lambda: os.lstat(m / "meg/latest"))
     os.rmdir(m.path)
 

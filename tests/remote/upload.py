@@ -14,7 +14,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "cli")]
 from bucket_server import BucketServer  # noqa: E402
 from commands import DATA, DCP, DONE, ROOM, SOURCE, USAGE, Cli, main, same  # noqa: E402
 from convert import HF, big_source  # noqa: E402
-from mountlib import UNSHARD  # noqa: E402
+from mountlib import PATIENCE, UNSHARD  # noqa: E402
 
 DEST = "s3://bucket/runs/step 1"
 PREFIX = "runs/step 1/"
@@ -107,7 +107,7 @@ def test_killed(t):
             ready = threading.Event()
 
             def kill():
-                ready.wait(30)
+                ready.wait(PATIENCE)
                 p[0].send_signal(signal.SIGKILL)
                 p[0].wait()
                 return "lost" if n % 4 else "reset"
