@@ -166,12 +166,17 @@ static int open_inside(struct request *r, struct handle *h, struct err *e)
 static int open_outside(struct request *r, struct handle *h, struct err *e)
 {
     struct node *n = node_of_ino(r->fs, r->ino);
+    int rc;
 
     if (!n)
         return -ESTALE;
     if (n->kind != NODE_FILE)
         return -EISDIR;
-    return side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
+    rc = side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
+    /* The kernel comes back by the path at once: it must not be told the same again. */
+    if (rc == -ESTALE && n->parent)
+        nodes_look_again(r->fs, n->parent->path);
+    return rc;
 }
 
 int handle_open(struct fs *fs, fuse_ino_t ino, struct handle **out, struct err *e)

@@ -22,11 +22,13 @@ static int open_same(const struct side *s, struct source **out, struct err *e)
 {
     int rc = s->store->ops->open(s->store, s->path, out, e);
 
+    if (rc == -ENOENT)
+        return err_set(e, ESTALE, "%s: is not there any more", s->path);
     if (rc < 0)
         return rc;
     if ((*out)->id.dev == s->dev && (*out)->id.ino == s->inode)
         return 0;
-    source_put(*out);
+    source_putp(out);
     return err_set(e, ESTALE, "%s: is another file by now", s->path);
 }
 

@@ -102,6 +102,22 @@ def test_changed_checkpoint_shows_new_bytes(t):
             old = new
 
 
+def test_a_side_file_that_is_replaced_is_opened_at_once(t):
+    """While the kernel still has the name of the old one; so is one that was removed."""
+    write_checkpoint(t + "/src", make_tensors(1))
+    os.mkdir(t + "/src/logs")
+    for where in "notes.txt", "logs/notes.txt":
+        write_file(f"{t}/src/{where}", b"first")
+    with Mount(t + "/src", t + "/mnt") as m:
+        for where in "notes.txt", "logs/notes.txt":
+            for i in range(50):
+                os.stat(m / where)
+                write_file(f"{t}/src/{where}", b"%d" % i)
+                same(where, read_all(m / where), b"%d" % i)
+            os.unlink(f"{t}/src/{where}")
+            fails(f"{where} that was removed", errno.ENOENT, lambda p=m / where: open(p, "rb"))
+
+
 def test_other_tensors_and_sizes_after_a_change(t):
     rewrite(t + "/run/step1", "v1", count=4)
     with Mount(t + "/run", t + "/mnt") as m:
