@@ -17,6 +17,7 @@ struct nodes {
     struct node **bucket;
     size_t nbuckets, count;
     uint64_t generation;
+    uint64_t turn; /* how often somebody was to look again */
 };
 
 enum { FIRST_BUCKETS = 256, FIRST_TABLE = 256, TIDY_AT_ONCE = 64, TIDY_SECONDS = 5 };
@@ -308,6 +309,8 @@ void node_set_shown(struct fs *fs, struct node *n, struct shown *shown)
     pthread_mutex_lock(&fs->nodes->lock);
     old = n->shown;
     n->shown = shown ? shown_get(shown) : NULL;
+    if (shown && shown->turn != fs->nodes->turn)
+        shown->until_ns = 0;
     pthread_mutex_unlock(&fs->nodes->lock);
     if (old)
         shown_put(fs, old);
@@ -416,10 +419,21 @@ void nodes_look_again(struct fs *fs, const char *path)
     struct nodes *t = fs->nodes;
 
     pthread_mutex_lock(&t->lock);
+    t->turn++;
     for (size_t i = 0; i < t->cap; i++)
         if (t->table[i] && t->table[i]->shown && strcmp(t->table[i]->path, path) == 0)
             t->table[i]->shown->until_ns = 0;
     pthread_mutex_unlock(&t->lock);
+}
+
+uint64_t nodes_turn(struct fs *fs)
+{
+    uint64_t turn;
+
+    pthread_mutex_lock(&fs->nodes->lock);
+    turn = fs->nodes->turn;
+    pthread_mutex_unlock(&fs->nodes->lock);
+    return turn;
 }
 
 int node_watched(struct fs *fs, struct node ***out, size_t *count)

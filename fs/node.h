@@ -100,8 +100,12 @@ static inline bool node_stands_for(const struct node *n, uint64_t dev, uint64_t 
     return n->dev == dev && (n->inode == inode || (n->coming && n->coming == inode));
 }
 
-/* What directories of this path showed lately counts no more. */
+/*
+ * What directories of this path showed lately counts no more; nor does what somebody began
+ * to look at in an earlier turn, whenever that is remembered.
+ */
 void nodes_look_again(struct fs *fs, const char *path);
+uint64_t nodes_turn(struct fs *fs);
 
 /* Forgets snapshots that nobody looked at for a while; long ones are megabytes. */
 void nodes_tidy(struct fs *fs);

@@ -537,6 +537,7 @@ static int shown_new(struct fs *fs, struct node *dir, bool may_block,
     if (!b.shown)
         return err_nomem(e);
     b.shown->refs = 1;
+    b.shown->turn = nodes_turn(fs);
     rc = look(&b, may_block);
     place_release(&b.place);
     if (rc != 0) {

@@ -35,10 +35,11 @@ struct shown_entry {
  */
 struct shown {
     atomic_uint refs;
-    int64_t until_ns;        /* when to look again */
-    struct slot *slot;       /* the checkpoint, or NULL */
-    char *latest;            /* the step that a tracker names, or NULL */
-    struct listing *listing; /* holds the names */
+    _Atomic int64_t until_ns; /* when to look again; put to 0 by who changed it */
+    uint64_t turn;            /* nodes_turn() before it was looked at */
+    struct slot *slot;        /* the checkpoint, or NULL */
+    char *latest;             /* the step that a tracker names, or NULL */
+    struct listing *listing;  /* holds the names */
     struct shown_entry *entry;
     size_t count, cap;
 };

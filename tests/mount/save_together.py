@@ -149,6 +149,32 @@ def write_patiently(path, data):
     os.close(fd)
 
 
+def test_names_are_listed_as_they_come_and_go(t):
+    """By this mount, while others list the directory all the time: what they began to look at before counts no more."""
+    os.makedirs(t + "/run/logs")
+    for i in range(300):
+        write_file(f"{t}/run/logs/{i}", b"")
+    ended = threading.Event()
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        def watch():
+            while not ended.is_set():
+                os.listdir(m / "logs")
+        watchers = [threading.Thread(target=watch) for _ in range(4)]
+        for watcher in watchers:
+            watcher.start()
+        try:
+            for i in range(100):
+                with open(m / "logs/new", "w", encoding="utf-8") as f:
+                    f.write("x")
+                same(f"names with the new one, {i}", len(os.listdir(m / "logs")), 301)
+                os.unlink(m / "logs/new")
+                same(f"names without it, {i}", len(os.listdir(m / "logs")), 300)
+        finally:
+            ended.set()
+            for watcher in watchers:
+                watcher.join()
+
+
 def test_what_cannot_be_read_is_not_half_replaced(t):
     """A tensor whose shard is short cannot be opened for writing to a part of it; others are saved all the same."""
     tensors = make_tensors(1)
