@@ -259,6 +259,7 @@ def main(names, seconds=120):
     if not os.access("/dev/fuse", os.F_OK):
         print("1..0 # SKIP no /dev/fuse")
         sys.exit(77)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # behind a shell's & programs would be born ignoring it
     tests = [(n, f) for n, f in names.items() if n.startswith("test_") and (len(sys.argv) < 2 or n in sys.argv[1:])]
     print(f"1..{len(tests)}")
     results = [run_one(n, f, seconds) for n, f in tests]
