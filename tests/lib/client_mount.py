@@ -16,8 +16,7 @@ from client import check_boxes, fails  # noqa: E402
 
 def bytes_read(m):
     """How much the server has sent to readers of files."""
-    import errno
-import json
+    import json
     with open(m / ".unshard/counters.json") as f:
         return json.load(f)["bytes_read"]
 
