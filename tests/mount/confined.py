@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import Mount, Skip, UNSHARD, is_mounted, main, make_tensors, read_all, same, wait_for, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, UNSHARD, Mount, Skip, is_mounted, main, make_tensors, read_all, same, wait_for, write_checkpoint  # noqa: E402
 
 
 def status(pid):
