@@ -233,25 +233,32 @@ def test_a_file_is_not_cut_while_it_is_published(t):
     big_checkpoint(t, 4096)
     data = tensor_bytes("new", BIG)
     with Mount(t + "/run", t + "/mnt", "rw") as m:
-        os.mkdir(m / "step2")
-        write_file(m / "step2/notes.txt", b"all of it")
-        os.mkdir(m / "step2/tensors")
-        with open(m / "step2/tensors/w.npy", "wb") as f:
-            f.write(npy(data))
-        saver = threading.Thread(target=publish, args=(m, "step2"))
-        saver.start()
-        while not writes_data(t + "/run"):
-            assert saver.is_alive(), "published before it was seen"
-            time.sleep(0.0005)
-        os.truncate(m / "step2/notes.txt", 0)
-        same("as it was written", read_all(t + "/run/step2/notes.txt"), b"all of it")
-        saver.join()
-        staged = os.open(m / "step2/notes.txt", os.O_PATH)
-        publish(m, "step2")
+        step = next((s for s in ("step2", "step3", "step4", "step5") if cut_while_it_is_published(t, m, s, data)), None)
+        assert step, "each was published before it was seen"
+        staged = os.open(m / f"{step}/notes.txt", os.O_PATH)
+        publish(m, step)
         fails("by what it was", errno.ESTALE, lambda: os.truncate(f"/proc/self/fd/{staged}", 4))
         os.close(staged)
-        same("afterwards", read_all(t + "/run/step2/notes.txt"), b"")
-    same("tensor", stored(t + "/run/step2")["w"][2] == data, True)
+        same("afterwards", read_all(f"{t}/run/{step}/notes.txt"), b"")
+    same("tensor", stored(f"{t}/run/{step}")["w"][2] == data, True)
+
+
+def cut_while_it_is_published(t, m, step, data):
+    """False: it was over before it was seen to have begun."""
+    os.mkdir(m / step)
+    write_file(m / f"{step}/notes.txt", b"all of it")
+    os.mkdir(m / f"{step}/tensors")
+    with open(m / f"{step}/tensors/w.npy", "wb") as f:
+        f.write(npy(data))
+    saver = threading.Thread(target=publish, args=(m, step))
+    saver.start()
+    while not writes_data(f"{t}/run/.unshard-staging-{step}/data") and saver.is_alive():
+        time.sleep(0.0005)
+    seen = saver.is_alive()
+    os.truncate(m / f"{step}/notes.txt", 0)
+    same("as it was written", read_all(f"{t}/run/{step}/notes.txt"), b"all of it")
+    saver.join()
+    return seen
 
 
 def npy(data):
@@ -260,10 +267,10 @@ def npy(data):
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data
 
 
-def writes_data(run):
+def writes_data(path):
     """Is a publication writing its files now?"""
     try:
-        return bool(os.listdir(run + "/.unshard-staging-step2/data"))
+        return bool(os.listdir(path))
     except FileNotFoundError:
         return False
 
