@@ -18,6 +18,22 @@ struct entry {
     uint64_t reach; /* the furthest last element of this and all chunks before */
 };
 
+enum {
+    /* Entries, or nodes of the level below, that a node stands for. */
+    FANOUT_BITS = 4,
+    FANOUT = 1 << FANOUT_BITS,
+    LEVELS_MAX = 64 / FANOUT_BITS,
+};
+
+/*
+ * Boxes round the chunks of FANOUT, FANOUT^2, ... entries that follow each other: a window
+ * passes over all of those whose box it does not touch.
+ */
+struct level {
+    size_t n;
+    uint64_t *box; /* of each node the start and the size: twice nd numbers */
+};
+
 struct plan {
     struct shape units;
     uint64_t stride[SHAPE_MAX_DIMS]; /* elements, row-major */
@@ -25,6 +41,8 @@ struct plan {
     unsigned unit;
     size_t n;
     struct entry *entry;
+    uint32_t levels;
+    struct level level[LEVELS_MAX];
 };
 
 struct plan_builder {
@@ -174,12 +192,13 @@ static uint64_t element_at(const struct plan *p, const uint64_t *index)
     return n;
 }
 
-static uint64_t last_element(const struct plan *p, const struct chunk *c)
+static uint64_t last_element(const struct plan *p, const uint64_t *start,
+                             const uint64_t *size)
 {
     uint64_t n = 0;
 
     for (uint32_t k = 0; k < p->units.nd; k++)
-        n += (c->start[k] + c->size[k] - 1) * p->stride[k];
+        n += (start[k] + size[k] - 1) * p->stride[k];
     return n;
 }
 
@@ -188,6 +207,58 @@ static int by_first(const void *a, const void *b)
     const struct entry *x = a, *y = b;
 
     return x->first < y->first ? -1 : x->first > y->first;
+}
+
+static const uint64_t *node_start(const struct plan *p, uint32_t level, size_t i)
+{
+    return level ? p->level[level - 1].box + i * 2 * p->units.nd
+                 : p->entry[i].chunk->start;
+}
+
+static const uint64_t *node_size(const struct plan *p, uint32_t level, size_t i)
+{
+    return level ? node_start(p, level, i) + p->units.nd : p->entry[i].chunk->size;
+}
+
+/* The smallest box round the boxes [from, to) of a level; level 0 is the entries. */
+static void enclose(const struct plan *p, uint32_t level, size_t from, size_t to,
+                    uint64_t *start)
+{
+    uint32_t nd = p->units.nd;
+    uint64_t *size = start + nd;
+
+    for (uint32_t k = 0; k < nd; k++) {
+        uint64_t low = UINT64_MAX, high = 0;
+
+        for (size_t i = from; i < to; i++) {
+            uint64_t at = node_start(p, level, i)[k];
+
+            low = MIN(low, at);
+            high = MAX(high, at + node_size(p, level, i)[k]);
+        }
+        start[k] = low;
+        size[k] = high - low;
+    }
+}
+
+/* Adds levels until one has few nodes. */
+static int add_levels(struct plan *p, struct arena *a, struct err *e)
+{
+    size_t below = p->n;
+
+    for (p->levels = 0; below > FANOUT && p->units.nd; p->levels++) {
+        size_t n = (below - 1) / FANOUT + 1;
+        struct level *l = &p->level[p->levels];
+
+        l->box = arena_array(a, n, 2 * p->units.nd * sizeof *l->box);
+        if (!l->box)
+            return err_nomem(e);
+        for (l->n = 0; l->n < n; l->n++)
+            enclose(p, p->levels, l->n * FANOUT, MIN((l->n + 1) * FANOUT, below),
+                    l->box + l->n * 2 * p->units.nd);
+        below = n;
+    }
+    return 0;
 }
 
 int plan_finish(struct plan_builder *b, const struct plan **out, struct err *e)
@@ -211,11 +282,15 @@ int plan_finish(struct plan_builder *b, const struct plan **out, struct err *e)
     if (!sorted)
         qsort(p->entry, p->n, sizeof *p->entry, by_first);
     for (size_t i = 0; i < p->n; i++) {
-        reach = MAX(reach, last_element(p, p->entry[i].chunk));
+        const struct chunk *c = p->entry[i].chunk;
+
+        reach = MAX(reach, last_element(p, c->start, c->size));
         p->entry[i].reach = reach;
     }
-    *out = p;
-    return 0;
+    ret = add_levels(p, b->arena, e);
+    if (ret == 0)
+        *out = p;
+    return ret;
 }
 
 uint64_t plan_size(const struct plan *p)
@@ -259,60 +334,107 @@ static size_t find_reach(const struct plan *p, uint64_t n)
     return low;
 }
 
-static bool box_holds(const struct chunk *c, uint32_t k, uint64_t index)
+/* Elements [from, to] of the tensor, and the indices of the first. */
+struct element_range {
+    uint64_t from, to;
+    uint64_t index[SHAPE_MAX_DIMS];
+};
+
+static bool within(const uint64_t *start, const uint64_t *size, uint32_t k,
+                   uint64_t index)
 {
-    return index >= c->start[k] && index - c->start[k] < c->size[k];
+    return index >= start[k] && index - start[k] < size[k];
 }
 
 /* The first element of the box at or behind the one at `index`; the box's last one is. */
-static uint64_t next_in_box(const struct plan *p, const struct chunk *c,
-                            const uint64_t *index)
+static uint64_t next_in_box(const struct plan *p, const uint64_t *start,
+                            const uint64_t *size, const uint64_t *index)
 {
     uint64_t next[SHAPE_MAX_DIMS];
     uint32_t nd = p->units.nd, k = 0;
 
-    while (k < nd && box_holds(c, k, index[k])) {
+    while (k < nd && within(start, size, k, index[k])) {
         next[k] = index[k];
         k++;
     }
-    if (k < nd && index[k] > c->start[k]) {
+    if (k < nd && index[k] > start[k]) {
         /* Behind the box in this dimension: go on by one in an outer one that can. */
         do {
             assert(k > 0);
             k--;
-        } while (!box_holds(c, k, index[k] + 1));
+        } while (!within(start, size, k, index[k] + 1));
         next[k] = index[k] + 1;
         k++;
     }
     for (; k < nd; k++)
-        next[k] = c->start[k];
+        next[k] = start[k];
     return element_at(p, next);
+}
+
+/* Does the box hold any of the range? */
+static bool box_meets(const struct plan *p, const uint64_t *start, const uint64_t *size,
+                      const struct element_range *r)
+{
+    return last_element(p, start, size) >= r->from &&
+           next_in_box(p, start, size, r->index) <= r->to;
+}
+
+/*
+ * The entries that the largest node passes over which begins at entry i and does not meet
+ * the range; 0: there is none.
+ */
+static size_t passed_over(const struct plan *p, size_t i, const struct element_range *r)
+{
+    uint32_t level = 0;
+
+    while (level < p->levels && i % ((size_t)FANOUT << level * FANOUT_BITS) == 0)
+        level++;
+    for (; level > 0; level--) {
+        size_t node = i >> level * FANOUT_BITS;
+
+        if (!box_meets(p, node_start(p, level, node), node_size(p, level, node), r))
+            return (size_t)1 << level * FANOUT_BITS;
+    }
+    return 0;
+}
+
+static struct element_range range_of(const struct plan *p, uint64_t from, uint64_t to)
+{
+    struct element_range r = {.from = from, .to = to};
+
+    for (uint32_t k = 0; k < p->units.nd; k++) {
+        r.index[k] = from / p->stride[k];
+        from %= p->stride[k];
+    }
+    return r;
 }
 
 int plan_touched(const struct plan *p, uint64_t off, uint64_t len,
                  int (*fn)(void *user, size_t i), void *user)
 {
-    uint64_t size = plan_size(p), index[SHAPE_MAX_DIMS], from, to, rest;
+    uint64_t size = plan_size(p);
+    struct element_range r;
+    size_t i;
 
     if (off >= size || !len)
         return 0;
-    from = off / p->unit;
-    to = (off + MIN(len, size - off) - 1) / p->unit; /* inclusive */
-    rest = from;
-    for (uint32_t k = 0; k < p->units.nd; k++) {
-        index[k] = rest / p->stride[k];
-        rest %= p->stride[k];
-    }
-    for (size_t i = find_reach(p, from); i < p->n && p->entry[i].first <= to; i++) {
-        const struct chunk *c = p->entry[i].chunk;
+    r = range_of(p, off / p->unit, (off + MIN(len, size - off) - 1) / p->unit);
+    i = find_reach(p, r.from);
+    while (i < p->n && p->entry[i].first <= r.to) {
+        const struct entry *x = &p->entry[i];
+        size_t passed = x->first < r.from ? passed_over(p, i, &r) : 0;
         int ret;
 
-        if (p->entry[i].first < from &&
-            (last_element(p, c) < from || next_in_box(p, c, index) > to))
+        if (passed) {
+            i += passed;
             continue;
-        ret = fn(user, i);
-        if (ret)
-            return ret;
+        }
+        if (x->first >= r.from || box_meets(p, x->chunk->start, x->chunk->size, &r)) {
+            ret = fn(user, i);
+            if (ret)
+                return ret;
+        }
+        i++;
     }
     return 0;
 }

@@ -45,8 +45,8 @@ const struct chunk *plan_chunk(const struct plan *p, size_t i); /* in order of d
 /*
  * Calls fn(user, i) for each chunk that holds any of the bytes [off, off + len) of the
  * tensor, in order; stops at and returns the first non-zero value. Costs a binary search
- * and a glance at the chunks whose first and last byte enclose any of these (of a grid:
- * the tiles of the rows that are touched).
+ * and a look at few boxes beside those of these chunks, however the tensor is cut: the
+ * others are passed over in groups (of columns as of rows or tiles).
  */
 int plan_touched(const struct plan *p, uint64_t off, uint64_t len,
                  int (*fn)(void *user, size_t i), void *user);

@@ -496,6 +496,61 @@ static void test_chunks_that_a_window_touches(void **state)
     free(l.number);
 }
 
+struct marks {
+    unsigned char *touched;
+    size_t last;
+};
+
+static int mark(void *user, size_t i)
+{
+    struct marks *m = user;
+
+    assert_true(m->last == SIZE_MAX || i > m->last);
+    m->last = i;
+    m->touched[i] = 1;
+    return 0;
+}
+
+/* Each byte of the window names its tile of 5 x 7 bytes. */
+static void check_window(const struct plan *p, uint64_t columns, uint64_t off,
+                         uint64_t len)
+{
+    unsigned char *want = calloc(plan_chunks(p), 1);
+    struct marks got = {calloc(plan_chunks(p), 1), SIZE_MAX};
+
+    assert_true(want && got.touched);
+    for (uint64_t at = off; at < off + len; at++)
+        want[at / (35 * columns) * columns + at % (7 * columns) / 7] = 1;
+    assert_int_equal(plan_touched(p, off, len, mark, &got), 0);
+    assert_memory_equal(got.touched, want, plan_chunks(p));
+    free(want);
+    free(got.touched);
+}
+
+static void test_windows_of_grids_of_all_shapes(void **state)
+{
+    static const uint64_t grids[][2] = {{1, 4100}, {4100, 1}, {2, 300}, {300, 2},
+                                        {61, 67},  {1, 17},   {16, 16}, {257, 16}};
+
+    (void)state;
+    for (size_t g = 0; g < ARRAY_SIZE(grids); g++) {
+        uint64_t rows = grids[g][0], columns = grids[g][1], size = 35 * rows * columns;
+        CLEANUP(arena_freep) struct arena *a = arena_new(1 << 24);
+        const struct plan *p;
+        struct layout l;
+        struct err e = {0};
+
+        make_grid(&l, rows, columns);
+        assert_ok(layout_build(&l, a, &p, &e), &e);
+        for (uint64_t i = 0; i < 500; i++) {
+            uint64_t off = i * 104729 % size, len = 1 + i * i * 7919 % (21 * columns);
+
+            check_window(p, columns, off, MIN(len, size - off));
+        }
+        free(l.number);
+    }
+}
+
 static void test_touching_stops_when_told(void **state)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
@@ -534,6 +589,32 @@ static void test_windows_of_a_million_tiles_are_cheap(void **state)
         /* Behind the last tile of a row comes the first one's next line. */
         assert_int_equal(f.chunk[0], tile % 1000 == 999 ? tile - 999 : tile);
         assert_int_equal(f.chunk[1], tile % 1000 == 999 ? tile : tile + 1);
+    }
+    assert_true(now() - start < patience);
+    free(l.number);
+}
+
+/* Each chunk is a column: its first and its last byte enclose nearly all the others'. */
+static void test_windows_of_a_million_columns_are_cheap(void **state)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(SIZE_MAX);
+    const struct plan *p;
+    struct layout l;
+    struct err e = {0};
+    double start;
+
+    (void)state;
+    make_grid(&l, 1, 1000000);
+    assert_ok(layout_build(&l, a, &p, &e), &e);
+    start = now();
+    for (uint64_t i = 0; i < 10000; i++) {
+        uint64_t tile = i * 7919 % 999999;
+        struct found f = {.n = 0};
+
+        plan_touched(p, i % 5 * 7000000 + tile * 7, 14, find, &f);
+        assert_int_equal(f.n, 2);
+        assert_int_equal(f.chunk[0], tile);
+        assert_int_equal(f.chunk[1], tile + 1);
     }
     assert_true(now() - start < patience);
     free(l.number);
@@ -1202,8 +1283,10 @@ int main(void)
         cmocka_unit_test(test_a_million_times_the_same),
         cmocka_unit_test(test_what_is_too_irregular_is_refused),
         cmocka_unit_test(test_chunks_that_a_window_touches),
+        cmocka_unit_test(test_windows_of_grids_of_all_shapes),
         cmocka_unit_test(test_touching_stops_when_told),
         cmocka_unit_test(test_windows_of_a_million_tiles_are_cheap),
+        cmocka_unit_test(test_windows_of_a_million_columns_are_cheap),
         cmocka_unit_test(test_chunks_are_lowered_to_few_loops),
         cmocka_unit_test(test_chunks_outside_their_file_are_refused),
         cmocka_unit_test(test_windows_of_a_loop),
