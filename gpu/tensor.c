@@ -17,8 +17,9 @@ enum {
     TENSOR_MEMORY = 1 << 30,
     FILE_MEMORY = 64 << 10, /* the row of one file */
     /*
-     * Shards that an open tensor keeps open. Formats that store a chunk a file have
-     * hundreds of thousands: of those each is opened for the window that needs it.
+     * Shards that an open tensor keeps open, if this process may have so many open beside
+     * those of other tensors. Formats that store a chunk a file have hundreds of
+     * thousands: of those each is opened for the window that needs it.
      */
     SHARDS_KEPT = 256,
 };
@@ -109,6 +110,7 @@ static int add_shards(struct tensor *t, struct err *e)
 {
     size_t n = plan_chunks(t->plan);
     CLEANUP_FREE uint32_t *number = calloc(n + 1, sizeof *number);
+    size_t shards;
     int ret = 0;
 
     if (!number)
@@ -116,13 +118,16 @@ static int add_shards(struct tensor *t, struct err *e)
     for (size_t i = 0; i < n; i++)
         number[i] = plan_chunk(t->plan, i)->file;
     qsort(number, n, sizeof *number, compare_numbers);
-    t->keeps_shards = count_shards(number, n) <= SHARDS_KEPT;
-    t->shards = arena_array(t->arena, count_shards(number, n) + 1, sizeof *t->shards);
+    shards = count_shards(number, n);
+    t->shards = arena_array(t->arena, shards + 1, sizeof *t->shards);
     if (!t->shards)
         return err_nomem(e);
+    t->keeps_shards = shards <= SHARDS_KEPT && open_files_promise(t->env.files, shards);
     for (size_t i = 0; ret == 0 && i < n; i++)
         if (i == 0 || number[i] != number[i - 1])
             ret = add_shard(t, number[i], e);
+    if (t->keeps_shards)
+        open_files_promised(t->env.files, shards);
     return ret;
 }
 

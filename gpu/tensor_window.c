@@ -10,6 +10,7 @@
 #include "gpu/cast.h"
 #include "gpu/fetch.h"
 #include "remote/decoded.h"
+#include "remote/open_files.h"
 #include "remote/source.h"
 
 enum {
@@ -94,13 +95,14 @@ static size_t batch_limit(const struct cut *c)
 {
     uint64_t bytes = c->t->info.bytes / MAX(plan_chunks(c->t->plan), (size_t)1);
     bool decodes = decodes_any(c);
+    size_t files = MIN(open_files_at_once(c->t->env.files), (size_t)BATCH_CHUNKS);
 
     if (!decodes && c->t->keeps_shards)
         return SIZE_MAX;
     if (!decodes)
-        return BATCH_CHUNKS;
+        return files;
     bytes = BATCH_MEMORY / MAX(bytes, (uint64_t)1);
-    return (size_t)MAX(MIN(bytes, (uint64_t)BATCH_CHUNKS), (uint64_t)1);
+    return (size_t)MAX(MIN(bytes, (uint64_t)files), (uint64_t)1);
 }
 
 bool cut_is_small(const struct cut *c)

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/err.h"
 #include "remote/ring.h"
@@ -18,6 +19,14 @@ enum {
      */
     FEW = 4096,
     SELDOM = 1024,
+    /*
+     * Shares of the files that this process may have open: of those that are kept for long,
+     * and of those for one window, many of which may be read at the same time.
+     */
+    KEPT_SHARE = 4,
+    WINDOW_SHARE = 32,
+    /* A file is also a map, and of those the kernel gives a process 65,530. */
+    KEPT_MAX = 16384,
 };
 
 struct open_file {
@@ -31,13 +40,24 @@ struct open_file {
 struct open_files {
     struct store *store;
     unsigned keep;
+    size_t limit; /* how many files this process may have open */
     pthread_mutex_t lock;
     /* guarded by lock */
     struct ring lru; /* least recently used first */
     size_t count;
+    size_t promised;    /* will be kept and may not be counted as open yet */
     unsigned untrimmed; /* times that trim() had better things to do */
     struct open_file *buckets[BUCKETS];
 };
+
+static size_t files_allowed(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return 256;
+    return (size_t)MIN(limit.rlim_cur, (rlim_t)KEPT_MAX * KEPT_SHARE);
+}
 
 int open_files_new(struct store *store, unsigned keep, struct open_files **out,
                    struct err *e)
@@ -47,7 +67,8 @@ int open_files_new(struct store *store, unsigned keep, struct open_files **out,
     if (!f)
         return err_nomem(e);
     f->store = store;
-    f->keep = keep;
+    f->limit = files_allowed();
+    f->keep = (unsigned)MIN((size_t)keep, f->limit / KEPT_SHARE);
     ring_init(&f->lru);
     pthread_mutex_init(&f->lock, NULL);
     *out = f;
@@ -154,6 +175,48 @@ static void trim(struct open_files *f, size_t keep, struct ring *gone)
     }
 }
 
+/* Locked. */
+static size_t count_used(const struct open_files *f)
+{
+    size_t used = 0;
+
+    for (struct ring *r = f->lru.next; r != &f->lru; r = r->next)
+        used += !unused(file_at(r));
+    return used;
+}
+
+bool open_files_promise(struct open_files *f, size_t n)
+{
+    size_t most = f->limit / KEPT_SHARE;
+    bool granted;
+
+    if (store_is_remote(f->store))
+        return true;
+    pthread_mutex_lock(&f->lock);
+    granted =
+        f->count + f->promised + n <= most || count_used(f) + f->promised + n <= most;
+    if (granted)
+        f->promised += n;
+    pthread_mutex_unlock(&f->lock);
+    return granted;
+}
+
+void open_files_promised(struct open_files *f, size_t n)
+{
+    if (store_is_remote(f->store))
+        return;
+    pthread_mutex_lock(&f->lock);
+    f->promised -= n;
+    pthread_mutex_unlock(&f->lock);
+}
+
+size_t open_files_at_once(const struct open_files *f)
+{
+    if (store_is_remote(f->store))
+        return SIZE_MAX;
+    return MAX(f->limit / WINDOW_SHARE, (size_t)1);
+}
+
 void open_files_rest(struct open_files *f, int64_t now_ns, int64_t idle_ns)
 {
     struct ring gone;
@@ -177,6 +240,22 @@ void open_files_rest(struct open_files *f, int64_t now_ns, int64_t idle_ns)
     drop_all(&gone);
 }
 
+/* Has this process too many files open? Then those that nobody uses are closed. */
+static bool made_room(struct open_files *f, int rc, struct err *e)
+{
+    struct ring gone;
+
+    if (rc != -EMFILE && rc != -ENFILE)
+        return false;
+    ring_init(&gone);
+    pthread_mutex_lock(&f->lock);
+    trim(f, 0, &gone);
+    pthread_mutex_unlock(&f->lock);
+    drop_all(&gone);
+    *e = (struct err){0};
+    return true;
+}
+
 /* 0 when the file on disk is the expected one. */
 static int check_expected(struct open_files *f, const char *path,
                           const struct file_id *expect, struct err *e)
@@ -184,6 +263,8 @@ static int check_expected(struct open_files *f, const char *path,
     struct entry_stat st;
     int rc = f->store->ops->stat(f->store, path, &st, e);
 
+    if (made_room(f, rc, e))
+        rc = f->store->ops->stat(f->store, path, &st, e);
     if (rc < 0)
         return rc;
     if (st.kind != ENTRY_FILE)
@@ -191,22 +272,12 @@ static int check_expected(struct open_files *f, const char *path,
     return file_id_equal(&st.id, expect) ? 0 : source_stale(path, expect, &st.id, e);
 }
 
-/* Opens it; when this process has too many files open, those that nobody uses go. */
 static int open_new(struct open_files *f, const char *path, struct source **out,
                     struct err *e)
 {
     int rc = f->store->ops->open(f->store, path, out, e);
-    struct ring gone;
 
-    if (rc != -EMFILE && rc != -ENFILE)
-        return rc;
-    ring_init(&gone);
-    pthread_mutex_lock(&f->lock);
-    trim(f, 0, &gone);
-    pthread_mutex_unlock(&f->lock);
-    drop_all(&gone);
-    *e = (struct err){0};
-    return f->store->ops->open(f->store, path, out, e);
+    return made_room(f, rc, e) ? f->store->ops->open(f->store, path, out, e) : rc;
 }
 
 static void free_entry(struct open_file **file)

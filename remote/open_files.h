@@ -32,4 +32,15 @@ void open_files_rest(struct open_files *f, int64_t now_ns, int64_t idle_ns);
 int open_files_get(struct open_files *f, const char *path, const struct file_id *expect,
                    struct source **out, struct err *e);
 
+/*
+ * May n files be had by open_files_get() and kept for long, beside all that are in use?
+ * True: they count as open until open_files_promised() is called, when all of them are (or
+ * will not be). False: each is to be had when it is needed, and put soon.
+ */
+bool open_files_promise(struct open_files *f, size_t n);
+void open_files_promised(struct open_files *f, size_t n);
+
+/* How many files one window may have at a time of those that are not kept. */
+size_t open_files_at_once(const struct open_files *f);
+
 #endif
