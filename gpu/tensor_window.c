@@ -19,6 +19,8 @@ enum {
     /* Files or decoded chunks that are held at once. */
     BATCH_CHUNKS = 256,
     BATCH_MEMORY = DECODED_MEMORY / 4,
+    /* Places to note which files were looked at: many chunks lie in few, by turns. */
+    CHECKED = 256,
 };
 
 /* The byte of the tensor behind the last one of a chunk. */
@@ -163,11 +165,17 @@ int cut_runs(struct cut *c, uint64_t off, uint64_t len, struct err *e)
 
 int cut_check(const struct cut *c, struct err *e)
 {
+    struct source *checked[CHECKED] = {0};
     int ret = 0;
 
-    for (size_t n = 0; ret == 0 && n < c->count; n++)
-        if (n == 0 || c->src[n] != c->src[n - 1])
-            ret = source_check(c->src[n], e);
+    for (size_t n = 0; ret == 0 && n < c->count; n++) {
+        struct source **last = &checked[(uintptr_t)c->src[n] / 64 % CHECKED];
+
+        if (*last == c->src[n])
+            continue;
+        *last = c->src[n];
+        ret = source_check(c->src[n], e);
+    }
     return ret;
 }
 
