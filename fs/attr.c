@@ -345,7 +345,7 @@ static void remote_dir(const struct fs *fs, const struct node *n,
 {
     *out = (struct entry_stat){
         .kind = ENTRY_DIR,
-        .mode = 0555,
+        .mode = 0755,
         .uid = geteuid(),
         .gid = getegid(),
         .id = {.dev = n->dev, .ino = n->inode, .mtime_ns = fs->begun_ns}};

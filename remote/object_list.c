@@ -86,7 +86,7 @@ static void set_stat(const struct object_list *l, const struct object_entry *ent
                      struct entry_stat *st)
 {
     *st = (struct entry_stat){.kind = entry->is_dir ? ENTRY_DIR : ENTRY_FILE,
-                              .mode = entry->is_dir ? 0555 : 0444,
+                              .mode = entry->is_dir ? 0755 : 0444,
                               .uid = geteuid(),
                               .gid = getegid()};
     st->id.dev = l->store;
@@ -105,7 +105,7 @@ static void set_stat(const struct object_list *l, const struct object_entry *ent
 void object_dir_stat(const struct object_list *l, struct entry_stat *out)
 {
     *out = (struct entry_stat){
-        .kind = ENTRY_DIR, .mode = 0555, .uid = geteuid(), .gid = getegid()};
+        .kind = ENTRY_DIR, .mode = 0755, .uid = geteuid(), .gid = getegid()};
     out->id = (struct file_id){.dev = l->store,
                                .ino = path_hash(l, NULL),
                                .mtime_ns = 1,
