@@ -104,9 +104,11 @@ class Session:
         wait_for("the mount", 60, lambda: is_mounted(self.path) or self.process.poll() is not None, step=0.003)
         try:
             os.stat(self.path)  # answered once all of its threads are there
+            there = is_mounted(self.path)  # or it was the directory below that answered
         except OSError:
-            if not ends(self.process.pid, 30):
-                raise
+            there = False
+        if not there and self.process.poll() is None and not ends(self.process.pid, 30):
+            raise Wrong("it neither answers nor ends")
         code = self.process.poll()
         return True if code is None else self.judge(code)
 
