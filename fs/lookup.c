@@ -261,17 +261,26 @@ static bool takes_time(const struct request *r, struct slot *slot, enum inside k
     return !r->may_block && !report_made(slot, kind);
 }
 
+static const struct fixed_file *fixed_named(const struct slot *slot, enum inside dir,
+                                            const char *name)
+{
+    const struct fixed_file *f;
+    size_t i = 0;
+
+    while ((f = fixed_file(slot, dir, i)) && strcmp(f->name, name) != 0)
+        i++;
+    return f;
+}
+
 static int find_fixed(const struct request *r, struct slot *slot, enum inside dir,
                       struct err *e)
 {
-    const struct fixed_file *f;
+    const struct fixed_file *f = fixed_named(slot, dir, r->name);
 
-    for (size_t i = 0; (f = fixed_file(slot, dir, i)); i++) {
-        if (strcmp(f->name, r->name) == 0)
-            return takes_time(r, slot, f->kind) ? FS_LATER
-                                                : reply_inside(r, slot, f->kind, 0, e);
-    }
-    return err_set(e, ENOENT, "%s", r->name);
+    if (!f)
+        return err_set(e, ENOENT, "%s", r->name);
+    return takes_time(r, slot, f->kind) ? FS_LATER
+                                        : reply_inside(r, slot, f->kind, 0, e);
 }
 
 /* .unshard/latest of a checkpoint that has trackers beside it. */
@@ -288,13 +297,10 @@ static int find_latest(const struct request *r, struct slot *slot, struct err *e
 static bool names_file_of_mount(const struct slot *slot, enum inside dir,
                                 const char *name)
 {
-    const struct fixed_file *f;
+    const struct fixed_file *f =
+        dir == INSIDE_META ? fixed_named(slot, dir, name) : NULL;
 
-    for (size_t i = 0; dir == INSIDE_META && (f = fixed_file(slot, dir, i)); i++) {
-        if (strcmp(f->name, name) == 0)
-            return inside_is_of_mount(f->kind);
-    }
-    return false;
+    return f && inside_is_of_mount(f->kind);
 }
 
 static int find_inside(struct request *r, struct slot *slot, struct err *e)
@@ -372,8 +378,10 @@ static int lookup_unknown(const struct request *r, const struct shown *shown,
 {
     const struct slot *slot = shown->slot;
 
-    for (size_t i = 0; tree_own_names[i] && slot && slot->info.error; i++)
-        if (!r->fs->stages && strcmp(tree_own_names[i], r->name) == 0)
+    if (r->fs->stages || !slot || !slot->info.error)
+        return reply_not_shown(r, shown);
+    for (const char *const *own = tree_own_names; *own; own++)
+        if (strcmp(*own, r->name) == 0)
             return err_set(e, EIO, "%s/%s: %s", slot->path, r->name, slot->info.error);
     return reply_not_shown(r, shown);
 }

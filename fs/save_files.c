@@ -188,7 +188,9 @@ bool save_files_none(const struct save_files *f)
 
 void save_files_again(const struct stage *s, const struct save_files *f)
 {
-    for (size_t i = 0; geteuid() != 0 && i < f->count; i++)
+    if (geteuid() == 0)
+        return;
+    for (size_t i = 0; i < f->count; i++)
         (void)!fchmodat(staging_spool(s->staging), f->file[i].spool, 0600,
                         AT_SYMLINK_NOFOLLOW);
 }

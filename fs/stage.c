@@ -70,7 +70,10 @@ void stages_plain_begin(struct fs *fs)
 
 void stages_plain_end(struct fs *fs)
 {
+    int code = errno;
+
     pthread_rwlock_unlock(&fs->stages->place);
+    errno = code;
 }
 
 void stages_place_begin(struct fs *fs)

@@ -78,7 +78,7 @@ struct stages;
  * waits for the lock of stages in between.
  */
 void stages_plain_begin(struct fs *fs);
-void stages_plain_end(struct fs *fs);
+void stages_plain_end(struct fs *fs); /* errno stays what it was */
 void stages_place_begin(struct fs *fs);
 void stages_place_end(struct fs *fs);
 

@@ -99,15 +99,12 @@ static ssize_t put(const struct request *r, const struct staged_handle *h,
                    const char *data, size_t size, off_t off)
 {
     ssize_t n;
-    int code;
 
     if (h->node)
         return pwrite(h->fd, data, size, off);
     stages_plain_begin(r->fs);
     n = pwrite(h->fd, data, size, off);
-    code = errno;
     stages_plain_end(r->fs);
-    errno = code;
     return n;
 }
 
@@ -152,15 +149,13 @@ int write_bytes(struct request *r, const char *data, struct err *e)
 
 static int reserve(const struct request *r, const struct staged_handle *h, off_t len)
 {
-    int ret, code;
+    int ret;
 
     if (h->node)
         return fallocate(h->fd, (int)r->flags, r->off, len);
     stages_plain_begin(r->fs);
     ret = fallocate(h->fd, (int)r->flags, r->off, len);
-    code = errno;
     stages_plain_end(r->fs);
-    errno = code;
     return ret;
 }
 

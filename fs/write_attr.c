@@ -165,8 +165,8 @@ int write_setattr(struct request *r, const struct stat *attr, int to_set, struct
     n = h ? h->node : staged_of_ino(r->fs, r->ino);
     if (!h && n && (to_set & FUSE_SET_ATTR_SIZE)) {
         if (n->stage) {
-            stage_wait(r->fs,
-                       n->stage); /* it reads the file, or has made a link to it */
+            /* Its publication reads the file, or has made a link to it. */
+            stage_wait(r->fs, n->stage);
             n = staged_of_ino(r->fs, r->ino);
         }
         if (n && !n->stage) {
