@@ -33,9 +33,9 @@ const char *catalog_path(const struct catalog *c); /* for messages */
 bool catalog_in_memory(const struct catalog *c);
 
 /*
- * After an error `rc` of the file: where that was the disk's, which is full or cannot be written, the
- * index goes on in memory, from nothing: what was in the file is scanned anew. False: it was
- * another error, or there is no memory either.
+ * After an error `rc` of the file: where that was the disk's, which is full or cannot be
+ * written, the index goes on in memory, from nothing: what was in the file is scanned anew.
+ * False: it was another error, or there is no memory either.
  */
 bool catalog_leave_disk(struct catalog *c, int rc, const struct err *why);
 
