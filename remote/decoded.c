@@ -128,6 +128,11 @@ void decoded_free(struct decoded_cache *c)
     free(c);
 }
 
+uint64_t decoded_budget(const struct decoded_cache *c)
+{
+    return c->budget;
+}
+
 static bool key_equal(const struct decoded_key *a, const struct decoded_key *b)
 {
     return a->dev == b->dev && a->ino == b->ino && a->off == b->off &&
@@ -250,7 +255,7 @@ struct job {
     struct source *in;
     decode_fn *fn;
     decode_block_fn *block_fn; /* instead of fn: `size` bytes come out */
-    size_t size;
+    uint64_t size;             /* 0: not known */
     void *user;
 };
 
@@ -302,12 +307,12 @@ static int decode_mapped(const struct job *job, int fd, struct err *e)
     int rc = posix_fallocate(fd, 0, (off_t)job->size);
 
     if (rc != 0)
-        return err_set(e, rc, "%zu bytes for a decoded piece: %s", job->size,
+        return err_set(e, rc, "%" PRIu64 " bytes for a decoded piece: %s", job->size,
                        strerror(rc));
     map = mmap(NULL, job->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED)
-        return err_set(e, errno, "map %zu bytes of a decoded piece: %s", job->size,
-                       strerror(errno));
+        return err_set(e, errno, "map %" PRIu64 " bytes of a decoded piece: %s",
+                       job->size, strerror(errno));
     rc = job->block_fn(job->user, job->in, map, job->size, e);
     munmap(map, job->size);
     return rc;
@@ -321,7 +326,7 @@ static int block_to_file(void *user, struct source *in, int fd, uint64_t limit,
 
     (void)in;
     if (job->size > limit)
-        return err_set(e, EFBIG, "%zu bytes come out", job->size);
+        return err_set(e, EFBIG, "%" PRIu64 " bytes come out", job->size);
     *size = job->size;
     return decode_mapped(job, fd, e);
 }
@@ -599,10 +604,10 @@ static int get(struct decoded_cache *c, const struct decoded_key *key,
 }
 
 int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
-                struct source *in, decode_fn *fn, void *user, struct source **out,
-                struct err *e)
+                struct source *in, uint64_t size, decode_fn *fn, void *user,
+                struct source **out, struct err *e)
 {
-    const struct job job = {.in = in, .fn = fn, .user = user};
+    const struct job job = {.in = in, .fn = fn, .size = size, .user = user};
 
     return get(c, key, &job, out, e);
 }

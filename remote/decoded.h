@@ -19,6 +19,8 @@ int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
 
 void decoded_free(struct decoded_cache *c);
 
+uint64_t decoded_budget(const struct decoded_cache *c);
+
 /* Which piece: bytes [off, off + len) of this file, in this encoding. */
 struct decoded_key {
     uint64_t dev, ino, off, len;
@@ -37,13 +39,14 @@ typedef int decode_fn(void *user, struct source *in, int fd, uint64_t limit,
 
 /*
  * The plain bytes as a source (the caller's reference), decoding them when they are not
- * there. Several threads that want one piece wait for one decoding and share its
+ * there. `size`: how many come out, 0: that is not known, and a piece that needs more room
+ * than was thought is begun anew. Of a known size room is set aside for all of it. Several threads that want one piece wait for one decoding and share its
  * failure, which is not kept. -ESTALE when `in` changed while it was decoded. -ENOSPC when the piece cannot fit the budget beside the
  * pieces that are being read.
  */
 int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
-                struct source *in, decode_fn *fn, void *user, struct source **out,
-                struct err *e);
+                struct source *in, uint64_t size, decode_fn *fn, void *user,
+                struct source **out, struct err *e);
 
 /*
  * The same for a piece of which it is known that `size` bytes come out. The function fills

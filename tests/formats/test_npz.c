@@ -253,6 +253,34 @@ static void test_checksum(void **state)
     zb_release(&z);
 }
 
+/* A size that nothing of the member's length can inflate to: no room is set aside for it. */
+static void test_impossible_size(void **state)
+{
+    CLEANUP(buf_release) struct buf npy = {0}, got = {0};
+    enum { CLAIMED = 100 << 20 };
+    struct zip_builder z = {0};
+    struct made m;
+    struct opened o;
+    struct err e = {0};
+    size_t at;
+
+    (void)state;
+    image(&npy, 1, "{'descr': '|u1', 'fortran_order': False, 'shape': (104857600,)}",
+          128, six, 6);
+    zb_add(&z, &(struct zip_member){
+                   .name = "w.npy", .data = npy.data, .len = npy.len, .deflate = true});
+    at = z.out.len;
+    zb_finish(&z, false, false, "");
+    put_le32(z.out.data + at + 24, CLAIMED + 128); /* in the directory */
+    put_le32(z.out.data + 22, CLAIMED + 128);      /* and in the local header */
+    open_image(&m, &o, "w.npz", z.out.data, z.out.len);
+    assert_int_equal(o.count, 1);
+    assert_int_equal(read_tensor(&o.w, o.info.id, &o.t[0], &got, &e), -EBADMSG);
+    assert_has(e.text, "104857728 bytes cannot come out of");
+    finish(&m, &o);
+    zb_release(&z);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -261,6 +289,7 @@ int main(int argc, char **argv)
         {.name = "trailing", .test_func = test_trailing},
         {.name = "members", .test_func = test_members},
         {.name = "checksum", .test_func = test_checksum},
+        {.name = "impossible size", .test_func = test_impossible_size},
     };
 
     return run_with_fixtures("npz", argc, argv, others, ARRAY_SIZE(others));

@@ -417,7 +417,7 @@ static struct source *get_piece(struct decoded_cache *c, uint64_t n, const char 
     const struct decoded_key key = {.dev = 1, .ino = 2, .off = n, .len = 3};
     CLEANUP(source_putp) struct source *in = memory(text);
     struct source *out = NULL;
-    int rc = decoded_get(c, &key, in, repeat, codec, &out, e);
+    int rc = decoded_get(c, &key, in, 0, repeat, codec, &out, e);
 
     assert_int_equal(rc, out ? 0 : -e->code);
     return out;
@@ -473,9 +473,9 @@ static void test_every_part_of_the_key_counts(void **state)
     for (size_t i = 0; i < 2 * ARRAY_SIZE(keys); i++) {
         CLEANUP(source_putp) struct source *out = NULL;
 
-        assert_ok(
-            decoded_get(c, &keys[i % ARRAY_SIZE(keys)], in, repeat, &codec, &out, &e),
-            &e);
+        assert_ok(decoded_get(c, &keys[i % ARRAY_SIZE(keys)], in, 0, repeat, &codec,
+                              &out, &e),
+                  &e);
     }
     assert_int_equal(codec.calls, ARRAY_SIZE(keys));
     source_put(in);
@@ -580,6 +580,26 @@ static void test_a_far_larger_piece_than_guessed(void **state)
     decoded_free(c);
 }
 
+static void test_a_piece_of_known_size_is_decoded_once(void **state)
+{
+    enum { LEN = 20 << 20 };
+    const struct decoded_key key = {.dev = 1, .ino = 2, .len = 3};
+    struct decoded_cache *c = cache_of(*state, LEN), *small = cache_of(*state, LEN - 1);
+    CLEANUP(source_putp) struct source *in = memory("a"), *out = NULL;
+    struct codec codec = {.times = LEN};
+    struct err e = {0};
+
+    assert_ok(decoded_get(c, &key, in, LEN, repeat, &codec, &out, &e), &e);
+    check_piece(out, 'a', LEN);
+    assert_int_equal(codec.calls, 1);
+    source_put(steal(&out));
+    assert_int_equal(decoded_get(small, &key, in, LEN, repeat, &codec, &out, &e),
+                     -ENOSPC);
+    assert_int_equal(codec.calls, 1); /* what cannot fit is not begun */
+    decoded_free(c);
+    decoded_free(small);
+}
+
 static void test_a_failure_is_not_kept(void **state)
 {
     struct decoded_cache *c = cache_of(*state, 1 << 20);
@@ -619,7 +639,7 @@ static void test_a_decoder_that_lies_about_its_size(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(written); i++) {
         size_t n = written[i];
 
-        assert_int_equal(decoded_get(c, &key, in, lie, &n, &out, &e), -EIO);
+        assert_int_equal(decoded_get(c, &key, in, 0, lie, &n, &out, &e), -EIO);
         assert_has(e.text, "shard: decoded to 4 bytes");
     }
     assert_null(out);
@@ -637,10 +657,11 @@ static void test_a_file_that_changes_while_it_is_decoded(void **state)
     struct err e = {0};
 
     assert_ok(source_with_faults(in, &changed, &faulty, &e), &e);
-    assert_int_equal(decoded_get(c, &key, faulty, repeat, &codec, &out, &e), -ESTALE);
+    assert_int_equal(decoded_get(c, &key, faulty, 0, repeat, &codec, &out, &e),
+                     -ESTALE);
     assert_null(out);
     /* And what came out is not kept for others. */
-    assert_ok(decoded_get(c, &key, in, repeat, &codec, &out, &e), &e);
+    assert_ok(decoded_get(c, &key, in, 0, repeat, &codec, &out, &e), &e);
     assert_int_equal(codec.calls, 2);
     source_put(out);
     source_put(faulty);
@@ -774,6 +795,7 @@ int main(void)
         tmp_test(test_what_is_read_is_not_evicted),
         tmp_test(test_a_piece_beyond_the_budget),
         tmp_test(test_a_far_larger_piece_than_guessed),
+        tmp_test(test_a_piece_of_known_size_is_decoded_once),
         tmp_test(test_a_failure_is_not_kept),
         tmp_test(test_a_decoder_that_lies_about_its_size),
         tmp_test(test_a_file_that_changes_while_it_is_decoded),

@@ -397,7 +397,7 @@ static int sum_resolve(struct source *shard, const struct chunk *c,
         source_window(shard, c->offset, c->length, &window, e) < 0)
         return -e->code;
     key = key_of(&p, c);
-    if (decoded_get(decoded, &key, window, sum_to_file, &s, &sum, e) < 0)
+    if (decoded_get(decoded, &key, window, c->length, sum_to_file, &s, &sum, e) < 0)
         return -e->code;
     if (sum->size != c->length)
         return err_set(e, EBADMSG, "a sum of %" PRIu64 " bytes, not %" PRIu64,

@@ -410,7 +410,7 @@ static int open_decoded(struct source *shard, const struct chunk *c,
         return err_set(e, ENOTSUP, "compressed, and there is no place to decode it");
     if (check_range(shard, c, e) < 0 ||
         source_window(shard, c->offset, c->length, &window, e) < 0 ||
-        decoded_get(decoded, &key, window, zstd_to_file, NULL, out, e) < 0)
+        decoded_get(decoded, &key, window, 0, zstd_to_file, NULL, out, e) < 0)
         return -e->code;
     return 0;
 }

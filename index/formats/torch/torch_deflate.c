@@ -2,17 +2,20 @@
 /* index/formats/torch/torch_deflate.c - storages that somebody's zip tool has deflated. */
 #include <errno.h>
 #include <string.h>
-#include <zlib.h>
 
 #include "base/checked.h"
 #include "base/crc32.h"
 #include "base/err.h"
 #include "base/fsutil.h"
+#include "base/inflate.h"
 #include "index/formats/torch/torch_file.h"
 #include "remote/decoded.h"
 #include "remote/source.h"
 
-enum { BLOCK = 256 << 10 };
+enum {
+    BLOCK = 256 << 10,
+    DEFLATE_TIMES = 1032, /* at most: two bits for a copy of 258 bytes */
+};
 
 /* What the archive promises of the plain bytes; it stands in the tensor's codec_key. */
 struct promise {
@@ -59,104 +62,107 @@ static bool read_promise(const struct chunk_tensor *t, struct promise *out)
 }
 
 struct inflating {
+    const struct promise *want;
     struct source *in;
     uint64_t at; /* next byte of `in` */
     int fd;
-    uint64_t limit, written;
+    uint64_t written;
     uint32_t crc;
-    z_stream z;
+    struct inflate *stream;
     unsigned char *packed, *plain; /* BLOCK bytes each */
 };
 
+static int wrong_size(const struct inflating *x, const char *more, uint64_t bytes,
+                      struct err *e)
+{
+    return err_set(e, EBADMSG,
+                   "%s%" PRIu64 " bytes come out of deflate, the archive says %" PRIu64,
+                   more, bytes, x->want->bytes);
+}
+
 static int put(struct inflating *x, size_t n, struct err *e)
 {
-    if (n > x->limit - x->written)
-        return err_set(e, EFBIG, "more than %" PRIu64 " bytes come out of deflate",
-                       x->limit);
+    if (n > x->want->bytes - x->written)
+        return wrong_size(x, "more than ", x->want->bytes, e);
     x->crc = crc32_ieee(x->crc, x->plain, n);
     x->written += n;
     return write_all(x->fd, x->plain, n, e);
 }
 
-/* Inflates what is in `packed`. */
-static int step(struct inflating *x, bool *ended, struct err *e)
+/* Inflates packed[0..n), which is next in `in`. */
+static int step(struct inflating *x, size_t n, bool *ended, struct err *e)
 {
-    int rc;
+    size_t done = 0, got;
 
     do {
-        x->z.next_out = x->plain;
-        x->z.avail_out = BLOCK;
-        rc = inflate(&x->z, Z_NO_FLUSH);
-        if (rc != Z_OK && rc != Z_STREAM_END && rc != Z_BUF_ERROR)
-            return err_set(e, EBADMSG, "damaged deflate data");
-        if (put(x, BLOCK - x->z.avail_out, e) < 0)
+        size_t used = n - done;
+
+        got = BLOCK;
+        if (inflate_some(x->stream, x->packed + done, &used, x->plain, &got, ended, e) <
+                0 ||
+            put(x, got, e) < 0)
             return -e->code;
-        *ended = rc == Z_STREAM_END;
-    } while (!*ended && x->z.avail_out == 0);
-    return 0;
+        done += used;
+        if (used == 0 && got == 0)
+            break;
+    } while (!*ended && (done < n || got == BLOCK));
+    x->at += done;
+    return done > 0 || *ended ? 0 : err_set(e, EBADMSG, "damaged deflate data");
 }
 
 static int inflate_all(struct inflating *x, struct err *e)
 {
     bool ended = false;
+    uint64_t length;
 
     while (!ended) {
         size_t n = (size_t)MIN((uint64_t)BLOCK, x->in->size - x->at);
 
         if (n == 0)
             return err_set(e, EBADMSG, "the deflate data is cut");
-        if (source_read(x->in, x->at, n, x->packed, e) < 0)
+        if (source_read(x->in, x->at, n, x->packed, e) < 0 || step(x, n, &ended, e) < 0)
             return -e->code;
-        x->z.next_in = x->packed;
-        x->z.avail_in = (uInt)n;
-        if (step(x, &ended, e) < 0)
-            return -e->code;
-        x->at += n - x->z.avail_in;
     }
-    if (x->at != x->in->size)
+    length = inflate_length(x->stream);
+    if (length != x->in->size)
         return err_set(e, EBADMSG, "%" PRIu64 " bytes behind the deflate data",
-                       x->in->size - x->at);
-    return 0;
-}
-
-static int check_promise(const struct promise *want, uint64_t bytes, struct err *e)
-{
-    if (bytes != want->bytes)
-        return err_set(e, EBADMSG,
-                       "%" PRIu64
-                       " bytes come out of deflate, the archive says %" PRIu64,
-                       bytes, want->bytes);
-    return 0;
+                       x->in->size - length);
+    if (x->written != x->want->bytes)
+        return wrong_size(x, "", x->written, e);
+    return x->crc == x->want->crc ? 0 : err_set(e, EBADMSG, "a wrong checksum");
 }
 
 /* decode_fn: exactly what the archive promises. */
 static int inflate_to_file(void *user, struct source *in, int fd, uint64_t limit,
                            uint64_t *size, struct err *e)
 {
-    const struct promise *want = user;
+    CLEANUP(inflate_freep) struct inflate *stream = NULL;
+    CLEANUP_FREE unsigned char *blocks = malloc(2 * BLOCK);
     struct inflating x = {
-        .in = in,
-        .fd = fd,
-        .limit = limit,
-        .packed = malloc(BLOCK),
-        .plain = malloc(BLOCK),
-    };
+        .want = user, .in = in, .fd = fd, .packed = blocks, .plain = blocks + BLOCK};
     int rc;
 
-    if (!x.packed || !x.plain || inflateInit2(&x.z, -MAX_WBITS) != Z_OK) {
-        rc = err_nomem(e);
-    } else {
-        rc = inflate_all(&x, e);
-        inflateEnd(&x.z);
-    }
+    if (!blocks)
+        return err_nomem(e);
+    if (x.want->bytes > limit)
+        return err_set(e, EFBIG, "%" PRIu64 " bytes come out of deflate",
+                       x.want->bytes);
+    rc = inflate_new(INFLATE_BEST, &stream, e);
+    x.stream = stream;
     if (rc == 0)
-        rc = check_promise(want, x.written, e);
-    if (rc == 0 && x.crc != want->crc)
-        rc = err_set(e, EBADMSG, "a wrong checksum");
-    free(x.packed);
-    free(x.plain);
+        rc = inflate_all(&x, e);
     *size = x.written;
     return rc;
+}
+
+/* A promise that no deflate data of this length can keep would set much room aside. */
+static int check_promise(const struct promise *want, uint64_t packed, struct err *e)
+{
+    if (want->bytes / DEFLATE_TIMES > packed)
+        return err_set(e, EBADMSG,
+                       "%" PRIu64 " bytes cannot come out of %" PRIu64 " of deflate",
+                       want->bytes, packed);
+    return 0;
 }
 
 /* Steps in bytes; every element must lie within the plain bytes. */
@@ -197,9 +203,14 @@ static int decode(struct source *shard, const struct chunk *c,
         return err_set(e, EBADMSG, "the index does not say what comes out of deflate");
     if (range_outside(c->offset, c->length, shard->size))
         return err_set(e, EBADMSG, "the file has only %" PRIu64 " bytes", shard->size);
-    if (source_window(shard, c->offset, c->length, &window, e) < 0 ||
-        decoded_get(decoded, &key, window, inflate_to_file, &want, &plain, e) < 0 ||
-        check_promise(&want, plain->size, e) < 0 || place(c, t, &want, out, e) < 0)
+    if (check_promise(&want, c->length, e) < 0 ||
+        source_window(shard, c->offset, c->length, &window, e) < 0 ||
+        decoded_get(decoded, &key, window, want.bytes, inflate_to_file, &want, &plain,
+                    e) < 0)
+        return -e->code;
+    if (plain->size != want.bytes)
+        return err_set(e, EBADMSG, "the index says two things of what comes out");
+    if (place(c, t, &want, out, e) < 0)
         return -e->code;
     out->flags = c->flags;
     out->decoded = true;
