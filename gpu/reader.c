@@ -8,13 +8,15 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/pool.h"
 #include "gpu/tensor.h"
 #include "index/npy.h"
+#include "remote/decoded.h"
 #include "remote/open_files.h"
 #include "remote/source.h"
 
 /* Tensors of a view that stay open: readers go through it in order, a few at once. */
-enum { VIEW_KEEP = 32 };
+enum { VIEW_KEEP = 32, AHEAD_SHARE = 4 /* of the room for decoded pieces */ };
 
 struct kept {
     uint32_t ord;
@@ -331,8 +333,29 @@ static int view_map(struct reader *r, uint64_t off, size_t len, struct reader_io
     return ret < 0 ? err_wrap(e, "%s", r->view.name) : ret;
 }
 
+/*
+ * Members behind m that are packed whole: as many as there are threads are decoded side by
+ * side while their reader is still in front of them.
+ */
+static void decode_members(struct reader *r, const struct view_member *m)
+{
+    const struct view_member *end = r->member + r->nmember;
+    uint64_t room = r->env.decoded ? decoded_budget(r->env.decoded) / AHEAD_SHARE : 0;
+    unsigned threads = r->env.pool ? pool_threads(r->env.pool) : 0;
+    struct err ignored = {0};
+
+    for (m++; threads > 0 && m < end && m->bytes <= room; threads--, m++) {
+        CLEANUP(tensor_putp) struct tensor *t = NULL;
+
+        if (member_tensor(r, m, &t, &ignored) < 0 || !tensor_decode_ahead(t))
+            return;
+        room -= m->bytes;
+    }
+}
+
 static void view_will_need(struct reader *r, uint64_t off, uint64_t len)
 {
+    const struct view_member *packed = NULL;
     uint64_t end = off + len;
     struct err ignored = {0};
 
@@ -350,7 +373,11 @@ static void view_will_need(struct reader *r, uint64_t off, uint64_t len)
         }
         tensor_will_need(t, off - m->at, part);
         off += part;
+        /* Who has read half of one goes on to the next, more likely than not. */
+        packed = off - m->at >= m->bytes / 2 && tensor_decode_ahead(t) ? m : NULL;
     }
+    if (packed)
+        decode_members(r, packed);
 }
 
 static const struct reader_kind kind_view = {

@@ -30,6 +30,12 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);
 void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len);
 
+/*
+ * Begins to decode a tensor that is one packed piece, once, without waiting for it. False:
+ * it is none.
+ */
+bool tensor_decode_ahead(struct tensor *t);
+
 /* Where chunk i lies; `path` of its shard is the tensor's. */
 int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char **path,
                  struct err *e);

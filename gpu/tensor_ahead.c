@@ -113,6 +113,19 @@ static bool decode_ahead(struct tensor *t, uint64_t off, uint64_t len)
     return true;
 }
 
+bool tensor_decode_ahead(struct tensor *t)
+{
+    if (plan_chunks(t->plan) != 1 || !tensor_decodes(t, 0))
+        return false;
+    if (atomic_exchange(&t->ahead_busy, true))
+        return true;
+    if (atomic_load(&t->ahead) == 0 && start_step(t, 0, 1))
+        atomic_store(&t->ahead, 1);
+    else
+        atomic_store(&t->ahead_busy, false);
+    return true;
+}
+
 /* ---- bytes of shards ---- */
 
 enum {

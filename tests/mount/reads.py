@@ -272,6 +272,47 @@ def test_open_files_do_not_hold_the_cache(t):
             f.close()
 
 
+def packed_source(t, count):
+    """An .npz of deflated arrays: {key: bytes}."""
+    want = {}
+    os.makedirs(t + "/src")
+    with zipfile.ZipFile(t + "/src/arrays.npz", "w", zipfile.ZIP_DEFLATED) as z:
+        for i in range(count):
+            head, want[f"a{i}"] = npy(500_000 + 1000 * i, i)
+            z.writestr(f"a{i}.npy", head + want[f"a{i}"])
+    return want
+
+
+def test_packed_tensors_one_after_the_other(t):
+    """Who reads a view in order has the next packed tensors decoded before he comes to them: the same bytes."""
+    want = packed_source(t, 9)
+    with Mount(t + "/src", t + "/mnt", "jobs=3") as m:
+        with open(m / "model.safetensors", "rb", buffering=0) as f:
+            got = b"".join(iter(lambda: f.read(50_000), b""))
+        same("the view", got[-sum(map(len, want.values())):], b"".join(want.values()))
+
+
+def test_a_damaged_packed_tensor_behind_whole_ones(t):
+    """What fails ahead of its reader fails for who reads it, and for nobody else."""
+    want = packed_source(t, 6)
+    with open(t + "/src/arrays.npz", "r+b") as f:
+        data = f.read()
+        with zipfile.ZipFile(t + "/src/arrays.npz") as z:
+            crc = z.getinfo("a3.npy").CRC.to_bytes(4, "little")
+        assert data.count(crc) == 2
+        f.seek(0)
+        f.write(data.replace(crc, bytes([crc[0] ^ 1]) + crc[1:]))
+    with Mount(t + "/src", t + "/mnt", "jobs=3") as m:
+        size, whole = os.stat(m / "model.safetensors").st_size, b"".join(want.values())
+        damaged = size - sum(len(want[f"a{i}"]) for i in (3, 4, 5))
+        with open(m / "model.safetensors", "rb", buffering=0) as f:
+            got = b"".join(f.read(min(50_000, damaged - at)) for at in range(0, damaged, 50_000))
+            same("before it", got[-sum(len(want[f"a{i}"]) for i in (0, 1, 2)):], whole[:-(size - damaged)])
+            for _ in range(2):
+                fails("in it", errno.EIO, lambda: os.pread(f.fileno(), 1000, damaged))
+            same("behind it", os.pread(f.fileno(), len(want["a4"]), damaged + len(want["a3"])), want["a4"])
+
+
 def test_a_faulty_tensor_and_its_neighbours(t):
     tensors = make_tensors(9, count=4)
     write_checkpoint(t + "/src", tensors, shards=2)
