@@ -18,7 +18,6 @@
 #include "fs/slot.h"
 #include "fs/tree.h"
 #include "index/formats/format.h"
-#include "index/formats/hf/safetensors_write.h"
 #include "save/merge.h"
 #include "save/patch.h"
 #include "save/staging.h"
@@ -238,15 +237,10 @@ static int rewrite_tensors(struct publication *p, const struct err *why, struct 
 /* A new directory as Hugging Face's programs have written it, to be kept as such. */
 static int keep_files(struct publication *p, bool *kept, struct err *e)
 {
-    const struct save_format *f = &p->format;
+    uint64_t max = p->stage->slot ? 0 : save_format_keeps(&p->format);
 
     *kept = false;
-    if (p->stage->slot || strcmp(f->writer->name, "hf") != 0)
-        return 0;
-    return merge_verbatim(p->merge,
-                          f->options.max_shard_size ? f->options.max_shard_size
-                                                    : SAFETENSORS_SHARD,
-                          kept, e);
+    return max ? merge_verbatim(p->merge, max, kept, e) : 0;
 }
 
 static int put_tensors(struct publication *p, struct err *e)

@@ -27,6 +27,12 @@ struct save_format {
 /* NULL: the default. -EINVAL with words. */
 int save_format_parse(const char *text, struct save_format *out, struct err *e);
 
+/*
+ * A model's safetensors files of up to so many bytes each stand in a new checkpoint as they
+ * came; 0: none do.
+ */
+uint64_t save_format_keeps(const struct save_format *f);
+
 /* Can the tensors of a checkpoint of this format be given other bytes? */
 bool save_format_changes(const char *format);
 

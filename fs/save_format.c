@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "index/formats/format.h"
+#include "index/formats/hf/safetensors_write.h"
 
 enum { TEXT_MAX = 200 };
 
@@ -180,6 +181,13 @@ int save_format_parse(const char *text, struct save_format *out, struct err *e)
     while (ret == 0 && (word = strsep(&list, ":")))
         ret = take_option(word, out, e);
     return ret;
+}
+
+uint64_t save_format_keeps(const struct save_format *f)
+{
+    if (strcmp(f->writer->name, "hf") != 0 || f->drop_roles[ROLE_MODEL])
+        return 0;
+    return f->options.max_shard_size ? f->options.max_shard_size : SAFETENSORS_SHARD;
 }
 
 int mount_save_check(const char *text, struct err *e)

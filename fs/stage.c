@@ -322,8 +322,9 @@ void staged_cut(struct staged *n, uint64_t size)
     if (size <= n->lost_from)
         n->lost = 0;
     if (size == 0)
-        n->checked = false;
+        n->checked = n->stands = false;
     n->prefix = MIN(n->prefix, size);
+    n->to_disk = MIN(n->to_disk, size);
 }
 
 void staged_ref(struct staged *n)

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "base/pool.h"
 #include "fs/attr.h"
 #include "fs/node.h"
 #include "fs/plain.h"
@@ -16,24 +17,47 @@
 #include "fs/staged.h"
 #include "save/incoming.h"
 
+/*
+ * Will it be linked as it is, if nothing else comes? Then its fsync would wait for all of it,
+ * and it is sent to the disk while it comes. What is read for shards is gone before the disk
+ * need have it. Lock held.
+ */
+static bool may_stand(const struct fs *fs, const struct staged *n,
+                      const struct incoming_header *header)
+{
+    const struct stage *s = n->stage;
+    struct save_format format;
+    struct err ignored = {0};
+    char path[PATH_MAX];
+    enum role role;
+
+    return s && !s->slot && !fs->store->remote && header->pt &&
+           staged_path(n, path, sizeof path) == 0 && incoming_is_whole(path, &role) &&
+           role == ROLE_MODEL &&
+           save_format_parse(s->format ? s->format : fs->options.save, &format,
+                             &ignored) == 0 &&
+           header->size <= save_format_keeps(&format);
+}
+
 /* Is the header whole by now? Then it is judged, and room is reserved for all of it. */
 static int judge(struct request *r, struct staged_handle *h, struct err *e)
 {
-    uint64_t size;
-    int rc = incoming_judge(h->fd, h->node->prefix, &size, e);
+    struct incoming_header header;
+    int rc = incoming_judge(h->fd, h->node->prefix, &header, e);
 
     if (rc <= 0)
         return rc;
     h->node->checked = true;
     stages_lock(r->fs);
-    rc = stage_room_take(r->fs, h->node, size, e);
+    rc = stage_room_take(r->fs, h->node, header.size, e);
+    h->node->stands = may_stand(r->fs, h->node, &header);
     stages_unlock(r->fs);
     if (rc < 0)
         return rc;
-    if (fallocate(h->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) < 0 &&
+    if (fallocate(h->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)header.size) < 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
-        return err_set(e, errno, "%s: %" PRIu64 " bytes: %s", h->node->name, size,
-                       strerror(errno));
+        return err_set(e, errno, "%s: %" PRIu64 " bytes: %s", h->node->name,
+                       header.size, strerror(errno));
     return 0;
 }
 
@@ -57,6 +81,53 @@ static int take_room(const struct request *r, const struct staged_handle *h,
     rc = stage_room_take(r->fs, h->node, end, e);
     stages_unlock(r->fs);
     return rc;
+}
+
+/* ---- to the disk while it still comes ---- */
+
+enum { TO_DISK_STEP = 8 << 20 };
+
+struct to_disk {
+    int fd; /* owned */
+    off_t off, len;
+};
+
+/* pool_later_fn. A hint: some file systems do not know it, and fsync tells what fails. */
+static void run_to_disk(void *user, bool run)
+{
+    struct to_disk *t = user;
+
+    if (run)
+        (void)sync_file_range(t->fd, t->off, t->len, SYNC_FILE_RANGE_WRITE);
+    close(t->fd);
+    free(t);
+}
+
+static bool send_to_disk(const struct request *r, int fd, uint64_t off, uint64_t end)
+{
+    struct to_disk *t = malloc(sizeof *t);
+
+    if (!t)
+        return false;
+    *t = (struct to_disk){.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0),
+                          .off = (off_t)off,
+                          .len = (off_t)(end - off)};
+    if (t->fd >= 0 && pool_later(r->fs->reading.pool, run_to_disk, t))
+        return true;
+    if (t->fd >= 0)
+        close(t->fd);
+    free(t);
+    return false;
+}
+
+/* What may stand as it came. Lock held. */
+static void begin_to_disk(const struct request *r, const struct staged_handle *h)
+{
+    struct staged *n = h->node;
+
+    if (n->stands && n->prefix >= n->to_disk + TO_DISK_STEP &&
+        send_to_disk(r, h->fd, n->to_disk, n->prefix))
+        n->to_disk = n->prefix;
 }
 
 static const char *name_shown(const struct staged_handle *h)
@@ -139,6 +210,7 @@ int write_bytes(struct request *r, const char *data, struct err *e)
     staged_wrote(h->node, (uint64_t)r->off, (uint64_t)r->off + done);
     if (h->node->stage)
         stage_touch(h->node->stage);
+    begin_to_disk(r, h);
     look = is_judged(h->node);
     stages_unlock(r->fs);
     if (look && judge(r, h, e) < 0)

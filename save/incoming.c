@@ -226,7 +226,7 @@ static int see_end(void *user, const char *key, size_t key_len,
     return 0;
 }
 
-int incoming_judge(int fd, uint64_t prefix, uint64_t *size, struct err *e)
+int incoming_judge(int fd, uint64_t prefix, struct incoming_header *out, struct err *e)
 {
     struct safetensors_header h;
     CLEANUP_FREE char *text = NULL;
@@ -250,8 +250,9 @@ int incoming_judge(int fd, uint64_t prefix, uint64_t *size, struct err *e)
     if (json_each_member(text, (size_t)len, NULL, see_end, &data, e) < 0 ||
         safetensors_parse(text, (size_t)len, data, &h, e) < 0)
         return e->code == ENOMEM ? -ENOMEM : not_whole(e);
+    *out = (struct incoming_header){.size = SAFETENSORS_PREFIX + len + data,
+                                    .pt = safetensors_is_pt(&h)};
     safetensors_header_release(&h);
-    *size = SAFETENSORS_PREFIX + len + data;
     return 1;
 }
 

@@ -59,12 +59,18 @@ struct incoming_data {
 int incoming_npy(struct source *src, enum dtype one_byte, struct incoming_data *out,
                  struct err *e);
 
+/* What the header of a safetensors file says of it. */
+struct incoming_header {
+    uint64_t size; /* of the whole file */
+    bool pt;       /* its metadata say what transformers wants to see */
+};
+
 /*
  * Judges the header of a safetensors file that is being written, of which the first
- * `prefix` bytes are there: 0: more of it must come, 1: it is sound, and the whole file
- * has *size bytes. -EINVAL with words.
+ * `prefix` bytes are there: 0: more of it must come, 1: it is sound, and *out is filled.
+ * -EINVAL with words.
  */
-int incoming_judge(int fd, uint64_t prefix, uint64_t *size, struct err *e);
+int incoming_judge(int fd, uint64_t prefix, struct incoming_header *out, struct err *e);
 
 /*
  * Reads elements [off, off + len) bytes of row-major, little-endian order. `fd` is of a

@@ -131,9 +131,8 @@ int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
         ret = safetensors_read(src, 0, src->size, &h, e);
     if (ret < 0)
         return merge_bad_file(f, e);
-    m->came[file] = (struct came){.tensors = h.count,
-                                  .size = src->size,
-                                  .pt = h.format && strcmp(h.format, "pt") == 0};
+    m->came[file] = (struct came){
+        .tensors = h.count, .size = src->size, .pt = safetensors_is_pt(&h)};
     for (size_t i = 0; ret == 0 && i < h.count; i++)
         ret = put_named(m, file, &h, &h.tensor[i], e);
     safetensors_header_release(&h);

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 
-from mountlib import PATIENCE, UNSHARD, Mount, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file
+from mountlib import PATIENCE, UNSHARD, Mount, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file
 
 
 def umount(m, ok=True):
@@ -70,6 +70,28 @@ def test_how_far_a_publication_is(t):
         fails("after", errno.ENODATA, lambda: os.getxattr(m.path, "user.unshard.publishing"))
         umount(m)
     same("published", os.listdir(t + "/run"), ["step1"])
+
+
+def test_a_large_file_is_changed_after_it_began_to_go_to_the_disk(t):
+    """Written over, cut and written on: what the disk was told to begin with early is not what it ends with."""
+    os.makedirs(t + "/run")
+    size = 40 << 20
+    header = json.dumps({"__metadata__": {"format": "pt"}, "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    image = struct.pack("<Q", len(header)) + header + tensor_bytes("large", size)
+    with Mount(t + "/run", t + "/mnt", "rw,save=hf") as m:
+        os.mkdir(m / "step1")
+        fd = os.open(m / "step1/model.safetensors", os.O_RDWR | os.O_CREAT)
+        for at in range(0, len(image), 1 << 20):
+            os.pwrite(fd, image[at:at + (1 << 20)] if at < 24 << 20 else bytes(1 << 20), at)
+        os.pwrite(fd, bytes(9 << 20), 11 << 20)
+        os.ftruncate(fd, 13 << 20)
+        for at in range(11 << 20, len(image), 1 << 20):
+            os.pwrite(fd, image[at:at + (1 << 20)], at)
+        os.ftruncate(fd, len(image))
+        os.close(fd)
+        same("staged bytes", read_all(m / "step1/model.safetensors") == image, True)
+        umount(m)
+    same("published bytes", read_all(t + "/run/step1/model.safetensors") == image, True)
 
 
 def test_nothing_is_written_without_rw(t):

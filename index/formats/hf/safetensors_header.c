@@ -26,6 +26,11 @@ enum {
 
 static const char metadata_key[] = "__metadata__";
 
+bool safetensors_is_pt(const struct safetensors_header *h)
+{
+    return h->format && strcmp(h->format, "pt") == 0;
+}
+
 void safetensors_header_release(struct safetensors_header *h)
 {
     free(h->tensor);

@@ -41,6 +41,9 @@ struct safetensors_header {
 
 void safetensors_header_release(struct safetensors_header *h);
 
+/* Do its metadata say what transformers wants to see? */
+bool safetensors_is_pt(const struct safetensors_header *h);
+
 /* The shape of a tensor as others want it. */
 void safetensors_shape(const struct safetensors_tensor *t, struct shape *out);
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """-o materialize=SIZE, as root: tensors copied once into a file of the cache that the kernel then reads by itself."""
+import mmap
 import os
 
 from families.reads import KEY, checked
@@ -21,6 +22,21 @@ def why_not(bench, folder):
         return str(e)
 
 
+def bare_write(bench, pieces):
+    """What no copy can do without: the bytes of [(file, offset, bytes)] written from mappings to a new file beside the copies, its room set aside first."""
+    out = os.open(bench.cache, os.O_RDWR | os.O_TMPFILE, 0o600)
+    try:
+        os.posix_fallocate(out, 0, sum(n for _, _, n in pieces))
+        at = 0
+        for file, offset, size in pieces:
+            with open(file, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m, memoryview(m) as view:
+                for step in range(0, size, MIB):
+                    with view[offset + step:offset + min(step + MIB, size)] as piece:
+                        at += os.pwrite(out, piece, at)
+    finally:
+        os.close(out)
+
+
 @workload("passthrough", limit=240)
 def materialized(bench):
     """What filling costs, and reads and mappings of what is filled, beside the same of the shards."""
@@ -36,8 +52,10 @@ def materialized(bench):
             with bench.mount(folder, OPTION) as mount:
                 return timed(lambda: os.close(os.open(mount / "raw" / KEY, os.O_RDONLY)), mount.server)
 
-        samples = interleave({"native": lambda: bench.read("read", shards(folder, size)), "fill": filled}, bench.rounds)
+        samples = interleave({"native": lambda: bench.read("read", shards(folder, size)), "fill": filled,
+                              "write": lambda: timed(lambda: bare_write(bench, shards(folder, size)))}, bench.rounds)
         yield ratio_row(f"{words}: filling, at the first open", "one pread of the shards", samples["native"], samples["fill"], size, better=LOWER, goal=1.5)
+        yield ratio_row(f"{words}: filling, at the first open", "a bare write of the same bytes", samples["write"], samples["fill"], size, better=LOWER)
         with bench.mount(folder, OPTION) as mount:
             file = checked(bench, mount, folder, size)
             samples = interleave({"cat": lambda: run(["cat", *data_files(folder)]), "mount": lambda: run(["cat", file], mount.server)}, bench.rounds)

@@ -41,7 +41,8 @@ def save(bench):
         shutil.rmtree(folder)
         return sample
 
+    goal = 0.95 if os.geteuid() == 0 else 0.6
     kinds = ("hf", "dcp:ranks=8", "torch_dist:ranks=8")
     samples = interleave({"cp": native, **{k: lambda k=k: ours(k) for k in kinds}}, bench.rounds, limit=180)
     for kind in kinds:
-        yield ratio_row(f"save={kind}, published", "cp and fsync", samples["cp"], samples[kind], size, goal=0.6, lab=0.3, rss_goal=64)
+        yield ratio_row(f"save={kind}, published", "cp and fsync", samples["cp"], samples[kind], size, goal=goal, lab=0.3, rss_goal=64)
