@@ -46,10 +46,10 @@ struct staged {
     struct timespec mtime; /* of a directory */
     struct timespec ctime; /* of name and rights; a file's bytes have their own */
     uint64_t prefix;       /* bytes from the start that were written without a hole */
-    uint64_t to_disk;      /* bytes from the start that the disk was told to begin with */
-    bool removed;          /* unlinked; or a fixed directory of which nothing is left */
-    bool checked;          /* its header was seen whole, and is sound: */
-    bool stands;           /* by it, the file may be linked as it is */
+    uint64_t to_disk; /* bytes from the start that the disk was told to begin with */
+    bool removed;     /* unlinked; or a fixed directory of which nothing is left */
+    bool checked;     /* its header was seen whole, and is sound: */
+    bool stands;      /* by it, the file may be linked as it is */
     bool filling; /* what it covers is copied into it: neither shown nor opened yet */
     int lost;     /* errno with which the disk refused bytes that were written */
     uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
