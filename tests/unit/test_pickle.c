@@ -304,6 +304,20 @@ static void test_objects(void **state)
         {"a call of a call", LIT("cm\nf\nK\x01\x85RK\x02\x85R."),
          OPAQUE "\"object\",\"function\":" OPAQUE "\"m.f\",\"value\":1},\"value\":2}"},
         {"BINPERSID", LIT("K\x01Q."), OPAQUE "\"persistent_id\",\"value\":1}"},
+        {"OrderedDict of pairs, as Python 2 writes it",
+         LIT("ccollections\nOrderedDict\n(](](U\x01kK\x01"
+             "eU\x01lK\x02\x86"
+             "etR."),
+         "{\"k\":1,\"l\":2}"},
+        {"OrderedDict of pairs that gets another",
+         LIT("ccollections\nOrderedDict\n](U\x01kK\x01\x86"
+             "e\x85RU\x01lK\x02s}U\x01xK\x03sb."),
+         "{\"k\":1,\"l\":2}"},
+        {"OrderedDict of no pairs", LIT("ccollections\nOrderedDict\n]\x85R."), "{}"},
+        {"OrderedDict of something else",
+         LIT("ccollections\nOrderedDict\n](K\x01"
+             "e\x85R."),
+         OPAQUE "\"collections.OrderedDict\",\"args\":[[1]]}"},
         {"names are compared byte for byte", LIT("ccollections \nOrderedDict\n)R."),
          OPAQUE "\"collections .OrderedDict\"}"},
     };
@@ -662,6 +676,12 @@ static void test_limits(void **state)
         const char *why;
     } cases[] = {
         {LIT("NNN."), {.opcodes = 4}, {.opcodes = 3}, "more than 3 opcodes"},
+        {LIT("ccollections\nOrderedDict\n](U\x01kN\x86"
+             "U\x01lN\x86"
+             "e\x85R."),
+         {.opcodes = 15},
+         {.opcodes = 14},
+         "more than 14 opcodes"},
         {LIT("]]]."), {.nodes = 3}, {.nodes = 2}, "more than 2 objects"},
         {LIT("]0]0]0]."), {.nodes = 1}, {.nodes = 0}, NULL},
         {LIT("((1"

@@ -37,6 +37,7 @@ struct machine {
     size_t nmarks;
     struct buf line, text; /* arguments that are text */
     struct pop op;
+    uint64_t pairs; /* that calls were looked through for: they count as opcodes */
     bool stopped;
     struct err *e;
 };
@@ -576,12 +577,59 @@ static int push_object(struct machine *m, struct pv class, struct pv args,
     return try_fold(m, false);
 }
 
+/* Python 2 calls OrderedDict with a list of its pairs; Python 3 sets them one by one. */
+static bool is_pairs_call(struct machine *m, const struct pv *class,
+                          const struct pv *args, struct pv *pairs)
+{
+    if (m->op.code != OP_REDUCE || !pv_is(class, "collections", "OrderedDict") ||
+        pv_count(args) != 1)
+        return false;
+    *pairs = pv_at(args, 0);
+    if (pairs->kind != PV_LIST)
+        return false;
+    m->pairs += pv_count(pairs);
+    for (size_t i = 0; i < pv_count(pairs); i++) {
+        struct pv pair = pv_at(pairs, i);
+
+        if ((pair.kind != PV_LIST && pair.kind != PV_TUPLE) || pv_count(&pair) != 2)
+            return false;
+    }
+    return true;
+}
+
+/* The object on top gets the pairs as SETITEMS would give them. */
+static int give_pairs(struct machine *m, const struct pv *pairs)
+{
+    size_t first = m->depth;
+
+    for (size_t i = 0; i < pv_count(pairs); i++) {
+        struct pv pair = pv_at(pairs, i);
+
+        if (push(m, pv_ref(pv_at(&pair, 0))) < 0 ||
+            push(m, pv_ref(pv_at(&pair, 1))) < 0)
+            return -m->e->code;
+    }
+    return add_to(m, first, PV_DICT);
+}
+
+static int call_with_pairs(struct machine *m, struct pv class, struct pv args,
+                           const struct pv *pairs)
+{
+    struct pv none;
+
+    if (pnode_tuple(m->p, NULL, 0, &none, m->e) < 0 ||
+        push_object(m, class, none, NULL) < 0 || give_pairs(m, pairs) < 0)
+        return -m->e->code;
+    pv_unref(m->p, args);
+    return 0;
+}
+
 /* REDUCE, NEWOBJ: class and arguments. NEWOBJ_EX: and keywords. */
 static int op_call(struct machine *m)
 {
     size_t n = m->op.code == OP_NEWOBJ_EX ? 3 : 2;
     const struct pv *v = top(m, n);
-    struct pv class, args, kwargs = {.kind = PV_NONE};
+    struct pv class, args, pairs, kwargs = {.kind = PV_NONE};
 
     if (!v)
         return -m->e->code;
@@ -594,6 +642,8 @@ static int op_call(struct machine *m)
     if (args.kind != PV_TUPLE || (n == 3 && kwargs.kind != PV_DICT))
         return err_set(m->e, EBADMSG, "a call whose arguments are no tuple");
     m->depth -= n;
+    if (is_pairs_call(m, &class, &args, &pairs))
+        return call_with_pairs(m, class, args, &pairs);
     return push_object(m, class, args, n == 3 ? kwargs.node : NULL);
 }
 
@@ -863,7 +913,7 @@ static int pass(struct machine *m, int (*each)(struct machine *))
     m->stopped = false;
     pinput_rewind(&m->in);
     while (!m->stopped) {
-        if (++count > m->opt.limits.opcodes)
+        if (++count + m->pairs > m->opt.limits.opcodes)
             return err_set(m->e, EBADMSG, "more than %" PRIu64 " opcodes",
                            m->opt.limits.opcodes);
         if (count % LOOK_EVERY == 0 && interrupt_check_late(m->e) < 0)
