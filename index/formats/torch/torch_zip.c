@@ -569,7 +569,8 @@ static int load_pickle(struct torch_zip *t, const struct zip_entry *entry,
 
     t->pickle_len = entry->size;
     if (entry->method == 0) {
-        if (zip_data_offset(t->zip, entry, &off, e) < 0)
+        if (zip_data_offset(t->zip, entry, &off, e) < 0 ||
+            torch_zip_check_record(t->src, t->zip, entry, e) < 0)
             return -e->code;
         return pickle_load(t->src, off, entry->size, NULL, &t->pickle, NULL, e);
     }

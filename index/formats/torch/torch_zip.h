@@ -12,6 +12,8 @@ struct buf;
 struct err;
 struct source;
 struct torch_zip;
+struct zip;
+struct zip_entry;
 
 /*
  * Opens the torch.save zip at bytes [off, off + len) of a source and unpickles its
@@ -106,6 +108,14 @@ int torch_zip_storage(struct torch_zip *t, const struct pv *v, struct torch_tens
  */
 int torch_zip_checksums(struct source *s, uint64_t off, uint64_t len,
                         struct chunk_look *look, struct err *e);
+
+/*
+ * -EBADMSG, naming the record and its byte, when the CRC-32 of this one does not hold while
+ * the archive has such: for records that say what the others mean (data.pkl). Inflating
+ * checks those that are deflated.
+ */
+int torch_zip_check_record(struct source *s, struct zip *zip,
+                           const struct zip_entry *entry, struct err *e);
 
 /* chunk_codec.resolve of CHUNK_TORCH_ZIP and CHUNK_TORCH_ZIP_ZSTD (see index/chunk.h). */
 extern const struct chunk_codec codec_torch_zip;
