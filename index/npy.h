@@ -29,6 +29,7 @@ struct npy_layout {
     uint64_t header, bytes; /* of the header and of all elements */
     bool fortran;           /* the first dimension runs fastest */
     bool swap;              /* big-endian */
+    bool line;              /* a newline ends the header, as numpy.lib.format has it */
 };
 
 /*

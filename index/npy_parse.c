@@ -327,6 +327,7 @@ int npy_parse_as(const void *head, size_t len, enum dtype one_byte,
     c.end = text + out->header;
     if (take_dict(&c, out, e) < 0)
         return -e->code;
+    out->line = text[out->header - 1] == '\n';
     return shape_bytes(&out->shape, out->dtype, &out->bytes, e) < 0
                ? err_set(e, EBADMSG, "a shape of more than 2^63 bytes")
                : 0;

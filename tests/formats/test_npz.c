@@ -178,6 +178,30 @@ static void test_trailing(void **state)
     finish(&m, &o);
 }
 
+/* A changed bit of the length moves every element. One that is not too short is read. */
+static void test_length_of_header(void **state)
+{
+    static const char dict[] =
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (6,)}";
+    CLEANUP(buf_release) struct buf npy = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    image(&npy, 1, dict, 128, six, 6);
+    npy.data[8] -= 4;
+    open_image(&m, &o, "w.npy", npy.data, npy.len);
+    assert_has(o.info.error,
+               "no newline ends the .npy header at byte 124, and 4 bytes");
+    assert_int_equal(o.count, 0);
+    finish(&m, &o);
+    npy.data[8] += 4;
+    npy.data[127] = ' ';
+    open_image(&m, &o, "w.npy", npy.data, npy.len);
+    check_floats(&o, "w", six, 6);
+    finish(&m, &o);
+}
+
 /* What is wrong with one member leaves the others alone. */
 static void test_members(void **state)
 {
@@ -287,6 +311,7 @@ int main(int argc, char **argv)
         {.name = "headers", .test_func = test_headers},
         {.name = "refused", .test_func = test_refused},
         {.name = "trailing", .test_func = test_trailing},
+        {.name = "length of the header", .test_func = test_length_of_header},
         {.name = "members", .test_func = test_members},
         {.name = "checksum", .test_func = test_checksum},
         {.name = "impossible size", .test_func = test_impossible_size},

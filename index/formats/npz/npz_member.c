@@ -50,6 +50,12 @@ static int read_header(head_fn *fn, void *user, uint64_t size, struct npy_layout
         return err_set(e, EBADMSG,
                        "the elements need %" PRIu64 " bytes, %" PRIu64 " are there",
                        out->bytes, size - out->header);
+    if (!out->line && out->bytes < size - out->header)
+        return err_set(e, EBADMSG,
+                       "no newline ends the .npy header at byte %" PRIu64
+                       ", and %" PRIu64 " bytes are left behind the array: its length "
+                       "is wrong",
+                       out->header, size - out->header - out->bytes);
     return 0;
 }
 
