@@ -324,6 +324,8 @@ static void test_pieces_are_refused(void **state)
         {"model.safetensors", SHARDING("[0]"), "no model by itself"},
         {"piece.safetensors", SHARDING("[0]"), "no model by itself"},
         {"piece.safetensors", "{\"DCP_VERSION\":\"1.0\"}", NULL},
+        {"model.safetensors", "null", NULL},
+        {"model.safetensors", "[]", "is no object"},
     };
     const struct tmp *t = *state;
 

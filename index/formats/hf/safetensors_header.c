@@ -69,6 +69,8 @@ static int keep_text(struct parser *p, const char *name, const struct json *map,
 
 static int take_metadata(struct parser *p, const struct json *map, struct err *e)
 {
+    if (json_kind(map) == JSON_NULL) /* none, to safetensors 0.8 */
+        return 0;
     if (json_kind(map) != JSON_OBJECT)
         return err_set(e, EBADMSG, "__metadata__ is no object");
     for (const struct json *v = json_first(map); v; v = json_next(v))
