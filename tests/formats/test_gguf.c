@@ -185,7 +185,7 @@ static void test_faults(void **state)
     check_fault(&o, "second", "its bytes are also those of first");
     check_fault(&o, "past", "ends at byte");
     check_fault(&o, "gone", "Q4_2");
-    check_fault(&o, "wide", "");
+    check_fault(&o, "wide", "past byte 2^64: offset 18446744073709551615");
     close_checkpoint(&o);
     made_end(&m);
 }

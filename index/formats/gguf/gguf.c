@@ -93,21 +93,26 @@ struct lying {
     const char *meets; /* name of another one that has bytes of it */
 };
 
+static bool has_whole_rows(const struct lying *l)
+{
+    uint64_t row = l->t->nd > 0 ? l->t->dim[0] : 1;
+
+    return row % l->type->elements == 0;
+}
+
 /* Rows of whole blocks; false when they are not, or nothing can be that large. */
 static bool find_bytes(const struct scan *s, struct lying *l)
 {
     uint64_t blocks = 1;
 
+    if (!has_whole_rows(l))
+        return false;
     for (uint32_t i = 0; i < l->t->nd; i++) {
         uint64_t dim = l->t->dim[i];
 
-        if (i == 0 && dim % l->type->elements != 0)
-            return false;
         if (mul_overflows(blocks, i == 0 ? dim / l->type->elements : dim, &blocks))
             return false;
     }
-    if (l->t->nd == 0 && l->type->elements != 1)
-        return false;
     return !mul_overflows(blocks, l->type->bytes, &l->len) &&
            !add_overflows(s->h.data, l->t->offset, &l->begin);
 }
@@ -186,6 +191,9 @@ static int add_unknown(struct scan *s, const struct lying *l, struct err *e)
         return -e->code;
     if (!l->type)
         rc = sink_fault(s->sink, "%s", gguf_type_why(l->t->type, why, sizeof why));
+    else if (has_whole_rows(l))
+        rc = sink_fault(s->sink, "it would end past byte 2^64: offset %" PRIu64,
+                        l->t->offset);
     else
         rc = sink_fault(s->sink, "its rows are no whole blocks of %u elements of %s",
                         l->type->elements, l->type->name);
