@@ -197,6 +197,7 @@ static int place_pieces(struct hf_scan *s, uint32_t file, struct hf_piece *piece
         for (size_t i = 0; i < count; i++)
             piece[i].start = NULL;
     }
+    s->shard[file].damaged = p.unknown > 0;
     if (p.unknown > 0 && sink_warning(s->sink, "odd-entry",
                                       "%s: DCP_SHARDING_INFO names %" PRIu64
                                       " tensors that the file does not hold",
@@ -210,6 +211,7 @@ static int take_file(struct hf_scan *s, uint32_t file, struct err *e)
     const struct safetensors_file *f = &s->file.file[file];
     struct hf_piece *piece = s->piece + s->npieces;
 
+    s->shard[file].damaged = !f->read;
     s->shard[file].fault = shard_fault(f);
     for (size_t i = 0; i < f->h.count; i++)
         piece[i] = (struct hf_piece){.t = &f->h.tensor[i], .file = file};
@@ -229,6 +231,19 @@ static int tell_damaged(struct hf_scan *s, const struct safetensors_files *f,
             sink_warning(s->sink, code, "%s", f->file[i].err.text) < 0)
             return err_nomem(e);
     return 0;
+}
+
+/* Nobody knows which tensors of its model file a damaged shard had pieces of. */
+static void find_doubtful(struct hf_scan *s)
+{
+    for (size_t i = 0, end; i < s->file.count; i = end) {
+        bool damaged = false;
+
+        for (end = i; end < s->file.count && s->shard[end].k == s->shard[i].k; end++)
+            damaged |= s->shard[end].damaged;
+        for (size_t k = i; k < end; k++)
+            s->shard[k].doubtful = damaged;
+    }
 }
 
 /* With none that can be read there is nothing to show. */
@@ -260,6 +275,7 @@ int hf_read_shards(struct hf_scan *s, struct err *e)
     for (size_t i = 0; i < s->file.count; i++)
         if (take_file(s, (uint32_t)i, e) < 0)
             return -e->code;
+    find_doubtful(s);
     return 0;
 }
 

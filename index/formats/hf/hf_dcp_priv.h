@@ -22,6 +22,8 @@ struct hf_shard {
      * 0. Not every such file has been lost: a rank with nothing to write writes none.
      */
     uint32_t without;
+    bool damaged;      /* it cannot be read, or lacks tensors that it names */
+    bool doubtful;     /* one of the same model file is damaged */
     const char *fault; /* why its tensors cannot be placed, or NULL */
 };
 
@@ -84,6 +86,12 @@ struct hf_scan {
 static inline uint32_t hf_without(const struct hf_scan *s, const struct hf_tensor *t)
 {
     return t->k ? s->shard[s->piece[t->first].file].without : 0;
+}
+
+/* May pieces of the tensor have been in a shard that is damaged? */
+static inline bool hf_doubtful(const struct hf_scan *s, const struct hf_tensor *t)
+{
+    return t->k && s->shard[s->piece[t->first].file].doubtful;
 }
 
 /* What tells the name of a tensor. */

@@ -82,7 +82,7 @@ static bool is_elsewhere(const struct hf_scan *s, const struct hf_tensor *t)
 static bool may_lack(const struct hf_scan *s, const struct hf_tensor *t)
 {
     return s->proof.flat && t->count > 0 && t->units.nd > 0 && !t->told && !t->ended &&
-           !t->last && !is_elsewhere(s, t) && hf_without(s, t);
+           !t->last && !is_elsewhere(s, t) && (hf_without(s, t) || hf_doubtful(s, t));
 }
 
 /* A size that config.json gives: 0 where it does not. */
@@ -130,6 +130,14 @@ static void weigh_hole(struct hf_scan *s, const struct hf_tensor *t, const char 
         lose(&s->proof, 0, "pieces of %s are missing", key);
 }
 
+/* It was there: what it held is lost, whether a hole tells of it or not. */
+static void weigh_damaged(struct hf_scan *s)
+{
+    for (size_t i = 0; i < s->file.count; i++)
+        if (s->shard[i].damaged)
+            lose(&s->proof, s->shard[i].k, "%s is damaged", s->file.file[i].name);
+}
+
 static void weigh_tensor(struct hf_scan *s, const struct hf_tensor *t)
 {
     const struct safetensors_tensor *name = hf_name_of(s, t);
@@ -141,7 +149,7 @@ static void weigh_tensor(struct hf_scan *s, const struct hf_tensor *t)
     key_text(key, sizeof key, name->name, name->name_len);
     if (!t->full)
         weigh_hole(s, t, key);
-    else if (may_lack(s, t))
+    else if (may_lack(s, t) && hf_without(s, t))
         lose(
             &s->proof, t->k,
             "rank %u has no file of model file %u, where it may have had a share of %s",
@@ -283,6 +291,7 @@ static void find_order(struct hf_scan *s)
 int hf_weigh(struct hf_scan *s, struct err *e)
 {
     find_order(s);
+    weigh_damaged(s);
     for (size_t i = 0; i < s->ntensors; i++)
         weigh_tensor(s, &s->tensor[i]);
     if (!s->proof.row || s->proof.ranks || s->proof.config || s->proof.lost ||
