@@ -958,6 +958,52 @@ static void test_changed_pickle(void **state)
     assert_true(known > 0); /* without checksums most of them make sense */
 }
 
+/* Where the data of an entry starts, or 0 when that is refused. */
+static uint64_t start_of(const unsigned char *data, size_t len, size_t i)
+{
+    CLEANUP(source_putp) struct source *s = NULL;
+    CLEANUP(zip_freep) struct zip *zip = NULL;
+    struct err e = {0};
+    uint64_t at;
+
+    assert_int_equal(0, source_from_memory(data, len, false, "t.pt", &s, &e));
+    assert_int_equal(0, zip_open(s, 0, len, &zip, &e));
+    return zip_data_offset(zip, zip_at(zip, i), &at, &e) == 0 ? at : 0;
+}
+
+/* Each bit of the lengths in all local headers: the data is where it was, or nowhere. */
+static void check_lengths(const char *name)
+{
+    CLEANUP(source_putp) struct source *s = open_file(name);
+    CLEANUP(zip_freep) struct zip *zip = NULL;
+    CLEANUP_FREE unsigned char *data = malloc(s->size);
+    struct err e = {0};
+
+    assert_int_equal(0, source_read(s, 0, s->size, data, &e));
+    assert_int_equal(0, zip_open(s, 0, s->size, &zip, &e));
+    for (size_t i = 0; i < zip_count(zip); i++) {
+        uint64_t header = zip_at(zip, i)->header, at = start_of(data, s->size, i);
+
+        assert_true(at > header || zip_at(zip, i)->method != 0);
+        for (unsigned bit = 0; at && zip_at(zip, i)->size > 0 && bit < 32; bit++) {
+            unsigned char *p = data + header + 26 + bit / 8;
+
+            *p ^= (unsigned char)(1 << bit % 8);
+            if (start_of(data, s->size, i))
+                fail_msg("%s, entry %zu: bit %u of its lengths", name, i, bit);
+            *p ^= (unsigned char)(1 << bit % 8);
+        }
+    }
+}
+
+static void test_changed_lengths(void **state)
+{
+    (void)state;
+    check_lengths("views.pt");
+    check_lengths("align4096.pt");
+    check_lengths("repacked.pt"); /* no data descriptors, and no gaps */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -966,6 +1012,7 @@ int main(void)
         cmocka_unit_test(test_damaged_tensors),
         cmocka_unit_test(test_wrapped_tensors),
         cmocka_unit_test(test_changed_pickle),
+        cmocka_unit_test(test_changed_lengths),
         cmocka_unit_test(test_not_an_archive),
         cmocka_unit_test(test_resolve),
         cmocka_unit_test(test_resolve_mismatches),

@@ -7,6 +7,7 @@
 #include <zlib.h>
 
 #include "base/checked.h"
+#include "base/crc32.h"
 #include "base/endian.h"
 #include "base/err.h"
 #include "remote/source.h"
@@ -40,6 +41,13 @@ enum zip_flags {
     FLAG_PATCH = 1 << 5,
     FLAG_STRONG = 1 << 6,
     FLAG_MASKED = 1 << 13 /* encrypted directory */
+};
+
+enum {
+    DESCRIPTOR = 16,     /* bytes of most data descriptors, */
+    DESCRIPTOR_MIN = 12, /* and of those without a signature */
+    READ_STEP = 256 << 10,
+    CHECK_MAX = 64 << 20,
 };
 
 enum zip_method { METHOD_STORED = 0, METHOD_DEFLATED = 8 };
@@ -498,6 +506,77 @@ static int check_local(const struct zip *z, const struct zip_entry *entry,
     return 0;
 }
 
+/*
+ * Is the entry's data descriptor at this byte? One without a signature looks like the rest
+ * of one with it, from which it is four bytes away.
+ */
+static int find_descriptor(const struct zip *z, const struct member *m, uint64_t at,
+                           bool *found, struct err *e)
+{
+    const struct zip_entry *entry = &m->entry;
+    unsigned char p[12];
+
+    *found = false;
+    if (!(entry->flags & FLAG_DESCRIPTOR) || m->limit - at < DESCRIPTOR_MIN)
+        return 0;
+    if (read_at(z, at - 4, sizeof p, p, e) < 0)
+        return -e->code;
+    if (get_le32(p + 4) == SIGNATURE_DESCRIPTOR)
+        *found = get_le32(p + 8) == entry->crc;
+    else
+        *found = entry->crc && get_le32(p + 4) == entry->crc &&
+                 get_le32(p) != SIGNATURE_DESCRIPTOR;
+    return 0;
+}
+
+static int crc_of(const struct zip *z, uint64_t at, uint64_t len, uint32_t *crc,
+                  struct err *e)
+{
+    CLEANUP_FREE unsigned char *data = malloc(READ_STEP);
+
+    if (!data)
+        return err_nomem(e);
+    *crc = 0;
+    for (uint64_t end = at + len; at < end;) {
+        size_t n = (size_t)MIN(end - at, (uint64_t)READ_STEP);
+
+        if (read_at(z, at, n, data, e) < 0)
+            return -e->code;
+        *crc = crc32_ieee(*crc, data, n);
+        at += n;
+    }
+    return 0;
+}
+
+/*
+ * A wrong length in the local header moves every byte of the entry. What follows it tells:
+ * the next entry, or its data descriptor. Where neither is at the end of its bytes, the
+ * CRC-32 of them decides, but for large ones, which would take their time at every scan.
+ */
+static int check_end(const struct zip *z, const struct member *m, uint64_t at,
+                     struct err *e)
+{
+    const struct zip_entry *entry = &m->entry;
+    bool described = entry->flags & FLAG_DESCRIPTOR, found;
+    uint64_t end = at + entry->stored_size, gap = m->limit - end;
+    uint32_t crc = 0;
+
+    if (gap == (described ? DESCRIPTOR : 0) && entry->stored_size < UINT32_MAX)
+        return 0;
+    if (find_descriptor(z, m, end, &found, e) < 0)
+        return -e->code;
+    if (found || entry->method != METHOD_STORED || entry->stored_size == 0 ||
+        entry->stored_size > CHECK_MAX || (!described && entry->crc == 0))
+        return 0;
+    if (crc_of(z, at, entry->stored_size, &crc, e) < 0)
+        return -e->code;
+    return crc == entry->crc
+               ? 0
+               : entry_error(
+                     z, entry, EBADMSG, e,
+                     "its bytes are not where its local header says, or damaged");
+}
+
 /* Where the bytes of an entry start in the archive, whatever its method. */
 static int data_start(const struct zip *z, const struct zip_entry *entry, uint64_t *at,
                       struct err *e)
@@ -514,7 +593,7 @@ static int data_start(const struct zip *z, const struct zip_entry *entry, uint64
     *at = entry->header + len + get_le16(header + 28);
     if (*at > m->limit || entry->stored_size > m->limit - *at)
         return entry_error(z, entry, EBADMSG, e, "its bytes reach into the next entry");
-    return 0;
+    return check_end(z, m, *at, e);
 }
 
 int zip_packed_offset(struct zip *z, const struct zip_entry *entry, uint64_t *off,
