@@ -139,7 +139,7 @@ crc32_fn *crc32_way(unsigned i)
     return i == 0 ? plain : NULL;
 }
 
-uint32_t crc32_ieee(uint32_t crc, const void *data, size_t len)
+uint32_t crc32_zip(uint32_t crc, const void *data, size_t len)
 {
     crc32_fn *way = crc32_way(2);
 

@@ -7,9 +7,10 @@
 
 /*
  * Goes on from `crc` (0 at the start), as zlib's crc32 does, at several times its speed
- * where the processor multiplies without carry.
+ * where the processor multiplies without carry. (crc32_ieee is another sum's name, in
+ * ISA-L.)
  */
-uint32_t crc32_ieee(uint32_t crc, const void *data, size_t len);
+uint32_t crc32_zip(uint32_t crc, const void *data, size_t len);
 
 /* For tests: one of the ways in which it is done; NULL: there is none, or none here. */
 typedef uint32_t crc32_fn(uint32_t crc, const void *data, size_t len);

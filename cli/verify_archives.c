@@ -189,7 +189,7 @@ static int read_on(struct source *src, uint64_t off, uint64_t len, uint32_t *crc
 
         if (source_read(src, off + at, n, data, e) < 0)
             return -e->code;
-        *crc = crc32_ieee(*crc, data, n);
+        *crc = crc32_zip(*crc, data, n);
     }
     return 0;
 }

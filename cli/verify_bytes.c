@@ -63,7 +63,7 @@ static int run_piece(void *user, size_t i, struct err *e)
             return -e->code;
         nonfinite_count(r->t->dtype, window, len, &part->nonfinite);
         if (r->src)
-            part->crc = crc32_ieee(part->crc, window, len);
+            part->crc = crc32_zip(part->crc, window, len);
     }
     return 0;
 }

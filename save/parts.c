@@ -228,7 +228,7 @@ static void note_part(struct part_sums *s, uint32_t n, const char *bytes)
         uint32_t crc;
 
         portion_of(s, &s->range[i], n, &from, &len);
-        crc = crc32_ieee(0, bytes + (from - at), (size_t)len);
+        crc = crc32_zip(0, bytes + (from - at), (size_t)len);
         pthread_mutex_lock(&s->turn->lock);
         note(s, &s->range[i], n, crc);
         pthread_mutex_unlock(&s->turn->lock);
@@ -247,7 +247,7 @@ static int read_sum(const struct part_sums *s, const struct gather *g, uint64_t 
 
         ret = gather_range(g, &s->file, from, part, block, e);
         if (ret == 0)
-            *crc = crc32_ieee(*crc, block, (size_t)part);
+            *crc = crc32_zip(*crc, block, (size_t)part);
         from += part;
         len -= part;
     }

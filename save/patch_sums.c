@@ -33,7 +33,7 @@ static int crc_of(const struct patch_file *f, uint64_t from, uint64_t len,
 
         if (read_exact(f->fd, block, n, from, e) < 0)
             return err_wrap(e, "%s", f->path);
-        *out = crc32_ieee(*out, block, n);
+        *out = crc32_zip(*out, block, n);
         from += n;
         len -= n;
     }

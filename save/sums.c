@@ -51,7 +51,7 @@ void sums_add_crc(struct sums *s, uint32_t file, uint64_t at, uint64_t len,
 void sums_add(struct sums *s, uint32_t file, uint64_t at, const void *data,
               uint64_t len)
 {
-    sums_add_crc(s, file, at, len, crc32_ieee(0, data, (size_t)len));
+    sums_add_crc(s, file, at, len, crc32_zip(0, data, (size_t)len));
 }
 
 static int by_place(const void *a, const void *b)
@@ -141,7 +141,7 @@ bool sums_find(const struct sums *s, uint32_t file, const struct layout_file_inf
         if (!p || p->at != at || p->len > from + len - at)
             return false;
         if (p->kind == LAYOUT_LITERAL)
-            sums_append(&crc, crc32_ieee(0, p->data, (size_t)p->len), p->len);
+            sums_append(&crc, crc32_zip(0, p->data, (size_t)p->len), p->len);
         else if (p->kind != LAYOUT_BOX ||
                  !append_box(s, file, p->at, p->at + p->len, &crc))
             return false;

@@ -186,7 +186,7 @@ static int range_crc(int fd, const struct layout_file_info *f, uint64_t from,
 
         if (read_exact(fd, block, part, from, e) < 0)
             return err_wrap(e, "%s", f->path);
-        crc = crc32_ieee(crc, block, part);
+        crc = crc32_zip(crc, block, part);
         from += part;
         len -= part;
     }

@@ -75,7 +75,7 @@ static size_t wrap(const uint8_t *data, size_t size, uint8_t *out)
         memcpy(out, header, sizeof header);
         memcpy(out + sizeof header, data, z.total_in);
         len = sizeof header + z.total_in;
-        put_le32(out + len, crc32_ieee(0, plain, z.total_out));
+        put_le32(out + len, crc32_zip(0, plain, z.total_out));
         put_le32(out + len + 4, (uint32_t)z.total_out);
         len += 8;
     }

@@ -42,7 +42,7 @@ static void check_crc(crc32_fn *crc)
 static void test_crc(void **state)
 {
     (void)state;
-    check_crc(crc32_ieee);
+    check_crc(crc32_zip);
     for (unsigned i = 0; i < CRC32_WAYS; i++)
         if (crc32_way(i))
             check_crc(crc32_way(i));

@@ -44,7 +44,7 @@ static int crc_of(struct source *src, uint64_t off, uint64_t len,
 
         if (rc < 0)
             return rc;
-        crc = crc32_ieee(crc, data, n);
+        crc = crc32_zip(crc, data, n);
         if (suits(look, off))
             show(look, off + at, data, n);
     }

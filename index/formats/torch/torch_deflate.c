@@ -84,7 +84,7 @@ static int put(struct inflating *x, size_t n, struct err *e)
 {
     if (n > x->want->bytes - x->written)
         return wrong_size(x, "more than ", x->want->bytes, e);
-    x->crc = crc32_ieee(x->crc, x->plain, n);
+    x->crc = crc32_zip(x->crc, x->plain, n);
     x->written += n;
     return write_all(x->fd, x->plain, n, e);
 }

@@ -542,7 +542,7 @@ static int crc_of(const struct zip *z, uint64_t at, uint64_t len, uint32_t *crc,
 
         if (read_at(z, at, n, data, e) < 0)
             return -e->code;
-        *crc = crc32_ieee(*crc, data, n);
+        *crc = crc32_zip(*crc, data, n);
         at += n;
     }
     return 0;
