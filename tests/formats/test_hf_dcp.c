@@ -357,6 +357,31 @@ static void test_damaged_shard(void **state)
     }
 }
 
+/* A header of another length in the first shard: the full files are still the copies. */
+static void test_damaged_first(void **state)
+{
+    static const char file[] = "sharded/shard-00001-model-00001-of-00001.safetensors";
+    static const char *const none[4] = {NULL};
+    CLEANUP(buf_release) struct buf warnings = {0};
+    char path[PATH_MAX];
+    struct made m;
+    struct opened o;
+
+    snprintf(path, sizeof path, "%s/hfdcp_scalar_2r", (const char *)*state);
+    made_begin(&m, "x");
+    copy_without(&m, path, "", none);
+    damage(&m, path, file, "\xa8", (char)0xe8);
+    made_open(&m, &o);
+    all_warnings(&o, &warnings);
+    assert_string_equal(o.info.format, "hf-dcp-sharded+consolidated");
+    assert_has(warnings.data, "damaged-file: ");
+    assert_int_equal(o.info.faults, 1);
+    snprintf(path + strlen(path), sizeof path - strlen(path), ".expected.json");
+    check_readable(&o, path);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* config.json tells the rows of the embedding, which all ranks share. */
 static void test_config_tells(void **state)
 {
@@ -576,6 +601,7 @@ int main(int argc, char **argv)
         {.name = "late shard", .test_func = test_late_shard},
         {.name = "lost", .test_func = test_lost},
         {.name = "damaged shard", .test_func = test_damaged_shard},
+        {.name = "damaged first shard", .test_func = test_damaged_first},
         {.name = "config.json tells", .test_func = test_config_tells},
         {.name = "odd headers", .test_func = test_odd_headers},
         {.name = "odd files", .test_func = test_odd_files},

@@ -15,6 +15,7 @@
 
 enum {
     HEAD_BYTES = 16,
+    MAGIC_TRIES = 4,      /* shards: the first ones may be damaged */
     MAX_MEMORY = 1 << 30, /* names of files and offsets of pieces */
     MAX_MAPPING = 1 << 26,
 };
@@ -42,11 +43,11 @@ static bool find_in(struct listing *l, const char *dir, struct hf_dcp_found *out
 
         if (entry->st.kind != ENTRY_FILE || !safetensors_is_piece(entry->name))
             continue;
+        if (!out->magic && out->shards < MAGIC_TRIES)
+            out->magic = has_magic(l, entry->name);
         out->first = out->first ? out->first : entry->name;
         out->shards++;
     }
-    if (out->first)
-        out->magic = has_magic(l, out->first);
     return out->first;
 }
 
