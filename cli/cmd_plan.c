@@ -70,6 +70,7 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
 {
     const struct plan *plan = reader_plan(r);
     CLEANUP(buf_release) struct buf shape = {0};
+    struct chunk_room room;
     struct shape units;
     int ret = shape_units(&t->shape, t->stored, &units, &c->err);
 
@@ -90,8 +91,9 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
             printf(", stored as %s", dtype_name(t->stored));
         putchar('\n');
     }
+    room.list = NULL;
     for (size_t i = 0; i < plan_chunks(plan); i++) {
-        struct row row = {.chunk = plan_chunk(plan, i), .nd = units.nd};
+        struct row row = {.chunk = plan_chunk(plan, i, &room), .nd = units.nd};
 
         ret = reader_place(r, i, &row.place, &row.path, &c->err);
         if (ret < 0)

@@ -136,7 +136,8 @@ static void note_nonfinite(struct chunks *k, const struct nonfinite *found)
 static bool stands_in_a_row(const struct plan *plan, size_t i,
                             const struct chunk_place *place, uint64_t *len)
 {
-    const struct chunk *c = plan_chunk(plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(plan, i, &room);
     int64_t step = plan_unit(plan);
 
     for (uint32_t k = plan_shape(plan)->nd; k-- > 0;) {
@@ -195,8 +196,9 @@ static int check_plain(struct chunks *k, size_t i, const struct chunk_place *pla
     if (source_check(place->src, e) < 0 || run_all(&run, &found, &crc, e) < 0 ||
         source_check(place->src, e) < 0)
         return -e->code;
-    archives_note(t->archives, plan_chunk(reader_plan(t->reader), i)->file, place->base,
-                  len, crc);
+    archives_note(t->archives,
+                  plan_chunk(reader_plan(t->reader), i, &(struct chunk_room){0})->file,
+                  place->base, len, crc);
     note_nonfinite(k, &found);
     return 0;
 }
@@ -206,7 +208,8 @@ static int check_placed(struct chunks *k, size_t i, const struct chunk_place *pl
 {
     const struct tensor_check *t = k->t;
     const struct plan *plan = reader_plan(t->reader);
-    const struct chunk *c = plan_chunk(plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(plan, i, &room);
     uint64_t len = 0;
     bool in_a_row = !t->cast && stands_in_a_row(plan, i, place, &len);
 

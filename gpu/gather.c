@@ -244,14 +244,15 @@ static int place_of(const struct making *m, const struct chunk *c,
 static int lower(struct making *m, size_t i, struct err *e)
 {
     struct gather *g = m->g;
+    const struct chunk *c = plan_chunk(g->plan, i, NULL);
     struct chunk_place place = {0};
-    int ret = place_of(m, plan_chunk(g->plan, i), &place, e);
+    int ret = place_of(m, c, &place, e);
 
     g->copy[i].source = place.src;
     if (ret == 0 && !place.src)
         return err_set(e, EINVAL, "a source that is wanted is not there");
     if (ret == 0)
-        ret = plan_lower(g->plan, i, &place, dtype_component(g->stored), g->arena,
+        ret = plan_lower(g->plan, c, &place, dtype_component(g->stored), g->arena,
                          &g->copy[i].op, e);
     return ret < 0 && place.src ? err_wrap(e, "%s", place.src->name) : ret;
 }

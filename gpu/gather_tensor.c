@@ -93,6 +93,7 @@ struct pieces {
     struct gather_piece *piece;
     struct source **source; /* one a piece, owned */
     int64_t *step;
+    uint64_t *box; /* start and size of each */
     size_t n;
 };
 
@@ -118,8 +119,11 @@ static bool is_wanted(const struct pieces *p, const struct chunk *c)
 static int find_piece(void *user, size_t i, struct err *e)
 {
     struct pieces *p = user;
-    const struct chunk *c = plan_chunk(p->t->plan, i);
-    int64_t *step = p->step + i * p->t->units.nd;
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(p->t->plan, i, &room);
+    uint32_t nd = p->t->units.nd;
+    int64_t *step = p->step + i * nd;
+    uint64_t *start = p->box + i * 2 * nd, *size = start + nd;
     struct chunk_place place = {0};
     const char *path;
     int ret = is_wanted(p, c) ? tensor_place(p->t, i, &place, &path, e) : 0;
@@ -127,9 +131,11 @@ static int find_piece(void *user, size_t i, struct err *e)
     if (ret < 0)
         return ret;
     p->source[i] = place.src;
-    memcpy(step, place.step, p->t->units.nd * sizeof *step);
-    p->piece[i] = (struct gather_piece){.start = c->start,
-                                        .size = c->size,
+    memcpy(step, place.step, nd * sizeof *step);
+    memcpy(start, c->start, nd * sizeof *start);
+    memcpy(size, c->size, nd * sizeof *size);
+    p->piece[i] = (struct gather_piece){.start = start,
+                                        .size = size,
                                         .step = step,
                                         .base = place.base,
                                         .source = (uint32_t)i,
@@ -143,7 +149,8 @@ static int find_pieces(struct pieces *p, struct arena *a, struct err *e)
     p->piece = arena_array(a, p->n + 1, sizeof *p->piece);
     p->source = arena_array(a, p->n + 1, sizeof *p->source);
     p->step = arena_array(a, p->n * p->t->units.nd + 1, sizeof *p->step);
-    if (!p->piece || !p->source || !p->step)
+    p->box = arena_array(a, p->n * p->t->units.nd + 1, 2 * sizeof *p->box);
+    if (!p->piece || !p->source || !p->step || !p->box)
         return err_nomem(e);
     return pool_each(p->n > 1 ? p->t->env.pool : NULL, p->n, find_piece, p, e);
 }

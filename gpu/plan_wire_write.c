@@ -125,7 +125,8 @@ static bool lies_in_shard(const struct chunk_place *place, const struct shard *s
 
 static int add_piece(struct buf *out, struct tensor *t, size_t i, struct err *e)
 {
-    const struct chunk *c = plan_chunk(t->plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(t->plan, i, &room);
     uint32_t source = shard_index(t, c->file);
     bool fill = c->encoding == CHUNK_FILL;
     unsigned char value[WIRE_VALUE] = {0}, head[4] = {fill};

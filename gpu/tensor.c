@@ -22,6 +22,7 @@ enum {
      * thousands: of those each is opened for the window that needs it.
      */
     SHARDS_KEPT = 256,
+    RECENT = 64,
 };
 
 struct tensor *tensor_get(struct tensor *t)
@@ -68,6 +69,38 @@ uint64_t tensor_size(const struct tensor *t)
 
 /* ---- opening ---- */
 
+/* Numbers of files as chunks name them; of few files, by turns, each once. */
+struct numbers {
+    uint32_t *number; /* malloc */
+    size_t n, cap;
+    uint64_t recent[RECENT]; /* by number: 1 + the last one that was added */
+};
+
+static void numbers_release(struct numbers *s)
+{
+    free(s->number);
+}
+
+static int numbers_add(struct numbers *s, uint32_t number)
+{
+    uint64_t *recent = &s->recent[number % RECENT];
+
+    if (*recent == (uint64_t)number + 1 && s->n > 0)
+        return 0;
+    if (s->n == s->cap) {
+        size_t cap = s->cap ? 2 * s->cap : RECENT;
+        uint32_t *grown = reallocarray(s->number, cap, sizeof *grown);
+
+        if (!grown)
+            return -ENOMEM;
+        s->number = grown;
+        s->cap = cap;
+    }
+    *recent = (uint64_t)number + 1;
+    s->number[s->n++] = number;
+    return 0;
+}
+
 static int compare_numbers(const void *a, const void *b)
 {
     const uint32_t *x = a, *y = b;
@@ -106,18 +139,14 @@ static size_t count_shards(const uint32_t *number, size_t n)
 }
 
 /* Each file that a chunk names, once. */
-static int add_shards(struct tensor *t, struct err *e)
+static int add_shards(struct tensor *t, struct numbers *of, struct err *e)
 {
-    size_t n = plan_chunks(t->plan);
-    CLEANUP_FREE uint32_t *number = calloc(n + 1, sizeof *number);
-    size_t shards;
+    size_t n = of->n, shards;
+    const uint32_t *number = of->number;
     int ret = 0;
 
-    if (!number)
-        return err_nomem(e);
-    for (size_t i = 0; i < n; i++)
-        number[i] = plan_chunk(t->plan, i)->file;
-    qsort(number, n, sizeof *number, compare_numbers);
+    if (n)
+        qsort(of->number, n, sizeof *number, compare_numbers);
     shards = count_shards(number, n);
     t->shards = arena_array(t->arena, shards + 1, sizeof *t->shards);
     if (!t->shards)
@@ -131,11 +160,75 @@ static int add_shards(struct tensor *t, struct err *e)
     return ret;
 }
 
-static int build_plan(struct tensor *t, int64_t checkpoint, struct err *e)
+/* Notes what is asked of a tensor's chunks as a whole. */
+static int note_chunk(struct tensor *t, const struct chunk *c, struct numbers *files,
+                      struct err *e)
+{
+    if (c->encoding != CHUNK_PLAIN && !t->decodes) {
+        const struct chunk_codec *codec = t->env.codec(c->encoding);
+
+        t->decodes = codec && codec->decodes;
+    }
+    return numbers_add(files, c->file) < 0 ? err_nomem(e) : 0;
+}
+
+struct packing {
+    struct tensor *t;
+    struct numbers *files;
+    struct plan_packer *packer;
+};
+
+/* chunk_list_fn */
+static int pack_chunk(void *user, const struct chunk *c, size_t i, size_t n,
+                      struct err *e)
+{
+    struct packing *p = user;
+    int ret = note_chunk(p->t, c, p->files, e);
+
+    return ret == 0 ? plan_packer_add(p->packer, c, i, n, e) : ret;
+}
+
+/* The plan of many chunks, if they are those of a grid: 1, else 0. */
+static int build_packed(struct tensor *t, int64_t checkpoint, struct numbers *files,
+                        struct err *e)
+{
+    CLEANUP(plan_packer_freep) struct plan_packer *packer = NULL;
+    struct packing p = {.t = t, .files = files};
+    const struct chunk_list *list;
+    int ret = plan_packer_new(t->arena, &t->units, t->unit, &packer, e);
+
+    if (ret < 0)
+        return ret;
+    p.packer = packer;
+    ret = catalog_chunk_list(t->env.catalog, checkpoint, &t->info, t->arena, pack_chunk,
+                             &p, &list, e);
+    if (ret == 0)
+        return plan_packer_finish(packer, list, &t->plan, e);
+    return MIN(ret, 0);
+}
+
+static int build_listed(struct tensor *t, int64_t checkpoint, struct numbers *files,
+                        struct err *e)
 {
     struct plan_builder *b;
     const struct chunk *chunk;
     size_t n;
+    int ret =
+        catalog_chunks(t->env.catalog, checkpoint, &t->info, t->arena, &chunk, &n, e);
+
+    if (ret < 0 || (ret = plan_begin(t->arena, &t->units, t->unit, &b, e)) < 0)
+        return ret;
+    files->n = 0;
+    for (size_t i = 0; ret == 0 && i < n; i++)
+        ret = note_chunk(t, &chunk[i], files, e);
+    if (ret == 0)
+        ret = plan_take(b, chunk, n, e);
+    return ret == 0 ? plan_finish(b, &t->plan, e) : ret;
+}
+
+static int build_plan(struct tensor *t, int64_t checkpoint, struct numbers *files,
+                      struct err *e)
+{
     int ret;
 
     ret = shape_units(&t->info.shape, t->info.stored, &t->units, e);
@@ -145,12 +238,9 @@ static int build_plan(struct tensor *t, int64_t checkpoint, struct err *e)
         return err_set(e, EBADMSG, "a cast of %s to %s", dtype_name(t->info.stored),
                        dtype_name(t->info.dtype));
     t->unit = dtype_unit(t->info.stored);
-    ret = catalog_chunks(t->env.catalog, checkpoint, &t->info, t->arena, &chunk, &n, e);
-    if (ret < 0 || (ret = plan_begin(t->arena, &t->units, t->unit, &b, e)) < 0)
-        return ret;
-    ret = plan_take(b, chunk, n, e);
+    ret = t->info.chunks >= PLAN_PACKED_MIN ? build_packed(t, checkpoint, files, e) : 0;
     if (ret == 0)
-        ret = plan_finish(b, &t->plan, e);
+        ret = build_listed(t, checkpoint, files, e);
     if (ret < 0)
         return ret;
     t->resolved = arena_array(t->arena, plan_chunks(t->plan) + 1, sizeof *t->resolved);
@@ -159,15 +249,16 @@ static int build_plan(struct tensor *t, int64_t checkpoint, struct err *e)
 
 static int load(struct tensor *t, int64_t checkpoint, uint32_t ord, struct err *e)
 {
+    CLEANUP(numbers_release) struct numbers files = {0};
     int ret = catalog_tensor(t->env.catalog, checkpoint, ord, t->arena, &t->info, e);
 
     if (ret < 0)
         return ret;
     if (t->info.fault)
         return err_set(e, EBADMSG, "%s", t->info.fault);
-    ret = build_plan(t, checkpoint, e);
+    ret = build_plan(t, checkpoint, &files, e);
     if (ret == 0)
-        ret = add_shards(t, e);
+        ret = add_shards(t, &files, e);
     return ret;
 }
 
@@ -357,10 +448,15 @@ static int find_place(struct tensor *t, const struct chunk *c, struct chunk_plac
 
 bool tensor_decodes(const struct tensor *t, size_t i)
 {
-    const struct chunk *c = plan_chunk(t->plan, i);
-    const struct chunk_codec *codec =
-        c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
+    struct chunk_room room;
+    const struct chunk_codec *codec;
+    const struct chunk *c;
 
+    if (!t->decodes)
+        return false;
+    room.list = NULL;
+    c = plan_chunk(t->plan, i, &room);
+    codec = c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
     return codec && codec->decodes;
 }
 
@@ -374,15 +470,15 @@ static void publish(struct tensor *t, size_t i, struct resolved *r)
 }
 
 /* Notes where chunk i lies, for all windows to come. */
-static int note_place(struct tensor *t, size_t i, const struct chunk_place *place,
-                      struct err *e)
+static int note_place(struct tensor *t, size_t i, const struct chunk *c,
+                      const struct chunk_place *place, struct err *e)
 {
     struct resolved *r;
     int ret;
 
     pthread_mutex_lock(&t->lock);
     r = arena_alloc(t->arena, sizeof *r);
-    ret = r ? plan_lower(t->plan, i, place, dtype_component(t->info.stored), t->arena,
+    ret = r ? plan_lower(t->plan, c, place, dtype_component(t->info.stored), t->arena,
                          &r->op, e)
             : err_nomem(e);
     pthread_mutex_unlock(&t->lock);
@@ -400,15 +496,19 @@ int tensor_resolve(struct tensor *t, size_t i, struct source **out, struct err *
     const struct resolved *r =
         atomic_load_explicit(&t->resolved[i], memory_order_acquire);
     struct chunk_place place = {0};
+    struct chunk_room room;
+    const struct chunk *c;
     int ret;
 
     if (r && r->src) {
         *out = source_get(r->src);
         return 0;
     }
-    ret = find_place(t, plan_chunk(t->plan, i), &place, e);
+    room.list = NULL;
+    c = plan_chunk(t->plan, i, &room);
+    ret = find_place(t, c, &place, e);
     if (ret == 0 && !r)
-        ret = note_place(t, i, &place, e);
+        ret = note_place(t, i, c, &place, e);
     else if (ret == 0 && place.src->size != r->size)
         ret = err_set(e, EBADMSG, "%s: a chunk has not the size that it had before",
                       place.src->name);
@@ -431,7 +531,8 @@ bool tensor_is_placed(const struct tensor *t, size_t i)
 int tensor_guess(struct tensor *t, size_t i, struct arena *a, struct plan_op *op,
                  struct source **out, struct err *e)
 {
-    const struct chunk *c = plan_chunk(t->plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(t->plan, i, &room);
     CLEANUP(source_putp) struct source *shard = NULL;
     struct chunk_place place = {0};
     int ret;
@@ -442,7 +543,7 @@ int tensor_guess(struct tensor *t, size_t i, struct arena *a, struct plan_op *op
     if (ret == 0)
         ret = plain_place(t, c, shard, &place, e);
     if (ret == 0)
-        ret = plan_lower(t->plan, i, &place, dtype_component(t->info.stored), a, op, e);
+        ret = plan_lower(t->plan, c, &place, dtype_component(t->info.stored), a, op, e);
     source_put(place.src);
     if (ret == 0)
         *out = steal(&shard);
@@ -452,7 +553,8 @@ int tensor_guess(struct tensor *t, size_t i, struct arena *a, struct plan_op *op
 int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char **path,
                  struct err *e)
 {
-    const struct chunk *c = plan_chunk(t->plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(t->plan, i, &room);
 
     *path = find_shard(t, c->file)->path;
     return find_place(t, c, out, e);
@@ -460,7 +562,8 @@ int tensor_place(struct tensor *t, size_t i, struct chunk_place *out, const char
 
 int tensor_verify(struct tensor *t, size_t i, struct chunk_look *look, struct err *e)
 {
-    const struct chunk *c = plan_chunk(t->plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(t->plan, i, &room);
     const struct chunk_codec *codec =
         c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
 
@@ -475,7 +578,8 @@ int tensor_verify(struct tensor *t, size_t i, struct chunk_look *look, struct er
 
 int tensor_compare(struct tensor *t, size_t i, struct err *e)
 {
-    const struct chunk *c = plan_chunk(t->plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(t->plan, i, &room);
     const struct chunk_codec *codec =
         c->encoding == CHUNK_PLAIN ? NULL : t->env.codec(c->encoding);
     struct chunk_tensor about = about_chunk(t, c);

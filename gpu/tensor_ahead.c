@@ -94,6 +94,8 @@ static bool decode_ahead(struct tensor *t, uint64_t off, uint64_t len)
     size_t step = CHUNKS_A_THREAD * (size_t)pool_threads(t->env.pool), first, end;
     struct span_of_chunks s = {0};
 
+    if (!t->decodes)
+        return false;
     if (plan_touched(t->plan, off, len, note_chunk, &s) != 0 || s.n == 0 ||
         !tensor_decodes(t, s.last))
         return false;
@@ -139,9 +141,12 @@ enum {
 static bool is_unplaced(const struct tensor *t, size_t i)
 {
     bool remote = t->nshards > 0 && t->keeps_shards && t->shards[0].src->remote;
+    struct chunk_room room;
 
-    return remote && plan_chunk(t->plan, i)->encoding != CHUNK_PLAIN &&
-           !tensor_is_placed(t, i) && !tensor_decodes(t, i);
+    room.list = NULL;
+    return remote && !tensor_is_placed(t, i) &&
+           plan_chunk(t->plan, i, &room)->encoding != CHUNK_PLAIN &&
+           !tensor_decodes(t, i);
 }
 
 /* The bytes of one run, and what may stand around the elements of the chunk. */
@@ -165,7 +170,8 @@ static void ask_run(struct source *src, const struct plan_run *r, uint64_t aroun
 static int ask_unplaced(struct tensor *t, size_t i, uint64_t off, uint64_t len,
                         struct err *e)
 {
-    const struct chunk *c = plan_chunk(t->plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(t->plan, i, &room);
     uint64_t bytes = t->unit, end = c->offset + c->length;
     uint64_t ends = MIN(c->length, (uint64_t)AROUND);
     CLEANUP(arena_freep) struct arena *a = arena_new(GUESS_MEMORY);

@@ -35,6 +35,7 @@ struct tensor {
     struct shape units;
     unsigned unit;
     const struct plan *plan;
+    bool decodes;         /* some chunk's place is a decoded copy */
     struct shard *shards; /* sorted by number */
     size_t nshards;
     bool keeps_shards;                    /* they are few: all are open */

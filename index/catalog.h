@@ -6,6 +6,7 @@
 #include "base/base.h"
 #include "base/fsutil.h"
 #include "index/chunk.h"
+#include "index/chunk_list.h"
 #include "index/shape.h"
 #include "index/sink.h"
 
@@ -138,6 +139,15 @@ int catalog_tensors(struct catalog *c, int64_t checkpoint, uint32_t from,
  */
 int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
                    struct arena *a, const struct chunk **out, size_t *n, struct err *e);
+
+/*
+ * The same without unpacking them: fn sees each once, checked, and any of them is found
+ * in *out, which lives in `a` (NULL for a tensor with a fault). Where fn fails with
+ * -EBADMSG the index is damaged.
+ */
+int catalog_chunk_list(struct catalog *c, int64_t checkpoint,
+                       const struct tensor_info *t, struct arena *a, chunk_list_fn *fn,
+                       void *user, const struct chunk_list **out, struct err *e);
 
 /* What the tensors of one role and dtype add up to. */
 struct type_total {

@@ -409,30 +409,64 @@ int catalog_tensors(struct catalog *c, int64_t checkpoint, uint32_t from,
 
 /* --- chunks --- */
 
-static int check_chunks(const struct chunk *chunk, size_t n, const struct shape *units,
-                        uint64_t files, struct err *e)
-{
-    for (size_t i = 0; i < n; i++) {
-        const struct chunk *c = &chunk[i];
+/* What the chunks of a tensor are wanted for. */
+struct reading {
+    struct arena *arena;
+    struct shape units;
+    uint64_t files;
+    /* unpacked */
+    const struct chunk **chunk;
+    size_t *n;
+    /* or one by one */
+    chunk_list_fn *fn;
+    void *user;
+    const struct chunk_list **list;
+};
 
-        if (c->file >= files)
-            return err_set(e, EBADMSG, "chunk %zu is in file %u of %" PRIu64, i,
-                           c->file, files);
-        if (c->offset > INT64_MAX || c->length > INT64_MAX - c->offset)
-            return err_set(e, EBADMSG, "chunk %zu lies beyond any file", i);
-        for (uint32_t k = 0; k < units->nd; k++)
-            if (c->start[k] > units->dim[k] || c->size[k] > units->dim[k] - c->start[k])
-                return err_set(e, EBADMSG, "chunk %zu lies outside the tensor", i);
-    }
+static int check_chunk(const struct reading *r, const struct chunk *c, size_t i,
+                       struct err *e)
+{
+    const struct shape *units = &r->units;
+
+    if (c->file >= r->files)
+        return err_set(e, EBADMSG, "chunk %zu is in file %u of %" PRIu64, i, c->file,
+                       r->files);
+    if (c->offset > INT64_MAX || c->length > INT64_MAX - c->offset)
+        return err_set(e, EBADMSG, "chunk %zu lies beyond any file", i);
+    for (uint32_t k = 0; k < units->nd; k++)
+        if (c->start[k] > units->dim[k] || c->size[k] > units->dim[k] - c->start[k])
+            return err_set(e, EBADMSG, "chunk %zu lies outside the tensor", i);
     return 0;
 }
 
+/* chunk_list_fn */
+static int check_and_show(void *user, const struct chunk *c, size_t i, size_t n,
+                          struct err *e)
+{
+    const struct reading *r = user;
+    int rc = check_chunk(r, c, i, e);
+
+    return rc == 0 ? r->fn(r->user, c, i, n, e) : rc;
+}
+
+static int unpack(struct reading *r, const struct cell *blob, struct err *e)
+{
+    int rc;
+
+    if (r->fn)
+        return chunk_list_new(r->arena, blob->data, blob->len, r->units.nd,
+                              check_and_show, r, r->list, e);
+    rc = chunks_unpack(r->arena, blob->data, blob->len, r->units.nd, r->chunk, r->n, e);
+    for (size_t i = 0; rc == 0 && i < *r->n; i++)
+        rc = check_chunk(r, &(*r->chunk)[i], i, e);
+    return rc;
+}
+
 /* Unpacks the row on which q stands: the sum of the blob, the blob, number of files. */
-static int read_chunks(struct query *q, const struct tensor_info *t, struct arena *a,
-                       const struct chunk **out, size_t *n, struct err *e)
+static int read_chunks(struct query *q, const struct tensor_info *t, struct reading *r,
+                       struct err *e)
 {
     struct cell cell[3];
-    struct shape units;
     int rc = query_row(q, cell, 3, e);
 
     if (rc < 0)
@@ -442,14 +476,13 @@ static int read_chunks(struct query *q, const struct tensor_info *t, struct aren
         return err_set(e, EBADMSG, "their sum is wrong");
     if (cell[1].len == 0)
         return t->fault ? 0 : err_set(e, EBADMSG, "there are none");
-    rc = shape_units(&t->shape, t->stored, &units, e);
-    if (rc == 0)
-        rc = chunks_unpack(a, cell[1].data, cell[1].len, units.nd, out, n, e);
-    return rc == 0 ? check_chunks(*out, *n, &units, cell[2].num, e) : rc;
+    r->files = cell[2].num;
+    rc = shape_units(&t->shape, t->stored, &r->units, e);
+    return rc == 0 ? unpack(r, &cell[1], e) : rc;
 }
 
-int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
-                   struct arena *a, const struct chunk **out, size_t *n, struct err *e)
+static int find_chunks(struct catalog *c, int64_t checkpoint,
+                       const struct tensor_info *t, struct reading *r, struct err *e)
 {
     static const char sql[] = "SELECT t.pieces_sum, t.pieces, c.files FROM tensor t"
                               " JOIN checkpoint c ON c.id = ?2 WHERE t.id = ?1";
@@ -458,8 +491,6 @@ int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_in
     char why[200];
     int rc = conn_take(c, false, &conn, e);
 
-    *out = NULL;
-    *n = 0;
     if (rc == 0)
         rc = conn_find(conn, sql,
                        (const int64_t[]){row_id(checkpoint, t->ord), checkpoint}, 2, &q,
@@ -467,10 +498,30 @@ int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_in
     if (rc == 0)
         return conn_missing(conn, checkpoint, "tensor", e);
     if (rc == 1)
-        rc = read_chunks(&q, t, a, out, n, e);
+        rc = read_chunks(&q, t, r, e);
     if (rc != -EBADMSG)
         return rc;
     strncpy(why, e->text, sizeof why - 1);
     why[sizeof why - 1] = '\0';
     return conn_damaged(conn, e, "chunks of tensor %u: %s", t->ord, why);
+}
+
+int catalog_chunks(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
+                   struct arena *a, const struct chunk **out, size_t *n, struct err *e)
+{
+    struct reading r = {.arena = a, .chunk = out, .n = n};
+
+    *out = NULL;
+    *n = 0;
+    return find_chunks(c, checkpoint, t, &r, e);
+}
+
+int catalog_chunk_list(struct catalog *c, int64_t checkpoint,
+                       const struct tensor_info *t, struct arena *a, chunk_list_fn *fn,
+                       void *user, const struct chunk_list **out, struct err *e)
+{
+    struct reading r = {.arena = a, .fn = fn, .user = user, .list = out};
+
+    *out = NULL;
+    return find_chunks(c, checkpoint, t, &r, e);
 }

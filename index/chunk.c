@@ -8,9 +8,10 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
+#include "index/chunk_priv.h"
 
 /*
- * The blob: the count, then for each chunk
+ * The blob: the count, then for each chunk (the tag's bits: index/chunk_priv.h)
  *
  *   tag       flags (3 bits), HAS_STEP, HAS_FIRST, HAS_PARAM, HAS_WHOLE,
  *             encoding (the bits above)
@@ -28,15 +29,6 @@
  * a grid or in a file take a byte each: a million tiles of a matrix are 12 bytes apiece.
  * Before the first chunk everything is 0.
  */
-enum {
-    FLAG_BITS = CHUNK_SWAP | CHUNK_CONJ | CHUNK_NEG,
-    HAS_STEP = 8,
-    HAS_FIRST = 16,
-    HAS_PARAM = 32,
-    HAS_WHOLE = 64,
-    ENCODING_SHIFT = 7,
-    PARAM_MAX = 64 << 10, /* keys are shorter, see index/names.h */
-};
 
 static void add_delta(struct buf *b, uint64_t now, uint64_t before)
 {
@@ -75,12 +67,12 @@ static void pack_whole(struct buf *b, const struct chunk *c, const struct chunk 
 static void pack_one(struct buf *b, const struct chunk *c, const struct chunk *prev,
                      uint32_t nd)
 {
-    uint64_t tag = c->flags | (uint64_t)c->encoding << ENCODING_SHIFT;
+    uint64_t tag = c->flags | (uint64_t)c->encoding << CHUNK_ENCODING_SHIFT;
 
-    tag |= c->step ? HAS_STEP : 0;
-    tag |= c->first ? HAS_FIRST : 0;
-    tag |= c->param ? HAS_PARAM : 0;
-    tag |= c->whole ? HAS_WHOLE : 0;
+    tag |= c->step ? CHUNK_HAS_STEP : 0;
+    tag |= c->first ? CHUNK_HAS_FIRST : 0;
+    tag |= c->param ? CHUNK_HAS_PARAM : 0;
+    tag |= c->whole ? CHUNK_HAS_WHOLE : 0;
     buf_add_varint(b, tag);
     add_delta(b, c->file, prev->file);
     add_delta(b, c->offset, prev->offset + prev->length);
@@ -110,12 +102,12 @@ int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
         return err_set(e, EINVAL, "%u dimensions, the most is %d", nd, SHAPE_MAX_DIMS);
     buf_add_varint(out, n);
     for (size_t i = 0; i < n; i++) {
-        if (c[i].flags & ~FLAG_BITS)
+        if (c[i].flags & ~CHUNK_FLAG_BITS)
             return err_set(e, EINVAL, "chunk %zu has unknown flags %#x", i, c[i].flags);
         if (c[i].whole && c[i].whole_nd > SHAPE_MAX_DIMS)
             return err_set(e, EINVAL, "chunk %zu has a piece of %u dimensions", i,
                            c[i].whole_nd);
-        if (c[i].param && (!c[i].param_len || c[i].param_len > PARAM_MAX))
+        if (c[i].param && (!c[i].param_len || c[i].param_len > CHUNK_PARAM_MAX))
             return err_set(e, EINVAL, "chunk %zu has a parameter of %u bytes", i,
                            c[i].param_len);
         pack_one(out, &c[i], &prev, nd);
@@ -123,26 +115,6 @@ int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
     }
     ret = buf_failed(out);
     return ret < 0 ? err_set(e, -ret, "%zu chunks do not fit into the index", n) : 0;
-}
-
-struct unpacker {
-    const unsigned char *data;
-    size_t len, pos;
-    bool bad; /* a number was cut or too long; then all that follow read as 0 */
-};
-
-static uint64_t get(struct unpacker *u)
-{
-    uint64_t v = 0;
-
-    if (!u->bad && !varint_get(u->data, u->len, &u->pos, &v))
-        u->bad = true;
-    return u->bad ? 0 : v;
-}
-
-static uint64_t get_delta(struct unpacker *u, uint64_t before)
-{
-    return before + (uint64_t)unzigzag(get(u));
 }
 
 static int unpack_step(struct unpacker *u, uint32_t nd, struct arena *a,
@@ -153,7 +125,7 @@ static int unpack_step(struct unpacker *u, uint32_t nd, struct arena *a,
     if (!step)
         return err_nomem(e);
     for (uint32_t k = 0; k < nd; k++)
-        step[k] = unzigzag(get(u));
+        step[k] = unzigzag(unpack_number(u));
     c->step = step;
     return 0;
 }
@@ -162,14 +134,14 @@ static int unpack_step(struct unpacker *u, uint32_t nd, struct arena *a,
 static int unpack_param(struct unpacker *u, const struct chunk *prev, struct arena *a,
                         struct chunk *c, struct err *e)
 {
-    uint64_t len = get(u);
+    uint64_t len = unpack_number(u);
 
     if (len == 0 && !u->bad && prev->param) {
         c->param = prev->param;
         c->param_len = prev->param_len;
         return 0;
     }
-    if (u->bad || len == 0 || len > PARAM_MAX || len > u->len - u->pos)
+    if (u->bad || len == 0 || len > CHUNK_PARAM_MAX || len > u->len - u->pos)
         return err_set(e, EBADMSG, "a parameter of %" PRIu64 " bytes", len);
     c->param = arena_memdup(a, u->data + u->pos, (size_t)len);
     c->param_len = (uint32_t)len;
@@ -180,7 +152,7 @@ static int unpack_param(struct unpacker *u, const struct chunk *prev, struct are
 static int unpack_whole(struct unpacker *u, const struct chunk *prev, struct arena *a,
                         struct chunk *c, struct err *e)
 {
-    uint64_t nd = get(u), *whole;
+    uint64_t nd = unpack_number(u), *whole;
 
     if (nd == 0 && !u->bad && prev->whole) {
         c->whole = prev->whole;
@@ -193,7 +165,7 @@ static int unpack_whole(struct unpacker *u, const struct chunk *prev, struct are
     if (!whole)
         return err_nomem(e);
     for (uint64_t k = 0; k + 1 < nd; k++)
-        whole[k] = get(u);
+        whole[k] = unpack_number(u);
     c->whole = whole;
     c->whole_nd = (uint32_t)nd - 1;
     return 0;
@@ -203,37 +175,35 @@ static int unpack_whole(struct unpacker *u, const struct chunk *prev, struct are
 static int unpack_one(struct unpacker *u, const struct chunk *prev, uint64_t *box,
                       uint32_t nd, struct arena *a, struct chunk *c, struct err *e)
 {
-    uint64_t tag = get(u), file = get_delta(u, prev->file);
+    uint64_t tag = unpack_number(u), file = unpack_delta(u, prev->file);
 
-    if (file > UINT32_MAX || tag >> ENCODING_SHIFT > UINT8_MAX)
+    if (file > UINT32_MAX || tag >> CHUNK_ENCODING_SHIFT > UINT8_MAX)
         return err_set(e, EBADMSG, "impossible file %" PRIu64 " or encoding %" PRIu64,
-                       file, tag >> ENCODING_SHIFT);
+                       file, tag >> CHUNK_ENCODING_SHIFT);
     c->file = (uint32_t)file;
-    c->encoding = (uint8_t)(tag >> ENCODING_SHIFT);
-    c->flags = tag & FLAG_BITS;
-    c->offset = get_delta(u, prev->offset + prev->length);
-    c->length = get_delta(u, prev->length);
+    c->encoding = (uint8_t)(tag >> CHUNK_ENCODING_SHIFT);
+    c->flags = tag & CHUNK_FLAG_BITS;
+    c->offset = unpack_delta(u, prev->offset + prev->length);
+    c->length = unpack_delta(u, prev->length);
     for (uint32_t k = 0; k < nd; k++)
-        box[k] = get_delta(u, prev->start[k]);
+        box[k] = unpack_delta(u, prev->start[k]);
     for (uint32_t k = 0; k < nd; k++)
-        box[nd + k] = get_delta(u, prev->size[k]);
+        box[nd + k] = unpack_delta(u, prev->size[k]);
     c->start = box;
     c->size = box + nd;
-    c->first = tag & HAS_FIRST ? get(u) : 0;
-    if (tag & HAS_STEP && unpack_step(u, nd, a, c, e) < 0)
+    c->first = tag & CHUNK_HAS_FIRST ? unpack_number(u) : 0;
+    if (tag & CHUNK_HAS_STEP && unpack_step(u, nd, a, c, e) < 0)
         return -e->code;
-    if (tag & HAS_PARAM && unpack_param(u, prev, a, c, e) < 0)
+    if (tag & CHUNK_HAS_PARAM && unpack_param(u, prev, a, c, e) < 0)
         return -e->code;
-    return tag & HAS_WHOLE ? unpack_whole(u, prev, a, c, e) : 0;
+    return tag & CHUNK_HAS_WHOLE ? unpack_whole(u, prev, a, c, e) : 0;
 }
 
 /* The bytes behind the count say how many chunks there can be at most. */
 static int check_count(const struct unpacker *u, uint64_t count, uint32_t nd,
                        struct err *e)
 {
-    uint64_t least = 4 + 2 * (uint64_t)nd;
-
-    if (u->bad || count > (u->len - u->pos) / least)
+    if (u->bad || count > (u->len - u->pos) / chunk_packed_min(nd))
         return err_set(e, EBADMSG, "%zu bytes cannot hold %" PRIu64 " chunks", u->len,
                        count);
     return 0;
@@ -246,7 +216,7 @@ int chunks_unpack(struct arena *a, const void *data, size_t len, uint32_t nd,
     const struct chunk none = {.start = zeros, .size = zeros};
     struct unpacker u = {.data = data, .len = len};
     struct chunk *c;
-    uint64_t *box, count = get(&u);
+    uint64_t *box, count = unpack_number(&u);
 
     if (nd > SHAPE_MAX_DIMS)
         return err_set(e, EBADMSG, "%u dimensions, the most is %d", nd, SHAPE_MAX_DIMS);

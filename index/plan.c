@@ -10,12 +10,18 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "index/cover.h"
+#include "index/grid.h"
 
 /* A chunk in the order of its first element. Elements are counted in row-major order. */
 struct entry {
     const struct chunk *chunk;
     uint64_t first;
     uint64_t reach; /* the furthest last element of this and all chunks before */
+};
+
+/* Packed chunks that follow each other: the first element, the furthest last one. */
+struct group {
+    uint64_t first, reach;
 };
 
 enum {
@@ -40,7 +46,9 @@ struct plan {
     uint64_t elements;
     unsigned unit;
     size_t n;
-    struct entry *entry;
+    struct entry *entry;           /* NULL where the chunks are packed */
+    const struct chunk_list *list; /* then */
+    struct group *group;           /* and each FANOUT of them */
     uint32_t levels;
     struct level level[LEVELS_MAX];
 };
@@ -52,16 +60,15 @@ struct plan_builder {
     size_t n, cap;
 };
 
-int plan_begin(struct arena *a, const struct shape *units, unsigned unit,
-               struct plan_builder **out, struct err *e)
+static int new_plan(struct arena *a, const struct shape *units, unsigned unit,
+                    struct plan **out, struct err *e)
 {
-    struct plan_builder *b = arena_alloc(a, sizeof *b);
     struct plan *p = arena_alloc(a, sizeof *p);
     uint64_t stride = 1, bytes;
     int ret;
 
     assert(unit > 0);
-    if (!b || !p)
+    if (!p)
         return err_nomem(e);
     ret = shape_elements(units, &p->elements, e);
     if (ret < 0)
@@ -73,8 +80,19 @@ int plan_begin(struct arena *a, const struct shape *units, unsigned unit,
     /* An empty tensor has no elements to count, and its dimensions may overflow. */
     for (uint32_t k = units->nd; p->elements && k-- > 0; stride *= units->dim[k])
         p->stride[k] = stride;
+    *out = p;
+    return 0;
+}
+
+int plan_begin(struct arena *a, const struct shape *units, unsigned unit,
+               struct plan_builder **out, struct err *e)
+{
+    struct plan_builder *b = arena_alloc(a, sizeof *b);
+    int ret = b ? new_plan(a, units, unit, &b->plan, e) : err_nomem(e);
+
+    if (ret < 0)
+        return ret;
     b->arena = a;
-    b->plan = p;
     *out = b;
     return 0;
 }
@@ -241,12 +259,10 @@ static void enclose(const struct plan *p, uint32_t level, size_t from, size_t to
     }
 }
 
-/* Adds levels until one has few nodes. */
-static int add_levels(struct plan *p, struct arena *a, struct err *e)
+/* Adds levels above the last one, which has so many nodes, until one has few. */
+static int add_levels(struct plan *p, size_t below, struct arena *a, struct err *e)
 {
-    size_t below = p->n;
-
-    for (p->levels = 0; below > FANOUT && p->units.nd; p->levels++) {
+    for (; below > FANOUT && p->units.nd; p->levels++) {
         size_t n = (below - 1) / FANOUT + 1;
         struct level *l = &p->level[p->levels];
 
@@ -287,10 +303,109 @@ int plan_finish(struct plan_builder *b, const struct plan **out, struct err *e)
         reach = MAX(reach, last_element(p, c->start, c->size));
         p->entry[i].reach = reach;
     }
-    ret = add_levels(p, b->arena, e);
+    ret = add_levels(p, p->n, b->arena, e);
     if (ret == 0)
         *out = p;
     return ret;
+}
+
+/* ---- chunks that stay packed ---- */
+
+struct plan_packer {
+    struct arena *arena;
+    struct plan *plan;
+    struct grid *grid;
+    bool regular;
+};
+
+int plan_packer_new(struct arena *a, const struct shape *units, unsigned unit,
+                    struct plan_packer **out, struct err *e)
+{
+    CLEANUP_FREE struct plan_packer *k = calloc(1, sizeof *k);
+    int ret = k ? new_plan(a, units, unit, &k->plan, e) : err_nomem(e);
+
+    if (ret < 0)
+        return ret;
+    k->arena = a;
+    k->regular = units->nd > 0 && k->plan->elements > 0;
+    if (k->regular && !(k->grid = grid_new(&k->plan->units)))
+        return err_nomem(e);
+    *out = steal(&k);
+    return 0;
+}
+
+void plan_packer_freep(struct plan_packer **k)
+{
+    if (*k)
+        grid_free((*k)->grid);
+    free(*k);
+    *k = NULL;
+}
+
+/* Room for the groups of n chunks and for the boxes round them. */
+static int add_groups(struct plan_packer *k, size_t n, struct err *e)
+{
+    struct plan *p = k->plan;
+    struct level *l = &p->level[0];
+
+    l->n = (n - 1) / FANOUT + 1;
+    l->box = arena_array(k->arena, l->n, 2 * p->units.nd * sizeof *l->box);
+    p->group = arena_array(k->arena, l->n, sizeof *p->group);
+    return l->box && p->group ? 0 : err_nomem(e);
+}
+
+/* Puts a box round what [start, start + size) has and the chunk, or only the chunk. */
+static void widen(uint64_t *start, uint32_t nd, const struct chunk *c, bool only)
+{
+    uint64_t *size = start + nd;
+
+    for (uint32_t k = 0; k < nd; k++) {
+        uint64_t low = only ? c->start[k] : MIN(start[k], c->start[k]);
+        uint64_t high = c->start[k] + c->size[k];
+
+        if (!only)
+            high = MAX(high, start[k] + size[k]);
+        start[k] = low;
+        size[k] = high - low;
+    }
+}
+
+int plan_packer_add(void *packer, const struct chunk *c, size_t i, size_t n,
+                    struct err *e)
+{
+    struct plan_packer *k = packer;
+    struct plan *p = k->plan;
+    size_t g = i >> FANOUT_BITS;
+    int ret = k->regular ? grid_add(k->grid, c->start, c->size) : 0;
+
+    if (ret < 0 || (i == 0 && ret == 1 && add_groups(k, n, e) < 0))
+        return err_nomem(e);
+    /* Who resolves other chunks takes a parameter for text that ends in NUL. */
+    k->regular = ret == 1 && (!c->param || c->encoding == CHUNK_FILL);
+    if (!k->regular)
+        return 1;
+    if (i % FANOUT == 0)
+        p->group[g] = (struct group){.first = element_at(p, c->start),
+                                     .reach = g ? p->group[g - 1].reach : 0};
+    p->group[g].reach = MAX(p->group[g].reach, last_element(p, c->start, c->size));
+    widen(p->level[0].box + g * 2 * p->units.nd, p->units.nd, c, i % FANOUT == 0);
+    return 0;
+}
+
+int plan_packer_finish(struct plan_packer *k, const struct chunk_list *list,
+                       const struct plan **out, struct err *e)
+{
+    struct plan *p = k->plan;
+
+    if (!k->regular || !grid_is_whole(k->grid))
+        return 0;
+    p->n = chunk_list_count(list);
+    p->list = list;
+    p->levels = 1;
+    if (add_levels(p, p->level[0].n, k->arena, e) < 0)
+        return -e->code;
+    *out = p;
+    return 1;
 }
 
 uint64_t plan_size(const struct plan *p)
@@ -313,9 +428,9 @@ size_t plan_chunks(const struct plan *p)
     return p->n;
 }
 
-const struct chunk *plan_chunk(const struct plan *p, size_t i)
+const struct chunk *plan_chunk(const struct plan *p, size_t i, struct chunk_room *room)
 {
-    return p->entry[i].chunk;
+    return p->list ? chunk_list_get(p->list, i, room) : p->entry[i].chunk;
 }
 
 /* The first chunk that may hold element `n` or a later one. */
@@ -409,6 +524,54 @@ static struct element_range range_of(const struct plan *p, uint64_t from, uint64
     return r;
 }
 
+/* The first group that may hold element `n` or a later one. */
+static size_t find_group(const struct plan *p, uint64_t n)
+{
+    size_t low = 0, high = p->level[0].n;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+
+        if (p->group[mid].reach < n)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static int touched_packed(const struct plan *p, const struct element_range *r,
+                          int (*fn)(void *user, size_t i), void *user)
+{
+    struct chunk_room room;
+    size_t i = find_group(p, r->from) << FANOUT_BITS;
+
+    room.list = NULL;
+    while (i < p->n && p->group[i >> FANOUT_BITS].first <= r->to) {
+        size_t passed = i % FANOUT == 0 && p->group[i >> FANOUT_BITS].first < r->from
+                            ? passed_over(p, i, r)
+                            : 0;
+        const struct chunk *c;
+        uint64_t first;
+        int ret = 0;
+
+        if (passed) {
+            i += passed;
+            continue;
+        }
+        c = chunk_list_get(p->list, i, &room);
+        first = element_at(p, c->start);
+        if (first > r->to)
+            return 0;
+        if (first >= r->from || box_meets(p, c->start, c->size, r))
+            ret = fn(user, i);
+        if (ret)
+            return ret;
+        i++;
+    }
+    return 0;
+}
+
 int plan_touched(const struct plan *p, uint64_t off, uint64_t len,
                  int (*fn)(void *user, size_t i), void *user)
 {
@@ -419,6 +582,8 @@ int plan_touched(const struct plan *p, uint64_t off, uint64_t len,
     if (off >= size || !len)
         return 0;
     r = range_of(p, off / p->unit, (off + MIN(len, size - off) - 1) / p->unit);
+    if (p->list)
+        return touched_packed(p, &r, fn, user);
     i = find_reach(p, r.from);
     while (i < p->n && p->entry[i].first <= r.to) {
         const struct entry *x = &p->entry[i];

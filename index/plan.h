@@ -5,6 +5,7 @@
 
 #include "base/base.h"
 #include "index/chunk.h"
+#include "index/chunk_list.h"
 #include "index/shape.h"
 
 struct arena;
@@ -29,6 +30,24 @@ int plan_add(struct plan_builder *b, const struct chunk *c, struct err *e);
 int plan_take(struct plan_builder *b, const struct chunk *c, size_t n, struct err *e);
 
 /*
+ * A plan of many chunks that stay packed (index/chunk_list.h), in some 30 bytes a
+ * chunk: plan_packer_add() is the chunk_list_fn of the list, plan_packer_finish() takes
+ * the list. Its chunks are the boxes of a grid, in order: then one look at each proves
+ * that every element is covered exactly once. add returns 1 at the first chunk that is
+ * of no grid, finish 0 where some lack, and there is no such plan; else finish returns
+ * 1.
+ */
+enum { PLAN_PACKED_MIN = 1024 }; /* with fewer chunks it saves nothing */
+struct plan_packer;
+int plan_packer_new(struct arena *a, const struct shape *units, unsigned unit,
+                    struct plan_packer **out, struct err *e);
+void plan_packer_freep(struct plan_packer **k);
+int plan_packer_add(void *packer, const struct chunk *c, size_t i, size_t n,
+                    struct err *e);
+int plan_packer_finish(struct plan_packer *k, const struct chunk_list *list,
+                       const struct plan **out, struct err *e);
+
+/*
  * Checks that every element is covered exactly once, sorts and freezes. Empty chunks are
  * left out. Work is n log n for boxes that a straight cut can separate, and within a
  * fixed budget for others. A frozen plan never changes, readers share it without a lock.
@@ -40,7 +59,13 @@ uint64_t plan_size(const struct plan *p);             /* bytes of the tensor */
 unsigned plan_unit(const struct plan *p);             /* bytes of a unit */
 const struct shape *plan_shape(const struct plan *p); /* in units */
 size_t plan_chunks(const struct plan *p);
-const struct chunk *plan_chunk(const struct plan *p, size_t i); /* in order of dst */
+
+/*
+ * Chunk i, in order of dst. Of a plan whose chunks stay packed it lies in `room` (zero
+ * at first) until that is used again; of others it lives as long as the plan, and the
+ * room may be NULL.
+ */
+const struct chunk *plan_chunk(const struct plan *p, size_t i, struct chunk_room *room);
 
 /*
  * Calls fn(user, i) for each chunk that holds any of the bytes [off, off + len) of the
@@ -70,9 +95,10 @@ struct plan_op {
     const struct plan_loop *loop;
 };
 
-/* Lowers chunk i, whose bytes are at `place`; the loops live in `a`. */
-int plan_lower(const struct plan *p, size_t i, const struct chunk_place *place,
-               unsigned component, struct arena *a, struct plan_op *out, struct err *e);
+/* Lowers a chunk of the plan, whose bytes are at `place`; the loops live in `a`. */
+int plan_lower(const struct plan *p, const struct chunk *c,
+               const struct chunk_place *place, unsigned component, struct arena *a,
+               struct plan_op *out, struct err *e);
 
 /*
  * `count` copies of `len` bytes: the k-th from byte src + k * src_step of the source to

@@ -53,11 +53,11 @@ static void add_loop(struct lowering *w, uint64_t count, int64_t src_step,
     }
 }
 
-int plan_lower(const struct plan *p, size_t i, const struct chunk_place *place,
-               unsigned component, struct arena *a, struct plan_op *out, struct err *e)
+int plan_lower(const struct plan *p, const struct chunk *c,
+               const struct chunk_place *place, unsigned component, struct arena *a,
+               struct plan_op *out, struct err *e)
 {
     const struct shape *units = plan_shape(p);
-    const struct chunk *c = plan_chunk(p, i);
     uint64_t stride = plan_unit(p), dst = 0;
     struct lowering w = {.run = stride};
     struct plan_loop *loop;

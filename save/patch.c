@@ -243,7 +243,8 @@ static int take_chunk(struct patch *p, struct reader *reader,
                       struct err *e)
 {
     const struct plan *plan = reader_plan(reader);
-    const struct chunk *c = plan_chunk(plan, i);
+    struct chunk_room room = {0};
+    const struct chunk *c = plan_chunk(plan, i, &room);
     struct patch_range r = {.ord = t->ord};
     struct chunk_place place = {0};
     const struct patch_file *f;
@@ -261,7 +262,7 @@ static int take_chunk(struct patch *p, struct reader *reader,
         !file_id_equal(&place.src->id, &f->id))
         ret = cannot(e, t, "its bytes lie in an archive");
     else
-        ret = plan_lower(plan, i, &place, dtype_component(t->dtype), p->arena, &out->op,
+        ret = plan_lower(plan, c, &place, dtype_component(t->dtype), p->arena, &out->op,
                          e);
     source_put(place.src);
     if (ret == 0 && !is_injective(&out->op))

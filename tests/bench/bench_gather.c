@@ -67,7 +67,9 @@ static void make(struct bench *b, uint64_t row)
             place.step[0] = 2;
             place.step[1] = (int64_t)rows * 2;
         }
-        must(plan_lower(b->plan, i, &place, 2, b->arena, &b->op[i], &e), &e);
+        must(plan_lower(b->plan, plan_chunk(b->plan, i, NULL), &place, 2, b->arena,
+                        &b->op[i], &e),
+             &e);
     }
 }
 

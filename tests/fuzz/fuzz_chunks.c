@@ -66,7 +66,7 @@ static void mark(const struct plan *p, size_t i, struct arena *a, unsigned char 
     struct plan_op op;
     struct err e = {0};
 
-    if (plan_lower(p, i, &place, 1, a, &op, &e) == -ENOMEM)
+    if (plan_lower(p, plan_chunk(p, i, NULL), &place, 1, a, &op, &e) == -ENOMEM)
         return;
     require(e.code == 0 && plan_op_cut(&op, 0, plan_size(p), 0, &runs, &e) == 0, "cut",
             &e);

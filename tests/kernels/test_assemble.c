@@ -55,7 +55,7 @@ static struct chunk chunk_of(const struct trial *t, size_t i)
 
 static const struct box *box_of(const struct trial *t, size_t chunk)
 {
-    return &t->made.box[plan_chunk(t->plan, chunk)->offset];
+    return &t->made.box[plan_chunk(t->plan, chunk, NULL)->offset];
 }
 
 static struct plan_builder *begin(struct trial *t)
@@ -94,8 +94,8 @@ static void lower(struct trial *t)
 
         place.src = &t->source[box_of(t, i)->source];
         CHECK(t,
-              plan_lower(t->plan, i, &place, t->made.component, t->arena, &t->op[i],
-                         &e) == 0,
+              plan_lower(t->plan, plan_chunk(t->plan, i, NULL), &place,
+                         t->made.component, t->arena, &t->op[i], &e) == 0,
               "%s", e.text);
     }
 }
@@ -371,12 +371,14 @@ static void check_short_source(struct trial *t)
     }
     place.src = &cut;
     cut.size = high;
-    CHECK(t, plan_lower(t->plan, i, &place, t->made.component, t->arena, &op, &e) == 0,
+    CHECK(t,
+          plan_lower(t->plan, plan_chunk(t->plan, i, NULL), &place, t->made.component,
+                     t->arena, &op, &e) == 0,
           "%s", e.text);
     cut.size = high - 1;
     CHECK(t,
-          plan_lower(t->plan, i, &place, t->made.component, t->arena, &op, &e) ==
-              -EBADMSG,
+          plan_lower(t->plan, plan_chunk(t->plan, i, NULL), &place, t->made.component,
+                     t->arena, &op, &e) == -EBADMSG,
           "one byte too few");
 }
 

@@ -208,7 +208,7 @@ static void test_chunks_come_in_order_and_without_empty_ones(void **state)
     assert_int_equal(plan_unit(p), 2);
     assert_true(shape_equal(plan_shape(p), &s));
     for (size_t i = 0; i < 4; i++)
-        assert_int_equal(plan_chunk(p, i)->file, order[i]);
+        assert_int_equal(plan_chunk(p, i, NULL)->file, order[i]);
 }
 
 /* plan_add copies, plan_take does not. */
@@ -232,11 +232,11 @@ static void test_who_owns_a_chunk(void **state)
     start[0] = 9;
     step[0] = 9;
     assert_ok(plan_finish(b, &p, &e), &e);
-    assert_int_equal(plan_chunk(p, 0)->start[0], 0);
-    assert_int_equal(plan_chunk(p, 0)->size[0], 2);
-    assert_int_equal(plan_chunk(p, 0)->first, 1);
-    assert_int_equal(plan_chunk(p, 0)->step[0], -2);
-    assert_ptr_equal(plan_chunk(p, 1), &kept);
+    assert_int_equal(plan_chunk(p, 0, NULL)->start[0], 0);
+    assert_int_equal(plan_chunk(p, 0, NULL)->size[0], 2);
+    assert_int_equal(plan_chunk(p, 0, NULL)->first, 1);
+    assert_int_equal(plan_chunk(p, 0, NULL)->step[0], -2);
+    assert_ptr_equal(plan_chunk(p, 1, NULL), &kept);
 }
 
 /* Boxes in one array, so that large layouts are made without arena_alloc each. */
@@ -649,9 +649,10 @@ static void lower(struct lowered *l, const struct shape *s, unsigned unit,
                            &l->e),
                   &l->e);
     assert_ok(plan_finish(b, &l->plan, &l->e), &l->e);
-    while (plan_chunk(l->plan, i)->file != 0)
+    while (plan_chunk(l->plan, i, NULL)->file != 0)
         i++;
-    l->ret = plan_lower(l->plan, i, &at, unit, l->arena, &l->op, &l->e);
+    l->ret = plan_lower(l->plan, plan_chunk(l->plan, i, NULL), &at, unit, l->arena,
+                        &l->op, &l->e);
 }
 
 static const struct {
@@ -1230,7 +1231,7 @@ static int work_with_memory(struct err *e)
         return -ENOMEM;
     ret = build(a, &s, box, ARRAY_SIZE(box), &p, e);
     if (ret == 0)
-        ret = plan_lower(p, 0, &place, 2, a, &op, e);
+        ret = plan_lower(p, plan_chunk(p, 0, NULL), &place, 2, a, &op, e);
     if (ret == 0)
         ret = plan_op_cut(&op, 0, 18, 0, &runs, e);
     return ret < 0 ? ret : spans_cover(runs.run, runs.count, 0, 0, &spans, e);
