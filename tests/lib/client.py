@@ -11,7 +11,7 @@ import warnings
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from clientlib import DATA, bits, cut, data_of, expected  # noqa: E402
 import unshard  # noqa: E402
-from mountlib import PATIENCE, main, make_tensors, same, sha256, wait_for, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, main, make_tensors, same, sha256, tiles_source, wait_for, write_checkpoint  # noqa: E402
 from fault_server import Server  # noqa: E402
 
 DCP = os.path.join(DATA, "torch_dcp", "dcp_fsdp2_adamw_2r")
@@ -55,6 +55,13 @@ def test_boxes(t):
         with start(t, os.path.join(DATA, name)) as c:
             for key in c.keys():
                 check_boxes(c, key)
+
+
+def test_boxes_of_many_chunks(t):
+    want = tiles_source(t, 40, 60, (3, 5), (118, 298), left_out=range(100, 2400, 171))
+    with start(t, t + "/src") as c:
+        same("whole", data_of(c.load("w", to="dlpack")), want)
+        check_boxes(c, "w")
 
 
 def check_boxes(c, key):

@@ -166,6 +166,34 @@ def make_tensors(seed, count=6, rows=64, cols=32):
     return tensors
 
 
+def tiles_source(t, rows, cols, tile, shape, left_out=()):
+    """An array of many tiles in one file (zarr 3, a shard), whose edges are cut: its bytes."""
+    numbers, data, index = random.Random(3), bytearray(), b""
+    whole = [bytearray(4 * shape[1]) for _ in range(shape[0])]
+    for n in range(rows * cols):
+        top, left = n // cols * tile[0], n % cols * tile[1]
+        if n in left_out:
+            index += b"\xff" * 16
+            continue
+        index += struct.pack("<QQ", len(data), 4 * tile[0] * tile[1])
+        for y in range(top, top + tile[0]):
+            row = numbers.randbytes(4 * tile[1])
+            data += row
+            if y < shape[0]:
+                end = min(left + tile[1], shape[1])
+                whole[y][4 * left:4 * end] = row[:4 * (end - left)]
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    shard = {"chunk_shape": list(tile), "codecs": [little], "index_codecs": [little], "index_location": "end"}
+    about = {"zarr_format": 3, "node_type": "array", "shape": list(shape), "data_type": "float32", "fill_value": 0.0, "attributes": {},
+             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [rows * tile[0], cols * tile[1]]}},
+             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "codecs": [{"name": "sharding_indexed", "configuration": shard}]}
+    os.makedirs(t + "/src/w/c/0")
+    write_file(t + "/src/zarr.json", json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode())
+    write_file(t + "/src/w/zarr.json", json.dumps(about).encode())
+    write_file(t + "/src/w/c/0/0", bytes(data) + index)
+    return b"".join(whole)
+
+
 def write_checkpoint(path, tensors, shards=2, config=True):
     """A Hugging Face directory: numbered shards, their index, a config."""
     os.makedirs(path, exist_ok=True)

@@ -10,7 +10,7 @@ import sys
 import threading
 import zipfile
 
-from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, wait_for, write_checkpoint, write_file
+from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, tiles_source, wait_for, write_checkpoint, write_file
 
 BIG = 5 * (1 << 20) + 1234
 
@@ -311,6 +311,23 @@ def test_a_damaged_packed_tensor_behind_whole_ones(t):
             for _ in range(2):
                 fails("in it", errno.EIO, lambda: os.pread(f.fileno(), 1000, damaged))
             same("behind it", os.pread(f.fileno(), len(want["a4"]), damaged + len(want["a3"])), want["a4"])
+
+
+def test_many_tiles(t):
+    """Thousands of chunks, which stay packed in memory: whole, in pieces, and by columns."""
+    width = 298
+    want = tiles_source(t, 40, 60, (3, 5), (118, width), left_out=range(100, 2400, 171))
+    rnd = random.Random(5)
+    with Mount(t + "/src", t + "/mnt") as m:
+        assert int(os.getxattr(m / "raw/w", "user.unshard.chunks")) >= 2000
+        same("whole", read_all(m / "raw/w"), want)
+        with open(m / "raw/w", "rb", buffering=0) as f:
+            for _ in range(300):
+                at, n = rnd.randrange(len(want)), rnd.randrange(1, 9000)
+                same(f"{at}+{n}", os.pread(f.fileno(), n, at), want[at:at + n])
+            for column in range(0, 4 * width, 64):
+                for row in range(0, len(want), 4 * width * 7):
+                    same(f"column {column}", os.pread(f.fileno(), 64, row + column), want[row + column:row + column + 64])
 
 
 def test_a_faulty_tensor_and_its_neighbours(t):
