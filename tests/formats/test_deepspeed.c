@@ -5,9 +5,11 @@
 #include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "base/err.h"
+#include "temp_tree.h"
 #include "tests/unit/unit.h"
 
 /* ---- fixtures with a change ---- */
@@ -110,6 +112,55 @@ static void test_ranks_that_changed_places(void **state)
     copy_as(&m, *state, "z1_elastic_w2/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
             "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
     check_refused(&m, "param_slice_mappings: emb.weight is not in this rank's");
+}
+
+/* Copies a file with another text at each of `times` places. */
+static void copy_changed(const struct made *m, const char *data, const char *fixture,
+                         const char *file, const char *was, const char *is,
+                         size_t times)
+{
+    struct temp t = {0};
+    char from[PATH_MAX];
+
+    snprintf(t.dir, sizeof t.dir, "%s", m->dir);
+    snprintf(from, sizeof from, "%s/%s", data, fixture);
+    put_copy(&t, file, from, was, is, times);
+}
+
+/*
+ * Python shuffles the groups of layers with several ep_size. All partitions are equally long
+ * here: only partition_count tells that the second rank's are others.
+ */
+static void test_groups_in_another_order(void **state)
+{
+    static const char fixture[] = "moe_z1_ep1_ep2_w2",
+                      second[] = "zero_pp_rank_1_mp_rank_00_optim_states.pt";
+    struct made m;
+
+    make(&m, *state, fixture, second);
+    copy_changed(&m, *state, fixture, second, "param_slice_mappings",
+                 "-aram_slice_mappings", 1);
+    check_refused(&m, "zero_pp_rank_1_mp_rank_00_optim_states.pt: its groups are not "
+                      "those of the first rank in their order (partition_count)");
+}
+
+/* DeepSpeed 0.15 writes no param_shapes beside experts: the groups' order means nothing. */
+static void test_groups_without_shapes(void **state)
+{
+    static const char fixture[] = "moe_z1_ep1_ep2_w2",
+                      model[] = "mp_rank_00_model_states.pt";
+    struct made m;
+    struct opened o;
+
+    make(&m, *state, fixture, model);
+    copy_changed(&m, *state, fixture, model, "param_shapes", "-aram_shapes", 2);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_null(tensor(&o, "emb.weight")->fault);
+    check_warnings(&o, "no-masters: param_shapes is missing: nothing tells where the "
+                       "masters lie\n");
+    close_checkpoint(&o);
+    made_end(&m);
 }
 
 static void test_stages_are_mixed(void **state)
@@ -238,6 +289,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_one_rank_too_many),
         cmocka_unit_test(test_first_rank_is_missing),
         cmocka_unit_test(test_ranks_that_changed_places),
+        cmocka_unit_test(test_groups_in_another_order),
+        cmocka_unit_test(test_groups_without_shapes),
         cmocka_unit_test(test_stages_are_mixed),
         cmocka_unit_test(test_other_sub_groups),
         cmocka_unit_test(test_model_states_of_a_rank_are_missing),

@@ -250,8 +250,59 @@ static int compare_group(const struct ds_part *p, uint32_t r, uint32_t g,
                                g, n, want);
 }
 
+/* The group whose parameter is the first in a rank's notes of one, or ngroups. */
+static uint32_t group_noted(const struct ds_part *p, const struct pv *mapping)
+{
+    const struct ds_param *x;
+    struct pv items, key;
+    const char *name;
+    size_t len;
+
+    if (!torch_mapping(mapping, &items) || items.kind != PV_DICT ||
+        pv_count(&items) == 0)
+        return p->ngroups;
+    key = pv_key_at(&items, 0);
+    if (key.kind != PV_STR)
+        return p->ngroups;
+    name = pv_bytes(&key, &len);
+    x = ds_param_find(p, name, len);
+    return x ? x->group : p->ngroups;
+}
+
+int ds_layout_order(const struct ds_scan *s, const struct ds_part *p,
+                    const struct pv *dict, const struct pv *counts, uint32_t *order,
+                    struct err *e)
+{
+    bool *seen = arena_array(s->arena, MAX(p->ngroups, 1U), sizeof *seen);
+    struct pv list = {.kind = PV_NONE};
+
+    if (!seen)
+        return err_nomem(e);
+    if (ds_get(dict, "param_slice_mappings", &list) && list.kind != PV_LIST)
+        list.kind = PV_NONE;
+    for (uint32_t g = 0; g < p->ngroups; g++) {
+        struct pv one = list.kind == PV_LIST ? pv_at(&list, g) : list;
+        struct pv count = pv_at(counts, g);
+        uint64_t n;
+
+        order[g] = group_noted(p, &one);
+        if (order[g] >= p->ngroups || seen[order[g]] || !pv_u64(&count, &n) ||
+            n != p->count[order[g]]) {
+            err_set(e, ENOTSUP,
+                    "its groups are not those of the first rank in their order "
+                    "(partition_count), and param_slice_mappings does not tell which "
+                    "group %u is",
+                    g);
+            return err_hint(e, "without the optimizer's files the weights that the "
+                               "model computed with are shown");
+        }
+        seen[order[g]] = true;
+    }
+    return 0;
+}
+
 int ds_layout_compare(const struct ds_scan *s, const struct ds_part *p, uint32_t r,
-                      const struct pv *dict, struct err *e)
+                      const uint32_t *order, const struct pv *dict, struct err *e)
 {
     struct pv list, items;
 
@@ -265,7 +316,7 @@ int ds_layout_compare(const struct ds_scan *s, const struct ds_part *p, uint32_t
         if (!torch_mapping(&one, &items) || items.kind != PV_DICT ||
             pv_count(&items) == 0)
             continue;
-        if (compare_group(p, r, g, &items, e) < 0)
+        if (compare_group(p, r, order ? order[g] : g, &items, e) < 0)
             return -e->code;
     }
     return 0;

@@ -27,6 +27,7 @@ struct optim {
     const struct torch_file *f;
     struct pv dict; /* optimizer_state_dict */
     const char *masters, *base;
+    uint32_t *order;     /* the first rank's group of each one here; NULL: the same */
     struct keyset taken; /* paths of the tensors that are some parameter's */
 };
 
@@ -66,9 +67,12 @@ static int take_path(struct optim *o, const char *path, struct err *e)
     return keyset_add(&o->taken, path, strlen(path)) < 0 ? err_nomem(e) : 0;
 }
 
+/* `g`: a group as this rank numbers it. */
 static struct ds_flat *flat_at(const struct optim *o, uint32_t g, uint32_t slot)
 {
-    return &o->p->rank[o->r].flat[(size_t)g * o->p->nslots + slot];
+    size_t first = o->order ? o->order[g] : g;
+
+    return &o->p->rank[o->r].flat[first * o->p->nslots + slot];
 }
 
 /* ---- the weights ---- */
@@ -302,6 +306,54 @@ static int take_counts(struct optim *o, struct err *e)
     return err_hint(e, "a rank did not save, or files of an older save are there");
 }
 
+/* Does partition_count, where it is a list, say of each group what the first rank's says? */
+static int compare_counts(const struct optim *o, struct pv *list, bool *same,
+                          struct err *e)
+{
+    const struct ds_part *p = o->p;
+    uint64_t n;
+
+    *same = true;
+    if (!ds_get(&o->dict, "partition_count", list) ||
+        (list->kind != PV_LIST && list->kind != PV_TUPLE))
+        return 0;
+    if (pv_count(list) != p->ngroups)
+        return err_set(e, EBADMSG, "%s: partition_count is of %zu groups, not %u",
+                       o->f->path, pv_count(list), p->ngroups);
+    for (uint32_t g = 0; g < p->ngroups; g++) {
+        struct pv one = pv_at(list, g);
+
+        if (!pv_u64(&one, &n))
+            return err_set(e, EBADMSG, "%s: partition_count is no count", o->f->path);
+        *same = *same && n == p->count[g];
+    }
+    return 0;
+}
+
+/*
+ * Where layers of experts have several ep_size, DeepSpeed makes their groups in the order of
+ * a set of texts, which Python shuffles in each process (DeepSpeed 0.19.8, moe/utils.py).
+ * Groups of different ep_size are in different numbers of partitions.
+ */
+static int take_order(struct optim *o, struct err *e)
+{
+    struct pv list;
+    bool same;
+
+    if (!o->p->has_shapes) /* then nothing is taken from the groups */
+        return 0;
+    if (compare_counts(o, &list, &same, e) < 0)
+        return -e->code;
+    if (same)
+        return 0;
+    o->order = arena_array(o->s->arena, o->p->ngroups, sizeof *o->order);
+    if (!o->order)
+        return err_nomem(e);
+    if (ds_layout_order(o->s, o->p, &o->dict, &list, o->order, e) < 0)
+        return err_wrap(e, "%s", o->f->path);
+    return 0;
+}
+
 static int first_rank(struct optim *o, struct err *e)
 {
     struct ds_part *p = o->p;
@@ -477,9 +529,7 @@ static int read_dict(struct optim *o, struct err *e)
     if (take_stage(o, &stage, e) < 0 || same_stage(o, stage, e) < 0)
         return -e->code;
     set_stage(o, stage);
-    if (o->r == 0 && first_rank(o, e) < 0)
-        return -e->code;
-    return 0;
+    return o->r == 0 ? first_rank(o, e) : take_order(o, e);
 }
 
 static int read_rank(struct optim *o, struct err *e)
@@ -511,7 +561,7 @@ static int read_open(struct optim *o, struct err *e)
         return -e->code;
     if (o->r == 0 && ds_layout_begin(o->s, p, &o->dict, e) < 0)
         return err_wrap(e, "%s", o->f->path);
-    if (p->has_shapes && ds_layout_compare(o->s, p, o->r, &o->dict, e) < 0)
+    if (p->has_shapes && ds_layout_compare(o->s, p, o->r, o->order, &o->dict, e) < 0)
         return err_wrap(e, "%s", o->f->path);
     return 0;
 }

@@ -179,11 +179,20 @@ int ds_layout_begin(struct ds_scan *s, struct ds_part *p, const struct pv *dict,
                     struct err *e);
 
 /*
+ * Which groups of the first rank those of another rank are, into order[0..ngroups), by the
+ * names in its param_slice_mappings. `counts`: its partition_count, a list of ngroups.
+ * -ENOTSUP: it does not tell, or they are others.
+ */
+int ds_layout_order(const struct ds_scan *s, const struct ds_part *p,
+                    const struct pv *dict, const struct pv *counts, uint32_t *order,
+                    struct err *e);
+
+/*
  * Compares with param_slice_mappings, in which newer versions note which elements of which
- * parameter each rank has. Ranks come in order.
+ * parameter each rank has. Ranks come in order. `order`: of the rank's groups, or NULL.
  */
 int ds_layout_compare(const struct ds_scan *s, const struct ds_part *p, uint32_t r,
-                      const struct pv *dict, struct err *e);
+                      const uint32_t *order, const struct pv *dict, struct err *e);
 
 /* Refuses what does not fit exactly, once all ranks are read. */
 int ds_layout_end(const struct ds_scan *s, const struct ds_part *p, struct err *e);
