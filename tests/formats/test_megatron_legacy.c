@@ -202,6 +202,26 @@ static void test_refused(void **state)
     temp_remove(&t);
 }
 
+/* Experts of one tensor rank: Megatron-LM makes a directory for each expert rank only. */
+static void test_expert_tensor(void **state)
+{
+    static const char *const dirs[] = {"mp_rank_00_000", "mp_rank_01_001"};
+    struct temp t;
+
+    temp_make(&t, "iter_0000010");
+    for (size_t i = 0; i < ARRAY_SIZE(dirs); i++) {
+        char from[PATH_MAX], name[PATH_MAX];
+
+        snprintf(from, sizeof from, "%s/hand_experts_tp2_ep2", (const char *)*state);
+        snprintf(name, sizeof name, "%s/model_optim_rng.pt", dirs[i]);
+        put_copy(&t, name, from, "expert_tensor_parallel_sizeq\tK\2",
+                 "expert_tensor_parallel_sizeq\tK\1", 1);
+    }
+    assert_error(&t, "experts with tensor parallelism 1 "
+                     "(args.expert_tensor_parallel_size) in files of 2 tensor ranks");
+    temp_remove(&t);
+}
+
 /* A stage whose numbers do not start at 0 leaves open which layers it has. */
 static void test_gap(void **state)
 {
@@ -226,6 +246,7 @@ int main(int argc, char **argv)
         {.name = "lost rank", .test_func = test_lost_rank},
         {.name = "lost stage", .test_func = test_lost_stage},
         {.name = "refused", .test_func = test_refused},
+        {.name = "expert tensor", .test_func = test_expert_tensor},
         {.name = "gap", .test_func = test_gap},
     };
     static struct CMUnitTest tests[256];

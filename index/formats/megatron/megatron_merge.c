@@ -372,11 +372,26 @@ static int merge_tensor(struct merge *m, const struct rank_tensor *x, struct err
     return add_raws(m, e);
 }
 
+/* Then a directory is of one expert rank and one of some of the tensor ranks only. */
+static int refuse_expert_tensor(const struct legacy *l, struct err *e)
+{
+    err_set(e, ENOTSUP,
+            "experts with tensor parallelism %" PRIu64 " (args."
+            "expert_tensor_parallel_size) in files of %" PRIu32
+            " tensor ranks are not supported",
+            l->args.expert_tensor, l->tensor);
+    return err_hint(e, "load it with Megatron-LM and save it with --ckpt-format "
+                       "torch_dist");
+}
+
 static int merge_model(struct merge *m, struct err *e)
 {
     const struct rank *first = legacy_rank(m->l, 0, m->p, m->e);
     const struct rank_tensors *model;
 
+    if (!first && m->l->expert > 1 && m->l->args.expert_tensor > 0 &&
+        m->l->args.expert_tensor != m->l->tensor)
+        return refuse_expert_tensor(m->l, e);
     if (!first || first->err.code)
         return err_set(e, EBADMSG,
                        "tensor rank 0 of pipeline rank %" PRIu32
