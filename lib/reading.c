@@ -183,6 +183,14 @@ void reading_close(struct reading *r)
 
 /* ---- what it holds ---- */
 
+/* Reasons of scans have what to do about them at their end, in parentheses. */
+static bool has_hint(const char *error)
+{
+    size_t len = strlen(error);
+
+    return len > 0 && error[len - 1] == ')';
+}
+
 int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_info *out,
                        struct err *e)
 {
@@ -200,6 +208,7 @@ int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_inf
     if (ret < 0 || !out->error)
         return ret;
     err_set(e, EBADMSG, "%s", out->error);
-    err_hint(e, "the tensors cannot be found without it: get that file anew");
+    if (!has_hint(out->error))
+        err_hint(e, "the tensors cannot be found without it: get that file anew");
     return err_wrap(e, "%s", r->name);
 }

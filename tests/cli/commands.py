@@ -576,6 +576,17 @@ def test_an_unreadable_checkpoint(t):
     assert "unreadable" not in cli.run("ls", os.path.dirname(DCP)).stdout
 
 
+def test_a_refusal_has_one_hint(t):
+    """Who is told that a version is not supported is not told to get the file anew."""
+    cli = Cli(t)
+    os.mkdir(t + "/new")
+    write_file(t + "/new/metadata.json", b'{"sharded_backend": "torch_dist", "sharded_backend_version": 2}')
+    write_file(t + "/new/.metadata", b"")
+    for command in ("ls", "info"):
+        said = cli.run(command, t + "/new", status=SOURCE).stderr
+        assert said.endswith("is not known (version 1 is supported)\n"), said
+
+
 def test_probe_and_formats(t):
     cli = Cli(t)
     bids = cli.json("probe", DCP)
