@@ -357,6 +357,27 @@ static void test_damaged_shard(void **state)
     }
 }
 
+/* The same of the last rank, where what is left of its tensors is in one piece. */
+static void test_damaged_last(void **state)
+{
+    static const char file[] = "shard-00004-model-00001-of-00003.safetensors";
+    static const char *const none[4] = {NULL};
+    char path[PATH_MAX];
+    struct made m;
+    struct opened o;
+
+    snprintf(path, sizeof path, "%s/hfdcp_hsdp_4", (const char *)*state);
+    made_begin(&m, "x");
+    copy_without(&m, path, "", none);
+    damage(&m, path, file, "{\"", 'x');
+    made_open(&m, &o);
+    check_fault(&o, "model.emb", "its size is not sure");
+    snprintf(path + strlen(path), sizeof path - strlen(path), ".expected.json");
+    check_readable(&o, path);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* A header of another length in the first shard: the full files are still the copies. */
 static void test_damaged_first(void **state)
 {
@@ -601,6 +622,7 @@ int main(int argc, char **argv)
         {.name = "late shard", .test_func = test_late_shard},
         {.name = "lost", .test_func = test_lost},
         {.name = "damaged shard", .test_func = test_damaged_shard},
+        {.name = "damaged last shard", .test_func = test_damaged_last},
         {.name = "damaged first shard", .test_func = test_damaged_first},
         {.name = "config.json tells", .test_func = test_config_tells},
         {.name = "odd headers", .test_func = test_odd_headers},

@@ -53,6 +53,7 @@ struct hf_tensor {
 struct hf_proof {
     bool row;    /* every tensor is cut along one axis at most, in order of the ranks */
     bool flat;   /* and in equal pieces, the n-th one by rank n: all ranks share them */
+    bool first;  /* nothing that is cut starts at another rank than 1 */
     bool ranks;  /* the sizes of pieces speak against lost files of higher ranks */
     bool config; /* config.json tells that tensors which all ranks share are whole */
     bool lost;   /* some file has been lost, */

@@ -72,10 +72,24 @@ static bool tells_ranks(const struct hf_scan *s, const struct hf_tensor *t)
     return last > 0 && last < c && 2 * c >= s->max_rank + 1 + last;
 }
 
+/* With hybrid sharding any replica may have written its first piece. */
+static bool starts_elsewhere(const struct hf_scan *s, const struct hf_tensor *t)
+{
+    uint64_t size;
+
+    for (size_t i = 0; t->axis >= 0 && i < t->count; i++) {
+        const struct hf_piece *p = &s->piece[t->first + i];
+
+        if (hf_piece_at(t, p, &size) == 0 && size > 0 && hf_rank_of(s, p) > 1)
+            return true;
+    }
+    return false;
+}
+
 /* In one piece, and not of rank 1? What is cut has its first piece there. */
 static bool is_elsewhere(const struct hf_scan *s, const struct hf_tensor *t)
 {
-    return t->axis == -1 && hf_rank_of(s, &s->piece[t->first]) > 1;
+    return s->proof.first && t->axis == -1 && hf_rank_of(s, &s->piece[t->first]) > 1;
 }
 
 /* Is there a rank that could have had a share of it in a file that is not there? */
@@ -275,13 +289,14 @@ static void find_order(struct hf_scan *s)
 {
     bool shared = false;
 
-    s->proof.row = s->proof.flat = true;
+    s->proof.row = s->proof.flat = s->proof.first = true;
     for (size_t i = 0; i < s->ntensors; i++) {
         const struct hf_tensor *t = &s->tensor[i];
 
         if (t->fault || t->count == 0)
             continue;
         s->proof.row &= is_row(s, t);
+        s->proof.first &= !starts_elsewhere(s, t);
         s->proof.flat &= t->axis < 0 || is_flat(s, t);
         shared |= t->axis >= 0 && t->last;
     }
