@@ -21,7 +21,7 @@ void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t i
     bool live = inside_is_of_mount(kind) || kind == INSIDE_LATEST;
 
     out->ino = slot_ino(slot, kind, index);
-    out->generation = slot->generation;
+    out->generation = slot_generation(slot, kind);
     out->attr_timeout = live ? 0 : FROZEN_SECONDS;
     out->entry_timeout = kind == INSIDE_LATEST ? MIRROR_SECONDS : FROZEN_SECONDS;
     slot_ref(fs, slot, 1);

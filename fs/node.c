@@ -414,6 +414,22 @@ void nodes_replaced(struct fs *fs, const char *path, bool done)
     pthread_mutex_unlock(&t->lock);
 }
 
+void nodes_renew(struct fs *fs, const char *path)
+{
+    struct nodes *t = fs->nodes;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->cap; i++) {
+        struct node *n = t->table[i];
+
+        if (!is_directory_at(n, path) || !n->parent)
+            continue;
+        hash_remove(t, n);
+        n->orphan = true;
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
 void nodes_look_again(struct fs *fs, const char *path)
 {
     struct nodes *t = fs->nodes;

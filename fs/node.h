@@ -100,6 +100,9 @@ static inline bool node_stands_for(const struct node *n, uint64_t dev, uint64_t 
     return n->dev == dev && (n->inode == inode || (n->coming && n->coming == inode));
 }
 
+/* This directory was removed, and is shown again: it is another node from now on. */
+void nodes_renew(struct fs *fs, const char *path);
+
 /*
  * What directories of this path showed lately counts no more; nor does what somebody began
  * to look at in an earlier turn, whenever that is remembered.

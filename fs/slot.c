@@ -65,6 +65,20 @@ fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index)
            index;
 }
 
+uint64_t slot_generation(const struct slot *s, enum inside kind)
+{
+    uint64_t again = inside_is_dir(kind) ? s->again[kind] : 0;
+
+    return again ? again : s->generation;
+}
+
+void slot_renew(struct fs *fs, struct slot *s, enum inside dir)
+{
+    pthread_mutex_lock(&fs->slots->lock);
+    s->again[dir] = ++fs->slots->generation;
+    pthread_mutex_unlock(&fs->slots->lock);
+}
+
 /* ---- what is hidden ---- */
 
 struct hidden_builder {

@@ -66,7 +66,8 @@ struct absent {
 struct slot {
     uint32_t number;
     uint64_t generation;
-    uint64_t refs; /* guarded by the lock of slots */
+    atomic_uint_fast64_t again[INSIDE_LAST_DIR + 1]; /* slot_renew(); 0: never */
+    uint64_t refs;                                   /* guarded by the lock of slots */
 
     /* constant */
     struct arena *arena;
@@ -107,6 +108,15 @@ static inline uint32_t ino_index(fuse_ino_t ino)
 {
     return (uint32_t)ino;
 }
+
+/* Of a node, for the kernel: with the id it tells one from another. */
+uint64_t slot_generation(const struct slot *s, enum inside kind);
+
+/*
+ * Directories of this kind were removed, and are shown again: they are others from now on.
+ * For the kernel one that was removed stays empty for as long as somebody has it open.
+ */
+void slot_renew(struct fs *fs, struct slot *s, enum inside dir);
 
 /*
  * A slot for what the scanner found; takes the arena over, which holds all of info. One

@@ -684,11 +684,32 @@ static void find_kind(void *user, struct staged *n)
     f->node[f->count++] = n;
 }
 
+struct renewal {
+    struct fs *fs;
+    const struct stage *stage;
+};
+
+/* Directories that the kernel saw removed are others when they show again. */
+static void renew(void *user, struct staged *n)
+{
+    const struct renewal *w = user;
+    enum inside dir = n->kind == STAGED_DIR && n->covers ? ino_kind(n->covers) : 0;
+    char path[PATH_MAX];
+
+    if (n->kind == STAGED_GONE) {
+        if (store_join(w->stage->path, n->name, path, sizeof path) == 0)
+            nodes_renew(w->fs, path);
+    } else if (dir && (n->removed || (dir == INSIDE_TREE && n->count > 0))) {
+        slot_renew(w->fs, w->stage->slot, dir);
+    }
+}
+
 bool stage_unhide(struct fs *fs, struct stage *s)
 {
     struct found gone = {.kind = STAGED_GONE}, files = {.kind = STAGED_FILE};
     bool any;
 
+    staged_each(s->root, renew, &(struct renewal){fs, s});
     staged_each(s->root, find_kind, &gone);
     for (size_t i = 0; i < gone.count; i++)
         staged_remove(fs, gone.node[i]);

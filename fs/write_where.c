@@ -127,6 +127,8 @@ int where_fixed(struct fs *fs, struct stage *s, enum inside kind, struct staged 
 
     *out = staged_find(s->root, name);
     if (*out) {
+        if ((*out)->removed)
+            slot_renew(fs, s->slot, kind);
         (*out)->removed = false;
         return 0;
     }

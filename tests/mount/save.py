@@ -551,6 +551,29 @@ def test_an_interrupted_removal_removes_nothing(t):
         same("all of it", os.listdir(t + "/run"), [])
 
 
+def test_a_removed_directory_that_shows_again_is_not_dead(t):
+    """Somebody has it open: the kernel still has the directory that was removed, and must not show that one again."""
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    os.mkdir(t + "/run/step1/logs")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        names = ("tensors", "tree/model/layers", "tree/model", "tree", "raw", "logs")
+        shown = {name: sorted(os.listdir(m / f"step1/{name}")) for name in names}
+        open_before = [os.open(m / f"step1/{name}", os.O_RDONLY) for name in names]
+        try:
+            subprocess.run(["rm", "-r", *[m / f"step1/{name}" for name in (".unshard", "tensors", "tree", "raw", "logs")]], check=True)
+            same("hidden", sorted(os.listdir(m / "step1")), ["config.json", "model.safetensors"])
+            wait_for("what was hidden", PATIENCE, lambda: os.path.exists(m / "step1/tensors"))
+            same("shown again", {name: sorted(os.listdir(m / f"step1/{name}")) for name in names}, shown)
+            write_file(m / "step1/logs/a.txt", b"a")
+            same("written", read_all(t + "/run/step1/logs/a.txt"), b"a")
+            key = next(iter(tensors))
+            same("bytes", read_all(m / f"step1/raw/{key}"), tensors[key][2])
+        finally:
+            for fd in open_before:
+                os.close(fd)
+
+
 def test_all_tensors_but_not_the_checkpoint(t):
     tensors = make_tensors(1)
     write_checkpoint(t + "/run/step1", tensors)
