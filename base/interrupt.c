@@ -32,6 +32,8 @@ bool interrupt_late(void)
 {
     struct timespec t;
 
+    if (current && current->stop && *current->stop)
+        return true;
     if (!current || !current->until_ns)
         return false;
     clock_gettime(CLOCK_MONOTONIC, &t);

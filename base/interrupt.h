@@ -3,6 +3,8 @@
 #ifndef UFS_BASE_INTERRUPT_H
 #define UFS_BASE_INTERRUPT_H
 
+#include <stdatomic.h>
+
 #include "base/base.h"
 
 struct err;
@@ -12,6 +14,7 @@ struct interrupt {
     bool (*asked)(struct interrupt *self);
     int64_t
         until_ns; /* monotonic: the work ends then, wanted or not; 0: no such time */
+    const atomic_bool *stop; /* the same as soon as this is true; or NULL */
 };
 
 /*
@@ -24,7 +27,7 @@ struct interrupt *interrupt_current(void);
 /* True: waits of this thread shall end, with -EINTR. */
 bool interrupt_asked(void);
 
-/* True: it is later than until_ns; for work that others want too, whoever gave up. */
+/* True: it is later than until_ns, or stopped; for work that others want too, whoever gave up. */
 bool interrupt_late(void);
 int interrupt_check_late(struct err *e); /* the same as -EINTR, with words */
 

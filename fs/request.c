@@ -49,7 +49,10 @@ void request_fail(const struct request *r, int code, const struct err *e)
     /* Who mounted for writing wants to know why something cannot be written. */
     bool refused = r->fs->stages && code == -EROFS && e->code;
 
-    if (is_ordinary(-code) && is_ordinary(shown) && !refused) {
+    /* Whoever ends the mount wants no answer. */
+    bool ends = code == -ECANCELED;
+
+    if (ends || (is_ordinary(-code) && is_ordinary(shown) && !refused)) {
         if (e->code)
             log_msg(LOG_FS, LOG_DEBUG, "%s", e->text);
     } else {

@@ -31,7 +31,7 @@ enum {
     THREADS = 10,
     LOG_KEPT = 8 << 20, /* a longer log is put aside when a mount begins */
     POKE_NS = 20000000,
-    END_SECONDS = 5, /* a scan that is under way may take minutes: do not wait for it */
+    END_SECONDS = 5, /* a disk may hang: do not wait for it */
 };
 
 /* The server of one mount. fs is what requests get as their user data. */
@@ -221,6 +221,13 @@ static void end_loop(struct session *s)
     }
 }
 
+/* Nobody waits any more for what comes of it: a scan leaves the index as it was before. */
+static void stop_reading(struct fs *fs)
+{
+    store_stop(fs->store);
+    scanner_stop(fs->scanner);
+}
+
 static void *signal_thread(void *user)
 {
     struct session *s = user;
@@ -236,7 +243,7 @@ static void *signal_thread(void *user)
         } else if (!s->ended) {
             if (!s->fs->stages) { /* else what is whole is saved first */
                 set_deadline(s);
-                store_stop(s->fs->store);
+                stop_reading(s->fs);
             }
             end_loop(s);
         }
@@ -376,7 +383,7 @@ static int session_loop(struct session *s, struct err *e)
     rc = fuse_session_loop_mt(s->fs->session, config);
     fuse_loop_cfg_destroy(config);
     save_the_rest(s->fs);
-    store_stop(s->fs->store);
+    stop_reading(s->fs);
     s->ended = true;
     set_deadline(s);
     pthread_kill(s->signals, SIGTERM); /* it waits for one */

@@ -3,6 +3,7 @@
 #include "index/catalog_conn.h"
 
 #include "base/err.h"
+#include "base/interrupt.h"
 #include "index/catalog_open.h"
 
 #include <sqlite3.h>
@@ -13,6 +14,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+enum { LOOK_EVERY = 1024 };
 
 static int errno_of(struct sqlite3 *db)
 {
@@ -224,6 +227,8 @@ int query_bind_ints(struct query *q, const int64_t *v, size_t n, struct err *e)
 
 int query_step(struct query *q, struct err *e)
 {
+    if (++q->conn->steps % LOOK_EVERY == 0 && interrupt_check_late(e) < 0)
+        return -e->code;
     switch (sqlite3_step(q->stmt)) {
     case SQLITE_ROW:
         return 1;

@@ -19,6 +19,7 @@ struct conn {
     uint64_t generation; /* of the file that it is connected to */
     bool memory;         /* it is the index, and not connected to a file */
     unsigned depth;      /* in memory: how often it is taken */
+    unsigned steps;
     struct conn_stmt {
         const char *sql; /* compared by address */
         struct sqlite3_stmt *stmt;
@@ -97,7 +98,10 @@ void query_end(struct query *q); /* for CLEANUP() */
 int query_bind(struct query *q, const struct cell *cell, size_t n, struct err *e);
 int query_bind_ints(struct query *q, const int64_t *v, size_t n, struct err *e);
 
-/* 1: there is a row; 0: no more; or an error. */
+/*
+ * 1: there is a row; 0: no more; or an error. One of many is -EINTR once nobody wants what
+ * comes of them (interrupt_late).
+ */
 int query_step(struct query *q, struct err *e);
 
 void query_reset(struct query *q);

@@ -56,6 +56,9 @@ int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
 void scanner_use(struct scanner *s, const struct mapping *m);
 void scanner_free(struct scanner *s);
 
+/* Any thread: scans that are under way end with -ECANCELED, and so do all that come later. */
+void scanner_stop(struct scanner *s);
+
 /*
  * The checkpoint at directory `path` (and `file` of it, or NULL), from the index when that
  * is fresh (every file of it has its identity, the directory its names), else scanned

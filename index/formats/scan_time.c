@@ -29,15 +29,25 @@ static unsigned limit(void)
     return *end || *text == '-' || v > INT32_MAX ? SCAN_SECONDS : (unsigned)v;
 }
 
-void scan_time_begin(struct scan_time *t)
+static void begin(struct scan_time *t, unsigned seconds, const atomic_bool *stop)
 {
     struct timespec now;
 
-    *t = (struct scan_time){.base.asked = asked, .seconds = limit()};
+    *t = (struct scan_time){.base = {.asked = asked, .stop = stop}, .seconds = seconds};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    if (t->seconds)
-        t->base.until_ns = (now.tv_sec + t->seconds) * second_ns + now.tv_nsec;
+    if (seconds)
+        t->base.until_ns = (now.tv_sec + seconds) * second_ns + now.tv_nsec;
     t->outer = interrupt_set(&t->base);
+}
+
+void scan_time_begin(struct scan_time *t, const atomic_bool *stop)
+{
+    begin(t, limit(), stop);
+}
+
+void scan_time_begin_long(struct scan_time *t, const atomic_bool *stop)
+{
+    begin(t, 0, stop);
 }
 
 int scan_time_end(struct scan_time *t, int rc, struct err *e)
@@ -47,6 +57,8 @@ int scan_time_end(struct scan_time *t, int rc, struct err *e)
     if (!t->late)
         return rc;
     *e = (struct err){0};
+    if (*t->base.stop)
+        return err_set(e, ECANCELED, "the scan was given up: the mount ends");
     err_set(e, ETIMEDOUT, "the scan took longer than %u s", t->seconds);
     return err_hint(e, "mount it again, with UNSHARD_SCAN_SECONDS=N for more time");
 }

@@ -22,12 +22,18 @@ struct scan_time {
     bool late; /* at its end */
 };
 
-/* From here on this thread, and pools for it, are told when time is up. */
-void scan_time_begin(struct scan_time *t);
+/*
+ * From here on this thread, and pools for it, are told when time is up, or when `stop`
+ * (borrowed) becomes true.
+ */
+void scan_time_begin(struct scan_time *t, const atomic_bool *stop);
+
+/* The same for work around a scan, which may take any time. */
+void scan_time_begin_long(struct scan_time *t, const atomic_bool *stop);
 
 /*
- * As before the begin. Gives rc back, or -ETIMEDOUT with words: what was read when time
- * was up may lack anything.
+ * As before the begin. Gives rc back, or -ETIMEDOUT or -ECANCELED (stopped) with words: what
+ * was read by then may lack anything.
  */
 int scan_time_end(struct scan_time *t, int rc, struct err *e);
 

@@ -71,6 +71,7 @@ struct scanner {
     struct catalog *catalog;
     struct pool *pool;
     const struct mapping *mapping; /* or NULL */
+    atomic_bool stop;
     pthread_mutex_t lock;
     pthread_cond_t ended;
     /* guarded by lock */
@@ -98,6 +99,11 @@ int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
 void scanner_use(struct scanner *s, const struct mapping *m)
 {
     s->mapping = m;
+}
+
+void scanner_stop(struct scanner *s)
+{
+    s->stop = true;
 }
 
 static void known_free(struct known *k)
@@ -498,7 +504,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     where.filter = filter;
     if (sink_begin(s->catalog, &where, &sink, e) < 0)
         return -e->code;
-    scan_time_begin(&time);
+    scan_time_begin(&time, &s->stop);
     rc = watch_config(s, l, sink, &failed);
     if (rc == 0)
         rc = place.driver->scan(&context, sink, &failed);
@@ -541,12 +547,12 @@ static int scan_place(struct scanner *s, const struct known *k, bool guarded,
 /* ---- one look, however many ask ---- */
 
 /*
- * Looks without the lock; the caller has made the place busy. Of several processes that
+ * Of several processes that
  * scan a place at once the first one's rows stay, as it reads them already; the others
  * look again and find them. The last try replaces whatever is there.
  */
-static int look(struct scanner *s, const struct known *k, struct found *out,
-                struct err *e)
+static int try_to_look(struct scanner *s, const struct known *k, struct found *out,
+                       struct err *e)
 {
     int rc = -EAGAIN;
 
@@ -564,6 +570,18 @@ static int look(struct scanner *s, const struct known *k, struct found *out,
         rc = scan_place(s, k, i + 1 < TRIES, out, e);
     }
     return rc;
+}
+
+/* Without the lock; the caller has made the place busy. */
+static int look(struct scanner *s, const struct known *k, struct found *out,
+                struct err *e)
+{
+    struct scan_time time;
+    int rc;
+
+    scan_time_begin_long(&time, &s->stop);
+    rc = interrupt_late() ? -ECANCELED : try_to_look(s, k, out, e);
+    return scan_time_end(&time, rc, e);
 }
 
 /* Looks for all who wait. Call with the lock held. */

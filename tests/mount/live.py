@@ -99,14 +99,34 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def test_ending_does_not_wait_for_a_scan(t):
-    slow_source(t)
-    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
-        reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(0.3)
-        m.process.send_signal(signal.SIGTERM)
-        assert not scanned(m), "the scan was over too soon to prove anything"
-        same("status", m.process.wait(PATIENCE), 0)  # five seconds at most for what is under way
-        reader.wait(PATIENCE)
+    """It is given up, while files are read and while the index is written; the index is what it was, and serves the next mount."""
+    small = slow_source(t)
+    key = next(iter(small))
+    cache = f"cache_dir={t}/cache"
+    with Mount(t + "/run", t + "/warm", env=TELLS_SCANS) as m:
+        start = time.monotonic()
+        os.listdir(m / "big")
+        whole = time.monotonic() - start
+    with Mount(t + "/run", t + "/mnt", cache) as m:
+        same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
+    for share in (0.1, 0.4, 0.6, 0.7, 0.8, 0.9):
+        with Mount(t + "/run", t + "/mnt", cache, env=TELLS_SCANS) as m:
+            reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(share * whole)
+            assert share > 0.1 or not scanned(m), "the scan was over too soon to prove anything"
+            start = time.monotonic()
+            m.process.send_signal(signal.SIGTERM)
+            same("status", m.process.wait(PATIENCE), 0)
+            print(f"# a scan of {whole:.2f} s, ended after {share * whole:.2f} s: {time.monotonic() - start:.2f} s; whole: {scanned(m)}")
+            reader.wait(PATIENCE)
+            if share < 0.2:
+                assert not scanned(m), "the end waited for the scan"
+        if scanned(m):
+            break
+    with Mount(t + "/run", t + "/mnt", cache, env=TELLS_SCANS) as m:
+        same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
+        same("scans of it", "scan path=small" in m.messages(), False)  # the index has it still
+        same("scanned in the end", len(os.listdir(m / "big/raw")), COUNT)
 
 
 def test_a_scan_that_takes_too_long(t):
