@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/pool.h"
 #include "fs/attr.h"
@@ -16,6 +17,36 @@
 #include "fs/stage_room.h"
 #include "fs/staged.h"
 #include "save/incoming.h"
+
+/* Before bytes are put there, up to `end`; *before is what the file had. */
+static int take_room(const struct request *r, const struct staged_handle *h,
+                     uint64_t end, uint64_t *before, struct err *e)
+{
+    int rc;
+
+    *before = 0;
+    if (!h->node)
+        return 0;
+    stages_lock(r->fs);
+    *before = h->node->room;
+    rc = stage_room_take(r->fs, h->node, end, e);
+    stages_unlock(r->fs);
+    return rc;
+}
+
+/* They were not put there, or not all. */
+static void give_room(const struct request *r, const struct staged_handle *h,
+                      uint64_t end, uint64_t before)
+{
+    struct stat st;
+
+    if (!h->node || fstat(h->fd, &st) < 0)
+        return;
+    stages_lock(r->fs);
+    if (h->node->room == end) /* else another writer has more of it by now */
+        stage_room_give(r->fs, h->node, MAX(before, (uint64_t)st.st_size));
+    stages_unlock(r->fs);
+}
 
 /*
  * Will it be linked as it is, if nothing else comes? Then its fsync would wait for all of it,
@@ -43,21 +74,25 @@ static bool may_stand(const struct fs *fs, const struct staged *n,
 static int judge(struct request *r, struct staged_handle *h, struct err *e)
 {
     struct incoming_header header;
+    uint64_t before;
     int rc = incoming_judge(h->fd, h->node->prefix, &header, e);
 
     if (rc <= 0)
         return rc;
     h->node->checked = true;
+    rc = take_room(r, h, header.size, &before, e);
     stages_lock(r->fs);
-    rc = stage_room_take(r->fs, h->node, header.size, e);
     h->node->stands = may_stand(r->fs, h->node, &header);
     stages_unlock(r->fs);
     if (rc < 0)
         return rc;
     if (fallocate(h->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)header.size) < 0 &&
-        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
-        return err_set(e, errno, "%s: %" PRIu64 " bytes: %s", h->node->name,
-                       header.size, strerror(errno));
+        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+        err_set(e, errno, "%s: %" PRIu64 " bytes: %s", h->node->name, header.size,
+                strerror(errno));
+        give_room(r, h, header.size, before);
+        return -e->code;
+    }
     return 0;
 }
 
@@ -67,20 +102,6 @@ static bool is_judged(const struct staged *n)
 
     return n->stage && !n->checked && staged_path(n, path, sizeof path) == 0 &&
            incoming_kind(path) == INCOMING_SAFETENSORS;
-}
-
-/* Before bytes are put there, up to `end`. */
-static int take_room(const struct request *r, const struct staged_handle *h,
-                     uint64_t end, struct err *e)
-{
-    int rc;
-
-    if (!h->node)
-        return 0;
-    stages_lock(r->fs);
-    rc = stage_room_take(r->fs, h->node, end, e);
-    stages_unlock(r->fs);
-    return rc;
 }
 
 /* ---- to the disk while it still comes ---- */
@@ -182,12 +203,13 @@ static ssize_t put(const struct request *r, const struct staged_handle *h,
 int write_bytes(struct request *r, const char *data, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
+    uint64_t end = (uint64_t)r->off + r->size, before;
     size_t done = 0;
     bool look;
 
     if (!h || h->fd < 0)
         return -EROFS;
-    if (take_room(r, h, (uint64_t)r->off + r->size, e) < 0)
+    if (take_room(r, h, end, &before, e) < 0)
         return refused(r, h, (uint64_t)r->off, e);
     while (done < r->size) {
         ssize_t n = put(r, h, data + done, r->size - done, r->off + (off_t)done);
@@ -196,6 +218,7 @@ int write_bytes(struct request *r, const char *data, struct err *e)
             continue;
         if (n < 0) {
             err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+            give_room(r, h, end, before);
             return refused(r, h, (uint64_t)r->off + done, e);
         }
         done += (size_t)n;
@@ -234,15 +257,19 @@ static int reserve(const struct request *r, const struct staged_handle *h, off_t
 int write_fallocate(struct request *r, off_t len, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
+    uint64_t end = (uint64_t)r->off + (uint64_t)len, before;
 
     if (!h || h->fd < 0)
         return -EROFS;
     if (r->flags & ~(unsigned)FALLOC_FL_KEEP_SIZE)
         return -EOPNOTSUPP;
-    if (take_room(r, h, (uint64_t)r->off + (uint64_t)len, e) < 0)
+    if (take_room(r, h, end, &before, e) < 0)
         return -e->code;
-    if (reserve(r, h, len) < 0)
-        return err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+    if (reserve(r, h, len) < 0) {
+        err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+        give_room(r, h, end, before);
+        return -e->code;
+    }
     if (written(r, h, e) < 0)
         return -e->code;
     fuse_reply_err(r->req, 0);

@@ -21,16 +21,21 @@ static int set_size(struct fs *fs, struct staged *n, int fd, uint64_t size,
                     struct err *e)
 {
     CLEANUP_FD int own_fd = fd < 0 ? staged_open_spool(n, O_RDWR) : -1;
+    uint64_t before;
     struct stat st;
 
     if (fd < 0)
         fd = own_fd;
     if (fd < 0 || fstat(fd, &st) < 0)
         return err_set(e, EIO, "%s: cannot be opened", n->name);
+    before = n->room;
     if (stage_room_take(fs, n, size, e) < 0)
         return -e->code;
-    if (ftruncate(fd, (off_t)size) < 0)
-        return err_set(e, errno, "%s: %s", n->name, strerror(errno));
+    if (ftruncate(fd, (off_t)size) < 0) {
+        err_set(e, errno, "%s: %s", n->name, strerror(errno));
+        stage_room_give(fs, n, MAX(before, (uint64_t)st.st_size));
+        return -e->code;
+    }
     /* Told now rather than in the middle of writing it. */
     if (size > (uint64_t)st.st_size &&
         fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) < 0 &&

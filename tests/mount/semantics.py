@@ -369,6 +369,37 @@ def test_a_mount_may_stage_so_much(t):
                                                         capture_output=True).returncode != 0, True)
 
 
+def test_what_the_disk_refuses_is_not_staged(t):
+    """stage_size= counts what is there: not what fallocate(2) or a header wanted and did not get."""
+    if os.geteuid() != 0:
+        raise Skip("needs root for a small disk")
+    os.makedirs(t + "/run")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", t + "/run"], check=True)
+    try:
+        with Mount(t + "/run", t + "/mnt", "rw,stage_size=6M") as m:
+            def reserve(size):
+                with open(m / "step1/a", "wb") as f:
+                    os.posix_fallocate(f.fileno(), 0, size)
+
+            def head(size):
+                with open(m / "step1/a.safetensors", "wb", buffering=0) as f:
+                    f.write(safetensors_image({KEY: ("U8", (size,), bytes(size))})[:-size])
+
+            def fill(size):
+                with open(m / "step1/b", "wb", buffering=0) as f:
+                    for _ in range(size >> 16):
+                        f.write(bytes(1 << 16))
+            os.mkdir(m / "step1")
+            for refused in (reserve, head):
+                fails(refused.__name__, errno.ENOSPC, lambda call=refused: call(5 << 20))
+                fill(3 << 20)
+                os.unlink(m / "step1/b")
+            for name in os.listdir(m / "step1"):
+                os.unlink(m / f"step1/{name}")
+    finally:
+        subprocess.run(["umount", "-l", t + "/run"], check=True)
+
+
 def test_set_uid_goes_with_the_first_byte(t):
     """Of who is not root; as write(2) has it. Files of a stage, and of the source itself."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
