@@ -83,19 +83,34 @@ static int note_file(void *user, const struct catalog_file *f)
     return x->path ? (a->count++, 0) : -ENOMEM;
 }
 
-/* A file that cannot be opened is told of with its tensors. */
+static char *words_of(const struct err *e)
+{
+    char line[1400];
+
+    return strdup(err_line(e, line, sizeof line));
+}
+
+/*
+ * A file that cannot be opened is told of with its tensors; one whose first bytes cannot be
+ * read may be an archive.
+ */
 static int sniff(void *user, size_t i, struct err *e)
 {
     struct archives *a = user;
     struct archive *x = &a->file[i];
     CLEANUP(source_putp) struct source *src = NULL;
     unsigned char first[FIRST];
-    struct err ignored = {0};
+    struct err why = {0};
 
-    (void)e;
-    x->is_zip = open_files_get(a->s->files, x->path, &x->id, &src, &ignored) == 0 &&
-                src->size > FIRST && source_read(src, 0, FIRST, first, &ignored) == 0 &&
-                get_le32(first) == SIGNATURE_LOCAL;
+    if (open_files_get(a->s->files, x->path, &x->id, &src, &why) < 0 ||
+        src->size <= FIRST)
+        return 0;
+    if (source_read(src, 0, FIRST, first, &why) < 0) {
+        x->bad = 1;
+        x->first = words_of(&why);
+        return x->first ? 0 : err_nomem(e);
+    }
+    x->is_zip = get_le32(first) == SIGNATURE_LOCAL;
     return 0;
 }
 
@@ -117,7 +132,7 @@ int archives_new(struct reading *s, int64_t checkpoint, struct archives **out,
     if (ret == 0)
         ret = pool_each(s->pool, a->count, sniff, a, e);
     for (size_t i = 0; i < a->count; i++)
-        if (a->file[i].is_zip)
+        if (a->file[i].is_zip || a->file[i].bad)
             a->file[kept++] = a->file[i];
     a->count = kept;
     if (ret == 0)
@@ -168,13 +183,6 @@ static void records_release(struct records *r)
     free(r->outcome);
     zip_free(r->zip);
     source_put(r->src);
-}
-
-static char *words_of(const struct err *e)
-{
-    char line[1400];
-
-    return strdup(err_line(e, line, sizeof line));
 }
 
 static int read_on(struct source *src, uint64_t off, uint64_t len, uint32_t *crc,
@@ -264,6 +272,8 @@ static int check_archive(void *user, size_t i, struct err *e)
     CLEANUP(records_release) struct records r = {.a = a, .x = x};
     struct err why = {0};
 
+    if (!x->is_zip)
+        return 0;
     if (open_records(&r, &why) == 1)
         check_records(&r, &why);
     if (why.code) { /* all of it cannot be checked */

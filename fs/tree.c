@@ -474,6 +474,26 @@ static int judge_dir(struct builder *b, const char *only)
     return rc == 0 ? place_of(b->shown->listing, only, &b->place, b->e) : MIN(rc, 0);
 }
 
+/*
+ * A file could not be read that may make the directory a checkpoint. It is shown as what it
+ * is without that, but not who was one before as the files that it lies in, and not because
+ * of what we lack.
+ */
+static int judge_unread(struct builder *b)
+{
+    const struct err *why = b->place.trouble;
+    struct slot *before = why ? node_slot(b->fs, b->dir) : NULL;
+    bool passes = !why || (!before && (why->code == EIO || why->code == EREMOTEIO ||
+                                       why->code == ETIMEDOUT || why->code == EPROTO));
+
+    slot_unref(b->fs, before, 1);
+    if (why && passes)
+        last_error_report(&b->fs->last_error, why);
+    else if (why)
+        *b->e = *why;
+    return passes ? 0 : -b->e->code;
+}
+
 static int look_dir(struct builder *b, bool may_block)
 {
     struct fs *fs = b->fs;
@@ -483,6 +503,8 @@ static int look_dir(struct builder *b, bool may_block)
 
     if (rc == 0)
         rc = judge_dir(b, only);
+    if (rc == 0)
+        rc = judge_unread(b);
     if (rc < 0 || b->place.kind != PLACE_CHECKPOINT)
         return rc;
     rc = tree_slot(fs, b->dir, b->dir->path, NULL, may_block, &s->slot, b->e);

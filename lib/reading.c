@@ -202,8 +202,10 @@ int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_inf
         ret = place_of(l, r->store->file, &place, e);
     if (ret < 0)
         return ret;
+    if (place.trouble)
+        *e = *place.trouble;
     if (place.kind != PLACE_CHECKPOINT)
-        return 1;
+        return place.trouble ? -e->code : 1;
     ret = scanner_get(r->scanner, "", place.file, a, out, e);
     if (ret < 0 || !out->error)
         return ret;

@@ -39,6 +39,8 @@ struct listing {
     struct item *items;
     size_t count, cap;
     bool sorted;
+    struct listing *above;           /* whose subdirectory it is, or NULL */
+    struct listing_trouble *trouble; /* NULL: none */
 };
 
 /* The last part of the path; the root is called as its directory is. */
@@ -88,6 +90,7 @@ void listing_free(struct listing *l)
     for (size_t i = 0; i < l->count; i++)
         extra_free(l->items[i].extra);
     free(l->items);
+    free(l->trouble);
     arena_free(l->names);
     free(l->name);
     free(l->path);
@@ -252,6 +255,7 @@ int listing_add_sub(struct listing *l, const char *name, struct listing *sub,
     if (!extra_of(item))
         return err_nomem(e);
     listing_free(item->extra->sub);
+    owned->above = l;
     item->extra->sub = steal(&owned);
     return 0;
 }
@@ -293,6 +297,35 @@ static int find_file(const struct listing *l, const char *name, struct item **ou
     return 0;
 }
 
+/* ---- what could not be read ---- */
+
+static void note_trouble(struct listing *l, const char *name, int rc,
+                         const struct err *e)
+{
+    char path[PATH_MAX];
+
+    if (!source_is_trouble(rc) && rc != -EACCES && rc != -EPERM)
+        return;
+    if (store_join(l->path, name, path, sizeof path) < 0)
+        return;
+    for (; l; l = l->above) {
+        if (l->trouble || !(l->trouble = malloc(sizeof *l->trouble)))
+            continue;
+        l->trouble->err = *e;
+        memcpy(l->trouble->path, path, strlen(path) + 1);
+    }
+}
+
+const struct listing_trouble *listing_trouble(const struct listing *l)
+{
+    return l->trouble;
+}
+
+bool listing_denied(const struct listing_trouble *t)
+{
+    return t->err.code == EACCES || t->err.code == EPERM;
+}
+
 /* Reads the first bytes, at least `len` where the file has them, and keeps them. */
 static int fetch_head(struct listing *l, struct item *item, size_t len, struct err *e)
 {
@@ -328,8 +361,10 @@ int listing_peek(struct listing *l, const char *name, void *dst, size_t len,
 
     if (rc == 0 && !head_serves(item, len))
         rc = fetch_head(l, item, len, &e);
-    if (rc < 0)
+    if (rc < 0) {
+        note_trouble(l, name, rc, &e);
         return rc;
+    }
     *got = MIN(len, item->extra->head_len);
     memcpy(dst, item->extra->head, *got);
     return 0;
@@ -372,7 +407,10 @@ int listing_read(struct listing *l, const char *name, size_t max, char **data,
                                 &src, e);
     else
         rc = open_entry(l, item, &src, e);
-    return rc < 0 ? rc : read_whole(src, max, data, len, e);
+    if (rc == 0)
+        rc = read_whole(src, max, data, len, e);
+    note_trouble(l, name, rc, e);
+    return rc;
 }
 
 static bool may_be_listed(const struct item *item)
@@ -390,8 +428,14 @@ struct listing *listing_sub(struct listing *l, const char *name)
     if (!item || !may_be_listed(item) || !extra_of(item))
         return NULL;
     if (!item->extra->sub && l->store &&
-        store_join(l->path, name, path, sizeof path) == 0)
-        (void)l->store->ops->list(l->store, path, &item->extra->sub, &e);
+        store_join(l->path, name, path, sizeof path) == 0) {
+        int rc = l->store->ops->list(l->store, path, &item->extra->sub, &e);
+
+        if (rc < 0)
+            note_trouble(l, name, rc, &e);
+        else
+            item->extra->sub->above = l;
+    }
     return item->extra->sub;
 }
 

@@ -3,11 +3,12 @@
 #ifndef UFS_REMOTE_LISTING_H
 #define UFS_REMOTE_LISTING_H
 
+#include <limits.h>
 #include <sys/types.h>
 
+#include "base/err.h"
 #include "base/fsutil.h"
 
-struct err;
 struct store;
 struct listing;
 
@@ -57,6 +58,19 @@ int listing_peek(struct listing *l, const char *name, void *dst, size_t len,
  */
 int listing_read(struct listing *l, const char *name, size_t max, char **data,
                  size_t *len, struct err *e);
+
+/*
+ * The first file or directory, here or below, that was asked for and could not be read: what
+ * it is was never seen, and "not of this format" is no answer. NULL: none.
+ */
+struct listing_trouble {
+    struct err err;
+    char path[PATH_MAX]; /* in the store */
+};
+const struct listing_trouble *listing_trouble(const struct listing *l);
+
+/* Only rights lack: a file of somebody else's, perhaps. */
+bool listing_denied(const struct listing_trouble *t);
 
 /*
  * The listing of a subdirectory, owned by this listing; NULL when there is none. Also of

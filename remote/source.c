@@ -47,14 +47,21 @@ unsigned source_troubles(void)
     return atomic_load(&troubles);
 }
 
-void source_note_trouble(int rc)
+bool source_is_trouble(int rc)
 {
     static const int passing[] = {EIO,       ENOMEM, EMFILE,    ENFILE,    EAGAIN,
                                   ETIMEDOUT, EINTR,  EREMOTEIO, ECANCELED, EPROTO};
 
     for (size_t i = 0; i < ARRAY_SIZE(passing); i++)
         if (rc == -passing[i])
-            atomic_fetch_add(&troubles, 1);
+            return true;
+    return false;
+}
+
+void source_note_trouble(int rc)
+{
+    if (source_is_trouble(rc))
+        atomic_fetch_add(&troubles, 1);
 }
 
 static int check_range(const struct source *s, uint64_t off, uint64_t len,

@@ -90,6 +90,7 @@ int source_read_many(struct source *s, const struct source_range *r, size_t n,
  * number for all, since another's trouble costs no more than a second look.
  */
 unsigned source_troubles(void);
+bool source_is_trouble(int rc);
 void source_note_trouble(
     int rc); /* of an open or a stat; reads are noted by themselves */
 

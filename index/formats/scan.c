@@ -116,11 +116,18 @@ static bool is_unfinished(const struct listing *l)
     return listing_marked(l, ".incomplete", MARKED_LEVELS);
 }
 
-int place_of(struct listing *l, const char *only, struct place *out, struct err *e)
+/* Among many files some are often other people's; one that was asked for is not. */
+static const struct err *trouble_of(const struct listing *l, const char *only)
+{
+    const struct listing_trouble *t = listing_trouble(l);
+
+    return t && (only || !listing_denied(t)) ? &t->err : NULL;
+}
+
+static int judge(struct listing *l, const char *only, struct place *out, struct err *e)
 {
     bool piece;
 
-    *out = (struct place){.kind = PLACE_PLAIN};
     if (only) {
         place_of_file(l, only, out);
         return 0;
@@ -138,6 +145,16 @@ int place_of(struct listing *l, const char *only, struct place *out, struct err 
         place_release(out);
         out->kind = PLACE_PLAIN;
     }
+    return 0;
+}
+
+int place_of(struct listing *l, const char *only, struct place *out, struct err *e)
+{
+    *out = (struct place){.kind = PLACE_PLAIN};
+    if (judge(l, only, out, e) < 0)
+        return -e->code;
+    if (out->kind != PLACE_CHECKPOINT)
+        out->trouble = trouble_of(l, only);
     return 0;
 }
 

@@ -30,6 +30,11 @@ struct place {
     const char *file;         /* PLACE_CHECKPOINT by its only model file, else NULL */
     struct place_file *files; /* PLACE_FILES; malloc */
     size_t nfiles;
+    /*
+     * Of what is no PLACE_CHECKPOINT: a file whose first bytes could not be read, so that
+     * it may be one; the listing's. NULL: none.
+     */
+    const struct err *trouble;
 };
 
 /*
@@ -83,7 +88,8 @@ void scanner_suspect(struct scanner *s, const char *path, const char *file);
 /*
  * All checkpoints below `path`, outermost first, in byte order; calls fn with their place
  * (not scanned yet). For `unshard ls` and verify of a tree. Links to directories are not
- * followed.
+ * followed. An error at the end, when all others were told: a file could not be read that may
+ * be one.
  */
 int scanner_walk(struct scanner *s, const char *path,
                  int (*fn)(void *user, const char *dir, const char *file,

@@ -471,6 +471,25 @@ static int watch_config(const struct scanner *s, struct listing *l, struct sink 
     return sink_watch(sink, "config.json", e);
 }
 
+/*
+ * Drivers leave out what they cannot look into, as it may be anything: so it is told here.
+ * Rights change with the file; what the disk refuses is tried again.
+ */
+static int tell_unread(const struct known *k, const struct listing *l,
+                       struct sink *sink, struct err *e)
+{
+    const struct listing_trouble *t = listing_trouble(l);
+    size_t skip = k->path[0] ? strlen(k->path) + 1 : 0;
+
+    if (!t)
+        return 0;
+    if (!listing_denied(t))
+        sink_unsure(sink);
+    if (sink_enter(sink, "", e) < 0 || sink_watch(sink, t->path + skip, e) < 0)
+        return -e->code;
+    return sink_warning(sink, "damaged-file", "%s", t->err.text);
+}
+
 /* One try; -ESTALE before anything was kept when `again` is still possible. */
 static int scan_listing(struct scanner *s, const struct known *k, struct listing *l,
                         const struct file_id *dir_id, bool again, bool guarded,
@@ -496,8 +515,10 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
 
     if (place_of(l, k->file, &place, e) < 0)
         return -e->code;
+    if (place.trouble)
+        *e = *place.trouble;
     if (place.kind != PLACE_CHECKPOINT)
-        return drop(s, k, e);
+        return place.trouble ? -e->code : drop(s, k, e);
     context.file = place.file;
     if (make_filter(s, l, &filter, e) < 0)
         return -e->code;
@@ -508,6 +529,8 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     rc = watch_config(s, l, sink, &failed);
     if (rc == 0)
         rc = place.driver->scan(&context, sink, &failed);
+    if (rc == 0)
+        rc = tell_unread(k, l, sink, &failed);
     rc = scan_time_end(&time, rc, &failed);
     if (rc < 0 && (is_ours(failed.code) || (again && rc == -ESTALE))) {
         sink_abort(sink);

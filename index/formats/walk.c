@@ -32,7 +32,8 @@ struct walk {
     struct above *all;
     struct waiting *stack;
     size_t count, cap;
-    bool started; /* the first directory was read */
+    bool started;      /* the first directory was read */
+    struct err unread; /* the first file that may be a checkpoint, or part of one */
     int (*fn)(void *user, const char *dir, const char *file,
               const struct format_driver *d);
     void *user;
@@ -187,6 +188,8 @@ static int visit(struct walk *w, const char *path, struct above *above, struct e
         return rc;
     if (above && place.kind != PLACE_PLAIN && is_part(w, above, path))
         return 0;
+    if (place.trouble && !w->unread.code)
+        w->unread = *place.trouble;
     rc = tell_place(w, path, &place, only);
     if (rc != 0 || only)
         return rc;
@@ -210,5 +213,7 @@ int scanner_walk(struct scanner *s, const char *path,
         rc = visit(&w, dir, next.above, e);
         w.started = true;
     }
-    return rc;
+    if (rc == 0 && w.unread.code)
+        *e = w.unread;
+    return rc == 0 ? -w.unread.code : rc;
 }
