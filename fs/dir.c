@@ -64,12 +64,16 @@ static void look_at_stages(const struct request *r, struct dir_handle *h)
 
 static int open_inside(const struct request *r, struct dir_handle *h, struct err *e)
 {
+    int rc;
+
     h->slot = slot_of_ino(r->fs, r->ino);
     if (!h->slot)
         return -ESTALE;
     if (ino_kind(r->ino) == INSIDE_META && !h->slot->file)
         h->latest = tracker_of_slot(r->fs, h->slot);
-    return slot_ready(r, h->slot, e);
+    rc = slot_ready(r, h->slot, e);
+    /* Told here, the kernel comes back by the path; a listing would just end. */
+    return rc == 0 ? catalog_has(r->fs->catalog, h->slot->info.id, e) : rc;
 }
 
 static int open_outside(const struct request *r, struct dir_handle *h, struct err *e)

@@ -49,19 +49,6 @@ static int name_handle(struct handle *h, const struct slot *slot, const char *na
     return 0;
 }
 
-/*
- * What was opened may have changed since the scan: the checkpoint is looked at again
- * before its next use, and the kernel, given ESTALE, comes back by the path at once.
- */
-static int stale(struct fs *fs, struct slot *slot, int rc)
-{
-    if (rc == -ESTALE) {
-        slot->suspect = true;
-        scanner_suspect(fs->scanner, slot->path, slot->file);
-    }
-    return rc;
-}
-
 static int open_tensor(struct fs *fs, struct handle *h, enum inside kind, uint32_t ord,
                        struct err *e)
 {
@@ -152,7 +139,7 @@ static int open_inside(struct request *r, struct handle *h, struct err *e)
         return -ESTALE;
     rc = inside_is_of_mount(ino_kind(r->ino)) ? 0 : slot_ready(r, h->slot, e);
     if (rc == 0)
-        rc = stale(r->fs, h->slot, open_kind(r, h, e));
+        rc = open_kind(r, h, e);
     if (rc < 0 && h->name && e->code)
         err_wrap(e, "open %s", h->name);
     /* Nodes of a generation never change: what the kernel has of them stays good. */
@@ -232,7 +219,7 @@ static int find_backing(const struct request *r, struct handle *h, uint64_t gene
         rc = copies_get(r->fs->copies, &what, r->may_fill, &h->copy, e);
     if (h->copy)
         *fd = copy_fd(h->copy);
-    return rc < 0 ? stale(r->fs, h->slot, rc) : rc;
+    return rc;
 }
 
 static int choose_way(const struct request *r, struct handle *h, struct err *e)

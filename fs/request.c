@@ -8,7 +8,9 @@
 #include "fs/asked.h"
 #include "fs/handle.h"
 #include "fs/lane.h"
+#include "fs/node.h"
 #include "fs/read.h"
+#include "fs/slot.h"
 
 /* What programs ask for and live without: no fault of the source or ours. */
 static bool is_ordinary(int code)
@@ -42,6 +44,25 @@ static int errno_for(const struct request *r, int code, const struct err *e)
     return err_for_reader(e);
 }
 
+/*
+ * What the scan found may be another by now, or the index has it no more: the checkpoint is
+ * looked at again before its next use, and the kernel, given ESTALE, comes back by the path
+ * at once. Told the same a second time it would tell the program.
+ */
+static void look_again(const struct request *r)
+{
+    struct node *n = ino_is_inside(r->ino) ? NULL : node_pin(r->fs, r->ino);
+    struct slot *slot = n ? node_slot(r->fs, n) : slot_of_ino(r->fs, r->ino);
+
+    if (slot && !slot->stale) {
+        slot->suspect = true;
+        scanner_suspect(r->fs->scanner, slot->path, slot->file);
+    }
+    slot_unref(r->fs, slot, 1);
+    if (n)
+        node_unpin(r->fs, n);
+}
+
 void request_fail(const struct request *r, int code, const struct err *e)
 {
     int shown = errno_for(r, code, e);
@@ -52,6 +73,8 @@ void request_fail(const struct request *r, int code, const struct err *e)
     /* Whoever ends the mount wants no answer. */
     bool ends = code == -ECANCELED;
 
+    if (code == -ESTALE)
+        look_again(r);
     if (ends || (is_ordinary(-code) && is_ordinary(shown) && !refused)) {
         if (e->code)
             log_msg(LOG_FS, LOG_DEBUG, "%s", e->text);

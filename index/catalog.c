@@ -207,6 +207,19 @@ int catalog_checkpoint_by_id(struct catalog *c, int64_t id, struct arena *a,
     return rc == 0 ? checkpoint_read(n, id, a, out, e) : rc;
 }
 
+int catalog_has(struct catalog *c, int64_t id, struct err *e)
+{
+    CLEANUP(conn_putp) struct conn *n = NULL;
+    int rc = conn_take(c, false, &n, e);
+
+    if (rc == 0)
+        rc = conn_missing(n, id, "row", e);
+    if (rc != -ENOENT)
+        return rc;
+    *e = (struct err){0};
+    return 0;
+}
+
 /* Views have ids of their own. */
 static int delete_views(struct conn *n, int64_t checkpoint, struct err *e)
 {

@@ -67,6 +67,8 @@ int catalog_checkpoint(struct catalog *c, const char *path, const char *file,
 /* By id; -ESTALE when a newer scan has taken its place. */
 int catalog_checkpoint_by_id(struct catalog *c, int64_t id, struct arena *a,
                              struct checkpoint_info *out, struct err *e);
+/* Is it there? 0, or -ESTALE as above. */
+int catalog_has(struct catalog *c, int64_t id, struct err *e);
 /* Forgets it. */
 int catalog_drop(struct catalog *c, int64_t id, struct err *e);
 /* Remembers that the directory was looked at and found the same. */
