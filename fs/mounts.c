@@ -15,6 +15,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "fs/inuse.h"
 #include "fs/mount.h"
 #include "fs/save.h"
 
@@ -22,6 +23,8 @@ enum {
     LINE_BYTES = 16 * PATH_MAX, /* of the table: two paths, escaped, and options */
     GONE_TRIES = 200,           /* 10 s for a mount to leave the table */
     GONE_WAIT_NS = 50000000,
+    BUSY_TRIES = 8, /* two seconds */
+    BUSY_WAIT_NS = 250000000,
     READ_AHEAD_KB = 1024, /* the largest request that the kernel makes (decision 020) */
 };
 
@@ -327,19 +330,47 @@ void mounts_detach(const char *path, uint64_t device)
         run_fusermount(path, true);
 }
 
-static int unmount(const char *path)
+static int unmount_once(const char *path)
 {
     if (umount2(path, UMOUNT_NOFOLLOW) == 0)
         return 0;
     return errno == EPERM ? run_fusermount(path, false) : -errno;
 }
 
+/*
+ * It may be busy for a moment only: a program that has ended, and of which the kernel has not
+ * put away all yet, or that makes a mount namespace.
+ */
+static int unmount(const char *path)
+{
+    const struct timespec wait = {.tv_nsec = BUSY_WAIT_NS};
+    int rc = unmount_once(path);
+
+    for (int i = 0; rc == -EBUSY && i < BUSY_TRIES; i++) {
+        nanosleep(&wait, NULL);
+        rc = unmount_once(path);
+    }
+    return rc;
+}
+
 static int unmount_failed(const char *path, int rc, struct err *e)
 {
+    CLEANUP(buf_release) struct buf names = {0};
+    size_t users;
+
     if (rc == -ENOENT)
         return no_fusermount(e);
     if (rc != -EBUSY)
         return err_set(e, -rc, "unmount %s: %s", path, strerror(-rc));
+    users = inuse_list(path, &names);
+    if (users > 0 && !buf_failed(&names)) {
+        err_set(e, EBUSY, "%s: in use by %s%s", path, names.data,
+                users > INUSE_NAMED ? ", and others" : "");
+        return err_hint(e,
+                        "fuser -vm %s shows what; fusermount3 -uz %s ends the mount "
+                        "as soon as nobody uses it",
+                        path, path);
+    }
     err_set(e, EBUSY, "%s: a process has files open there, or it is not your mount",
             path);
     return err_hint(e, "try fuser -vm %s", path);

@@ -68,6 +68,7 @@ class Place:
         text = re.sub(r"\(there are /[^)]*\)", "(there are /here/mnt)", text)  # others' mounts of ours too
         text = re.sub(r"\d+ bytes are needed, \d+ are free", "N bytes are needed, N are free", text)
         text = re.sub(r"^/bin/bash: line 1: ", "bash: ", text)
+        text = re.sub(r"in use by \S+ \(pid \d+\)", "in use by PROGRAM (pid N)", text)
         return " / ".join(text.strip().splitlines())
 
 

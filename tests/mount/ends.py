@@ -106,9 +106,27 @@ def test_busy_mounts_are_left(t):
         fd = os.open(m / f"raw/{next(iter(tensors))}", os.O_RDONLY)
         done = run(UNSHARD, "umount", m.path)
         assert done.returncode != 0 and "fuser -vm" in done.stderr, done
+        assert "in use by " in done.stderr and f"(pid {os.getpid()})" in done.stderr, done
         assert is_mounted(m.path)
         os.close(fd)
+        stands = subprocess.Popen(["sleep", "100"], cwd=m / "raw")
+        done = run(UNSHARD, "umount", m.path)
+        assert done.returncode != 0 and f"in use by sleep (pid {stands.pid})" in done.stderr, done
+        stands.kill()
+        stands.wait()
         same("umount", run(UNSHARD, "umount", m.path + "/").returncode, 0)
+        same("server", m.process.wait(PATIENCE), 0)
+
+
+def test_busy_for_a_moment(t):
+    """As by a program that just ends, or makes a mount namespace."""
+    setup(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        stands = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(0.7)"], cwd=m / "raw", stdout=subprocess.PIPE)
+        stands.stdout.readline()
+        done = run(UNSHARD, "umount", m.path)
+        same("umount: " + done.stderr, done.returncode, 0)
+        stands.wait()
         same("server", m.process.wait(PATIENCE), 0)
 
 
