@@ -3,6 +3,7 @@
 #ifndef UFS_BASE_INTERRUPT_H
 #define UFS_BASE_INTERRUPT_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/base.h"
@@ -26,6 +27,14 @@ struct interrupt *interrupt_current(void);
 
 /* True: waits of this thread shall end, with -EINTR. */
 bool interrupt_asked(void);
+
+/*
+ * Waits on a condition of the monotonic clock, until it is signalled or for a moment: -EINTR
+ * once waits shall end. For loops that wait for somebody else's work.
+ */
+int interrupt_wait(pthread_cond_t *cond, pthread_mutex_t *lock, struct err *e);
+/* Makes such a condition. */
+void interrupt_cond_init(pthread_cond_t *cond);
 
 /* True: it is later than until_ns, or stopped; for work that others want too, whoever gave up. */
 bool interrupt_late(void);

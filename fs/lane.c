@@ -10,7 +10,7 @@
 #include "fs/request.h"
 #include "fs/slot.h"
 
-enum { LANE_THREADS = 6, REAP_AT_ONCE = 64 };
+enum { LANE_THREADS = 6, REAP_AT_ONCE = 64, REAP_NS = 100000000 };
 
 /*
  * A waiting request. It is on the list until a thread takes it, or until it is answered
@@ -30,9 +30,12 @@ struct lane {
     bool fills; /* of opens that make a copy first */
     pthread_t thread[LANE_THREADS];
     unsigned started;
+    pthread_t reaper;
+    bool reaps;
     pthread_mutex_t lock;
-    pthread_cond_t more;
+    pthread_cond_t more, interrupted;
     /* guarded by lock */
+    unsigned interrupts; /* of waiting requests, since the reaper slept */
     struct waiting *head, **tail;
     uint64_t running[LANE_THREADS]; /* keys that a thread works on; 0: none */
     unsigned threads;               /* that took a place in it */
@@ -90,8 +93,8 @@ static struct waiting *take(struct lane *l, uint64_t key)
 
 /*
  * libfuse calls this for any signal that the process got, with the request locked. Only
- * a mark: a program with a timer must not see EINTR from stat(2). lane_reap() looks
- * whether it was killed.
+ * a mark: a program with a timer must not see EINTR from stat(2). The reaper looks whether
+ * it was killed.
  */
 static void on_interrupt(fuse_req_t req, void *user)
 {
@@ -100,6 +103,8 @@ static void on_interrupt(fuse_req_t req, void *user)
     (void)req;
     pthread_mutex_lock(&w->lane->lock);
     w->interrupted = true;
+    w->lane->interrupts++;
+    pthread_cond_signal(&w->lane->interrupted);
     pthread_mutex_unlock(&w->lane->lock);
 }
 
@@ -175,10 +180,87 @@ static void *lane_thread(void *user)
     return NULL;
 }
 
+/* Answers without running it. */
+static void refuse(struct waiting *w, int code)
+{
+    fuse_req_interrupt_func(w->r.req, NULL, NULL);
+    fuse_reply_err(w->r.req, code);
+    waiting_free(w);
+}
+
+/* Takes a request off the list if it is still there, or NULL. */
+static struct waiting *remove_waiting(struct lane *l, const struct waiting *w)
+{
+    for (struct waiting **p = &l->head; *p; p = &(*p)->next)
+        if (*p == w && w->interrupted)
+            return unlink_at(l, p);
+    return NULL;
+}
+
+/*
+ * Answers those that wait for nobody any more, since who asked was killed. True: some got a
+ * signal and may be killed yet, of which nobody tells.
+ */
+static bool reap(struct lane *l)
+{
+    struct suspect {
+        const struct waiting *w;
+        pid_t tid;
+    } suspect[REAP_AT_ONCE];
+    size_t count = 0;
+    struct waiting *next;
+
+    pthread_mutex_lock(&l->lock);
+    for (next = l->head; next && count < REAP_AT_ONCE; next = next->next)
+        if (next->interrupted)
+            suspect[count++] = (struct suspect){next, fuse_req_ctx(next->r.req)->pid};
+    pthread_mutex_unlock(&l->lock);
+    for (size_t i = 0; i < count; i++) {
+        struct waiting *mine;
+
+        if (!asked_is_killed(suspect[i].tid))
+            continue;
+        pthread_mutex_lock(&l->lock);
+        mine = remove_waiting(l, suspect[i].w);
+        pthread_mutex_unlock(&l->lock);
+        if (mine)
+            refuse(mine, EINTR);
+    }
+    return count > 0;
+}
+
+/* Nothing else is its work: whoever waits for a scan itself would let the killed wait too. */
+static void *reap_thread(void *user)
+{
+    struct lane *l = user;
+    bool some = false;
+
+    pthread_mutex_lock(&l->lock);
+    while (!l->stop) {
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        t.tv_nsec += REAP_NS;
+        t.tv_sec += t.tv_nsec / 1000000000;
+        t.tv_nsec %= 1000000000;
+        if (some)
+            pthread_cond_timedwait(&l->interrupted, &l->lock, &t);
+        else if (l->interrupts == 0)
+            pthread_cond_wait(&l->interrupted, &l->lock);
+        l->interrupts = 0;
+        pthread_mutex_unlock(&l->lock);
+        some = reap(l);
+        pthread_mutex_lock(&l->lock);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
 static int lane_make(struct fs *fs, bool fills, struct lane **out, struct err *e)
 {
     struct lane *l = calloc(1, sizeof *l);
-    int rc = 0;
+    pthread_condattr_t monotonic;
+    int rc;
 
     if (!l)
         return err_nomem(e);
@@ -187,6 +269,12 @@ static int lane_make(struct fs *fs, bool fills, struct lane **out, struct err *e
     l->tail = &l->head;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->more, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&l->interrupted, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    rc = pthread_create(&l->reaper, NULL, reap_thread, l);
+    l->reaps = rc == 0;
     while (rc == 0 && l->started < LANE_THREADS) {
         rc = pthread_create(&l->thread[l->started], NULL, lane_thread, l);
         l->started += rc == 0;
@@ -209,14 +297,6 @@ int lane_new_fills(struct fs *fs, struct lane **out, struct err *e)
     return lane_make(fs, true, out, e);
 }
 
-/* Answers without running it. */
-static void refuse(struct waiting *w, int code)
-{
-    fuse_req_interrupt_func(w->r.req, NULL, NULL);
-    fuse_reply_err(w->r.req, code);
-    waiting_free(w);
-}
-
 void lane_free(struct lane *l)
 {
     if (!l)
@@ -224,11 +304,15 @@ void lane_free(struct lane *l)
     pthread_mutex_lock(&l->lock);
     l->stop = true;
     pthread_cond_broadcast(&l->more);
+    pthread_cond_broadcast(&l->interrupted);
     pthread_mutex_unlock(&l->lock);
+    if (l->reaps)
+        pthread_join(l->reaper, NULL);
     for (unsigned i = 0; i < l->started; i++)
         pthread_join(l->thread[i], NULL);
     while (l->head)
         refuse(unlink_at(l, &l->head), EINTR);
+    pthread_cond_destroy(&l->interrupted);
     pthread_cond_destroy(&l->more);
     pthread_mutex_destroy(&l->lock);
     free(l);
@@ -271,47 +355,4 @@ void lane_add(struct lane *l, const struct request *r)
     l->tail = &w->next;
     pthread_cond_signal(&l->more);
     pthread_mutex_unlock(&l->lock);
-}
-
-/* Takes a request off the list if it is still there. */
-static bool remove_waiting(struct lane *l, const struct waiting *w)
-{
-    for (struct waiting **p = &l->head; *p; p = &(*p)->next) {
-        if (*p == w && w->interrupted) {
-            unlink_at(l, p);
-            return true;
-        }
-    }
-    return false;
-}
-
-bool lane_reap(struct lane *l)
-{
-    struct suspect {
-        struct waiting *w;
-        pid_t tid;
-    } suspect[REAP_AT_ONCE];
-    size_t count = 0;
-    bool any;
-
-    if (!l)
-        return false;
-    pthread_mutex_lock(&l->lock);
-    any = l->head != NULL;
-    for (struct waiting *w = l->head; w && count < REAP_AT_ONCE; w = w->next)
-        if (w->interrupted)
-            suspect[count++] = (struct suspect){w, fuse_req_ctx(w->r.req)->pid};
-    pthread_mutex_unlock(&l->lock);
-    for (size_t i = 0; i < count; i++) {
-        bool mine;
-
-        if (!asked_is_killed(suspect[i].tid))
-            continue;
-        pthread_mutex_lock(&l->lock);
-        mine = remove_waiting(l, suspect[i].w);
-        pthread_mutex_unlock(&l->lock);
-        if (mine)
-            refuse(suspect[i].w, EINTR);
-    }
-    return any;
 }

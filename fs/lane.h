@@ -11,7 +11,8 @@ struct request;
 /*
  * Requests on one node (a checkpoint's directory, or what is inside one generation) run
  * one after the other on one thread: a hundred readers of a checkpoint that is being
- * scanned take one thread, not all.
+ * scanned take one thread, not all. A request whose process was killed is answered while it
+ * waits.
  */
 int lane_new(struct fs *fs, struct lane **out, struct err *e);
 
@@ -23,11 +24,5 @@ void lane_free(struct lane *l); /* NULL is fine */
 
 /* Copies the request; answers it with ENOMEM when it cannot. */
 void lane_add(struct lane *l, const struct request *r);
-
-/*
- * Answers those that wait for nobody any more, since who asked was killed. Called now
- * and then by the watcher. False: nobody waits at all (or there is no lane: NULL).
- */
-bool lane_reap(struct lane *l);
 
 #endif

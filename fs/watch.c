@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "fs/alias.h"
 #include "fs/copies.h"
-#include "fs/lane.h"
 #include "fs/node.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
@@ -274,17 +273,14 @@ static void *watch_thread(void *user)
 
     while (!stopped(w)) {
         bool told = tell_changes(w);
-        bool awake, waiting;
+        bool awake;
 
         store_follow(w->fs->store);
         awake = look_around(w->fs);
-        waiting = lane_reap(w->fs->lane);
-
         open_files_rest(w->fs->reading.files, now_ns(),
                         (int64_t)OPEN_SECONDS * 1000000000);
-        waiting |= lane_reap(w->fs->fills);
         copies_tidy(w->fs->copies);
-        wait_tick(w, told || awake || waiting);
+        wait_tick(w, told || awake);
     }
     return NULL;
 }

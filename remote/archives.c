@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/interrupt.h"
 #include "remote/archive.h"
 #include "remote/store.h"
 #include "remote/tar.h"
@@ -126,9 +127,9 @@ static int get_archive(struct archives *s, const char *path,
     int rc = 0;
 
     pthread_mutex_lock(&s->lock);
-    while (!(*out = find_kept(s, path, &st->id)) && s->opening)
-        pthread_cond_wait(&s->ended, &s->lock);
-    if (!*out)
+    while (rc == 0 && !(*out = find_kept(s, path, &st->id)) && s->opening)
+        rc = interrupt_wait(&s->ended, &s->lock, e);
+    if (rc == 0 && !*out)
         rc = open_alone(s, path, st, out, e);
     pthread_mutex_unlock(&s->lock);
     return rc;
@@ -300,7 +301,7 @@ int archives_over(struct store *inner, struct store **out, struct err *e)
     if (!s)
         return err_nomem(e);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->ended, NULL);
+    interrupt_cond_init(&s->ended);
     s->base.ops = &archives_ops;
     s->inner = steal(&owned);
     s->base.remote = inner->remote;

@@ -94,7 +94,7 @@ int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
     ring_init(&c->lru);
     ring_init(&c->memory_lru);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->changed, NULL);
+    interrupt_cond_init(&c->changed);
     *out = steal(&c);
     return 0;
 }
@@ -504,8 +504,12 @@ static int wait_for(struct decoded_cache *c, struct piece *p, struct source **ou
     int rc;
 
     p->waiters++;
-    while (!p->done)
-        pthread_cond_wait(&c->changed, &c->lock);
+    while (!p->done) {
+        if (interrupt_wait(&c->changed, &c->lock, e) < 0) {
+            p->waiters--;
+            return -e->code;
+        }
+    }
     p->waiters--;
     if (p->src) {
         *out = source_get(p->src);

@@ -91,7 +91,7 @@ int scanner_new(struct store *store, struct catalog *catalog, struct pool *pool,
     s->pool = pool;
     s->sweep_at = SWEEP_FROM;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->ended, NULL);
+    interrupt_cond_init(&s->ended);
     *out = s;
     return 0;
 }
@@ -648,7 +648,8 @@ static int settle(struct scanner *s, struct known *k, int64_t *id, struct err *e
     while (k->busy) {
         flights = k->flights;
         while (k->flights == flights)
-            pthread_cond_wait(&s->ended, &s->lock);
+            if (interrupt_wait(&s->ended, &s->lock, e) < 0)
+                return -e->code;
         if (!others_gave_up(k)) {
             *id = k->id;
             if (k->rc < 0)

@@ -80,6 +80,26 @@ def test_a_killed_reader_does_not_wait(t):
         os.listdir(m / "small")
 
 
+def test_a_killed_reader_does_not_wait_for_another_scan(t):
+    """Not even while the watcher scans a checkpoint that has changed."""
+    slow_source(t)
+    half = {f"k{i:06}": ("U8", (1,), b"x") for i in range(COUNT // 2)}
+    os.makedirs(t + "/run/half")
+    write_file(t + "/run/half/model.safetensors", safetensors_image(half))
+    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
+        os.listdir(m / "big")
+        same("scanned", m.messages().count("scan path=big"), 1)
+        os.utime(t + "/run/big/model.safetensors")
+        time.sleep(0.8)  # the watcher has seen it, and scans
+        reader = subprocess.Popen(["ls", m / "half"], stdout=subprocess.DEVNULL)
+        time.sleep(0.3)
+        same("how it ended by then", reader.poll(), None)
+        reader.send_signal(signal.SIGINT)
+        same("how it ended", reader.wait(PATIENCE), -signal.SIGINT)
+        assert "scan path=half" not in m.messages(), "it waited for its scan"
+        assert m.messages().count("scan path=big") == 1, "the watcher's scan was over too soon to prove anything"
+
+
 def test_signals_do_not_end_a_request(t):
     """A program with a timer gets its answer, not EINTR."""
     slow_source(t)
