@@ -259,7 +259,6 @@ static void *reap_thread(void *user)
 static int lane_make(struct fs *fs, bool fills, struct lane **out, struct err *e)
 {
     struct lane *l = calloc(1, sizeof *l);
-    pthread_condattr_t monotonic;
     int rc;
 
     if (!l)
@@ -269,10 +268,7 @@ static int lane_make(struct fs *fs, bool fills, struct lane **out, struct err *e
     l->tail = &l->head;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->more, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&l->interrupted, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    interrupt_cond_init(&l->interrupted);
     rc = pthread_create(&l->reaper, NULL, reap_thread, l);
     l->reaps = rc == 0;
     while (rc == 0 && l->started < LANE_THREADS) {

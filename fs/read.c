@@ -8,7 +8,6 @@
 #include <sys/uio.h>
 
 #include "fs/handle.h"
-#include "fs/slot.h"
 
 enum {
     MAX_PIECES = 1000, /* libfuse adds its header, the kernel takes 1024 */
@@ -125,14 +124,8 @@ static int read_reader(const struct request *r, struct handle *h, struct err *e)
     rc = reply_mapped(r, h, off, len, e);
     if (rc == 0)
         rc = reply_copied(r, h, off, len, e);
-    if (rc < 0) {
-        if (rc == -ESTALE) {
-            h->slot->suspect = true;
-            scanner_suspect(r->fs->scanner, h->slot->path, h->slot->file);
-        }
-        return err_wrap(e, "read %s, bytes %" PRIu64 "+%zu", h->name, off, len);
-    }
-    return 0;
+    return rc < 0 ? err_wrap(e, "read %s, bytes %" PRIu64 "+%zu", h->name, off, len)
+                  : 0;
 }
 
 static int read_side(const struct request *r, struct handle *h, struct err *e)

@@ -51,8 +51,11 @@ static int errno_for(const struct request *r, int code, const struct err *e)
  */
 static void look_again(const struct request *r)
 {
-    struct node *n = ino_is_inside(r->ino) ? NULL : node_pin(r->fs, r->ino);
-    struct slot *slot = n ? node_slot(r->fs, n) : slot_of_ino(r->fs, r->ino);
+    bool inside = ino_is_inside(r->ino);
+    struct node *n = inside ? NULL : node_pin(r->fs, r->ino);
+    struct slot *slot = inside ? slot_of_ino(r->fs, r->ino)
+                        : n    ? node_slot(r->fs, n)
+                               : NULL;
 
     if (slot && !slot->stale) {
         slot->suspect = true;
