@@ -2,6 +2,7 @@
 /* gpu/tensor.c - a tensor opened: its plan, its shards, where its chunks lie. */
 #include "gpu/tensor_priv.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -81,11 +82,17 @@ static void numbers_release(struct numbers *s)
     free(s->number);
 }
 
+static void numbers_clear(struct numbers *s)
+{
+    s->n = 0;
+    memset(s->recent, 0, sizeof s->recent);
+}
+
 static int numbers_add(struct numbers *s, uint32_t number)
 {
     uint64_t *recent = &s->recent[number % RECENT];
 
-    if (*recent == (uint64_t)number + 1 && s->n > 0)
+    if (*recent == (uint64_t)number + 1)
         return 0;
     if (s->n == s->cap) {
         size_t cap = s->cap ? 2 * s->cap : RECENT;
@@ -218,7 +225,7 @@ static int build_listed(struct tensor *t, int64_t checkpoint, struct numbers *fi
 
     if (ret < 0 || (ret = plan_begin(t->arena, &t->units, t->unit, &b, e)) < 0)
         return ret;
-    files->n = 0;
+    numbers_clear(files); /* who tried to pack them has noted some */
     for (size_t i = 0; ret == 0 && i < n; i++)
         ret = note_chunk(t, &chunk[i], files, e);
     if (ret == 0)
@@ -302,6 +309,7 @@ static int open_other(void *user, uint32_t number, struct source **out, struct e
     return ret < 0 ? ret : open_files_get(t->env.files, file.path, &file.id, out, e);
 }
 
+/* Of a chunk of the plan: add_shards() has noted the files of all. */
 static const struct shard *find_shard(const struct tensor *t, uint32_t number)
 {
     size_t lo = 0, hi = t->nshards;
@@ -313,6 +321,7 @@ static const struct shard *find_shard(const struct tensor *t, uint32_t number)
         else
             hi = mid;
     }
+    assert(lo < t->nshards && t->shards[lo].number == number);
     return &t->shards[lo];
 }
 

@@ -4,12 +4,16 @@ import errno
 import json
 import mmap
 import os
+import pickle
 import random
 import subprocess
 import sys
 import threading
 import zipfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench"))
+import make_checkpoint as made
+import make_metadata as torch_like
 from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, tensor_bytes, tiles_source, wait_for, write_checkpoint, write_file
 
 BIG = 5 * (1 << 20) + 1234
@@ -328,6 +332,43 @@ def test_many_tiles(t):
             for column in range(0, 4 * width, 64):
                 for row in range(0, len(want), 4 * width * 7):
                     same(f"column {column}", os.pread(f.fileno(), 64, row + column), want[row + column:row + column + 64])
+
+
+def bricks_source(path, rows, columns, files):
+    """A DCP tensor of F32, each two of its rows cut at another column, the pieces in `files` files by turns. Its bytes."""
+    os.makedirs(path)
+    want, boxes, storage = bytearray(4 * rows * columns), [], {}
+    out = [open(f"{path}/__{i}_0.distcp", "w+b") for i in range(files)]
+    for n, (row, cut, right) in enumerate((2 * r, 1 + r % (columns - 1), right) for r in range(rows // 2) for right in (False, True)):
+        f, start, size = out[n % files], torch_like.Size((row, cut if right else 0)), torch_like.Size((2, columns - cut if right else cut))
+        at, length = made.write_blob(f, size, False, made.CHUNK)
+        f.seek(at)
+        image = f.read()
+        data = image.index(b"archive/data/0") - 30
+        data += 30 + 14 + int.from_bytes(image[data + 28:data + 30], "little")
+        for k in range(2):
+            to = 4 * ((row + k) * columns + start[1])
+            want[to:to + 4 * size[1]] = image[data + k * 4 * size[1]:data + (k + 1) * 4 * size[1]]
+        boxes.append(torch_like.make(torch_like.Chunk, offsets=start, sizes=size))
+        index = torch_like.make(torch_like.Index, fqn="w", index=n, offset=start)
+        storage[index] = torch_like.make(torch_like.StorageInfo, relative_path=f"__{n % files}_0.distcp", offset=at, length=length)
+    for f in out:
+        f.close()
+    properties = torch_like.Properties()
+    properties.state = (torch_like.float32, torch_like.layout(), False, torch_like.MemFormat(0), False)
+    meta = {"w": torch_like.make(torch_like.TensorStorage, properties=properties, size=torch_like.Size((rows, columns)), chunks=boxes)}
+    whole = torch_like.make(torch_like.Metadata, state_dict_metadata=meta, planner_data={"w": ("w",)}, storage_data=storage, version="1.0.0",
+                            storage_meta=torch_like.make(torch_like.StorageMeta, checkpoint_id="/c", save_id="1", load_id=None, modules=[]))
+    write_file(f"{path}/.metadata", pickle.dumps(whole, protocol=4))
+    return bytes(want)
+
+
+def test_many_bricks(t):
+    """Thousands of chunks of a few files that are no grid."""
+    want = bricks_source(t + "/src", 1200, 11, 3)
+    with Mount(t + "/src", t + "/mnt") as m:
+        same("chunks", int(os.getxattr(m / "raw/w", "user.unshard.chunks")), 1200)
+        same("whole", read_all(m / "raw/w") == want, True)
 
 
 def test_a_faulty_tensor_and_its_neighbours(t):
