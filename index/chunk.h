@@ -8,6 +8,7 @@
 #include "index/shape.h"
 
 struct arena;
+struct chunk_list;
 struct err;
 struct source;
 
@@ -152,10 +153,34 @@ int chunk_steps(const struct chunk *c, uint32_t nd, uint64_t units, int64_t *ste
 int chunks_pack(const struct chunk *c, size_t n, uint32_t nd, struct buf *out,
                 struct err *e);
 
+/* What chunks_pack() made. */
+struct chunk_blob {
+    const unsigned char *data;
+    size_t len, n; /* bytes, chunks */
+    uint32_t nd;
+};
+
+/* Room for one chunk of a blob and its numbers. */
+struct chunk_room {
+    const struct chunk_list *list; /* whose chunk is in it; NULL: nobody's */
+    size_t next, pos;              /* of the chunk behind it: its number, its byte */
+    struct chunk chunk;
+    uint64_t start[SHAPE_MAX_DIMS], size[SHAPE_MAX_DIMS], whole[SHAPE_MAX_DIMS];
+    int64_t step[SHAPE_MAX_DIMS];
+};
+
 /*
- * Unpacks into the arena. The bytes come from a file that may lie: every count is checked
- * against what is there, -EBADMSG.
+ * Reads a blob chunk by chunk: begin, `n` times next, which puts a chunk into the room (its
+ * param lies in the blob), end. The bytes come from a file that may lie: every count is
+ * checked against what is there, -EBADMSG.
  */
+int chunk_blob_begin(const void *data, size_t len, uint32_t nd, struct chunk_blob *out,
+                     struct chunk_room *r, struct err *e);
+int chunk_blob_next(const struct chunk_blob *b, struct chunk_room *r, struct err *e);
+int chunk_blob_end(const struct chunk_blob *b, const struct chunk_room *r,
+                   struct err *e);
+
+/* Unpacks all of them into the arena, with all that they point to. -EBADMSG. */
 int chunks_unpack(struct arena *a, const void *data, size_t len, uint32_t nd,
                   const struct chunk **out, size_t *n, struct err *e);
 

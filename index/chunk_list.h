@@ -4,20 +4,10 @@
 #define UFS_INDEX_CHUNK_LIST_H
 
 #include "index/chunk.h"
-#include "index/shape.h"
 
 struct arena;
 struct chunk_list;
 struct err;
-
-/* Room for one chunk of a list and its numbers; zero at first. One thread. */
-struct chunk_room {
-    const struct chunk_list *list; /* NULL: nothing is in it */
-    size_t next, pos;              /* of the chunk behind it: its number, its byte */
-    struct chunk chunk;
-    uint64_t start[SHAPE_MAX_DIMS], size[SHAPE_MAX_DIMS], whole[SHAPE_MAX_DIMS];
-    int64_t step[SHAPE_MAX_DIMS];
-};
 
 /*
  * Sees chunk i of n, in order; it is valid during the call. Non-zero ends the reading.
@@ -37,8 +27,8 @@ int chunk_list_new(struct arena *a, const void *data, size_t len, uint32_t nd,
 size_t chunk_list_count(const struct chunk_list *l);
 
 /*
- * Chunk i, which is there. It lies in the room until the room is used again. Costs a
- * few chunks' unpacking, or one where the room has the one before it.
+ * Chunk i, which is there. It lies in the room, zero at first, until the room is used
+ * again. Costs a few chunks' unpacking, or one where the room has the one before it.
  */
 const struct chunk *chunk_list_get(const struct chunk_list *l, size_t i,
                                    struct chunk_room *room);
