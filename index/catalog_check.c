@@ -5,6 +5,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "index/catalog_conn.h"
+#include "index/readers.h"
 #include "index/schema.h"
 
 #include <sqlite3.h>
@@ -153,12 +154,12 @@ static int describe(struct conn *n, struct buf *out, struct err *e)
 }
 
 /*
- * Whose index it is, and what wrote it: another version of this program may read the same
- * shards another way, so what an older one found is not believed.
+ * Whose index it is, and what wrote it: other sources of this program may read the same
+ * shards another way, so what they found is not believed.
  */
 static int owner_of(const struct conn *n, struct buf *out, struct err *e)
 {
-    buf_addf(out, "%s\nunshardfs " UFS_VERSION, n->catalog->identity);
+    buf_addf(out, "%s\nunshardfs " UFS_VERSION " " UFS_READERS, n->catalog->identity);
     return buf_failed(out) ? err_nomem(e) : 0;
 }
 
