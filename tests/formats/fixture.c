@@ -10,6 +10,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/guard.h"
 #include "base/json.h"
 #include "tests/unit/unit.h"
 
@@ -274,7 +275,8 @@ void test_fixture(void **state)
     close_checkpoint(&o);
 }
 
-size_t fixture_tests(const char *folder, struct CMUnitTest *tests, size_t max)
+/* Such tests for all fixtures of the folder, up to `max`; states are to be freed. */
+static size_t fixture_tests(const char *folder, struct CMUnitTest *tests, size_t max)
 {
     struct dirent **names = NULL;
     int n = scandir(folder, &names, NULL, alphasort);
@@ -297,4 +299,34 @@ size_t fixture_tests(const char *folder, struct CMUnitTest *tests, size_t max)
     }
     free(names);
     return count;
+}
+
+int run_with(const char *name, int argc, char **argv, CMUnitTestFunction fixture,
+             const struct CMUnitTest *others, size_t n)
+{
+    static struct CMUnitTest tests[256];
+    size_t fixtures, count;
+    int rc;
+
+    if (argc != 2 || n >= ARRAY_SIZE(tests) || guard_install() < 0)
+        return 2;
+    count = fixtures = fixture_tests(argv[1], tests, ARRAY_SIZE(tests) - n);
+    if (fixtures == 0)
+        return 2; /* a test that looked at nothing has not passed */
+    for (size_t i = 0; i < fixtures; i++)
+        tests[i].test_func = fixture;
+    for (size_t i = 0; i < n; i++) {
+        tests[count] = others[i];
+        tests[count++].initial_state = argv[1];
+    }
+    rc = _cmocka_run_group_tests(name, tests, count, NULL, NULL);
+    for (size_t i = 0; i < fixtures; i++)
+        free(tests[i].initial_state);
+    return rc;
+}
+
+int run_with_fixtures(const char *name, int argc, char **argv,
+                      const struct CMUnitTest *others, size_t n)
+{
+    return run_with(name, argc, argv, test_fixture, others, n);
 }

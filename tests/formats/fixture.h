@@ -6,6 +6,7 @@
 #include "base/buf.h"
 #include "read_tensor.h"
 
+struct CMUnitTest;
 struct json;
 
 /* A checkpoint that is open and scanned. */
@@ -45,12 +46,16 @@ void check_tensor(struct opened *o, const struct tensor_info *t,
  */
 void check_readable(struct opened *o, const char *expected);
 
-/* Such tests for all fixtures of the folder, up to `max`; states are to be freed. */
-struct CMUnitTest;
-size_t fixture_tests(const char *folder, struct CMUnitTest *tests, size_t max);
-
 /* All objects ("KEY=JSON"), or all warnings ("CODE: TEXT"), as lines of text. */
 void all_objects(struct opened *o, struct buf *out);
 void all_warnings(struct opened *o, struct buf *out);
+
+/* Runs the fixtures of argv[1], each as the test `fixture`, and `others`, whose state it is. */
+int run_with(const char *name, int argc, char **argv, void (*fixture)(void **state),
+             const struct CMUnitTest *others, size_t n);
+
+/* Runs the fixtures of argv[1] and `others`, whose state it is. */
+int run_with_fixtures(const char *name, int argc, char **argv,
+                      const struct CMUnitTest *others, size_t n);
 
 #endif

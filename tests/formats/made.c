@@ -10,10 +10,7 @@
 
 #include "base/endian.h"
 #include "base/err.h"
-#include "base/guard.h"
 #include "tests/unit/unit.h"
-
-enum { MAX_TESTS = 256 };
 
 void made_begin(struct made *m, const char *name)
 {
@@ -138,34 +135,4 @@ void check_warnings(struct opened *o, const char *want)
 
     all_warnings(o, &text);
     assert_string_equal(text.data, want);
-}
-
-int run_with(const char *name, int argc, char **argv, CMUnitTestFunction fixture,
-             const struct CMUnitTest *others, size_t n)
-{
-    static struct CMUnitTest tests[MAX_TESTS];
-    size_t fixtures, count;
-    int rc;
-
-    if (argc != 2 || n >= MAX_TESTS || guard_install() < 0)
-        return 2;
-    count = fixtures = fixture_tests(argv[1], tests, MAX_TESTS - n);
-    if (fixtures == 0)
-        return 2; /* a test that looked at nothing has not passed */
-    for (size_t i = 0; i < fixtures; i++)
-        tests[i].test_func = fixture;
-    for (size_t i = 0; i < n; i++) {
-        tests[count] = others[i];
-        tests[count++].initial_state = argv[1];
-    }
-    rc = _cmocka_run_group_tests(name, tests, count, NULL, NULL);
-    for (size_t i = 0; i < fixtures; i++)
-        free(tests[i].initial_state);
-    return rc;
-}
-
-int run_with_fixtures(const char *name, int argc, char **argv,
-                      const struct CMUnitTest *others, size_t n)
-{
-    return run_with(name, argc, argv, test_fixture, others, n);
 }

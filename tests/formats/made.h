@@ -35,12 +35,4 @@ void check_fault(struct opened *o, const char *key, const char *why);
 /* All warnings, as lines. */
 void check_warnings(struct opened *o, const char *want);
 
-/* Runs the fixtures of argv[1], each as the test `fixture`, and `others`, whose state it is. */
-int run_with(const char *name, int argc, char **argv, void (*fixture)(void **state),
-             const struct CMUnitTest *others, size_t n);
-
-/* Runs the fixtures of argv[1] and `others`, whose state it is. */
-int run_with_fixtures(const char *name, int argc, char **argv,
-                      const struct CMUnitTest *others, size_t n);
-
 #endif

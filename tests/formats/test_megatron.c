@@ -7,7 +7,6 @@
 #include <stdio.h>
 
 #include "base/err.h"
-#include "base/guard.h"
 #include "base/json.h"
 #include "fixture.h"
 #include "index/formats/format.h"
@@ -686,22 +685,6 @@ int main(int argc, char **argv)
         {.name = "cells", .test_func = test_cells},
         {.name = "settings", .test_func = test_settings},
     };
-    static struct CMUnitTest tests[256];
-    size_t fixtures, count;
-    int rc;
 
-    if (argc != 2 || guard_install() < 0)
-        return 2;
-    count = fixtures =
-        fixture_tests(argv[1], tests, ARRAY_SIZE(tests) - ARRAY_SIZE(others));
-    if (fixtures == 0)
-        return 2; /* a test that looked at nothing has not passed */
-    for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
-        tests[count] = others[i];
-        tests[count++].initial_state = argv[1];
-    }
-    rc = _cmocka_run_group_tests("megatron", tests, count, NULL, NULL);
-    for (size_t i = 0; i < fixtures; i++)
-        free(tests[i].initial_state);
-    return rc;
+    return run_with_fixtures("megatron", argc, argv, others, ARRAY_SIZE(others));
 }

@@ -7,7 +7,6 @@
 #include <stdio.h>
 
 #include "base/err.h"
-#include "base/guard.h"
 #include "fixture.h"
 #include "index/formats/megatron/megatron_rules.h"
 #include "temp_tree.h"
@@ -249,22 +248,6 @@ int main(int argc, char **argv)
         {.name = "expert tensor", .test_func = test_expert_tensor},
         {.name = "gap", .test_func = test_gap},
     };
-    static struct CMUnitTest tests[256];
-    size_t fixtures, count;
-    int rc;
 
-    if (argc != 2 || guard_install() < 0)
-        return 2;
-    count = fixtures =
-        fixture_tests(argv[1], tests, ARRAY_SIZE(tests) - ARRAY_SIZE(others));
-    if (fixtures == 0)
-        return 2; /* a test that looked at nothing has not passed */
-    for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
-        tests[count] = others[i];
-        tests[count++].initial_state = argv[1];
-    }
-    rc = _cmocka_run_group_tests("megatron_legacy", tests, count, NULL, NULL);
-    for (size_t i = 0; i < fixtures; i++)
-        free(tests[i].initial_state);
-    return rc;
+    return run_with_fixtures("megatron_legacy", argc, argv, others, ARRAY_SIZE(others));
 }

@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "base/err.h"
-#include "base/guard.h"
 #include "base/json.h"
 #include "index/formats/format.h"
 #include "index/view.h"
@@ -400,15 +399,6 @@ static void test_bids(void **state)
     made_end(&m);
 }
 
-static size_t add_fixtures(const char *folder, struct CMUnitTest *tests, size_t max)
-{
-    size_t count = fixture_tests(folder, tests, max);
-
-    for (size_t i = 0; i < count; i++)
-        tests[i].test_func = test_epochs;
-    return count;
-}
-
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -423,21 +413,7 @@ int main(int argc, char **argv)
         {.name = "incomplete", .test_func = test_incomplete},
         {.name = "bids", .test_func = test_bids},
     };
-    static struct CMUnitTest tests[64];
-    size_t fixtures, count;
-    int rc;
 
-    if (argc != 2 || guard_install() < 0)
-        return 2;
-    count = fixtures = add_fixtures(argv[1], tests, 64 - ARRAY_SIZE(others));
-    if (fixtures == 0)
-        return 2; /* a test that looked at nothing has not passed */
-    for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
-        tests[count] = others[i];
-        tests[count++].initial_state = argv[1];
-    }
-    rc = _cmocka_run_group_tests("nemo_automodel", tests, count, NULL, NULL);
-    for (size_t i = 0; i < fixtures; i++)
-        free(tests[i].initial_state);
-    return rc;
+    return run_with("nemo_automodel", argc, argv, test_epochs, others,
+                    ARRAY_SIZE(others));
 }
