@@ -162,37 +162,6 @@ static void test_damaged_optimizer(void **state)
     made_end(&m);
 }
 
-/* ---- what is refused by its name ---- */
-
-static void test_refused(void **state)
-{
-    /* A zip's first entry, and a class that its pickle names. */
-    static const char sharded[] =
-        "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\20\0\0\0"
-        "archive/data.pkl\200\2ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n";
-    struct made m;
-    struct opened o;
-
-    made_begin(&m, "step5");
-    made_text(&m, "metadata.yaml", "world_size: 2\n");
-    copy(state, &m, "model/rank0.pt", "step1000-unsharded/model.pt");
-    made_open(&m, &o);
-    assert_string_equal(o.info.format, "olmo-local");
-    assert_has(o.info.error, "type local, which is not supported");
-    assert_has(o.info.error, "scripts/unshard.py");
-    close_checkpoint(&o);
-    made_end(&m);
-
-    made_begin(&m, "step6");
-    made_text(&m, "config.yaml", "run_name: old\n");
-    made_file(&m, "rank0.pt", sharded, sizeof sharded);
-    made_open(&m, &o);
-    assert_string_equal(o.info.format, "olmo-torch-legacy");
-    assert_has(o.info.error, "type torch_legacy, which is not supported");
-    close_checkpoint(&o);
-    made_end(&m);
-}
-
 /* ---- keys ---- */
 
 static void test_keys(void **state)
@@ -333,7 +302,6 @@ int main(int argc, char **argv)
         {.name = "a set alone", .test_func = test_alone},
         {.name = "chunks", .test_func = test_chunks},
         {.name = "a damaged optimizer", .test_func = test_damaged_optimizer},
-        {.name = "refused", .test_func = test_refused},
         {.name = "keys", .test_func = test_keys},
         {.name = "bids", .test_func = test_bids},
     };

@@ -31,8 +31,6 @@ enum kind {
     KIND_PAIR,       /* OLMo-core: model.pt and a flat optim.pt */
     KIND_CLASSIC_PT, /* step1000-unsharded: model.pt, optim.pt, train.pt */
     KIND_CLASSIC_ST, /* the same as safetensors with encoded keys */
-    KIND_LOCAL,      /* refused, as the next one */
-    KIND_LEGACY,
 };
 
 struct layout {
@@ -110,19 +108,6 @@ static bool is_classic(struct listing *l)
     return (trainer && has_file(l, CONFIG)) || ends_in(listing_name(l), UNSHARDED);
 }
 
-static bool is_local(struct listing *l)
-{
-    struct listing *model = listing_sub(l, MODEL);
-
-    return has_file(l, "metadata.yaml") && model && is_torch(model, "rank0.pt");
-}
-
-static bool is_legacy(struct listing *l)
-{
-    return is_torch(l, "rank0.pt") && has_file(l, CONFIG) &&
-           head_has(l, "rank0.pt", "ShardedTensor");
-}
-
 /* A folder by itself. Chunks do not tell what they are of, and others have chunks too. */
 static bool find_alone(struct listing *l, const char *root, struct olmo_set *out)
 {
@@ -140,10 +125,6 @@ static enum kind kind_of(struct listing *l, struct layout *x)
         return KIND_PAIR;
     if (is_classic(l))
         return KIND_CLASSIC_PT;
-    if (is_local(l))
-        return KIND_LOCAL;
-    if (is_legacy(l))
-        return KIND_LEGACY;
     olmo_set_find(listing_sub(l, MODEL), MODEL, &x->model);
     olmo_set_find(listing_sub(l, OPTIM), OPTIM, &x->optim);
     if (x->model.kind != OLMO_SET_NONE)
@@ -173,9 +154,6 @@ static void unsharded_bid(struct listing *l, struct bid *out)
         [KIND_PAIR] = {85, "model.pt and optim.pt with OLMo-core's flat keys"},
         [KIND_CLASSIC_PT] = {80, "model.pt with the files of OLMo's trainer"},
         [KIND_CLASSIC_ST] = {90, "model.safetensors has OLMo's keys, pickled paths"},
-        [KIND_LOCAL] = {85, "metadata.yaml and model/rank0.pt of OLMo's type local"},
-        [KIND_LEGACY] = {70,
-                         "rank0.pt with ShardedTensors, of OLMo's type torch_legacy"},
     };
     struct layout x;
 
@@ -268,14 +246,6 @@ static int add_trainer(struct scan *s, struct err *e)
     return 0;
 }
 
-static int refuse(const char *type, struct err *e)
-{
-    err_set(e, ENOTSUP, "a sharded checkpoint of OLMo, type %s, which is not supported",
-            type);
-    return err_hint(e, "OLMo's scripts/unshard.py makes a full copy of it; the types "
-                       "olmo_core and torch_new are read as they are");
-}
-
 static int scan_kind(struct scan *s, struct err *e)
 {
     const struct layout *x = &s->layout;
@@ -303,10 +273,6 @@ static int scan_kind(struct scan *s, struct err *e)
                        add_file(s, "optim.safetensors", "", true, e) < 0
                    ? -e->code
                    : add_trainer(s, e);
-    case KIND_LOCAL:
-        return refuse("local", e);
-    case KIND_LEGACY:
-        return refuse("torch_legacy", e);
     case KIND_NONE:
         break;
     }
@@ -342,9 +308,6 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
         .metadata_file = s->metadata[0] ? s->metadata : NULL,
     };
 
-    if (s->layout.kind == KIND_LOCAL || s->layout.kind == KIND_LEGACY)
-        about.format =
-            s->layout.kind == KIND_LOCAL ? "olmo-local" : "olmo-torch-legacy";
     snprintf(topology, sizeof topology, "{\"files\": %" PRIu64 "}", s->files);
     about.has_step = find_step(s->c->listing, &about.step);
     return sink_checkpoint(s->sink, &about, e);

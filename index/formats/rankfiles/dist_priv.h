@@ -27,9 +27,6 @@ bool dist_attribute(const struct pv *state, const char *name, struct pv *out);
 /* The attribute of an instance. */
 bool dist_member(const struct pv *object, const char *name, struct pv *out);
 
-/* A tuple, list or torch.Size of integers >= 0, at most `max` of them. */
-bool dist_numbers(const struct pv *v, uint64_t *out, uint32_t max, uint32_t *n);
-
 /*
  * The strided tensor of this rank, of the full one's element type; `units` is its shape.
  * -ENOTSUP when it is a tensor of some other class.

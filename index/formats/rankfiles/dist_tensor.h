@@ -33,6 +33,9 @@ struct dist_tensor {
 typedef int dist_piece_fn(void *user, const struct torch_tensor *x,
                           const uint64_t *start, struct err *e);
 
+/* A tuple, list or torch.Size of integers >= 0, at most `max` of them. */
+bool dist_numbers(const struct pv *v, uint64_t *out, uint32_t max, uint32_t *n);
+
 /* Is it one of them, by its class? Its numbers may be bad nevertheless. */
 bool dist_tensor_is(const struct pv *v);
 

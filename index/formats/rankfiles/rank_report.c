@@ -76,18 +76,32 @@ static bool is_slice(const struct report *r, const struct rank_entry *t)
 
 /* ---- one tensor ---- */
 
-static int begin(const struct report *r, const struct rank_entry *t, const char *key,
-                 size_t len, enum role role, struct err *e)
+static struct rank_set_place place_of(const struct report *r,
+                                      const struct rank_entry *t)
 {
+    const struct rank_set_how *how = r->s->how;
+    struct rank_set_place place = {.part = how->part, .role = how->role};
+
+    if (how->place)
+        how->place(how->user, t->path, t->len, &place);
+    if (t->loose)
+        place.role = ROLE_OTHER;
+    return place;
+}
+
+static int begin(const struct report *r, const struct rank_entry *t, const char *key,
+                 size_t len, struct err *e)
+{
+    const struct rank_set_place place = place_of(r, t);
     static const struct shape none = {.nd = 1};
     bool known = t->dtype != DTYPE_NONE;
     struct shape shape = {.nd = t->nd};
     struct sink_tensor out = {.key = key,
                               .key_len = len,
-                              .part = r->s->how->part,
+                              .part = place.part,
                               .dtype = known ? t->dtype : DTYPE_U8,
                               .shape = known ? &shape : &none,
-                              .role = role};
+                              .role = place.role};
 
     if (known)
         memcpy(shape.dim, t->dim, t->nd * sizeof *t->dim);
@@ -96,10 +110,11 @@ static int begin(const struct report *r, const struct rank_entry *t, const char 
 
 /* The whole tensor lies in one place. */
 static int add_whole(const struct report *r, const struct rank_piece *p,
-                     const char *key, size_t len, enum role role, struct err *e)
+                     const struct rank_set_place *place, const char *key, size_t len,
+                     struct err *e)
 {
     struct sink_tensor out = {
-        .key = key, .key_len = len, .part = r->s->how->part, .role = role};
+        .key = key, .key_len = len, .part = place->part, .role = place->role};
     struct torch_tensor x;
 
     rank_piece_open(p, &x);
@@ -121,7 +136,7 @@ static int doubled(const struct report *r, const char *key, int rc, struct err *
 static int add_faulty(const struct report *r, const struct rank_entry *t,
                       const char *key, size_t len, struct err *e)
 {
-    int rc = begin(r, t, key, len, t->loose ? ROLE_OTHER : r->s->how->role, e);
+    int rc = begin(r, t, key, len, e);
 
     if (rc < 0)
         return rc;
@@ -278,15 +293,15 @@ static bool is_alone(const struct rank_entry *t, const struct rank_piece *p)
 static int add_merged(struct report *r, const struct rank_entry *t, const char *key,
                       size_t len, struct err *e)
 {
-    enum role role = r->s->how->role;
+    const struct rank_set_place place = place_of(r, t);
     size_t n = 0;
     int rc;
 
     if (sort_pieces(r, t, &n, e) < 0)
         return -e->code;
     if (n == 1 && is_alone(t, r->piece[0]))
-        return add_whole(r, r->piece[0], key, len, role, e);
-    rc = begin(r, t, key, len, role, e);
+        return add_whole(r, r->piece[0], &place, key, len, e);
+    rc = begin(r, t, key, len, e);
     if (rc < 0)
         return rc;
     if (add_pieces(r, t, n, e) < 0)
@@ -299,9 +314,11 @@ static int add_merged(struct report *r, const struct rank_entry *t, const char *
 static int add_slices(struct report *r, const struct rank_entry *t, struct err *e)
 {
     const struct rank_set *s = r->s;
-    enum role role = s->how->optimizer && !t->loose ? s->how->role : ROLE_OTHER;
+    struct rank_set_place place = place_of(r, t);
     CLEANUP(buf_release) struct buf key = {0};
 
+    if (place.role != ROLE_OPTIMIZER)
+        place.role = ROLE_OTHER;
     if (!t->loose)
         note(&r->slices, t);
     for (const struct rank_piece *p = t->piece; p; p = p->next) {
@@ -310,7 +327,7 @@ static int add_slices(struct report *r, const struct rank_entry *t, struct err *
         buf_add(&key, t->path, t->len);
         if (buf_failed(&key))
             return err_nomem(e);
-        if (doubled(r, key.data, add_whole(r, p, key.data, key.len, role, e), e) < 0)
+        if (doubled(r, key.data, add_whole(r, p, &place, key.data, key.len, e), e) < 0)
             return -e->code;
     }
     return 0;
@@ -320,13 +337,15 @@ static int add_slices(struct report *r, const struct rank_entry *t, struct err *
 static int add_replicated(struct report *r, const struct rank_entry *t, const char *key,
                           size_t len, struct err *e)
 {
+    const struct rank_set_place place = place_of(r, t);
+
     for (const struct rank_piece *p = t->piece->next; p; p = p->next) {
         if (rank_piece_equal(t->piece, p) == 0) {
             note(&r->buffers, t);
             break;
         }
     }
-    return add_whole(r, t->piece, key, len, t->loose ? ROLE_OTHER : r->s->how->role, e);
+    return add_whole(r, t->piece, &place, key, len, e);
 }
 
 /* ---- all tensors ---- */

@@ -9,15 +9,9 @@
 
 #include "base/pool.h"
 #include "index/formats/format.h"
-#include "index/formats/torch/torch_walk.h"
 
 enum {
     MAX_MEMORY = 1 << 30, /* of a set: some 8 million pieces */
-    /*
-     * A tensor is 200 bytes of a pickle and about as many here. References can multiply
-     * that: one tensor of 64 dimensions under any number of names.
-     */
-    MEMORY_A_BYTE = 16,
     FREE_MEMORY = 4 << 20,
     MAX_FILES = 1 << 16, /* ranks of the largest runs: some 10^4 */
 };
@@ -140,19 +134,19 @@ static struct rank_entry *entry_of(struct rank_set *s, const char *path, size_t 
     return next;
 }
 
-static int set_why(struct rank_set *s, struct rank_entry *t, const char *file,
-                   const char *why, struct err *e)
+int rank_entry_fault(struct rank_set *s, struct rank_entry *t, uint32_t file,
+                     const char *why, struct err *e)
 {
     char text[512];
 
     if (t->why)
         return 0;
-    snprintf(text, sizeof text, "%.200s: %s", file, why);
+    snprintf(text, sizeof text, "%.200s: %s", s->file[file].path, why);
     t->why = arena_memdup(s->arena, text, strlen(text));
     return t->why ? 0 : err_nomem(e);
 }
 
-static int add_piece(struct rank_set *s, struct rank_entry *t, uint32_t file,
+int rank_entry_piece(struct rank_set *s, struct rank_entry *t, uint32_t file,
                      const struct torch_tensor *x, const uint64_t *start, struct err *e)
 {
     size_t nd = x->shape.nd, row = nd * sizeof(uint64_t);
@@ -226,15 +220,8 @@ int rank_piece_equal(const struct rank_piece *a, const struct rank_piece *b)
     return is_whole_storage(a) ? 0 : -1;
 }
 
-/* ---- one tensor of one file ---- */
+/* ---- what a tensor is ---- */
 
-struct collect {
-    struct rank_set *s;
-    uint32_t file;
-    struct rank_entry *t; /* the one that is read */
-};
-
-/* What the full tensor is, by the first rank that tells. */
 static int set_shape(struct rank_set *s, struct rank_entry *t, enum dtype dtype,
                      const struct shape *shape, struct err *e)
 {
@@ -254,111 +241,52 @@ static bool same_shape(const struct rank_entry *t, enum dtype dtype,
            (t->nd == 0 || memcmp(t->dim, shape->dim, t->nd * sizeof *t->dim) == 0);
 }
 
-static const char *path_of(const struct collect *k)
+int rank_entry_learn(struct rank_set *s, struct rank_entry *t, enum dtype dtype,
+                     const struct shape *shape, bool *same, struct err *e)
 {
-    return k->s->file[k->file].path;
-}
-
-/* dist_piece_fn */
-static int collect_piece(void *user, const struct torch_tensor *x,
-                         const uint64_t *start, struct err *e)
-{
-    const struct collect *k = user;
-
-    return add_piece(k->s, k->t, k->file, x, start, e);
-}
-
-static int collect_distributed(struct collect *k, const struct pv *v, struct err *e)
-{
-    struct rank_set *s = k->s;
-    struct rank_entry *t = k->t;
-    struct dist_tensor whole;
-    struct err why = {0};
-    int rc =
-        dist_tensor_read(s->file[k->file].file.zip, v, &whole, collect_piece, k, &why);
-
-    if (rc == -ENOMEM) {
-        *e = why;
-        return rc;
-    }
-    s->distributed = t->distributed = true;
-    if (whole.mesh.naxes > s->mesh.naxes)
-        s->mesh = whole.mesh;
-    if (whole.dtype != DTYPE_NONE) {
-        if (t->dtype == DTYPE_NONE && set_shape(s, t, whole.dtype, &whole.shape, e) < 0)
-            return -e->code;
-        if (!same_shape(t, whole.dtype, &whole.shape) &&
-            set_why(s, t, path_of(k), "other ranks have another shape or type", e) < 0)
-            return -e->code;
-    }
-    return rc < 0 ? set_why(s, t, path_of(k), why.text, e) : 0;
-}
-
-static int collect_plain(const struct collect *k, const struct torch_item *item,
-                         struct err *e)
-{
-    const struct torch_tensor *x = item->tensor;
-    struct rank_entry *t = k->t;
-
-    t->loose |= item->opaque || item->shard;
-    if (!x)
-        return set_why(k->s, t, path_of(k), item->why, e);
-    if (t->dtype == DTYPE_NONE && set_shape(k->s, t, x->dtype, &x->shape, e) < 0)
+    if (t->dtype == DTYPE_NONE && set_shape(s, t, dtype, shape, e) < 0)
         return -e->code;
-    t->uneven |= !same_shape(t, x->dtype, &x->shape);
-    return add_piece(k->s, t, k->file, x, NULL, e);
+    *same = same_shape(t, dtype, shape);
+    return 0;
 }
 
-/* torch_item_fn */
-static int collect_item(void *user, const struct torch_item *item, struct err *e)
+int rank_entry_shape(struct rank_set *s, struct rank_entry *t, uint32_t file,
+                     enum dtype dtype, const struct shape *shape, struct err *e)
 {
-    struct collect *k = user;
-    bool distributed = !item->tensor && dist_tensor_is(item->value);
+    bool same;
 
-    if (arena_used(k->s->arena) > k->s->budget)
+    if (rank_entry_learn(s, t, dtype, shape, &same, e) < 0)
+        return -e->code;
+    return same ? 0
+                : rank_entry_fault(s, t, file, "other ranks have another shape or type",
+                                   e);
+}
+
+int rank_entry_meet(struct rank_set *s, uint32_t file, const char *path, size_t len,
+                    bool distributed, struct rank_entry **out, struct err *e)
+{
+    struct rank_entry *t;
+
+    *out = NULL;
+    if (arena_used(s->arena) > s->budget)
         return err_set(e, EFBIG,
                        "too many tensors for its size: references multiply "
                        "them");
-    k->t = entry_of(k->s, item->key, item->key_len);
-    if (!k->t)
+    t = entry_of(s, path, len);
+    if (!t)
         return err_nomem(e);
-    if (k->t->last_file == k->file + 1)
-        return set_why(k->s, k->t, path_of(k), "two tensors have this name", e);
-    if (k->t->last_file > 0 && k->t->distributed != distributed &&
-        set_why(k->s, k->t, path_of(k), "it is whole in one file, a shard in another",
-                e) < 0)
+    if (t->last_file == file + 1)
+        return rank_entry_fault(s, t, file, "two tensors have this name", e);
+    if (t->last_file > 0 && t->distributed != distributed &&
+        rank_entry_fault(s, t, file, "it is whole in one file, a shard in another", e) <
+            0)
         return -e->code;
-    k->t->last_file = k->file + 1;
-    return distributed ? collect_distributed(k, item->value, e)
-                       : collect_plain(k, item, e);
-}
-
-/* ---- one file ---- */
-
-static int collect_file(struct rank_set *s, uint32_t file, struct err *e)
-{
-    struct collect k = {.s = s, .file = file};
-    struct torch_zip *zip = s->file[file].file.zip;
-    CLEANUP(torch_walk_release)
-    struct torch_walk w = {.zip = zip,
-                           .fn = collect_item,
-                           .claims = dist_tensor_is,
-                           .user = &k,
-                           .key = {.max = TORCH_MAX_PATH},
-                           .path = {.max = TORCH_MAX_PATH}};
-
-    s->cursor = s->entry;
-    s->budget += MEMORY_A_BYTE * torch_zip_pickle_len(zip);
-    if (torch_walk_value(&w, torch_zip_root(zip), e) < 0)
-        return -e->code;
-    if ((w.too_deep > 0 || w.unnamed > 0) &&
-        sink_warning(s->sink, "nested",
-                     "%s: %" PRIu64 " values are nested too deep: what they hold is "
-                     "not shown",
-                     s->file[file].path, w.too_deep + w.unnamed) < 0)
-        return err_nomem(e);
+    t->last_file = file + 1;
+    *out = t;
     return 0;
 }
+
+/* ---- objects ---- */
 
 static int add_text(struct buf *b, const char *text, size_t len)
 {
@@ -416,6 +344,33 @@ static int report_objects(struct rank_set *s, const struct rank_file *f, bool fi
     return torch_file_report_loaded(s->sink, &f->file, &how, e);
 }
 
+/* Where entries of the outermost dict are merged: those, and what each rank has. */
+static int report_entries(struct rank_set *s, const struct rank_file *f, bool first,
+                          struct err *e)
+{
+    CLEANUP(buf_release) struct buf prefix = {0};
+    struct objects o = {.s = s};
+    struct torch_report merged = {.prefix = "",
+                                  .entries = true,
+                                  .role = ROLE_OTHER,
+                                  .object = s->how->object,
+                                  .elsewhere = key_of_path,
+                                  .user = &o};
+    struct torch_report own = {
+        .entries = true, .role = ROLE_OTHER, .skip = s->how->merged};
+
+    for (const char *const *name = s->how->merged; first && *name; name++) {
+        merged.only = *name;
+        if (torch_file_report_loaded(s->sink, &f->file, &merged, e) < 0)
+            return -e->code;
+    }
+    buf_addf(&prefix, "%s:", f->path);
+    if (buf_failed(&prefix))
+        return err_nomem(e);
+    own.object = prefix.data;
+    return torch_file_report_loaded(s->sink, &f->file, &own, e);
+}
+
 /* Damage of one file is told with its tensors; other errors stop the scan. */
 static bool is_damage(int code)
 {
@@ -440,15 +395,19 @@ static int give_up(struct rank_set *s, struct rank_file *f, struct err *e)
 static int take_file(struct rank_set *s, uint32_t i, struct err *e)
 {
     struct rank_file *f = &s->file[i];
+    int taken = f->err.code == 0 ? rank_collect_file(s, i, &f->err) : -f->err.code;
 
-    if (f->err.code == 0 && collect_file(s, i, &f->err) == 0) {
+    if (taken >= 0) {
         bool first = s->read++ == 0;
 
         if (first && s->how->on_first &&
             (rank_set_settle(s, e) < 0 ||
              s->how->on_first(s->how->user, &f->file, e) < 0))
             return -e->code;
-        return report_objects(s, f, first, e);
+        if (taken > 0)
+            return 0;
+        return s->how->merged ? report_entries(s, f, first, e)
+                              : report_objects(s, f, first, e);
     }
     err_wrap(&f->err, "%s", f->path);
     return give_up(s, f, e);

@@ -12,6 +12,7 @@ struct buf;
 struct err;
 struct rank_set;
 struct scan_context;
+struct torch_item;
 
 /*
  * Every rank saved its state dict with torch.save: FSDP's DTensors and ShardedTensors,
@@ -23,7 +24,13 @@ struct scan_context;
  *   optimizer): shown for each rank as FILE:PATH, as they are, with a warning. Unless the
  *   checksums of all ranks' files prove them equal.
  * Keys are paths in the state dict. What is no tensor is shown once, of the first rank.
+ * Ranges of flattened tensors are merged where the caller knows them: rank_set_flat().
  */
+struct rank_set_place {
+    const char *part; /* sink_tensor.part, or NULL */
+    enum role role;
+};
+
 struct rank_set_how {
     const char *part;   /* sink_tensor.part, or NULL */
     enum role role;     /* of all tensors */
@@ -36,6 +43,25 @@ struct rank_set_how {
     int (*on_first)(void *user, const struct torch_file *f, struct err *e);
     /* Optional: appends the key to show for the tensor of this path; 0, or -ENOMEM. */
     int (*rename)(void *user, const char *path, size_t len, struct buf *key);
+    /*
+     * NULL, or the entries of the outermost dict that ranks have shards of. What else is in
+     * it each rank has for itself: tensors FILE:PATH of role other, objects FILE:ENTRY.
+     */
+    const char *const *merged;
+    /* Optional: part and role of the tensor of this path, in place of those above. */
+    void (*place)(void *user, const char *path, size_t len, struct rank_set_place *out);
+    /*
+     * Optional. Sees the graph of each file, in their order, before its tensors are
+     * collected. 1: it has given all that is in it to rank_set_flat(), and nothing else of
+     * the file is shown; 0: go on.
+     */
+    int (*on_file)(void *user, uint32_t file, struct torch_zip *zip, struct err *e);
+    /*
+     * Optional: each tensor of that file then, in place of rank_set_plain(). Not those that
+     * are distributed.
+     */
+    int (*on_tensor)(void *user, uint32_t file, const struct torch_item *item,
+                     struct err *e);
     void *user;
 };
 
@@ -60,6 +86,25 @@ int rank_set_load(struct rank_set *s, struct err *e);
 
 /* Reports all tensors. */
 int rank_set_report(struct rank_set *s, struct err *e);
+
+/*
+ * For the callbacks of a file: its elements x[offset, offset + count), row-major, are the
+ * row-major elements [begin, begin + count) of the tensor `path` of this shape. What does not
+ * fit becomes that tensor's fault; -EFBIG where references multiply them.
+ */
+struct rank_flat {
+    const char *path;
+    size_t len;
+    const struct shape *shape; /* elements of the full tensor */
+    const struct torch_tensor *x;
+    uint64_t offset, begin, count;
+};
+int rank_set_flat(struct rank_set *s, uint32_t file, const struct rank_flat *flat,
+                  struct err *e);
+
+/* The same of a tensor that is no shard, under this path. */
+int rank_set_plain(struct rank_set *s, uint32_t file, const char *path, size_t len,
+                   const struct torch_item *item, struct err *e);
 
 /* What was found, in the order of the first file; in on_first(), and once it is loaded. */
 struct rank_set_tensor {

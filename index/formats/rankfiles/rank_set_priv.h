@@ -62,6 +62,31 @@ struct rank_set {
     struct dist_mesh mesh;
 };
 
+/*
+ * The tensor of this path as this file begins to tell of it: new where it was not met yet.
+ * NULL and 0: it was told already by the same file, and has a fault now. -EFBIG when
+ * references multiply tensors.
+ */
+int rank_entry_meet(struct rank_set *s, uint32_t file, const char *path, size_t len,
+                    bool distributed, struct rank_entry **out, struct err *e);
+
+/* What the full tensor is, by the first rank that tells; *same: this one tells the same. */
+int rank_entry_learn(struct rank_set *s, struct rank_entry *t, enum dtype dtype,
+                     const struct shape *shape, bool *same, struct err *e);
+
+/* The same, where another one is a fault. */
+int rank_entry_shape(struct rank_set *s, struct rank_entry *t, uint32_t file,
+                     enum dtype dtype, const struct shape *shape, struct err *e);
+
+/* A fault of the tensor, which the first one of them stays. */
+int rank_entry_fault(struct rank_set *s, struct rank_entry *t, uint32_t file,
+                     const char *why, struct err *e);
+
+/* All of x is the box of the tensor that begins at `start` (NULL: it has no box). */
+int rank_entry_piece(struct rank_set *s, struct rank_entry *t, uint32_t file,
+                     const struct torch_tensor *x, const uint64_t *start,
+                     struct err *e);
+
 /* As the rest of the code wants it. */
 void rank_piece_open(const struct rank_piece *p, struct torch_tensor *out);
 
@@ -80,6 +105,12 @@ static inline const uint64_t *rank_piece_size(const struct rank_piece *p)
  * 0: they say no, -1: nothing tells.
  */
 int rank_piece_equal(const struct rank_piece *a, const struct rank_piece *b);
+
+/*
+ * Collects what a loaded file holds. 1: the caller has taken it (on_file), and nothing else
+ * of it is shown; 0, or what is wrong with the file.
+ */
+int rank_collect_file(struct rank_set *s, uint32_t file, struct err *e);
 
 /* Once all files are read: fills in `at`, and finds tied tensors. */
 int rank_set_settle(struct rank_set *s, struct err *e);
