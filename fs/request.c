@@ -58,8 +58,8 @@ static void look_again(const struct request *r)
                                : NULL;
 
     if (slot && !slot->stale) {
-        slot->suspect = true;
         scanner_suspect(r->fs->scanner, slot->path, slot->file);
+        atomic_fetch_add(&slot->suspect, 1);
     }
     slot_unref(r->fs, slot, 1);
     if (n)

@@ -325,14 +325,16 @@ int slot_refresh(struct fs *fs, struct slot *s, struct err *e)
     CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
     struct checkpoint_info info;
     int64_t asked = now_ns();
+    unsigned found = s->suspect; /* what is found during the look counts again */
     int rc;
 
     if (!a)
         return err_nomem(e);
-    s->suspect = false; /* before the look: what is found meanwhile counts again */
     rc = scanner_get(fs->scanner, s->path, s->file, a, &info, e);
     if (rc == 0 && info.id == s->info.id && !s->stale) {
         s->checked_ns = asked;
+        /* Not before: until then others who ask must not take the last look's word. */
+        s->answered = found;
         return 0;
     }
     if (rc < 0 && rc != -ENOENT && rc != -ESTALE)

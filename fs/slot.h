@@ -77,9 +77,11 @@ struct slot {
     struct entry_stat dir;   /* whose mode and owner its directories have */
     struct hidden hidden;
 
-    atomic_bool stale;   /* a newer one took its place, or it is gone */
-    atomic_bool warned;  /* of names of the source that ours cover */
-    atomic_bool suspect; /* a shard was found changed: look again before the next use */
+    atomic_bool stale;  /* a newer one took its place, or it is gone */
+    atomic_bool warned; /* of names of the source that ours cover */
+    /* How often a shard was found changed, or the index without it, and how many of these
+     * had been found when the last look began: where they differ, the next use looks. */
+    atomic_uint suspect, answered;
     atomic_int_fast64_t checked_ns, used_ns;
     atomic_int_fast64_t changed_ns; /* newest ctime of its files; 0: not looked up */
 
@@ -144,7 +146,7 @@ bool slot_retire(struct fs *fs, struct slot *s);
 
 static inline bool slot_fresh(const struct slot *s, int64_t now)
 {
-    return !s->suspect && now - s->checked_ns < FRESH_NS;
+    return s->suspect == s->answered && now - s->checked_ns < FRESH_NS;
 }
 
 /*

@@ -311,6 +311,15 @@ def test_the_source_is_unmounted(t):
             unmounted(t + "/src", "-l")
 
 
+def empty_index(cache):
+    index, = (os.path.join(d, f) for d, _, files in os.walk(cache) for f in files if f.endswith(".sqlite"))
+    db = sqlite3.connect(index, timeout=PATIENCE)
+    with db:
+        for table in ("checkpoint", "tensor", "tensor_name", "view", "view_header", "view_member", "hidden"):
+            db.execute(f"DELETE FROM {table}")
+    db.close()
+
+
 def test_rows_of_the_index_go(t):
     """Another process scanned the checkpoint anew, or the index left its disk: whoever opens then is served, the first time."""
     tensors = make_tensors(1, count=40)
@@ -324,15 +333,38 @@ def test_rows_of_the_index_go(t):
                 path = os.path.join(m / f"step1/{view}", form.format(next(keys)))
                 want = call(path)
                 same(f"known before {name}", read_all(m / f"step1/raw/{next(iter(tensors))}"), tensors[next(iter(tensors))][2])
-                index, = (os.path.join(d, f) for d, _, files in os.walk(t + "/cache") for f in files if f.endswith(".sqlite"))
-                db = sqlite3.connect(index, timeout=PATIENCE)
-                with db:
-                    for table in ("checkpoint", "tensor", "tensor_name", "view", "view_header", "view_member", "hidden"):
-                        db.execute(f"DELETE FROM {table}")
-                db.close()
+                empty_index(t + "/cache")
                 path = path if name == "list" else os.path.join(m / f"step1/{view}", form.format(next(keys)))
                 got = call(path)
                 same(f"{name} in {view}", sorted(got) if name == "list" else type(got), sorted(want) if name == "list" else type(want))
+
+
+def test_rows_of_the_index_go_under_many_readers(t):
+    """While one of them has it looked at again, which takes its time, no other is sent back to what was there before."""
+    tensors = {f"model.{i:05}.w": ("U8", (1,), b"%c" % (i % 251)) for i in range(20_000)}
+    write_checkpoint(t + "/src/step1", tensors, shards=1)
+    keys, wrong = iter(tensors), []
+    with Mount(t + "/src", t + "/mnt", f"cache_dir={t}/cache") as m:
+        def reader(barrier, mine):
+            barrier.wait()
+            for key in mine:
+                try:
+                    same(key, read_all(m / f"step1/raw/{key}"), tensors[key][2])
+                except (OSError, AssertionError) as e:
+                    wrong.append(e)
+
+        for _ in range(4):
+            some = next(keys)
+            same(some, read_all(m / f"step1/raw/{some}"), tensors[some][2])
+            barrier = threading.Barrier(17)
+            threads = [threading.Thread(target=reader, args=(barrier, [next(keys) for _ in range(20)])) for _ in range(16)]
+            for thread in threads:
+                thread.start()
+            empty_index(t + "/cache")
+            barrier.wait()
+            for thread in threads:
+                thread.join()
+            same("refused", wrong, [])
 
 
 def test_a_cache_disk_that_is_full(t):
