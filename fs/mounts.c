@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -25,6 +26,7 @@ enum {
     GONE_WAIT_NS = 50000000,
     BUSY_TRIES = 8, /* two seconds */
     BUSY_WAIT_NS = 250000000,
+    WHY_BYTES = 1024,     /* of what fusermount3 says, the first line */
     READ_AHEAD_KB = 1024, /* the largest request that the kernel makes (decision 020) */
 };
 
@@ -277,8 +279,11 @@ int mounts_check(const char *source, const char *mountpoint, bool allow_other,
 
 /* ---- unmounting ---- */
 
-/* fusermount3 is setuid and lets users unmount what is theirs. No shell. */
-static int run_fusermount(const char *path, bool lazy)
+/*
+ * fusermount3 is setuid and lets users unmount what is theirs. No shell. What it complains of
+ * goes to the file `said` (-1: nowhere).
+ */
+static int run_fusermount(const char *path, bool lazy, int said)
 {
     int status;
     pid_t pid = fork();
@@ -295,7 +300,7 @@ static int run_fusermount(const char *path, bool lazy)
         if (null >= 0) {
             dup2(null, 0);
             dup2(null, 1);
-            dup2(null, 2);
+            dup2(said >= 0 ? said : null, 2);
         }
         execvp(program, args);
         _exit(127);
@@ -327,33 +332,45 @@ void mounts_detach(const char *path, uint64_t device)
     if (!device || mounts_ours(path) != device)
         return; /* unmounted already; what is there now is not this one */
     if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) < 0)
-        run_fusermount(path, true);
+        run_fusermount(path, true, -1);
 }
 
-static int unmount_once(const char *path)
+static int unmount_once(const char *path, char why[WHY_BYTES])
 {
+    CLEANUP_FD int said = -1;
+    ssize_t n;
+    int rc;
+
+    why[0] = '\0';
     if (umount2(path, UMOUNT_NOFOLLOW) == 0)
         return 0;
-    return errno == EPERM ? run_fusermount(path, false) : -errno;
+    if (errno != EPERM)
+        return -errno;
+    said = memfd_create("said", MFD_CLOEXEC);
+    rc = run_fusermount(path, false, said);
+    n = pread(said, why, WHY_BYTES - 1, 0);
+    why[MAX(n, (ssize_t)0)] = '\0';
+    why[strcspn(why, "\n")] = '\0';
+    return rc;
 }
 
 /*
  * It may be busy for a moment only: a program that has ended, and of which the kernel has not
- * put away all yet, or that makes a mount namespace.
+ * put away all yet, or that makes a mount namespace. `why`: what fusermount3 says of it, or "".
  */
-static int unmount(const char *path)
+static int unmount(const char *path, char why[WHY_BYTES])
 {
     const struct timespec wait = {.tv_nsec = BUSY_WAIT_NS};
-    int rc = unmount_once(path);
+    int rc = unmount_once(path, why);
 
     for (int i = 0; rc == -EBUSY && i < BUSY_TRIES; i++) {
         nanosleep(&wait, NULL);
-        rc = unmount_once(path);
+        rc = unmount_once(path, why);
     }
     return rc;
 }
 
-static int unmount_failed(const char *path, int rc, struct err *e)
+static int unmount_failed(const char *path, int rc, const char *why, struct err *e)
 {
     CLEANUP(buf_release) struct buf names = {0};
     size_t users;
@@ -371,8 +388,10 @@ static int unmount_failed(const char *path, int rc, struct err *e)
                         "as soon as nobody uses it",
                         path, path);
     }
-    err_set(e, EBUSY, "%s: a process has files open there, or it is not your mount",
-            path);
+    if (why[0])
+        err_set(e, EBUSY, "unmount %s: %s", path, why);
+    else
+        err_set(e, EBUSY, "%s: a process has files open there", path);
     return err_hint(e, "try fuser -vm %s", path);
 }
 
@@ -453,7 +472,7 @@ int fs_save(const char *mountpoint, struct err *e)
 int fs_umount(const char *mountpoint, struct err *e)
 {
     const struct timespec wait = {.tv_nsec = GONE_WAIT_NS};
-    char path[PATH_MAX];
+    char path[PATH_MAX], why[WHY_BYTES];
     int rc = find_ours(mountpoint, path, e);
 
     if (rc < 0)
@@ -461,9 +480,9 @@ int fs_umount(const char *mountpoint, struct err *e)
     rc = save_first(path, e);
     if (rc < 0)
         return rc;
-    rc = unmount(path);
+    rc = unmount(path, why);
     if (rc < 0)
-        return unmount_failed(path, rc, e);
+        return unmount_failed(path, rc, why, e);
     for (int i = 0; i < GONE_TRIES; i++) {
         if (!mounts_ours(path))
             return 0;

@@ -138,6 +138,17 @@ def test_umount_of_what_is_not_ours(t):
     assert os.path.ismount("/proc")
 
 
+def test_umount_of_another_users(t):
+    """What fusermount3 has against it is told."""
+    if os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("fusermount3"):
+        raise Skip("needs root, setpriv and fusermount3")
+    setup(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        done = run(*NOBODY, UNSHARD, "umount", m.path)
+        assert done.returncode != 0 and f"unmount {m.path}: fusermount3: " in done.stderr, done
+        assert is_mounted(m.path)
+
+
 def test_errors_are_told_before_the_background(t):
     setup(t)
     write_file(t + "/file", b"")
