@@ -13,13 +13,12 @@ import sys
 
 DATA = os.path.join(os.environ["TEST_DATA"], "hostile")
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
-from mountlib import UNSHARD, Mount, main, same  # noqa: E402
+from mountlib import SANITIZED, UNSHARD, Mount, main, same  # noqa: E402
 
 MEMORY = 1 << 30  # address space of a command,
 MOUNT_MEMORY = 4 << 30  # and of a mount, which has a stack and a heap for each thread
 RESIDENT = 128 << 20  # of a mount behind all cases of a kind
 SECONDS = 20
-SANITIZED = "ASAN_OPTIONS" in os.environ  # needs terabytes of addresses
 WHOLE, DAMAGED, UNREADABLE = 0, 1, 3
 # Statuses of `verify --deep` that a verdict allows. What is no checkpoint by itself cannot be read as one.
 STATUSES = {"accept": {WHOLE}, "opaque": {WHOLE, DAMAGED, UNREADABLE}, "escape": {WHOLE, DAMAGED}, "tensor": {DAMAGED},
