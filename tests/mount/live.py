@@ -204,4 +204,4 @@ def test_soak(t):
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), seconds=300)  # a scan of 400,000 tensors takes 16 s on a machine with much else to do
