@@ -112,3 +112,14 @@ expect("gguf_version2", {"a": entry(a), "none": entry(np.zeros((4, 0), "f2")), "
     "bytes": {"$type": "opaque", "class": "builtins.str", "surrogatepass": "/wA="}, "u64": {"$type": "int", "value": str(2**64 - 1)},
     "i64": {"$type": "int", "value": str(-2**63)}, "nan": {"$type": "float", "value": "nan"}, "none": [], "nested": [[1, -2], ["x"]],
     "$type": False}, by="hand")
+
+# A set with an alignment of its own, which gguf-py tells in the first file only.
+os.makedirs(f"{OUT}/gguf_split_aligned", exist_ok=True)
+w = gguf.GGUFWriter(f"{OUT}/gguf_split_aligned/m.gguf", "llama", split_max_tensors=2, small_first_shard=True)
+w.add_custom_alignment(512)
+src = {f"blk.{i}.w": f4(i + 1, 5) for i in range(4)}
+for k, v in src.items():
+    w.add_tensor(k, v)
+write(w)
+expect("gguf_split_aligned", {k: entry(v) for k, v in src.items()},
+       {"general.alignment": 512, "general.architecture": "llama", "split.no": 0, "split.count": 3, "split.tensors.count": 4})

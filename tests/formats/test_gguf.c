@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/endian.h"
 #include "base/err.h"
@@ -89,6 +90,42 @@ static void test_sets(void **state)
     check_warnings(&o,
                    "missing-file: part.gguf says that it is file 2 of 3 of a model, "
                    "by a name that does not tell the others\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void copy_aligned(void **state, const struct made *m, int k)
+{
+    char path[PATH_MAX], name[32];
+
+    snprintf(name, sizeof name, "m-%05d-of-00003.gguf", k);
+    snprintf(path, sizeof path, "%s/gguf_split_aligned/%s", (const char *)*state, name);
+    made_copy(m, name, path);
+}
+
+/* A part that leaves its alignment to the first file: without that, or cut, nobody knows. */
+static void test_alignment_untold(void **state)
+{
+    struct made m;
+    struct opened o;
+    char path[PATH_MAX];
+
+    made_begin(&m, "lost");
+    copy_aligned(state, &m, 2);
+    copy_aligned(state, &m, 3);
+    made_open(&m, &o);
+    assert_has(o.info.error, "m-00002-of-00003.gguf does not tell its alignment");
+    assert_has(o.info.error, "the first file of the set, which tells it, is missing");
+    close_checkpoint(&o);
+    copy_aligned(state, &m, 1);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    close_checkpoint(&o);
+    snprintf(path, sizeof path, "%s/m-00003-of-00003.gguf", m.dir);
+    assert_int_equal(truncate(path, 1000), 0);
+    made_open(&m, &o);
+    assert_has(o.info.error, "m-00003-of-00003.gguf does not tell its alignment");
+    assert_has(o.info.error, "nor as the first file of the set says");
     close_checkpoint(&o);
     made_end(&m);
 }
@@ -195,6 +232,7 @@ int main(int argc, char **argv)
     static const struct CMUnitTest others[] = {
         cmocka_unit_test(test_about),
         cmocka_unit_test(test_sets),
+        cmocka_unit_test(test_alignment_untold),
         cmocka_unit_test(test_several),
         cmocka_unit_test(test_faults),
     };

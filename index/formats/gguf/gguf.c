@@ -79,6 +79,8 @@ struct scan {
     uint64_t files, tensors, quantised;
     bool has_total;
     uint64_t total;
+    bool has_first;     /* the file that tells of the set is there */
+    uint64_t alignment; /* of that file */
     char architecture[64];
     uint32_t version;
     bool big_endian;
@@ -349,6 +351,57 @@ static int check_split(const struct scan *s, const char *name,
                    name, s->h.split_no + 1, s->h.split_count);
 }
 
+/* Does the file end where its last tensor does, or with the zeros behind that? */
+static bool ends_with_tensors(const struct scan *s, uint64_t size)
+{
+    uint64_t last = s->h.data;
+
+    for (size_t i = 0; i < s->h.count; i++) {
+        struct lying l = {.t = &s->h.tensor[i],
+                          .type = gguf_type_of(s->h.tensor[i].type)};
+        uint64_t end;
+
+        if (!l.type || !find_bytes(s, &l) || add_overflows(l.begin, l.len, &end))
+            return false;
+        last = MAX(last, end);
+    }
+    return last <= size && (last == size || (last - s->h.data + s->h.alignment - 1) /
+                                                    s->h.alignment * s->h.alignment ==
+                                                size - s->h.data);
+}
+
+/*
+ * gguf-py 0.19 tells an alignment of its own in the first file only, and lays the others out
+ * by it all the same; llama-gguf-split lays those out by the default. Which it was tells the
+ * file's length: only with one of the two it ends where its last tensor does.
+ */
+static int settle_alignment(struct scan *s, const char *name,
+                            const struct gguf_split *x, struct err *e)
+{
+    uint64_t usual = s->h.alignment, data = s->h.data;
+    struct file_id id;
+
+    if (x->k == 1) {
+        s->has_first = true;
+        s->alignment = s->h.alignment;
+    }
+    if (x->k == 1 || s->h.has_alignment || (s->has_first && s->alignment == usual) ||
+        !sink_file_id(s->sink, s->file, &id) || ends_with_tensors(s, id.size))
+        return 0;
+    if (s->has_first) {
+        gguf_header_align(&s->h, s->alignment);
+        if (s->h.data == data || ends_with_tensors(s, id.size))
+            return 0;
+    }
+    return err_set(e, EBADMSG,
+                   "%s does not tell its alignment, and by its length its tensors are "
+                   "not aligned to %" PRIu64 " bytes%s",
+                   name, usual,
+                   s->has_first ? ", nor as the first file of the set says"
+                                : "; the first file of the set, which tells it, is "
+                                  "missing");
+}
+
 static int scan_split(struct scan *s, const char *name, const struct gguf_split *x,
                       struct err *e)
 {
@@ -358,6 +411,8 @@ static int scan_split(struct scan *s, const char *name, const struct gguf_split 
     rc = read_file(s, name, e);
     if (rc == 0)
         rc = check_split(s, name, x, e);
+    if (rc == 0)
+        rc = settle_alignment(s, name, x, e);
     if (rc == 0)
         rc = add_tensors(s, name, e);
     gguf_header_release(&s->h);

@@ -102,6 +102,7 @@ static int take_alignment(struct reader *r, uint64_t kind, struct err *e)
     if (kind != GGUF_U32 || n == 0 || n > MAX_ALIGNMENT || (n & (n - 1)) != 0)
         return bad(r, "general.alignment is no power of 2", e);
     r->h->alignment = n;
+    r->h->has_alignment = true;
     return 0;
 }
 
@@ -237,8 +238,15 @@ static int read_header(struct reader *r, struct err *e)
         return bad(r, "more tensors than the file has bytes", e);
     if (read_entries(r, entries, e) < 0 || read_tensors(r, tensors, e) < 0)
         return -e->code;
-    h->data = (r->in.pos + h->alignment - 1) / h->alignment * h->alignment;
+    h->end = r->in.pos;
+    gguf_header_align(h, h->alignment);
     return 0;
+}
+
+void gguf_header_align(struct gguf_header *h, uint64_t alignment)
+{
+    h->alignment = alignment;
+    h->data = (h->end + alignment - 1) / alignment * alignment;
 }
 
 int gguf_header_read(struct source *src, gguf_value_fn *fn, void *user,

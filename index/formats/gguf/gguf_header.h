@@ -23,7 +23,9 @@ struct gguf_tensor {
 struct gguf_header {
     uint32_t version; /* 2 or 3 */
     bool big_endian;
+    bool has_alignment;       /* told; else the default */
     uint64_t alignment, data; /* data: its first byte in the file */
+    uint64_t end;             /* of the header; zeros up to data */
     struct gguf_tensor *tensor;
     size_t count;
     char architecture[64]; /* general.architecture, "" when it is not told */
@@ -46,6 +48,8 @@ typedef int gguf_value_fn(void *user, const char *key, size_t len, const char *j
  */
 int gguf_header_read(struct source *src, gguf_value_fn *fn, void *user,
                      struct gguf_header *out, struct err *e);
+/* Puts the data where it begins with another alignment, a power of 2. */
+void gguf_header_align(struct gguf_header *h, uint64_t alignment);
 void gguf_header_release(struct gguf_header *h);
 
 /* Do these first bytes say GGUF? */
