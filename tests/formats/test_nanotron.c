@@ -211,6 +211,74 @@ static void test_missing_optimizer(void **state)
     made_end(&m);
 }
 
+static void rename_in(const struct made *m, const char *from, const char *to)
+{
+    char a[PATH_MAX], b[PATH_MAX];
+
+    snprintf(a, sizeof a, "%s/%s", m->dir, from);
+    snprintf(b, sizeof b, "%s/%s", m->dir, to);
+    assert_int_equal(rename(a, b), 0);
+}
+
+/*
+ * Two ranks' files that were exchanged: the weight goes where the slices say, but no piece of
+ * the optimizer is known to be of the one slice or the other.
+ */
+static void test_exchanged_weights(void **state)
+{
+#define EXPERTS "model/decoder/1/experts/model_weight_pp-rank-1-of-2_tp-rank-"
+#define QKV "model/decoder/0/qkv/model_weight_pp-rank-0-of-2_tp-rank-"
+    static const struct {
+        const char *a, *b, *key, *state;
+    } cases[] = {
+        {QKV "0-of-2.safetensors", QKV "1-of-2.safetensors", "decoder.0.qkv.weight",
+         "decoder.0.qkv.weight.exp_avg"},
+        {EXPERTS "0-of-2_exp-rank-0-of-2.safetensors",
+         EXPERTS "0-of-2_exp-rank-1-of-2.safetensors", "decoder.1.experts.weight",
+         "decoder.1.experts.weight.exp_avg"},
+        {EXPERTS "0-of-2_exp-rank-1-of-2.safetensors",
+         EXPERTS "1-of-2_exp-rank-1-of-2.safetensors", "decoder.1.experts.weight",
+         "decoder.1.experts.weight.exp_avg"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct made m;
+        struct opened o;
+
+        made_begin(&m, "4");
+        copy(state, &m, "hand_tp2_pp2_ep2");
+        rename_in(&m, cases[i].a, "kept");
+        rename_in(&m, cases[i].b, cases[i].a);
+        rename_in(&m, "kept", cases[i].b);
+        made_open(&m, &o);
+        assert_null(o.info.error);
+        assert_null(tensor(&o, cases[i].key)->fault);
+        check_fault(&o, cases[i].state, "in another order than their ranks");
+        assert_int_equal(o.info.faults, 1);
+        expect(state, &o, "hand_tp2_pp2_ep2");
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+#undef QKV
+#undef EXPERTS
+}
+
+/* Damage in the first bytes of the metadata does not make it a folder of other files. */
+static void test_damaged_metadata(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "4");
+    copy(state, &m, "hand_tp2_pp2_ep2");
+    made_text(&m, "checkpoint_metadata.json",
+              "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff");
+    made_open(&m, &o);
+    assert_has(o.info.error, "checkpoint_metadata.json");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* Without its offsets a piece of ZeRO-1 has no place. */
 static void test_no_offsets(void **state)
 {
@@ -314,6 +382,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_slices),
         cmocka_unit_test(test_missing_weight),
         cmocka_unit_test(test_missing_optimizer),
+        cmocka_unit_test(test_exchanged_weights),
+        cmocka_unit_test(test_damaged_metadata),
         cmocka_unit_test(test_no_offsets),
         cmocka_unit_test(test_versions),
         cmocka_unit_test(test_damaged_headers),

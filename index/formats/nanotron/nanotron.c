@@ -19,6 +19,22 @@ static const char METADATA[] = "checkpoint_metadata.json";
 
 /* ---- bids ---- */
 
+/* A file of a rank, under the name that nanotron gives it. */
+static bool has_rank_file(struct listing *l)
+{
+    struct listing *sub = listing_sub(l, "optimizer");
+    struct nano_ranks rank;
+
+    for (size_t i = 0; sub && i < listing_count(sub); i++)
+        if (nano_optimizer_name(listing_at(sub, i)->name, &rank))
+            return true;
+    return false;
+}
+
+/*
+ * A metadata file that is damaged where it begins is no reason to take the ranks' files for
+ * anything else: the scan says what is wrong with it.
+ */
 static void nano_bid(struct listing *l, struct bid *out)
 {
     const struct listing_entry *entry = listing_find(l, METADATA);
@@ -27,12 +43,17 @@ static void nano_bid(struct listing *l, struct bid *out)
 
     *out = (struct bid){0};
     if (!entry || entry->st.kind != ENTRY_FILE || !listing_sub(l, "model") ||
-        listing_peek(l, METADATA, head, sizeof head, &got) < 0 ||
-        !memmem(head, got, "\"tp\"", 4) || !memmem(head, got, "\"dp\"", 4))
+        listing_peek(l, METADATA, head, sizeof head, &got) < 0)
         return;
-    out->score = 92;
-    snprintf(out->reason, sizeof out->reason, "%s with tp and dp, and model/",
-             METADATA);
+    if (memmem(head, got, "\"tp\"", 4) && memmem(head, got, "\"dp\"", 4)) {
+        out->score = 92;
+        snprintf(out->reason, sizeof out->reason, "%s with tp and dp, and model/",
+                 METADATA);
+    } else if (has_rank_file(l)) {
+        out->score = 70;
+        snprintf(out->reason, sizeof out->reason,
+                 "%s beside model/, and optimizers of ranks", METADATA);
+    }
 }
 
 /* ---- the metadata ---- */

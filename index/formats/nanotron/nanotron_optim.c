@@ -466,6 +466,11 @@ static int report_group(struct merge *m, size_t from, size_t to, struct err *e)
     if (!f || !f->placed)
         return fault(m, &m->entry[from],
                      "no file of model/ tells which slice of the parameter it is", e);
+    if (m->w->jumbled)
+        return fault(m, &m->entry[from],
+                     "the files of model/ have the parameter's slices in another order "
+                     "than their ranks: which of them is this rank's is not to be told",
+                     e);
     if (nano_boxes_key(&f->boxes, &key, e) < 0)
         return -e->code;
     r = keyset_add(&m->seen, key.len ? key.data : "", key.len);

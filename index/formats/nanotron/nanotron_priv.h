@@ -39,6 +39,7 @@ struct nano_weight {
     size_t files;
     bool whole;          /* one file holds all of it */
     bool shaped;         /* shape and dtype are known */
+    bool jumbled;        /* its ranks' slices do not follow each other as the ranks do */
     struct shape *shape; /* of the whole */
     enum dtype dtype;
 };

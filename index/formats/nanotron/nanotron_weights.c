@@ -410,6 +410,44 @@ static int place(struct nano *n, struct nano_weight *w, struct nano_file *f, cha
     return 0;
 }
 
+/* Begins a slice of `b` before the same one of `a`, in any dimension? */
+static bool begins_before(const struct nano_file *a, const struct nano_file *b)
+{
+    for (size_t i = 0; i < MIN(a->boxes.count, b->boxes.count); i++)
+        for (uint32_t k = 0; k < a->boxes.nd && k < b->boxes.nd; k++)
+            if (b->boxes.box[i].to[k] < a->boxes.box[i].to[k])
+                return true;
+    return false;
+}
+
+/*
+ * nanotron cuts in the order of the ranks (parallel/sharded_parameters.py of 1.2 to 1.5): of
+ * two neighbours the later one has the later slices. Where the files say otherwise they were
+ * exchanged: weights go where their own slices say, but which rank's optimizer is about which
+ * slice is not to be told any more.
+ */
+static bool is_jumbled(const struct nano_weight *w)
+{
+    const struct nano_file *first = NULL, *last = NULL; /* of a tensor rank */
+
+    for (size_t i = 0; i < w->files; i++) {
+        const struct nano_file *f = &w->file[i];
+
+        if (!f->placed || !f->rank.tp.is)
+            continue;
+        if (first && first->rank.tp.at == f->rank.tp.at) {
+            if (last->rank.ep.at < f->rank.ep.at && begins_before(last, f))
+                return true;
+        } else {
+            if (first && first->rank.ep.at == f->rank.ep.at && begins_before(first, f))
+                return true;
+            first = f;
+        }
+        last = f;
+    }
+    return false;
+}
+
 /* Puts every file at its place; *why: the first thing that is wrong. */
 static int place_files(struct nano *n, struct nano_weight *w, char *why, size_t size,
                        struct err *e)
@@ -424,6 +462,7 @@ static int place_files(struct nano *n, struct nano_weight *w, char *why, size_t 
             snprintf(why, size, "%s", text);
     }
     w->whole = !w->file[0].rank.tp.is;
+    w->jumbled = is_jumbled(w);
     if (w->whole && w->files > 1 && !why[0])
         snprintf(why, size, "%s holds all of it, and %s a piece", w->file[0].path,
                  w->file[1].path);
