@@ -411,6 +411,30 @@ static void test_bids(void **state)
     assert_int_equal(score_of("", "{\"tensors\": []}", true), 0);
     assert_int_equal(score_of("", "{\"x\": {\"tensors\": {", true), 0);
     assert_int_equal(score_of("", "", true), 0);
+    /* Damaged where it begins: no other format, and not a folder of rank files. */
+    assert_int_equal(score_of("", "\xff\xff\xff\xff\xff\xff\xff\xff", true), 70);
+    assert_int_equal(score_of("", "\xff\xff\xff\xff\xff\xff\xff\xff", false), 0);
+    assert_int_equal(
+        score_of("model", "{\"tens\xff\": {\"w\": {\"shard_spec_per_file\"", true), 95);
+}
+
+/* A step whose metadata.json lost its first bytes is refused, with the file's name. */
+static void test_damaged_start(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "step4");
+    made_text(&m, "model/metadata.json", "\xff\xff\xff\xff\xffors\": {}}");
+    made_safetensors(&m, "model/rank_0.safetensors",
+                     "{\"w\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": "
+                     "[0, 8]}}",
+                     1, 2);
+    made_open(&m, &o);
+    assert_has(o.info.error, "model/metadata.json");
+    close_checkpoint(&o);
+    made_end(&m);
 }
 
 int main(int argc, char **argv)
@@ -424,6 +448,7 @@ int main(int argc, char **argv)
         {.name = "a bad pickle", .test_func = test_bad_pickle},
         {.name = "train/", .test_func = test_train},
         {.name = "bids", .test_func = test_bids},
+        {.name = "a damaged start", .test_func = test_damaged_start},
     };
 
     return run_with_fixtures("olmo_v0", argc, argv, others, ARRAY_SIZE(others));

@@ -394,6 +394,12 @@ static const char *expect(const char *s, const char *end, const char *text)
     return s + len;
 }
 
+/* Text that was lost, and no JSON of somebody else. Of an empty file the save has not ended. */
+static bool is_damaged(const char *head, size_t len)
+{
+    return len > 0 && !expect(head, head + len, "{");
+}
+
 int olmo_metadata_sniff(const char *head, size_t len)
 {
     static const char *const words[] = {"\"shard_spec_per_file\"",
@@ -401,12 +407,11 @@ int olmo_metadata_sniff(const char *head, size_t len)
     static const char *const start[] = {"{", "\"tensors\"", ":", "{"};
     const char *s = head, *end = head + len;
 
+    /* Nobody else has these words: damage before them makes it no other format. */
+    for (size_t i = 0; i < ARRAY_SIZE(words); i++)
+        if (memmem(head, len, words[i], strlen(words[i])))
+            return 2;
     for (size_t i = 0; i < ARRAY_SIZE(start); i++)
         s = expect(s, end, start[i]);
-    if (!s)
-        return 0;
-    for (size_t i = 0; i < ARRAY_SIZE(words); i++)
-        if (memmem(s, (size_t)(end - s), words[i], strlen(words[i])))
-            return 2;
-    return 1;
+    return s || is_damaged(head, len);
 }

@@ -55,7 +55,7 @@ int olmo_metadata_parse(const char *text, size_t len, struct olmo_metadata *out,
 
 /*
  * Do these first bytes of a metadata.json begin one? 2: it says where a tensor lies, 1:
- * that much is not to be seen, 0: no.
+ * that much is not to be seen, as the text is empty or damaged, 0: no.
  */
 int olmo_metadata_sniff(const char *head, size_t len);
 
