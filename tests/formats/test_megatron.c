@@ -59,6 +59,24 @@ static void test_topology(void **state)
     }
 }
 
+/* The last ranks of a job may have had nothing to write. */
+static void test_silent_ranks(void **state)
+{
+    char from[PATH_MAX], command[2 * PATH_MAX];
+    struct temp t;
+    struct opened o;
+
+    temp_make(&t, "iter_0000010");
+    fixture_path(state, "mcore019_torch_dist_tp2_pp2", from);
+    snprintf(command, sizeof command, "cp -r '%s/.' '%s'", from, t.dir);
+    assert_int_equal(system(command), 0);
+    put_text(&t, "run_config.yaml", "model:\n  world_size: 8\n");
+    open_checkpoint(t.dir, &o);
+    assert_has(o.info.topology, "\"ranks\": 8, \"files\": 4, \"world_size\": 8, ");
+    close_checkpoint(&o);
+    temp_remove(&t);
+}
+
 /* Names and senses that Bridge has for what Megatron-LM was told. */
 static void test_terms(void **state)
 {
@@ -669,6 +687,7 @@ int main(int argc, char **argv)
     static const struct CMUnitTest others[] = {
         {.name = "topology", .test_func = test_topology},
         {.name = "terms", .test_func = test_terms},
+        {.name = "silent ranks", .test_func = test_silent_ranks},
         {.name = "roles", .test_func = test_roles},
         {.name = "flattened", .test_func = test_flattened},
         {.name = "hidden", .test_func = test_hidden},

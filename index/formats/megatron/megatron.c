@@ -202,9 +202,10 @@ static int write_topology(const struct scan *s, struct buf *out, struct err *e)
 {
     buf_adds(out, "{\"backend\": ");
     buf_add_json(out, s->metadata.name, strlen(s->metadata.name));
+    /* Files tell of the ranks that had something to write, which may not be all. */
     if (s->dcp.files > 0)
-        buf_addf(out, ", \"ranks\": %" PRIu64 ", \"files\": %" PRIu64, s->dcp.ranks,
-                 s->dcp.files);
+        buf_addf(out, ", \"ranks\": %" PRIu64 ", \"files\": %" PRIu64,
+                 MAX(s->dcp.ranks, s->facts.world), s->dcp.files);
     megatron_topology(&s->facts, out);
     buf_addc(out, '}');
     return buf_failed(out) ? err_nomem(e) : 0;
