@@ -261,6 +261,8 @@ static void test_v3_codecs(void **state)
         {BIG ", {\"name\": \"transpose\", \"configuration\": {\"order\": [1, 0]}}",
          "codec \"transpose\" is not supported"},
         {BIG ", {\"name\": \"pcodec\"}", "codec \"pcodec\""},
+        {BIG ", {\"name\": \"numcodecs.shuffle\"}", ""},
+        {BIG ", {\"name\": \"numcodecs.astype\"}", "codec \"numcodecs.astype\""},
         {"{\"name\": \"numcodecs.delta\", \"configuration\": {\"dtype\": \"<i4\"}}, " BIG,
          "delta is supported alone"},
         {"", "no codec makes bytes"},
@@ -318,6 +320,12 @@ static void test_spec(void **state)
         "zarr1 4 lz4 ",
         "zarr1 4 delta",
         "zarr1 4 delta:<i4",
+        "zarr1 4 shuffle",
+        "zarr1 4 cast:<i4",
+        "zarr1 4 scale:<f4:<i4",
+        "zarr1 4 scale:<f4:<i4:3ff0000000000000",
+        "zarr1 4 scale:<f4:<i4:3ff0000000000000:1",
+        "zarr1 4 scale:<f4:<i4:3ff000000000000x:3ff0000000000000",
         "zarr1 4 lz4,lz4,lz4,lz4,lz4,lz4,lz4,lz4,lz4",
         "zarr1 18446744073709551616 ",
     };
@@ -632,6 +640,78 @@ static void test_delta(void **state)
     assert_int_equal(decode("delta:<i4:|i1", narrow, 4, got, 12, &e), -EBADMSG);
 }
 
+/* Filters whose values are out of reach of the type, and lengths that are none of theirs. */
+static void test_filters(void **state)
+{
+    static const double far[] = {127.9, -128.9, 128};
+    static const unsigned char bits[] = {5, 0xe0}, too_many[] = {8, 0xe0};
+    static const char half[] = ":4000000000000000:0000000000000000"; /* / 2 + 0 */
+    char scale[80];
+    signed char narrow[3];
+    unsigned char got[16];
+    uint64_t most = UINT64_MAX;
+    struct err e = {0};
+    float f;
+
+    (void)state;
+    assert_ok(decode("cast:|i1:<f8", far, 16, narrow, 2, &e), &e);
+    assert_true(narrow[0] == 127 && narrow[1] == -128);
+    assert_int_equal(decode("cast:|i1:<f8", far, 24, narrow, 3, &e), -EBADMSG);
+    assert_has(e.text, "gives 128 for an integer of 1 bytes");
+    e = (struct err){0};
+    assert_ok(decode("cast:<f4:<u8", &most, 8, &f, 4, &e), &e);
+    assert_true(f == 0x1p64f);
+    snprintf(scale, sizeof scale, "scale:|u1:|i1%s", half);
+    assert_ok(decode(scale, "\7", 1, got, 1, &e), &e);
+    assert_int_equal(got[0], 3);
+    assert_int_equal(decode(scale, "\xfd", 1, got, 1, &e), -EBADMSG); /* -1.5: -1 */
+    assert_int_equal(decode("shuffle:4", "abcdef", 6, got, 6, &e), -EBADMSG);
+    e = (struct err){0};
+    assert_ok(decode("shuffle:2", "abcdef", 6, got, 6, &e), &e);
+    assert_memory_equal(got, "adbecf", 6);
+    assert_ok(decode("bits", bits, 2, got, 3, &e), &e);
+    assert_memory_equal(got, "\1\1\1", 3);
+    assert_int_equal(decode("bits", bits, 2, got, 4, &e), -EBADMSG);
+    assert_int_equal(decode("bits", too_many, 2, got, 1, &e), -EBADMSG);
+    assert_int_equal(decode("bits", bits, 1, got, 1, &e), -EBADMSG);
+    assert_int_equal(decode("bits", bits, 0, got, 1, &e), -EBADMSG);
+}
+
+/* What filters cannot be undone as NumPy does it is refused by name. */
+static void test_filter_names(void **state)
+{
+    static const char head[] =
+        "{\"zarr_format\": 2, \"shape\": [4], \"chunks\": [2], \"dtype\": \"<f4\", "
+        "\"order\": \"C\", \"compressor\": null, \"fill_value\": 0, \"filters\": [%s]}";
+    static const struct {
+        const char *filter, *why;
+    } cases[] = {
+        {"{\"id\": \"shuffle\"}", ""},
+        {"{\"id\": \"shuffle\", \"elementsize\": -4}", "of no size of elements"},
+        {"{\"id\": \"astype\", \"encode_dtype\": \"<f2\", \"decode_dtype\": \"<f4\"}",
+         "filter \"astype\" from \"<f4\" to \"<f2\""},
+        {"{\"id\": \"quantize\", \"digits\": 2, \"dtype\": \"<f4\"}", ""},
+        {"{\"id\": \"fixedscaleoffset\", \"scale\": 0, \"offset\": 1, \"dtype\": "
+         "\"<f4\"}",
+         "without scale and offset"},
+        {"{\"id\": \"fixedscaleoffset\", \"scale\": 2, \"dtype\": \"<f4\"}",
+         "without scale and offset"},
+        {"{\"id\": \"bitround\", \"keepbits\": 3}", ""},
+        {"{\"id\": \"categorize\"}", "filter \"categorize\" is not supported"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char text[1000];
+        struct zarr_array a;
+
+        snprintf(text, sizeof text, head, cases[i].filter);
+        a = parse(2, text);
+        if (cases[i].why[0] ? !strstr(a.why, cases[i].why) : a.why[0])
+            fail_msg("%s: \"%s\"", cases[i].filter, a.why);
+    }
+}
+
 static void test_lengths(void **state)
 {
     static const unsigned char lz4[] = {4, 0, 0, 0, 0x40, 'a', 'b', 'c', 'd'};
@@ -760,6 +840,8 @@ int main(int argc, char **argv)
         {.name = "consolidated", .test_func = test_consolidated},
         {.name = "two formats", .test_func = test_two_formats},
         {.name = "delta", .test_func = test_delta},
+        {.name = "filters", .test_func = test_filters},
+        {.name = "names of filters", .test_func = test_filter_names},
         {.name = "lengths", .test_func = test_lengths},
         {.name = "decoded ahead", .test_func = test_decoded_ahead},
     };

@@ -28,6 +28,9 @@ static const struct zarr_chain chains[] = {
     {2, {{.kind = ZARR_GZIP}, {.kind = ZARR_BLOSC}}},
     {2, {{.kind = ZARR_LZ4}, {.kind = ZARR_DELTA, .arg = {"<u2", "<u2"}}}},
     {3, {{.kind = ZARR_ZLIB}, {.kind = ZARR_BZ2}, {.kind = ZARR_LZMA}}},
+    {2, {{.kind = ZARR_SHUFFLE, .arg = {"3"}}, {.kind = ZARR_PACKBITS}}},
+    {1, {{.kind = ZARR_CAST, .arg = {"<i2", "<f4"}}}},
+    {1, {{.kind = ZARR_SCALE, .arg = {">f4", "|i1"}, .scale = 0.1, .offset = 1}}},
 };
 
 /* A right sum, so that what is behind it is looked at. */

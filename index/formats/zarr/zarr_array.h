@@ -42,12 +42,18 @@ enum zarr_codec_kind {
     ZARR_LZMA,
     ZARR_CRC32C, /* four bytes behind */
     ZARR_DELTA,
+    ZARR_SHUFFLE,  /* bytes of elements, by their place in the element */
+    ZARR_CAST,     /* elements of another type */
+    ZARR_SCALE,    /* as ZARR_CAST, divided and moved */
+    ZARR_PACKBITS, /* booleans, a bit each */
 };
 
 /* One step from stored bytes to elements. */
 struct zarr_codec {
-    uint8_t kind;   /* enum zarr_codec_kind */
-    char arg[2][8]; /* ZARR_DELTA: type of the elements and of the stored differences */
+    uint8_t kind; /* enum zarr_codec_kind */
+    /* Types of the elements and of what is stored; ZARR_SHUFFLE: bytes of an element. */
+    char arg[2][8];
+    double scale, offset; /* ZARR_SCALE: elements are stored / scale + offset */
 };
 
 /* In the order in which they are undone: the first one meets the stored bytes. */

@@ -7,6 +7,7 @@
 
 struct err;
 struct source;
+struct zarr_codec;
 
 /* Bytes in memory, or of a source that are read when they are needed. */
 struct zarr_input {
@@ -17,6 +18,9 @@ struct zarr_input {
 };
 
 void zarr_input_release(struct zarr_input *in);
+
+/* Brings all of it into memory. */
+int zarr_input_all(struct zarr_input *in, struct err *e);
 
 /* Bytes that come out: into memory of the caller (fixed), or into a buffer that grows. */
 struct zarr_output {
@@ -32,5 +36,9 @@ int zarr_output_room(struct zarr_output *out, size_t need, struct err *e);
 
 /* One blosc frame, all of which is in memory. */
 int zarr_blosc(const struct zarr_input *in, struct zarr_output *out, struct err *e);
+
+/* One of the filters: delta, shuffle, cast, scale, packbits. zarr_filter.c */
+int zarr_filter(const struct zarr_codec *c, struct zarr_input *in,
+                struct zarr_output *out, struct err *e);
 
 #endif

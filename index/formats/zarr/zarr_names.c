@@ -122,7 +122,7 @@ bool zarr_member(const char *text, size_t len, const char *name, struct zarr_sli
 
 /* ---- delta ---- */
 
-bool zarr_delta_type(const char *text, unsigned *bytes, char *kind, bool *big_endian)
+bool zarr_number_type(const char *text, unsigned *bytes, char *kind, bool *big_endian)
 {
     static const char *const known[] = {"i1", "i2", "i4", "i8", "u1",
                                         "u2", "u4", "u8", "f4", "f8"};
@@ -150,8 +150,8 @@ static bool delta_pair_known(const char *dtype, const char *astype)
     char x, y;
     bool swap;
 
-    if (!zarr_delta_type(dtype, &a, &x, &swap) ||
-        !zarr_delta_type(astype, &b, &y, &swap))
+    if (!zarr_number_type(dtype, &a, &x, &swap) ||
+        !zarr_number_type(astype, &b, &y, &swap))
         return false;
     return (x == 'f') == (y == 'f') && (x != 'f' || a == b);
 }
@@ -173,7 +173,7 @@ static void take_delta(struct zarr_array *a, struct zarr_codec *c,
     snprintf(c->arg[1], sizeof c->arg[1], "%s", astype);
 }
 
-/* ---- names ---- */
+/* ---- configurations ---- */
 
 /* Formats 1 and 2 of Python's lzma (xz, lzma_alone) tell themselves; raw ones do not. */
 static void check_lzma(struct zarr_array *a, const struct json *config)
@@ -187,14 +187,99 @@ static void check_lzma(struct zarr_array *a, const struct json *config)
                        "supported");
 }
 
+/* Both types of a cast, under the names that the codec has for them. */
+static void take_cast(struct zarr_array *a, struct zarr_codec *c,
+                      const struct json *config, const char *name, const char *type,
+                      const char *stored)
+{
+    const char *to = "", *from;
+    unsigned bytes;
+    char kind;
+    bool swap;
+
+    json_string(json_get(config, type), &to);
+    from = to;
+    json_string(json_get(config, stored), &from);
+    if (!zarr_number_type(to, &bytes, &kind, &swap) ||
+        !zarr_number_type(from, &bytes, &kind, &swap)) {
+        zarr_refuse(a, "filter \"%s\" from \"%.20s\" to \"%.20s\" is not supported",
+                    name, to, from);
+        return;
+    }
+    snprintf(c->arg[0], sizeof c->arg[0], "%s", to);
+    snprintf(c->arg[1], sizeof c->arg[1], "%s", from);
+}
+
+static void take_scale(struct zarr_array *a, struct zarr_codec *c,
+                       const struct json *config)
+{
+    take_cast(a, c, config, "fixedscaleoffset", "dtype", "astype");
+    if (!json_double(json_get(config, "scale"), &c->scale) || c->scale == 0 ||
+        !json_double(json_get(config, "offset"), &c->offset))
+        zarr_refuse(a, "filter \"fixedscaleoffset\" without scale and offset");
+}
+
+static void take_shuffle(struct zarr_array *a, struct zarr_codec *c,
+                         const struct json *config)
+{
+    uint64_t bytes = 4; /* numcodecs' default */
+
+    if (json_get(config, "elementsize") &&
+        !json_u64(json_get(config, "elementsize"), &bytes))
+        bytes = UINT64_MAX;
+    if (bytes > 9999)
+        zarr_refuse(a, "filter \"shuffle\" of no size of elements");
+    else
+        snprintf(c->arg[0], sizeof c->arg[0], "%u", bytes ? (unsigned)bytes : 1);
+}
+
+static void take_config(struct zarr_array *a, struct zarr_codec *c, const char *name,
+                        const struct json *config)
+{
+    switch (c->kind) {
+    case ZARR_DELTA:
+        take_delta(a, c, config);
+        break;
+    case ZARR_LZMA:
+        check_lzma(a, config);
+        break;
+    case ZARR_SHUFFLE:
+        take_shuffle(a, c, config);
+        break;
+    case ZARR_SCALE:
+        take_scale(a, c, config);
+        break;
+    case ZARR_CAST:
+        if (strcmp(name, "astype") == 0)
+            take_cast(a, c, config, name, "decode_dtype", "encode_dtype");
+        else
+            take_cast(a, c, config, name, "dtype", "astype");
+        break;
+    default:
+        break;
+    }
+}
+
+/* ---- names ---- */
+
 static const struct {
     const char *name;
     enum zarr_codec_kind kind;
 } codec_names[] = {
-    {"blosc", ZARR_BLOSC}, {"lz4", ZARR_LZ4},     {"zstd", ZARR_ZSTD},
-    {"gzip", ZARR_GZIP},   {"zlib", ZARR_ZLIB},   {"bz2", ZARR_BZ2},
-    {"lzma", ZARR_LZMA},   {"delta", ZARR_DELTA},
+    {"blosc", ZARR_BLOSC},       {"lz4", ZARR_LZ4},
+    {"zstd", ZARR_ZSTD},         {"gzip", ZARR_GZIP},
+    {"zlib", ZARR_ZLIB},         {"bz2", ZARR_BZ2},
+    {"lzma", ZARR_LZMA},         {"delta", ZARR_DELTA},
+    {"shuffle", ZARR_SHUFFLE},   {"astype", ZARR_CAST},
+    {"quantize", ZARR_CAST},     {"fixedscaleoffset", ZARR_SCALE},
+    {"packbits", ZARR_PACKBITS},
 };
+
+/* Version 3 has those from elements to elements in front of others, with types of their own. */
+static bool is_for(enum zarr_codec_kind kind, const char *what)
+{
+    return strcmp(what, "codec") != 0 || kind <= ZARR_SHUFFLE;
+}
 
 static enum zarr_codec_kind kind_of_name(const char *name, const char *what)
 {
@@ -205,7 +290,7 @@ static enum zarr_codec_kind kind_of_name(const char *name, const char *what)
         name += 10;
     for (size_t i = 0; i < ARRAY_SIZE(codec_names); i++)
         if (strcmp(name, codec_names[i].name) == 0)
-            return codec_names[i].kind;
+            return is_for(codec_names[i].kind, what) ? codec_names[i].kind : 0;
     return 0;
 }
 
@@ -215,6 +300,9 @@ void zarr_take_codec(struct zarr_array *a, struct zarr_chain *chain, const char 
     enum zarr_codec_kind kind = kind_of_name(name, what);
     struct zarr_codec *c;
 
+    /* Its values were rounded; what is stored is what is read. */
+    if (strcmp(what, "filter") == 0 && strcmp(name, "bitround") == 0)
+        return;
     if (kind == 0) {
         zarr_refuse(a, "%s \"%.60s\" is not supported", what, name);
         return;
@@ -225,10 +313,7 @@ void zarr_take_codec(struct zarr_array *a, struct zarr_chain *chain, const char 
     }
     c = &chain->codec[chain->n++];
     *c = (struct zarr_codec){.kind = (uint8_t)kind};
-    if (kind == ZARR_DELTA)
-        take_delta(a, c, config);
-    if (kind == ZARR_LZMA)
-        check_lzma(a, config);
+    take_config(a, c, name, config);
 }
 
 void zarr_chain_reverse(struct zarr_chain *chain)

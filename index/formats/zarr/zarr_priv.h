@@ -50,8 +50,8 @@ void zarr_chain_reverse(struct zarr_chain *chain);
  */
 void zarr_settle(struct zarr_array *a);
 
-/* Bytes and kind of a type in zarr v2's spelling; false: not a number of delta. */
-bool zarr_delta_type(const char *text, unsigned *bytes, char *kind, bool *big_endian);
+/* Bytes and kind of a type in zarr v2's spelling; false: not a number of filters. */
+bool zarr_number_type(const char *text, unsigned *bytes, char *kind, bool *big_endian);
 
 /*
  * A type of ml_dtypes with an element a byte, by its name in either version: E8M0, or U8

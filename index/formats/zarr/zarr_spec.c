@@ -2,6 +2,7 @@
 /* index/formats/zarr/zarr_spec.c - how chunks are decoded, as the index keeps it with a tensor. */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -10,10 +11,34 @@
 static const char HEAD[] = "zarr1 ";
 
 static const char *const words[] = {
-    [ZARR_BLOSC] = "blosc", [ZARR_LZ4] = "lz4",       [ZARR_ZSTD] = "zstd",
-    [ZARR_GZIP] = "gzip",   [ZARR_ZLIB] = "zlib",     [ZARR_BZ2] = "bz2",
-    [ZARR_LZMA] = "lzma",   [ZARR_CRC32C] = "crc32c", [ZARR_DELTA] = "delta",
+    [ZARR_BLOSC] = "blosc",     [ZARR_LZ4] = "lz4",       [ZARR_ZSTD] = "zstd",
+    [ZARR_GZIP] = "gzip",       [ZARR_ZLIB] = "zlib",     [ZARR_BZ2] = "bz2",
+    [ZARR_LZMA] = "lzma",       [ZARR_CRC32C] = "crc32c", [ZARR_DELTA] = "delta",
+    [ZARR_SHUFFLE] = "shuffle", [ZARR_CAST] = "cast",     [ZARR_SCALE] = "scale",
+    [ZARR_PACKBITS] = "bits",
 };
+
+static uint64_t bits_of(double v)
+{
+    uint64_t bits;
+
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+
+static unsigned args_of(uint8_t kind)
+{
+    switch (kind) {
+    case ZARR_DELTA:
+    case ZARR_CAST:
+    case ZARR_SCALE:
+        return 2;
+    case ZARR_SHUFFLE:
+        return 1;
+    default:
+        return 0;
+    }
+}
 
 int zarr_spec_write(const struct zarr_array *a, struct buf *out, struct err *e)
 {
@@ -22,8 +47,11 @@ int zarr_spec_write(const struct zarr_array *a, struct buf *out, struct err *e)
         const struct zarr_codec *c = &a->chain.codec[i];
 
         buf_addf(out, "%s%s", i ? "," : "", words[c->kind]);
-        if (c->kind == ZARR_DELTA)
-            buf_addf(out, ":%s:%s", c->arg[0], c->arg[1]);
+        for (unsigned k = 0; k < args_of(c->kind); k++)
+            buf_addf(out, ":%s", c->arg[k]);
+        if (c->kind == ZARR_SCALE)
+            buf_addf(out, ":%016" PRIx64 ":%016" PRIx64, bits_of(c->scale),
+                     bits_of(c->offset));
     }
     return buf_failed(out) ? err_nomem(e) : 0;
 }
@@ -68,6 +96,19 @@ static bool take_word(struct cursor *c, char *out, size_t size)
     return true;
 }
 
+/* The bits of a double as 16 digits, which no locale changes. */
+static bool take_double(struct cursor *c, double *out)
+{
+    char word[17], *end;
+    uint64_t bits;
+
+    if (!take_char(c, ':') || !take_word(c, word, sizeof word))
+        return false;
+    bits = strtoull(word, &end, 16);
+    memcpy(out, &bits, sizeof bits);
+    return end == word + 16;
+}
+
 static bool take_codec(struct cursor *c, struct zarr_codec *out)
 {
     char word[8];
@@ -78,10 +119,12 @@ static bool take_codec(struct cursor *c, struct zarr_codec *out)
     for (size_t i = 1; i < ARRAY_SIZE(words); i++)
         if (strcmp(words[i], word) == 0)
             out->kind = (uint8_t)i;
-    if (out->kind != ZARR_DELTA)
-        return out->kind != 0;
-    return take_char(c, ':') && take_word(c, out->arg[0], sizeof out->arg[0]) &&
-           take_char(c, ':') && take_word(c, out->arg[1], sizeof out->arg[1]);
+    for (unsigned k = 0; k < args_of(out->kind); k++)
+        if (!take_char(c, ':') || !take_word(c, out->arg[k], sizeof out->arg[k]))
+            return false;
+    return out->kind == ZARR_SCALE
+               ? take_double(c, &out->scale) && take_double(c, &out->offset)
+               : out->kind != 0;
 }
 
 static bool take_spec(struct cursor *c, struct zarr_spec *out)
