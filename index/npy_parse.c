@@ -215,13 +215,10 @@ static int type_of(const char *descr, struct npy_layout *out, struct err *e)
     if (one_byte && strcmp(descr, "|V1") == 0)
         return 0;
     for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
-        if (!strchr("<>|", descr[0]) ||
-            strcmp(descr + (descr[0] != '\0'), types[i].text))
+        if (strcmp(descr + (descr[0] && strchr("<>|=", descr[0])), types[i].text))
             continue;
         out->dtype = types[i].dtype;
         out->swap = descr[0] == '>' && dtype_component(out->dtype) > 1;
-        if (descr[0] == '|' && dtype_unit(out->dtype) > 1 && out->dtype != DTYPE_BF16)
-            break; /* no byte order where one is needed */
         return 0;
     }
     text_escape(shown, sizeof shown, descr);

@@ -72,6 +72,19 @@ static void test_headers(void **state)
          "{\"shape\":(2L,3L),\"fortran_order\":False,\"descr\":\"<f4\"}",
          80,
          {0, 1, 2, 3, 4, 5}},
+        /* No order told: the machine's, as NumPy reads them. */
+        {1,
+         "{'descr': '=f4', 'fortran_order': False, 'shape': (2, 3), }",
+         128,
+         {0, 1, 2, 3, 4, 5}},
+        {1,
+         "{'descr': '|f4', 'fortran_order': False, 'shape': (2, 3), }",
+         128,
+         {0, 1, 2, 3, 4, 5}},
+        {1,
+         "{'descr': 'f4', 'fortran_order': False, 'shape': (2, 3), }",
+         128,
+         {0, 1, 2, 3, 4, 5}},
         /* No element starts at a multiple of its size. */
         {1,
          " {'descr':'<f4','fortran_order':True,'shape':(6,)}",
@@ -101,14 +114,14 @@ static void test_headers(void **state)
         finish(&m, &o);
         zb_add(&z,
                &(struct zip_member){.name = "s.npy", .data = npy.data, .len = npy.len});
-        zb_add(&z, &(struct zip_member){.name = "d/e.npy",
+        zb_add(&z, &(struct zip_member){.name = "/d/e.npy",
                                         .data = npy.data,
                                         .len = npy.len,
                                         .deflate = true});
         zb_finish(&z, i % 2, i % 2, "");
         open_image(&m, &o, "w.npz", z.out.data, z.out.len);
         check_floats(&o, "s", cases[i].want, 6);
-        check_floats(&o, "d/e", cases[i].want, 6);
+        check_floats(&o, "/d/e", cases[i].want, 6);
         assert_int_equal(o.count, 2);
         finish(&m, &o);
         zb_release(&z);
@@ -140,7 +153,9 @@ static void test_refused(void **state)
     check_refused("{'descr': '<M8[ns]', " ONE, 6, "'<M8[ns]': dates");
     check_refused("{'descr': '|V1', " ONE, 6, "'|V1': raw bytes");
     check_refused("{'descr': '<f16', " ONE, 6, "'<f16': floats of an unusual width");
-    check_refused("{'descr': '|f4', " ONE, 6, "'|f4'");
+    check_refused("{'descr': '!f4', " ONE, 6, "'!f4'");
+    check_refused("{'descr': '<=f4', " ONE, 6, "'<=f4'");
+    check_refused("{'descr': '|', " ONE, 6, "'|'");
     check_refused("{'descr': '', " ONE, 6, "''");
     check_refused("{'descr': [('a', '<f4')], " ONE, 6, "a structured type");
     check_refused("{'descr': ('<f4', (2,)), " ONE, 6, "a structured type");

@@ -243,11 +243,13 @@ static int apply_zip64(const struct zip *z, const unsigned char *extra, size_t l
     return 0;
 }
 
-/* Names never become paths, but one that climbs is no honest archive's. */
+/*
+ * Names never become paths, but one that climbs is no honest archive's. One that begins with
+ * '/' may be: numpy.savez takes any key.
+ */
 static bool name_is_sound(const char *name, size_t len)
 {
-    if (len == 0 || name[0] == '/' || memchr(name, '\0', len) ||
-        memchr(name, '\\', len))
+    if (len == 0 || memchr(name, '\0', len) || memchr(name, '\\', len))
         return false;
     for (size_t i = 0; i < len;) {
         const char *slash = memchr(name + i, '/', len - i);
