@@ -551,8 +551,8 @@ static void test_zarr_faults(void **state)
          NULL, "compressor \"pcodec\" is not supported"},
         {NULL, NULL,
          "{\"zarr_format\": 2, \"shape\": [1], \"chunks\": [1], \"dtype\": \"|u1\", "
-         "\"order\": \"C\", \"filters\": [{\"id\": \"quantize\"}]}",
-         NULL, "filter \"quantize\" is not supported"},
+         "\"order\": \"C\", \"filters\": [{\"id\": \"categorize\"}]}",
+         NULL, "filter \"categorize\" is not supported"},
     };
 
     (void)state;

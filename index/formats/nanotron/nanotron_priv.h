@@ -37,9 +37,9 @@ struct nano_weight {
     size_t len;
     struct nano_file *file;
     size_t files;
-    bool whole;          /* one file holds all of it */
-    bool shaped;         /* shape and dtype are known */
-    bool jumbled;        /* its ranks' slices do not follow each other as the ranks do */
+    bool whole;   /* one file holds all of it */
+    bool shaped;  /* shape and dtype are known */
+    bool jumbled; /* its ranks' slices do not follow each other as the ranks do */
     struct shape *shape; /* of the whole */
     enum dtype dtype;
 };
