@@ -398,6 +398,70 @@ static void test_other_dicts_first(void **state)
     release(&l);
 }
 
+/* What was in a dict that nobody kept is not in the next one at its address. */
+static void test_dicts_that_are_gone(void **state)
+{
+    struct buf b = {0};
+    struct loaded l;
+
+    (void)state;
+    op(&b, "\x80\x02}(");
+    text(&b, "ghost");
+    tensor(&b, "float64", "torch.strided");
+    op(&b, "u0}(");
+    stored(&b, "w", 0, 99, NULL);
+    op(&b, "u0");
+    begin_object(&b, METADATA, "Metadata");
+    text(&b, "state_dict_metadata");
+    op(&b, "}(");
+    text(&b, "w");
+    tensor(&b, "float32", "torch.strided");
+    then(&b, "storage_data");
+    stored(&b, "w", 2, 5, NULL);
+    end_metadata(&b);
+
+    assert_ok(load(&b, &l), &l.e);
+    assert_int_equal(l.m->nentries, 1);
+    assert_int_equal(tensor_of(&l, "w")->dtype, DTYPE_F32);
+    assert_null(find(&l, "w", 0));
+    assert_int_equal(find(&l, "w", 2)->offset, 5);
+    release(&l);
+}
+
+/* A name whose first value gets its state last: which pair came later is not known. */
+static void test_a_name_twice(void **state)
+{
+    struct buf b = {0};
+    struct loaded l;
+
+    (void)state;
+    op(&b, "\x80\x02");
+    begin_object(&b, METADATA, "Metadata");
+    text(&b, "state_dict_metadata");
+    op(&b, "}(");
+    text(&b, "w");
+    global(&b, METADATA, "TensorStorageMetadata");
+    op(&b, ")\x81q\x01");
+    text(&b, "w");
+    tensor(&b, "float32", "torch.strided");
+    op(&b, "u");
+    text(&b, "late");
+    op(&b, "h\x01}(");
+    properties(&b, "float64", "torch.strided");
+    text(&b, "size");
+    size2(&b, 4, 3);
+    text(&b, "chunks");
+    op(&b, "](");
+    chunk(&b, 0, 4, 3);
+    op(&b, "eub");
+    end_object(&b);
+    op(&b, ".");
+
+    assert_int_equal(load(&b, &l), -EBADMSG);
+    assert_string_equal(l.e.text, "a tensor's name twice");
+    release(&l);
+}
+
 /* OLMo-core's writer pickles a record of its own module; a stranger's is not trusted. */
 static void test_other_writers(void **state)
 {
@@ -611,6 +675,8 @@ int main(void)
         cmocka_unit_test(test_last_wins),
         cmocka_unit_test(test_bad_items),
         cmocka_unit_test(test_other_dicts_first),
+        cmocka_unit_test(test_dicts_that_are_gone),
+        cmocka_unit_test(test_a_name_twice),
         cmocka_unit_test(test_other_writers),
         cmocka_unit_test(test_wrappers),
         cmocka_unit_test(test_multiplied_chunks),

@@ -415,6 +415,20 @@ static void test_refusals(void **state)
          7, "holds NUL"},
         {LIT("K\x01}b."), 3, "is no object"},
         {LIT("cm\nC\n)R}b}b."), 10, "second state"},
+        /* A tensor is made when it is called for, not when all was read. */
+        {LIT("ctorch\nX\n(]q\x01tRh\x01K\x01"
+             "a."),
+         19, "items for what was used"},
+        {LIT("ctorch.x\nX\n(((}q\x01tttRh\x01K\x01K\x02s."), 27,
+         "items for what was used"},
+        {LIT("ctorch.x\nX\n(cm\nC\n)Rq\x01tRh\x01K\x01K\x02s."), 29,
+         "items for what was used"},
+        {LIT("ctorch\nX\n)\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85\x85"
+             "R."),
+         26, "16 tuples in one another"},
+        {LIT("cm\nC\n)R}q\x01"
+             "bh\x01K\x01K\x02s."),
+         17, "items for what was used"},
     };
 
     (void)state;
@@ -538,7 +552,6 @@ static void test_folds(void **state)
         {"after BUILD", LIT(A "}b."), RECORD("100")},
         {"not before BUILD", LIT(A "."), OPAQUE "\"f.A\"}"},
         {"without a state", LIT(B "."), RECORD("100")},
-        {"a state is dropped", LIT(B "}b."), RECORD("100")},
         {"other classes stay", LIT("cf\nC\n)\x81}b."), OPAQUE "\"f.C\",\"state\":{}}"},
         {"in the memo before",
          LIT("](" A "q\x01}bh\x01"
@@ -603,6 +616,85 @@ static void test_fold_decides(void **state)
                                                  "a."),
                                            &f, (struct pickle_limits){0}, &p, &e));
     assert_non_null(strstr(e.text, "takes no items"));
+}
+
+/* A fold has looked: what comes later would not be seen. */
+static void test_folds_are_final(void **state)
+{
+    static const struct {
+        const char *data;
+        size_t len;
+        const char *why;
+    } cases[] = {
+        {LIT(A "}b}b."), "a second state"},
+        {LIT(B "}b."), "a second state"},
+        {LIT("]" A "q\x01"
+             "ah\x01}b}b."),
+         "a second state"},
+        {LIT(A "}U\x01l]q\x01sbh\x01K\x01"
+               "a."),
+         "items for what was used"},
+        {LIT(A "}U\x01t]q\x01\x85sbh\x01K\x01"
+               "a."),
+         "items for what was used"},
+        {LIT(A "N}U\x01l}q\x01s\x86"
+               "bh\x01K\x01K\x02s."),
+         NULL},
+        {LIT(A "]q\x01\x85"
+               "bh\x01K\x01"
+               "a."),
+         "items for what was used"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CLEANUP(pickle_freep) struct pickle *p = NULL;
+        struct folded f = {.result = 1};
+        struct err e = {0};
+        int rc = load_folded(cases[i].data, cases[i].len, &f, (struct pickle_limits){0},
+                             &p, &e);
+
+        if (rc != (cases[i].why ? -EBADMSG : 0) ||
+            (cases[i].why && !strstr(e.text, cases[i].why)))
+            fail_msg("case %zu: %d, \"%s\"", i, rc, e.text);
+    }
+}
+
+/* A dict whose pairs are folded, by number of dict. */
+struct pair_user {
+    uintptr_t dict[4];
+    unsigned count;
+};
+
+static int fold_each(void *user, uintptr_t dict, const struct pv *key,
+                     const struct pv *value, struct err *e)
+{
+    struct pair_user *u = user;
+
+    (void)key;
+    (void)value;
+    (void)e;
+    assert_true(u->count < ARRAY_SIZE(u->dict));
+    u->dict[u->count++] = dict;
+    return 1;
+}
+
+/* The numbers of dicts whose pairs were taken are not those of later ones. */
+static void test_a_dict_that_is_gone(void **state)
+{
+    CLEANUP(pickle_freep) struct pickle *p = NULL;
+    struct pair_user u = {0};
+    struct pv root;
+    const struct pickle_options options = {.fold_pair = fold_each, .user = &u};
+    struct err e = {0};
+
+    (void)state;
+    assert_ok(pickle_from(LIT("}K\x01K\x02s0}K\x03K\x04s."), &options, &p, NULL, &e),
+              &e);
+    root = pickle_root(p);
+    assert_int_equal(2, u.count);
+    assert_true(u.dict[0] != u.dict[1]);
+    assert_true(u.dict[1] == pv_identity(&root));
 }
 
 /* Appends a pickle of n objects f.A with a dict as state, each also in the memo. */
@@ -976,6 +1068,8 @@ int main(void)
         cmocka_unit_test(test_ends_at_stop),
         cmocka_unit_test(test_folds),
         cmocka_unit_test(test_fold_decides),
+        cmocka_unit_test(test_folds_are_final),
+        cmocka_unit_test(test_a_dict_that_is_gone),
         cmocka_unit_test(test_folded_objects_are_freed),
         cmocka_unit_test(test_replaced_values_are_freed),
         cmocka_unit_test(test_limits),

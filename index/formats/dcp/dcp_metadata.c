@@ -325,6 +325,20 @@ static void forget_stored(struct dcp_loader *l)
     l->m->nlinked = 0;
 }
 
+/* Was a pair of that name taken from the same dict? Which of them came later is lost. */
+static bool is_taken(const struct dcp_loader *l, const struct pv *fqn)
+{
+    const char *text;
+    uint32_t number;
+    size_t len;
+
+    if (fqn->kind != PV_STR)
+        return false;
+    text = pv_bytes(fqn, &len);
+    return intern_find(&l->m->names->keys, text, len, &number) && number < l->keys &&
+           l->key[number].entry > 0;
+}
+
 typedef int take_pair(struct dcp_loader *l, const struct pv *key,
                       const struct pv *value, struct err *e);
 
@@ -341,6 +355,8 @@ static int take_dict(struct dcp_loader *l, const struct pv *dict, take_pair *tak
     for (size_t i = 0, n = dict->kind == PV_DICT ? pv_count(dict) : 0; i < n; i++) {
         struct pv key = pv_key_at(dict, i), value = pv_value_at(dict, i);
 
+        if (take == take_entry && is_taken(l, &key))
+            return err_set(e, EBADMSG, "a tensor's name twice");
         if (take(l, &key, &value, e) < 0)
             return -e->code;
     }

@@ -24,6 +24,7 @@ enum {
     HIGHEST_PROTOCOL = 5,
     FIRST_STACK = 64,
     LOOK_EVERY = 1 << 16, /* opcodes, whether time is up */
+    MAX_TAKEN = 16,       /* tuples in one another; real calls have three */
 };
 
 struct machine {
@@ -364,6 +365,15 @@ static int fold_pairs(struct machine *m, const struct pnode *dict, size_t first)
     return 0;
 }
 
+/* The number of a dict of which pairs were folded is not to be another one's later. */
+static void pin(struct pnode *dict)
+{
+    if (dict->flags & PNODE_PINNED)
+        return;
+    dict->flags |= PNODE_PINNED;
+    dict->refs++;
+}
+
 /* Moves the values from `first` on into a list, set or dict. */
 static int fill(struct machine *m, struct pnode *table, size_t first)
 {
@@ -373,6 +383,8 @@ static int fill(struct machine *m, struct pnode *table, size_t first)
     if (table->kind == PV_DICT && m->opt.fold_pair && n % 2 == 0) {
         if (fold_pairs(m, table, first) < 0)
             return -m->e->code;
+        if (m->depth - first < n)
+            pin(table);
         n = m->depth - first;
     }
     m->depth = first;
@@ -422,6 +434,10 @@ static struct pnode *target(struct machine *m, size_t first, enum pv_kind kind)
         return NULL;
     }
     v = pv_norm(m->stack[first - 1]);
+    if (pv_has_node(v) && v.node->flags & PNODE_TAKEN) {
+        err_set(m->e, EBADMSG, "items for what was used before they came");
+        return NULL;
+    }
     if (v.kind == kind)
         return v.node;
     if (v.kind == PV_OBJECT)
@@ -538,11 +554,53 @@ static int op_stack_global(struct machine *m)
     return push(m, global);
 }
 
+/*
+ * A tensor has the shape that its list had when it was made, whatever the list gets later;
+ * here the list is looked at in the end. So what was looked at in a file's own order stays
+ * as it is, else the file is refused. Tuples are looked into, each once.
+ */
+static int take(struct machine *m, struct pv v, unsigned depth)
+{
+    int rc = 0;
+
+    v = pv_norm(v);
+    if (!pv_has_node(v) || v.node->flags & PNODE_TAKEN)
+        return 0;
+    if (depth == MAX_TAKEN)
+        return err_set(m->e, EBADMSG, "more than %d tuples in one another for a call",
+                       MAX_TAKEN);
+    if (v.kind == PV_TUPLE || v.kind == PV_LIST || v.kind == PV_SET ||
+        v.kind == PV_DICT || v.kind == PV_OBJECT)
+        v.node->flags |= PNODE_TAKEN;
+    for (size_t i = 0, n = v.kind == PV_TUPLE ? pv_count(&v) : 0; rc == 0 && i < n; i++)
+        rc = take(m, pv_at(&v, i), depth + 1);
+    return rc;
+}
+
+/* What a fold saw of an object: its state, and what is in there. */
+static int take_values(struct machine *m, const struct pv *state)
+{
+    size_t n = state->kind == PV_DICT ? pv_count(state) : 0;
+    int rc = state->kind == PV_TUPLE ? take(m, *state, 0) : 0;
+
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = take(m, pv_value_at(state, i), 0);
+    return rc;
+}
+
+static bool is_of_torch(struct pv class)
+{
+    const char *module, *name;
+
+    return pv_global(&class, &module, &name) && strncmp(module, "torch", 5) == 0 &&
+           (module[5] == '\0' || module[5] == '.');
+}
+
 /* Offers the object on top of the stack to its fold. */
 static int try_fold(struct machine *m, bool built)
 {
     struct pv *v = &m->stack[m->depth - 1];
-    struct pv class = pv_class(v);
+    struct pv class = pv_class(v), state;
     const struct pickle_fold *f;
     uint64_t record = 0;
     uint32_t number;
@@ -559,6 +617,9 @@ static int try_fold(struct machine *m, bool built)
     rc = f->fold(m->opt.user, v, &record, m->e);
     if (rc <= 0)
         return rc;
+    state = pv_state(v);
+    if (take_values(m, &state) < 0)
+        return -m->e->code;
     if (v->node->refs > 1)
         pnode_fold(m->p, v->node, record);
     pv_unref(m->p, *v);
@@ -571,7 +632,8 @@ static int push_object(struct machine *m, struct pv class, struct pv args,
 {
     struct pv v;
 
-    if (pnode_object(m->p, class.node, args.node, kwargs, &v, m->e) < 0 ||
+    if ((is_of_torch(class) && take(m, args, 0) < 0) ||
+        pnode_object(m->p, class.node, args.node, kwargs, &v, m->e) < 0 ||
         push(m, v) < 0)
         return -m->e->code;
     return try_fold(m, false);
@@ -709,19 +771,17 @@ static int op_build(struct machine *m)
     v[0] = pv_norm(v[0]);
     state = v[1];
     m->depth--;
-    if (v->kind == PV_RECORD) { /* its fold wants no state */
-        pv_unref(m->p, state);
-        return 0;
-    }
     if (v->kind == PV_GLOBAL && wrap_global(m, v) < 0)
         return -m->e->code;
-    if (v->kind != PV_OBJECT)
+    if (v->kind != PV_OBJECT && v->kind != PV_RECORD)
         return err_set(m->e, EBADMSG, "a state for something that is no object");
-    if (v->node->flags & PNODE_BUILT)
+    if (v->kind == PV_RECORD || v->node->flags & PNODE_BUILT)
         return err_set(m->e, EBADMSG, "a second state for one object");
     v->node->flags |= PNODE_BUILT;
     o = container_of(v->node, struct pn_object, node);
     o->state = state;
+    if (state.kind == PV_DICT) /* copied into the object: what comes later is not */
+        state.node->flags |= PNODE_TAKEN;
     return try_fold(m, true);
 }
 

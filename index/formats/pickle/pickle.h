@@ -60,8 +60,8 @@ struct pv {
  * `without_state`, after REDUCE/NEWOBJ) of an object of this class, fold looks at it and
  * may put a record number in its place; the object and what only it holds are freed.
  * Return 1: folded (*record is set), 0: keep the object, negative errno: refuse the file.
- * The state of an object that was folded without it is dropped; items added to a record
- * are an error. What fold is given holds only until it returns.
+ * A state or items for a record are an error, and so are items that come later for what
+ * the state held. What fold is given holds only until it returns.
  */
 struct pickle_fold {
     const char *module, *name;
@@ -82,8 +82,9 @@ struct pickle_options {
     size_t nfold;
     /*
      * The same for large dicts, optional: sees each pair before it is put into a dict
-     * (`dict` is its pv_identity) or among an object's items. Return 1: taken, the dict
-     * never gets the pair; 0: keep it; negative errno: refuse the file.
+     * (`dict` is its pv_identity, which no other dict gets) or among an object's items.
+     * Return 1: taken, the dict never gets the pair; 0: keep it; negative errno: refuse
+     * the file.
      */
     int (*fold_pair)(void *user, uintptr_t dict, const struct pv *key,
                      const struct pv *value, struct err *e);

@@ -59,6 +59,8 @@ struct pnode {
 enum pnode_flags {
     PNODE_UNHASHABLE = 1, /* a bytearray, or a tuple that holds something unhashable */
     PNODE_BUILT = 2,      /* an object that got its state */
+    PNODE_TAKEN = 4,      /* a call, a state or a fold has looked at what is in it */
+    PNODE_PINNED = 8,     /* a dict whose pairs were folded: it stays to the end */
 };
 
 struct pn_bytes {
