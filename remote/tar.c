@@ -263,8 +263,19 @@ static int read_extra(struct reader *r, uint64_t size, struct err *e)
     return skip(r, size, e);
 }
 
+/*
+ * Of two headers that tell one thing of one member some readers take the first and others
+ * the last: no writer makes that.
+ */
+static int told_twice(struct err *e)
+{
+    return err_set(e, EBADMSG, "a member whose name or size is told twice");
+}
+
 static int read_long_name(struct reader *r, uint64_t size, struct err *e)
 {
+    if (r->has_long_name || r->pax.has_path)
+        return told_twice(e);
     if (read_extra(r, size, e) < 0)
         return -e->code;
     buf_clear(&r->path);
@@ -275,9 +286,20 @@ static int read_long_name(struct reader *r, uint64_t size, struct err *e)
 
 static int read_pax(struct reader *r, uint64_t size, struct err *e)
 {
-    if (read_extra(r, size, e) < 0)
+    const struct tar_pax had = r->pax;
+    struct tar_pax now = {0};
+
+    if (read_extra(r, size, e) < 0 ||
+        tar_pax_parse(r->extra.data, r->extra.len, &now, &r->path, e) < 0)
         return -e->code;
-    return tar_pax_parse(r->extra.data, r->extra.len, &r->pax, &r->path, e);
+    if ((now.has_path && (had.has_path || r->has_long_name)) ||
+        (now.has_size && had.has_size))
+        return told_twice(e);
+    r->pax.has_path |= now.has_path;
+    r->pax.has_size |= now.has_size;
+    r->pax.is_sparse |= now.is_sparse;
+    r->pax.size = now.has_size ? now.size : had.size;
+    return 0;
 }
 
 /* Records for all members that follow: nobody puts sizes or names there. */
@@ -312,6 +334,9 @@ static int read_member(struct reader *r, const struct tar_header *h, struct err 
         kind = ENTRY_DIR;
     else if (h->type != '0' && h->type != '7')
         kind = ENTRY_OTHER;
+    if (kind == ENTRY_DIR && h->type == '0' && size > 0)
+        return err_set(e, EBADMSG, "member \"%.200s\" is a directory with bytes",
+                       r->path.data);
     if (kind == ENTRY_OTHER || h->type == '5')
         size = 0; /* links may tell the size of what they lead to */
     if (add_member(r, kind, size, e) < 0)
@@ -321,14 +346,28 @@ static int read_member(struct reader *r, const struct tar_header *h, struct err 
     return skip(r, size, e) < 0 ? err_wrap(e, "member \"%.200s\"", r->path.data) : 0;
 }
 
+/* What was told of a member that does not come. */
+static int check_told(const struct reader *r, struct err *e)
+{
+    if (r->has_long_name || r->pax.has_path || r->pax.has_size || r->pax.is_sparse)
+        return err_set(e, EBADMSG, "a name or size without a member");
+    return 0;
+}
+
+static int read_label(struct reader *r, uint64_t size, struct err *e)
+{
+    return check_told(r, e) < 0 ? -e->code : read_extra(r, size, e);
+}
+
 static int read_one(struct reader *r, const struct tar_header *h, struct err *e)
 {
     switch (h->type) {
     case 'L':
         return read_long_name(r, h->size, e);
     case 'K': /* the long target of a link */
-    case 'V': /* the archive's own name */
         return read_extra(r, h->size, e);
+    case 'V': /* the archive's own name */
+        return read_label(r, h->size, e);
     case 'x':
     case 'X': /* Solaris */
         return read_pax(r, h->size, e);
@@ -366,13 +405,13 @@ static int read_all(struct reader *r, struct err *e)
         if (rc < 0)
             return rc;
         if (got == 0)
-            return 0;
+            return check_told(r, e);
         if (got < sizeof block)
             return err_set(e, EBADMSG, "byte %" PRIu64 ": it is cut off", at);
         rc = tar_header_parse(block, &h, e);
         if (rc == 0) {
             r->t->ended = true;
-            return 0;
+            return check_told(r, e);
         }
         if (rc < 0 || read_one(r, &h, e) < 0)
             return err_wrap(e, "byte %" PRIu64, at);

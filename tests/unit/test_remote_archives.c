@@ -281,6 +281,50 @@ static void test_pax_size(void **state)
     check_tar(&b, "m=abc");
 }
 
+/* Readers differ about which of two headers counts, and about one without a member. */
+static void test_headers_that_readers_take_differently(void **state)
+{
+    static const char twice[] = "a member whose name or size is told twice";
+    static const char alone[] = "a name or size without a member";
+    struct buf b = {0};
+
+    (void)state;
+    tb_add(&b, "pax", 'x', "10 path=a\n", 10);
+    tb_add(&b, "././@LongLink", 'L', "b", 2);
+    tb_text(&b, "c", "1");
+    check_tar(&b, twice);
+    tb_add(&b, "././@LongLink", 'L', "a", 2);
+    tb_add(&b, "pax", 'x', "10 path=b\n", 10);
+    tb_text(&b, "c", "2");
+    check_tar(&b, twice);
+    tb_add(&b, "././@LongLink", 'L', "a", 2);
+    tb_add(&b, "././@LongLink", 'L', "b", 2);
+    tb_text(&b, "c", "3");
+    check_tar(&b, twice);
+    tb_add(&b, "pax", 'x', "9 size=1\n", 9);
+    tb_add(&b, "pax", 'x', "9 size=2\n", 9);
+    tb_text(&b, "c", "45");
+    check_tar(&b, twice);
+    tb_add(&b, "pax", 'x', "9 size=1\n", 9);
+    tb_add(&b, "pax", 'x', "10 path=a\n", 10);
+    tb_text(&b, "c", "67");
+    check_tar(&b, "a=6");
+
+    tb_text(&b, "a", "1");
+    tb_add(&b, "pax", 'x', "10 path=a\n", 10);
+    check_tar(&b, alone);
+    tb_text(&b, "a", "1");
+    tb_add(&b, "././@LongLink", 'L', "b", 2);
+    tb_end(&b);
+    check_tar(&b, alone);
+    tb_add(&b, "././@LongLink", 'L', "b", 2);
+    tb_add(&b, "label", 'V', NULL, 0);
+    tb_text(&b, "a", "1");
+    check_tar(&b, alone);
+    tb_text(&b, "a/", "1");
+    check_tar(&b, "member \"a/\" is a directory with bytes");
+}
+
 static void test_prefix(void **state)
 {
     struct buf b = {0};
@@ -502,11 +546,17 @@ static void test_store(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gunzip),         cmocka_unit_test(test_members),
-        cmocka_unit_test(test_damaged),        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_members_of_tar), cmocka_unit_test(test_pax_size),
-        cmocka_unit_test(test_prefix),         cmocka_unit_test(test_base256),
-        cmocka_unit_test(test_refused),        tmp_test(test_store),
+        cmocka_unit_test(test_gunzip),
+        cmocka_unit_test(test_members),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_members_of_tar),
+        cmocka_unit_test(test_headers_that_readers_take_differently),
+        cmocka_unit_test(test_pax_size),
+        cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_base256),
+        cmocka_unit_test(test_refused),
+        tmp_test(test_store),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
