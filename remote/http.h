@@ -114,8 +114,8 @@ struct http_request {
     size_t len;
     /*
      * Of the object: 0, or its whole size; NULL, or the ETag as it was told (sent in If-Match
-     * unless it is a weak one); 0, or Last-Modified, for what has no ETag. Another one:
-     * -ESTALE.
+     * unless it is a weak one); 0, or Last-Modified, for what has no ETag and for answers
+     * without one. Another one: -ESTALE. Bytes of which neither is told are not taken.
      */
     uint64_t size;
     const char *etag;

@@ -77,7 +77,7 @@ static bool wrong(struct call *c, int code, const char *fmt, ...)
     return false;
 }
 
-/* Is it the object that was asked for? */
+/* Is it the object that was asked for? Of bytes that is not taken on trust. */
 static bool same_object(struct call *c, uint64_t total)
 {
     const struct http_request *r = c->r;
@@ -86,11 +86,17 @@ static bool same_object(struct call *c, uint64_t total)
     if (r->size && total != UINT64_MAX && total != r->size)
         return wrong(c, ESTALE, "the object changed: %" PRIu64 " bytes, was %" PRIu64,
                      total, r->size);
-    if (r->etag && etag && strcmp(etag, r->etag) != 0)
-        return wrong(c, ESTALE, "the object changed: ETag %.60s, was %.60s", etag,
+    if (r->etag && etag)
+        return strcmp(etag, r->etag) == 0 ||
+               wrong(c, ESTALE, "the object changed: ETag %.60s, was %.60s", etag,
                      r->etag);
-    if (!r->etag && r->modified && modified && http_date(modified) != r->modified)
-        return wrong(c, ESTALE, "the object changed: it was modified %.40s", modified);
+    if (r->modified && modified)
+        return http_date(modified) == r->modified ||
+               wrong(c, ESTALE, "the object changed: it was modified %.40s", modified);
+    if (r->dst && (r->etag || r->modified))
+        return wrong(c, EREMOTEIO,
+                     "the answer tells no %s: it may be of another object",
+                     r->etag ? "ETag" : "Last-Modified");
     return true;
 }
 

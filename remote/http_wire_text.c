@@ -26,7 +26,7 @@ const char *wire_header(const struct buf *head, const char *name)
 int wire_header_line(struct buf *head, const char *line, size_t len)
 {
     const char *end = line + len;
-    size_t had = head->len, name;
+    size_t had = head->len, name, value;
 
     while (end > line && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' '))
         end--;
@@ -38,11 +38,13 @@ int wire_header_line(struct buf *head, const char *line, size_t len)
         ;
     if (line + name >= end || memchr(line, '\0', (size_t)(end - line)))
         return 0; /* the empty line, or one that says nothing to us */
+    for (value = name + 1; line + value < end && line[value] == ' '; value++)
+        ;
+    if (line + value >= end)
+        return 0; /* an ETag of nothing would be the same for all that there is */
     buf_add(head, line, name);
     buf_addc(head, '\0');
-    for (name++; line + name < end && line[name] == ' '; name++)
-        ;
-    buf_add(head, line + name, (size_t)(end - line) - name);
+    buf_add(head, line + value, (size_t)(end - line) - value);
     buf_addc(head, '\0');
     if (buf_failed(head))
         head->len = had; /* half a line would have readers look behind it */

@@ -49,7 +49,14 @@ static int pin(struct object_source *s, const struct http_answer *a, struct err 
     const char *etag = http_answer_header(a, "ETag");
     int rc = 0;
 
-    if (!etag || s->o->protocol->pinned)
+    if (s->o->protocol->pinned)
+        return 0;
+    if (!etag && !s->modified && !pinned(s))
+        return err_set(e, EPROTO,
+                       "%s: its server tells neither ETag nor Last-Modified, so that "
+                       "changes would not be seen",
+                       s->what);
+    if (!etag)
         return 0;
     pthread_mutex_lock(&s->lock);
     if (!s->etag) {

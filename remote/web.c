@@ -216,11 +216,33 @@ static int ask_some(const struct web *p, const char *dir, char *const *name, siz
     return rc;
 }
 
-static int ask_all(const struct web *p, const char *dir, const struct names *n,
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Pages may link to one file many times: it is asked once. */
+static void drop_doubles(struct names *n)
+{
+    size_t kept = 0;
+
+    if (n->count > 1)
+        qsort(n->name, n->count, sizeof *n->name, compare_names);
+    for (size_t i = 0; i < n->count; i++) {
+        if (kept > 0 && strcmp(n->name[kept - 1], n->name[i]) == 0)
+            free(n->name[i]);
+        else
+            n->name[kept++] = n->name[i];
+    }
+    n->count = kept;
+}
+
+static int ask_all(const struct web *p, const char *dir, struct names *n,
                    unsigned deadline_s, struct err *e)
 {
     int rc = 0;
 
+    drop_doubles(n);
     for (size_t i = 0; rc == 0 && i < n->count; i += ASKED_AT_ONCE)
         rc = ask_some(p, dir, n->name + i, MIN(n->count - i, (size_t)ASKED_AT_ONCE),
                       deadline_s, n->out, e);

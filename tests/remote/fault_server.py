@@ -34,7 +34,7 @@ class Fault:
     """What happens to the next `times` requests (-1: to all) whose method and path match."""
 
     KINDS = {"status", "reset", "cut", "stall", "short", "wrong_range", "ignore_range", "no_etag", "skew", "redirect",
-             "long", "garbage", "slow"}
+             "long", "garbage", "slow", "untold"}
 
     def __init__(self, kind, times=1, match="", method="GET", **more):
         if kind not in self.KINDS:
@@ -212,8 +212,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             first, end, partial = 0, st.st_size, False
         headers = {"Last-Modified": email.utils.formatdate(st.st_mtime, usegmt=True), "ETag": etag,
                    "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-        if kind == "no_etag":
+        if kind in ("no_etag", "untold"):
             del headers["ETag"]
+        if kind == "untold":
+            del headers["Last-Modified"]
         length = end - first
         if partial:
             moved = 1 if kind == "wrong_range" else 0
