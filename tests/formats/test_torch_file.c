@@ -392,6 +392,44 @@ static void test_legacy_view(void **state)
     remove_folder(&f);
 }
 
+/* torch takes the first view of a name for all of that name. */
+static void test_legacy_views_of_one_name(void **state)
+{
+#define VIEW(key, first, name)                                                         \
+    "S'" key "'\nctorch._utils\n_rebuild_tensor\n"                                     \
+    "((S'storage'\nctorch\nFloatStorage\nS'77'\nS'cpu'\nI5\n(S'" name "'\nI" first     \
+    "\nI2\nttQI0\n(I2\nt(I1\nttRs"
+    static const char same[] = "(d" VIEW("v", "2", "88") VIEW("w", "2", "88") ".";
+    static const char others[] = "(d" VIEW("v", "2", "88") VIEW("w", "1", "89") ".";
+    static const char differ[] = "(d" VIEW("v", "2", "88") VIEW("w", "1", "88") ".";
+    static const float values[5] = {1, 2, 3, 4, 5};
+    const struct {
+        const char *object;
+        const char *error;
+    } cases[] = {{same, NULL}, {others, NULL}, {differ, "two views of storages"}};
+    unsigned char storage[8 + sizeof values] = {5};
+    struct opened o;
+    struct folder f;
+
+    (void)state;
+    make_folder(&f);
+    memcpy(storage + 8, values, sizeof values);
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CLEANUP(buf_release) struct buf bytes = {0};
+
+        legacy_file(&bytes, cases[i].object, strlen(cases[i].object), "(lS'77'\na.",
+                    storage, sizeof storage);
+        write_file(&f, "old.pth", bytes.data, bytes.len);
+        open_checkpoint(f.dir, &o);
+        if (cases[i].error)
+            assert_has(o.info.error, cases[i].error);
+        else
+            read_exactly(&o, "w", values + (i == 0 ? 2 : 1), 2 * sizeof(float));
+        close_checkpoint(&o);
+    }
+    remove_folder(&f);
+}
+
 /* What lies before the cut is whole, what lies behind is gone. */
 static void test_legacy_cut(void **state)
 {
@@ -656,6 +694,8 @@ int main(int argc, char **argv)
         {.name = "damaged shard", .test_func = test_damaged_shard},
         {.name = "numbered", .test_func = test_numbered},
         {.name = "legacy view", .test_func = test_legacy_view},
+        {.name = "legacy views of one name",
+         .test_func = test_legacy_views_of_one_name},
         {.name = "legacy file cut", .test_func = test_legacy_cut},
         {.name = "refused", .test_func = test_refused},
         {.name = "deflated and damaged", .test_func = test_deflated_damage},

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/checked.h"
 #include "base/endian.h"
 #include "base/err.h"
@@ -161,12 +162,14 @@ struct search {
     struct pv *stack;
     size_t count, cap;
     struct keyset seen;
+    struct keyset views; /* the names of views, and what was told of them */
 };
 
 static void search_release(struct search *w)
 {
     free(w->stack);
     keyset_release(&w->seen);
+    keyset_release(&w->views);
 }
 
 static int push(struct search *w, struct pv v, struct err *e)
@@ -259,6 +262,55 @@ static int compare_keys(const void *a, const void *b)
     return order ? order : (x->key_len > y->key_len) - (x->key_len < y->key_len);
 }
 
+/* 1: new, 0: it was there. */
+static int add_view(struct search *w, const struct buf *text, struct err *e)
+{
+    int rc = buf_failed(text) ? -ENOMEM : keyset_add(&w->views, text->data, text->len);
+
+    return rc < 0 ? err_nomem(e) : rc;
+}
+
+static void add_text(struct buf *to, const struct pv *v)
+{
+    size_t len;
+    const char *text = pv_bytes(v, &len);
+
+    buf_addf(to, "%zu ", len);
+    buf_add(to, text, len);
+}
+
+/*
+ * ('storage', class, key, location, count, (name, offset, count)): torch makes a view when
+ * its name comes first, and takes it for all others of that name.
+ */
+static int note_view(struct search *w, const struct pv *v, struct err *e)
+{
+    CLEANUP(buf_release) struct buf name = {0}, all = {0};
+    struct pv id = pv_persid(v), view, part[4];
+    int fresh, other;
+
+    if (id.kind != PV_TUPLE || pv_count(&id) < 6)
+        return 0;
+    view = pv_at(&id, 5);
+    if (view.kind != PV_TUPLE || pv_count(&view) != 3)
+        return 0;
+    for (size_t i = 0; i < 3; i++)
+        part[i] = pv_at(&view, i);
+    part[3] = pv_at(&id, 2);
+    if (part[0].kind != PV_STR || part[1].kind != PV_INT || part[2].kind != PV_INT ||
+        part[3].kind != PV_STR)
+        return err_set(e, EBADMSG, "a view of a storage without a name");
+    add_text(&name, &part[0]);
+    add_text(&all, &part[0]);
+    add_text(&all, &part[3]);
+    buf_addf(&all, "%" PRId64 " %" PRId64, part[1].i, part[2].i);
+    fresh = add_view(w, &name, e);
+    other = fresh < 0 ? fresh : add_view(w, &all, e);
+    if (other > 0 && !fresh)
+        return err_set(e, EBADMSG, "two views of storages with one name");
+    return MIN(other, 0);
+}
+
 /* One of each key; ids that do not agree about it make it worthless. */
 static void merge_storages(struct torch_legacy *t)
 {
@@ -288,7 +340,8 @@ static int find_storages(struct torch_legacy *t, const struct pickle *graph,
     while (w.count > 0) {
         struct pv v = w.stack[--w.count];
 
-        if ((v.kind == PV_PERSID && note_storage(t, &v, e) < 0) ||
+        if ((v.kind == PV_PERSID &&
+             (note_storage(t, &v, e) < 0 || note_view(&w, &v, e) < 0)) ||
             push_children(&w, &v, e) < 0)
             return -e->code;
     }
