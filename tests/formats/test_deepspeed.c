@@ -144,7 +144,89 @@ static void test_groups_in_another_order(void **state)
                       "those of the first rank in their order (partition_count)");
 }
 
-/* DeepSpeed 0.15 writes no param_shapes beside experts: the groups' order means nothing. */
+/* All of it is what NAME.json (or NAME.expected.json) says, and nothing is warned of. */
+static void check_whole(const char *dir, const char *data, const char *expected,
+                        size_t count)
+{
+    char path[PATH_MAX];
+    struct opened o;
+
+    open_checkpoint(dir, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 0);
+    assert_int_equal(o.info.warnings, 0);
+    assert_int_equal(o.count, count);
+    snprintf(path, sizeof path, "%s/%s", data, expected);
+    check_readable(&o, path);
+    close_checkpoint(&o);
+}
+
+/* DeepSpeed 0.15 writes no param_shapes beside experts: the ranks' notes have them. */
+static void test_notes(void **state)
+{
+    static const struct {
+        const char *name;
+        size_t count;
+    } saves[] = {{"moe_0154_z1_ep2_w4", 107}, {"moe_0154_z2_ep2_w2", 67}};
+
+    for (size_t i = 0; i < ARRAY_SIZE(saves); i++) {
+        char dir[PATH_MAX], expected[64];
+
+        snprintf(dir, sizeof dir, "%s/%s", (const char *)*state, saves[i].name);
+        snprintf(expected, sizeof expected, "%s.json", saves[i].name);
+        check_whole(dir, *state, expected, saves[i].count);
+    }
+}
+
+/* A save of 0.19 without its param_shapes has the same tensors. */
+static void test_notes_of_other_versions(void **state)
+{
+    static const char fixture[] = "moe_z2_ep2_w4",
+                      model[] = "mp_rank_00_model_states.pt";
+    struct opened o;
+    struct made m;
+    char path[PATH_MAX];
+
+    make(&m, *state, fixture, model);
+    copy_changed(&m, *state, fixture, model, "param_shapes", "-aram_shapes", 2);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 0);
+    assert_int_equal(o.info.warnings, 0);
+    snprintf(path, sizeof path, "%s/%s.expected.json", (const char *)*state, fixture);
+    check_readable(&o, path);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* Some rank's notes are gone, or do not fit to the model's shapes. */
+static void test_notes_that_do_not_tell(void **state)
+{
+    static const char fixture[] = "moe_0154_z1_ep2_w4",
+                      file[] = "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt";
+    static const struct {
+        const char *was, *is;
+    } changes[] = {{"param_slice_mappings", "-aram_slice_mappings"},
+                   {"numel", "-umel"},
+                   {"lin.bias", "-in.bias"}};
+
+    for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
+        struct opened o;
+        struct made m;
+
+        make(&m, *state, fixture, file);
+        copy_changed(&m, *state, fixture, file, changes[i].was, changes[i].is, 1);
+        made_open(&m, &o);
+        assert_null(o.info.error);
+        assert_int_equal(tensor(&o, "emb.weight")->dtype, DTYPE_BF16);
+        check_warnings(&o, "no-masters: param_shapes is missing: nothing tells where "
+                           "the masters lie\n");
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+}
+
+/* Nothing tells which of a rank's groups is which of the first one's. */
 static void test_groups_without_shapes(void **state)
 {
     static const char fixture[] = "moe_z1_ep1_ep2_w2",
@@ -290,6 +372,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_first_rank_is_missing),
         cmocka_unit_test(test_ranks_that_changed_places),
         cmocka_unit_test(test_groups_in_another_order),
+        cmocka_unit_test(test_notes),
+        cmocka_unit_test(test_notes_of_other_versions),
+        cmocka_unit_test(test_notes_that_do_not_tell),
         cmocka_unit_test(test_groups_without_shapes),
         cmocka_unit_test(test_stages_are_mixed),
         cmocka_unit_test(test_other_sub_groups),

@@ -132,6 +132,11 @@ static int index_names(struct ds_scan *s, const struct ds_param *param, size_t n
     return 0;
 }
 
+int ds_params_index(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    return index_names(s, p->param, p->nparams, &p->by_name, e);
+}
+
 static int take_params(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     struct pv lists;
@@ -139,8 +144,7 @@ static int take_params(struct ds_scan *s, struct ds_part *p, struct err *e)
     p->has_shapes = ds_get_some(&p->root, "param_shapes", &lists);
     if (!p->has_shapes)
         return 0;
-    if (take_shapes(s, p, &lists, e) < 0 ||
-        index_names(s, p->param, p->nparams, &p->by_name, e) < 0)
+    if (take_shapes(s, p, &lists, e) < 0 || ds_params_index(s, p, e) < 0)
         return err_wrap(e, "%s: param_shapes", p->model.path);
     return 0;
 }

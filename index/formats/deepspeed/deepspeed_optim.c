@@ -595,7 +595,8 @@ int ds_optim_read(struct ds_scan *s, struct ds_part *p, struct err *e)
         if (p->optim[i].dp != i)
             return err_set(e, EBADMSG, "rank %u of the optimizer's files is missing",
                            i);
-    if (ds_each_file(s, p->optim, p->nranks, read_file, &x, e) < 0)
+    if (ds_notes_read(s, p, e) < 0 ||
+        ds_each_file(s, p->optim, p->nranks, read_file, &x, e) < 0)
         return -e->code;
     return p->nranks > 0 && p->has_shapes ? ds_layout_end(s, p, e) : 0;
 }

@@ -135,6 +135,17 @@ const struct ds_param *ds_param_find(const struct ds_part *p, const char *name,
 const struct ds_param *ds_frozen_find(const struct ds_part *p, const char *name,
                                       size_t len);
 
+/* Makes by_name of the parameters; -EBADMSG where two have one name. */
+int ds_params_index(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* ---- deepspeed_notes.c: where there are no param_shapes ---- */
+
+/*
+ * Takes the parameters of stages 1 and 2 from the notes of all ranks, with the shapes that
+ * model states have; p->has_shapes stays false where these do not tell all.
+ */
+int ds_notes_read(struct ds_scan *s, struct ds_part *p, struct err *e);
+
 /* ---- deepspeed_batch.c: many files ---- */
 
 /*

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/deepspeed/deepspeed_notes.c - parameters of groups by the ranks' own notes. */
+#include "index/formats/deepspeed/deepspeed_scan.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/err.h"
+#include "index/formats/torch/torch_walk.h"
+
+/*
+ * Until 0.15.4 model states have no param_shapes where there are experts. Each rank then
+ * notes which parameters its partitions have, in their order (param_slice_mappings,
+ * DeepSpeed, runtime/zero/stage_1_and_2.py), and model states tell their shapes. Ranks that
+ * share other experts have parameters of the same local names.
+ */
+
+enum { MAX_GROUPS = 1 << 16 };
+
+/* A parameter of the first set of ranks. */
+struct noted {
+    const char *name;
+    size_t len;
+    size_t order; /* in which it was met */
+    uint32_t group;
+    uint64_t elements; /* of all fragments */
+    uint32_t nd;
+    const uint64_t *dim; /* NULL: not found yet */
+};
+
+struct notes {
+    struct ds_scan *s;
+    struct ds_part *p;
+    bool useless; /* they do not tell */
+    uint32_t ngroups;
+    uint64_t *count;   /* partitions of each group */
+    size_t *last;      /* of each group: 1 + the parameter that was met last, 0: none */
+    struct noted *all; /* malloc */
+    size_t n, cap;
+};
+
+static int give_up(struct notes *x)
+{
+    x->useless = true;
+    return 0;
+}
+
+/* ---- what ranks note ---- */
+
+static bool partitions_of(const struct pv *counts, uint32_t g, uint64_t *out)
+{
+    bool list = counts->kind == PV_LIST || counts->kind == PV_TUPLE;
+    struct pv one = *counts;
+
+    if (list && g >= pv_count(counts))
+        return false;
+    if (list)
+        one = pv_at(counts, g);
+    return pv_u64(&one, out) && *out > 0;
+}
+
+static int begin(struct notes *x, size_t ngroups, const struct pv *counts,
+                 struct err *e)
+{
+    if (ngroups == 0 || ngroups > MAX_GROUPS)
+        return give_up(x);
+    x->ngroups = (uint32_t)ngroups;
+    x->count = arena_array(x->s->arena, ngroups, sizeof *x->count);
+    x->last = arena_array(x->s->arena, ngroups, sizeof *x->last);
+    if (!x->count || !x->last)
+        return err_nomem(e);
+    for (uint32_t g = 0; g < x->ngroups; g++)
+        if (!partitions_of(counts, g, &x->count[g]) || x->p->nranks % x->count[g] != 0)
+            return give_up(x);
+    return 0;
+}
+
+/* All ranks have the groups of the first one. */
+static bool same_counts(const struct notes *x, size_t ngroups, const struct pv *counts)
+{
+    uint64_t n;
+
+    if (ngroups != x->ngroups)
+        return false;
+    for (uint32_t g = 0; g < x->ngroups; g++)
+        if (!partitions_of(counts, g, &n) || n != x->count[g])
+            return false;
+    return true;
+}
+
+static int append(struct notes *x, uint32_t g, const char *name, size_t len,
+                  struct err *e)
+{
+    struct noted *grown;
+
+    if (x->n == x->cap) {
+        size_t cap = x->cap ? 2 * x->cap : 256;
+
+        grown = reallocarray(x->all, cap, sizeof *grown);
+        if (!grown)
+            return err_nomem(e);
+        x->all = grown;
+        x->cap = cap;
+    }
+    x->all[x->n] = (struct noted){.name = arena_memdup(x->s->arena, name, len),
+                                  .len = len,
+                                  .order = x->n,
+                                  .group = g};
+    if (!x->all[x->n].name)
+        return err_nomem(e);
+    x->last[g] = ++x->n;
+    return 0;
+}
+
+/* A fragment: of the parameter that the rank before ended with, or of the next one. */
+static int take_note(struct notes *x, uint32_t g, const struct pv *key,
+                     const struct pv *value, struct err *e)
+{
+    struct pv state = pv_state(value), numel;
+    struct noted *last = x->last[g] > 0 ? &x->all[x->last[g] - 1] : NULL;
+    const char *name;
+    uint64_t n;
+    size_t len;
+
+    if (key->kind != PV_STR || value->kind != PV_OBJECT || state.kind != PV_DICT ||
+        !pv_dict_get(&state, "numel", &numel) || !pv_u64(&numel, &n))
+        return give_up(x);
+    name = pv_bytes(key, &len);
+    if (!last || last->len != len || memcmp(last->name, name, len) != 0) {
+        if (append(x, g, name, len, e) < 0)
+            return -e->code;
+        last = &x->all[x->n - 1];
+    }
+    return add_overflows(last->elements, n, &last->elements) ? give_up(x) : 0;
+}
+
+/* ds_file_fn */
+static int take_rank(void *user, size_t r, const struct torch_file *f, struct err *e)
+{
+    struct notes *x = user;
+    struct pv root = torch_zip_root(f->zip), dict, counts, list, items, v;
+    uint64_t stage;
+
+    if (x->useless)
+        return 0;
+    if (!ds_get_some(&root, "optimizer_state_dict", &dict) ||
+        !ds_get_some(&dict, "partition_count", &counts) ||
+        !ds_get_some(&dict, "param_slice_mappings", &list) || list.kind != PV_LIST ||
+        (ds_get_some(&dict, "zero_stage", &v) && (!ds_number(&v, &stage) || stage > 2)))
+        return give_up(x);
+    if (r == 0 && begin(x, pv_count(&list), &counts, e) < 0)
+        return -e->code;
+    if (x->useless || !same_counts(x, pv_count(&list), &counts))
+        return give_up(x);
+    for (uint32_t g = 0; g < x->ngroups; g++) {
+        v = pv_at(&list, g);
+        if (!torch_mapping(&v, &items) ||
+            (items.kind != PV_DICT && items.kind != PV_NONE))
+            return give_up(x);
+        if (r % (x->p->nranks / x->count[g]) != 0 || items.kind == PV_NONE)
+            continue; /* another set of ranks */
+        for (size_t i = 0; i < pv_count(&items) && !x->useless; i++) {
+            struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+
+            if (take_note(x, g, &key, &value, e) < 0)
+                return -e->code;
+        }
+    }
+    return 0;
+}
+
+/* ---- shapes ---- */
+
+static int compare_names(const void *a, const void *b)
+{
+    const struct noted *x = a, *y = b;
+    int order = memcmp(x->name, y->name, MIN(x->len, y->len));
+
+    return order ? order : (x->len > y->len) - (x->len < y->len);
+}
+
+static int compare_places(const void *a, const void *b)
+{
+    const struct noted *x = a, *y = b;
+
+    if (x->group != y->group)
+        return x->group < y->group ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+/* A dict {NAME: tensor} of model states. */
+static int take_shapes(struct notes *x, const struct torch_file *f,
+                       const struct pv *items, struct err *e)
+{
+    for (size_t i = 0; items->kind == PV_DICT && i < pv_count(items); i++) {
+        struct pv key = pv_key_at(items, i), value = pv_value_at(items, i);
+        struct noted want = {0}, *found;
+        struct torch_tensor t;
+        struct err why = {0};
+        uint64_t n, *dim;
+
+        if (key.kind != PV_STR)
+            continue;
+        want.name = pv_bytes(&key, &want.len);
+        found = bsearch(&want, x->all, x->n, sizeof want, compare_names);
+        if (!found || found->dim || torch_zip_tensor(f->zip, &value, &t, &why) <= 0 ||
+            shape_elements(&t.shape, &n, &why) < 0 || n != found->elements)
+            continue;
+        dim = arena_array(x->s->arena, (size_t)t.shape.nd + 1, sizeof *dim);
+        if (!dim)
+            return err_nomem(e);
+        memcpy(dim, t.shape.dim, t.shape.nd * sizeof *dim);
+        found->nd = t.shape.nd;
+        found->dim = dim;
+    }
+    return 0;
+}
+
+/* ds_file_fn */
+static int take_expert(void *user, size_t i UNUSED, const struct torch_file *f,
+                       struct err *e)
+{
+    struct pv root = torch_zip_root(f->zip), items;
+
+    return torch_mapping(&root, &items) ? take_shapes(user, f, &items, e) : 0;
+}
+
+static int find_shapes(struct notes *x, struct err *e)
+{
+    const struct ds_files *files = &x->s->files;
+
+    qsort(x->all, x->n, sizeof *x->all, compare_names);
+    for (size_t i = 1; i < x->n; i++)
+        if (compare_names(&x->all[i - 1], &x->all[i]) == 0)
+            return give_up(x);
+    if (take_shapes(x, &x->p->model, &x->p->module, e) < 0 ||
+        ds_each_file(x->s, &files->file[files->begin[DS_EXPERT]],
+                     ds_files_of(files, DS_EXPERT), take_expert, x, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < x->n; i++)
+        if (!x->all[i].dim)
+            return give_up(x);
+    return 0;
+}
+
+/* ---- as param_shapes would tell it ---- */
+
+static int fill(struct notes *x, struct err *e)
+{
+    struct ds_part *p = x->p;
+
+    for (uint32_t g = 0; g < x->ngroups; g++)
+        if (x->last[g] == 0)
+            return 0;
+    qsort(x->all, x->n, sizeof *x->all, compare_places);
+    p->param = arena_array(x->s->arena, x->n, sizeof *p->param);
+    if (!p->param)
+        return err_nomem(e);
+    for (size_t i = 0; i < x->n; i++)
+        p->param[i] = (struct ds_param){.name = x->all[i].name,
+                                        .len = x->all[i].len,
+                                        .dim = x->all[i].dim,
+                                        .nd = x->all[i].nd,
+                                        .group = x->all[i].group,
+                                        .elements = x->all[i].elements};
+    p->nparams = x->n;
+    p->nlists = x->ngroups;
+    if (ds_params_index(x->s, p, e) < 0)
+        return -e->code;
+    p->has_shapes = true;
+    return 0;
+}
+
+int ds_notes_read(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    struct notes x = {.s = s, .p = p};
+    int rc;
+
+    if (p->has_shapes || p->nranks == 0 || p->files->sharded)
+        return 0;
+    rc = ds_each_file(s, p->optim, p->nranks, take_rank, &x, e);
+    if (rc == 0 && !x.useless && x.n > 0)
+        rc = find_shapes(&x, e);
+    if (rc == 0 && !x.useless && x.n > 0)
+        rc = fill(&x, e);
+    free(x.all);
+    return rc;
+}
