@@ -281,6 +281,18 @@ static void test_several_handles(void **state)
     close_checkpoint(&o);
 }
 
+/* A few kilobytes that are 180,000 parameters: one module by 3,000 references. */
+static void test_bomb(void **state)
+{
+    char path[PATH_MAX];
+    struct opened o;
+
+    path_of(state, "refused_bomb_w1", path);
+    open_checkpoint(path, &o);
+    assert_has(o.info.error, "too many parameters for its size");
+    close_checkpoint(&o);
+}
+
 /* ---- bids ---- */
 
 static int score_of(const char *dir)
@@ -339,6 +351,7 @@ int main(int argc, char **argv)
         {.name = "changed", .test_func = test_changed},
         {.name = "an optimizer without names", .test_func = test_unnamed},
         {.name = "several handles", .test_func = test_several_handles},
+        {.name = "a bomb", .test_func = test_bomb},
         {.name = "bids", .test_func = test_bids},
     };
 

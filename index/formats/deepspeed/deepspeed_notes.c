@@ -17,7 +17,10 @@
  * share other experts have parameters of the same local names.
  */
 
-enum { MAX_GROUPS = 1 << 16 };
+enum {
+    MAX_GROUPS = 1 << 16,
+    BYTES_A_BYTE = 16, /* of the pickle: honest notes take as much as their names */
+};
 
 /* A parameter of the first set of ranks. */
 struct noted {
@@ -39,6 +42,8 @@ struct notes {
     size_t *last;      /* of each group: 1 + the parameter that was met last, 0: none */
     struct noted *all; /* malloc */
     size_t n, cap;
+    uint64_t
+        left; /* bytes that notes of the file may take, which references multiply */
 };
 
 static int give_up(struct notes *x)
@@ -128,6 +133,9 @@ static int take_note(struct notes *x, uint32_t g, const struct pv *key,
         !pv_dict_get(&state, "numel", &numel) || !pv_u64(&numel, &n))
         return give_up(x);
     name = pv_bytes(key, &len);
+    if (len >= x->left)
+        return give_up(x);
+    x->left -= len + 1;
     if (!last || last->len != len || memcmp(last->name, name, len) != 0) {
         if (append(x, g, name, len, e) < 0)
             return -e->code;
@@ -154,6 +162,7 @@ static int take_rank(void *user, size_t r, const struct torch_file *f, struct er
         return -e->code;
     if (x->useless || !same_counts(x, pv_count(&list), &counts))
         return give_up(x);
+    x->left = BYTES_A_BYTE * torch_zip_pickle_len(f->zip);
     for (uint32_t g = 0; g < x->ngroups; g++) {
         v = pv_at(&list, g);
         if (!torch_mapping(&v, &items) ||

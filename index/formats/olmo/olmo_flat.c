@@ -19,6 +19,7 @@ struct read {
     void *user;
     struct buf name; /* of the module, with its dot, then of the parameter */
     size_t prefix;   /* how long the module's is */
+    uint64_t left;   /* so many modules and parameters the pickle can hold honestly */
 };
 
 /* One handle: a flat parameter, and what FSDP noted of it. */
@@ -33,6 +34,16 @@ struct handle {
 static int bad(struct err *e, const char *what)
 {
     return err_set(e, EBADMSG, "a flat parameter %s", what);
+}
+
+/* Each takes a byte and more of the pickle, unless references multiply them. */
+static int count_one(struct read *r, struct err *e)
+{
+    if (r->left == 0)
+        return err_set(e, EFBIG,
+                       "too many parameters for its size: references multiply them");
+    r->left--;
+    return 0;
 }
 
 static bool is_list(const struct pv *v)
@@ -168,6 +179,8 @@ static int read_parameter(struct read *r, const struct handle *h, size_t i,
     struct pv info;
     int rc;
 
+    if (count_one(r, e) < 0)
+        return -e->code;
     if (!dist_numbers(&shape, f.shape.dim, SHAPE_MAX_DIMS, &f.shape.nd))
         return bad(e, "with an impossible shape");
     if (name_parameter(r, &fqn, e) < 0)
@@ -229,6 +242,8 @@ static int read_module(struct read *r, const struct pv *module, struct err *e)
     struct handle h;
     uint64_t at = 0;
 
+    if (count_one(r, e) < 0)
+        return -e->code;
     if (module->kind != PV_DICT || !pv_dict_get(module, "name", &name) ||
         !pv_dict_get(module, "handles", &handles) || handles.kind != PV_LIST)
         return err_set(e, EBADMSG, "a module without its handles");
@@ -255,6 +270,7 @@ int olmo_flat_read(struct torch_zip *zip, olmo_flat_fn *fn, void *user, struct e
     struct read r = {.zip = zip,
                      .fn = fn,
                      .user = user,
+                     .left = torch_zip_pickle_len(zip),
                      .name = {.max = 2 * (size_t)TORCH_MAX_PATH}};
     struct pv root = torch_zip_root(zip), modules, module;
     int rc = 0;

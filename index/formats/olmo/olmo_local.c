@@ -16,6 +16,8 @@
 enum {
     MAX_MEMORY = 1 << 30, /* ranges and names of all ranks: a million has 120 MB */
     MAX_NUMBER = 1 << 24, /* parameters of an optimizer */
+    MEMORY_A_BYTE = 16,   /* of a pickle: a name can stand there often, and be long */
+    FREE_MEMORY = 4 << 20,
 };
 
 static const char STATE[] = "state.";
@@ -43,6 +45,7 @@ struct number {
 
 struct olmo_local {
     struct arena *arena;
+    uint64_t budget;     /* bytes of the arena, by what was read */
     struct ranges *rank; /* by rank */
     uint32_t world;
     struct rank_set **set;
@@ -61,6 +64,7 @@ int olmo_local_new(uint32_t world, struct olmo_local **out, struct err *e)
     if (!l)
         return err_nomem(e);
     l->world = world;
+    l->budget = FREE_MEMORY;
     l->arena = arena_new(MAX_MEMORY);
     l->rank = calloc((size_t)world + 1, sizeof *l->rank);
     l->key.max = TORCH_MAX_PATH;
@@ -100,6 +104,21 @@ static struct ranges *ranges_of(struct olmo_local *l, uint32_t file)
     return &l->rank[l->of[file]]; /* below the world: the caller has looked */
 }
 
+/* A file begins, and allows for so much more memory. */
+static void begin_file(struct olmo_local *l, uint32_t file, const struct torch_zip *zip)
+{
+    l->file = file;
+    l->budget += MEMORY_A_BYTE * torch_zip_pickle_len(zip);
+}
+
+static int check_budget(const struct olmo_local *l, struct err *e)
+{
+    return arena_used(l->arena) <= l->budget
+               ? 0
+               : err_set(e, EFBIG,
+                         "too many names for its size: references multiply them");
+}
+
 /* ---- the model ---- */
 
 static int keep(struct olmo_local *l, const struct olmo_flat *f, struct err *e)
@@ -131,7 +150,7 @@ static int keep(struct olmo_local *l, const struct olmo_flat *f, struct err *e)
     if (!x->name)
         return err_nomem(e);
     r->count++;
-    return 0;
+    return check_budget(l, e);
 }
 
 /* olmo_flat_fn */
@@ -164,7 +183,7 @@ int olmo_local_model(void *user, uint32_t file, struct torch_zip *zip, struct er
     struct olmo_local *l = user;
     struct ranges *r = ranges_of(l, file);
 
-    l->file = file;
+    begin_file(l, file, zip);
     if (olmo_flat_read(zip, take_parameter, l, e) < 0)
         return -e->code;
     if (r->count > 0)
@@ -189,10 +208,12 @@ static int keep_name(struct olmo_local *l, const struct pv *name, struct number 
         return err_nomem(e);
     out->len = l->key.len;
     out->name = arena_memdup(l->arena, l->key.data ? l->key.data : "", l->key.len);
-    return out->name ? 0 : err_nomem(e);
+    return out->name ? check_budget(l, e) : err_nomem(e);
 }
 
-static int add_group(struct olmo_local *l, const struct pv *group, struct err *e)
+/* `most`: so many parameters the pickle can hold honestly. */
+static int add_group(struct olmo_local *l, const struct pv *group, uint64_t most,
+                     struct err *e)
 {
     struct number *grown;
     struct pv params, names;
@@ -203,8 +224,8 @@ static int add_group(struct olmo_local *l, const struct pv *group, struct err *e
         names.kind != PV_LIST || pv_count(&names) != pv_count(&params))
         return 0; /* without names: the states keep their numbers */
     n = pv_count(&params);
-    if (n > MAX_NUMBER - l->numbers)
-        return err_set(e, EFBIG, "more than %d parameters", MAX_NUMBER);
+    if (n > MIN(most, (uint64_t)MAX_NUMBER) - l->numbers)
+        return err_set(e, EFBIG, "too many parameters for its size");
     grown = reallocarray(l->number, l->numbers + n + 1, sizeof *grown);
     if (!grown)
         return err_nomem(e);
@@ -228,14 +249,14 @@ int olmo_local_optim(void *user, uint32_t file, struct torch_zip *zip, struct er
     struct olmo_local *l = user;
     struct pv root = torch_zip_root(zip), items, groups, group;
 
-    l->file = file;
+    begin_file(l, file, zip);
     l->numbers = 0;
     if (!torch_mapping(&root, &items) || items.kind != PV_DICT ||
         !pv_dict_get(&items, "param_groups", &groups) || groups.kind != PV_LIST)
         return err_set(e, EBADMSG, "it is no optimizer's state: no param_groups");
     for (size_t i = 0; i < pv_count(&groups); i++) {
         group = pv_at(&groups, i);
-        if (add_group(l, &group, e) < 0)
+        if (add_group(l, &group, torch_zip_pickle_len(zip), e) < 0)
             return -e->code;
     }
     if (l->numbers > 0)
