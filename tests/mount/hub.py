@@ -86,6 +86,21 @@ def test_pages(t):
         assert sum("cursor=" in path for _, path, _ in hub.log) >= 6
 
 
+def test_a_page_that_is_elsewhere(t):
+    """Another host could say anything of what is in there: it is not asked."""
+    files = {"model.safetensors": safetensors_image(make_tensors("elsewhere"))}
+    with HubServer(page=1) as hub, HubServer(page=1) as other:
+        for server in (hub, other):
+            server.add("o/name", dict(files, **{"config.json": b"{}"}))
+        unshard(hub.env(), "ls", "hf://o/name")
+        other.log.clear()
+        for url in (other.url, hub.url + ".invalid", hub.url.replace("://", "://127.0.0.1@")):
+            hub.next_url = url
+            done = unshard(hub.env(), "ls", "hf://o/name", status=3)
+            assert b"on another host" in done.stderr, done.stderr
+        same("requests to the other one", other.log, [])
+
+
 def test_tokens(t):
     """The token opens the repository, and never leaves for the place where large files are."""
     tensors = make_tensors("token")

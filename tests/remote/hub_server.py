@@ -94,7 +94,7 @@ class HubHandler(Base):
         page, headers = entries[start:start + self.server.hub.page], {}
         if start + len(page) < len(entries):
             path = urllib.parse.urlsplit(self.path).path
-            headers["Link"] = f'<{self.server.hub.url}{path}?recursive=false&cursor={start + len(page)}>; rel="next"'
+            headers["Link"] = f'<{self.server.hub.next_url or self.server.hub.url}{path}?recursive=false&cursor={start + len(page)}>; rel="next"'
         return self.answer_json(page, **headers)
 
 
@@ -141,6 +141,7 @@ class Commit:
 class HubServer:
     def __init__(self, token=None, large=4096, page=50, seconds=3600):
         self.token, self.large, self.page, self.seconds = token, large, page, seconds
+        self.next_url = None  # where the next page is said to be, if not here
         self.repos, self.blobs, self.log, self.store_log = {}, {}, [], []
         self.servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), h) for h in (HubHandler, StoreHandler)]
         for s in self.servers:

@@ -215,7 +215,12 @@ static void refused(const char *text, const char *word)
 
 static void manifests_that_climb_or_lie_are_refused(void **state)
 {
+    char name[NAME_MAX + 2] = {0}, text[2 * NAME_MAX];
+
     (void)state;
+    memset(name, 'n', sizeof name - 1);
+    snprintf(text, sizeof text, "{\"files\": {\"a/%s/b\": 1}}", name);
+    refused(text, "no path below");
     refused("{\"files\": {\"../x\": 1}}", "no path below");
     refused("{\"files\": {\"a/%2e%2e/x\": 1}}", "no path below");
     refused("{\"files\": {\"/etc/passwd\": 1}}", "no path below");
