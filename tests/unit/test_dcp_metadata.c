@@ -398,19 +398,26 @@ static void test_other_dicts_first(void **state)
     release(&l);
 }
 
-/* What was in a dict that nobody kept is not in the next one at its address. */
-static void test_dicts_that_are_gone(void **state)
+/*
+ * What was in a dict that nobody kept is not in the next one at its address. So many others
+ * are gone after it, which takes the address of each in turn.
+ */
+static void check_dicts_that_are_gone(int others)
 {
     struct buf b = {0};
     struct loaded l;
 
-    (void)state;
-    op(&b, "\x80\x02}(");
+    op(&b, "\x80\x02");
+    for (int i = 0; i < others; i++)
+        op(&b, "}");
+    op(&b, "}(");
     text(&b, "ghost");
     tensor(&b, "float64", "torch.strided");
-    op(&b, "u0}(");
+    op(&b, "u}(");
     stored(&b, "w", 0, 99, NULL);
-    op(&b, "u0");
+    op(&b, "u00");
+    for (int i = 0; i < others; i++)
+        op(&b, "0");
     begin_object(&b, METADATA, "Metadata");
     text(&b, "state_dict_metadata");
     op(&b, "}(");
@@ -426,6 +433,13 @@ static void test_dicts_that_are_gone(void **state)
     assert_null(find(&l, "w", 0));
     assert_int_equal(find(&l, "w", 2)->offset, 5);
     release(&l);
+}
+
+static void test_dicts_that_are_gone(void **state)
+{
+    (void)state;
+    for (int others = 0; others < 8; others++)
+        check_dicts_that_are_gone(others);
 }
 
 /* A name whose first value gets its state last: which pair came later is not known. */
