@@ -51,11 +51,13 @@ static int pin(struct object_source *s, const struct http_answer *a, struct err 
 
     if (s->o->protocol->pinned)
         return 0;
-    if (!etag && !s->modified && !pinned(s))
-        return err_set(e, EPROTO,
-                       "%s: its server tells neither ETag nor Last-Modified, so that "
-                       "changes would not be seen",
-                       s->what);
+    if (!etag && !s->modified && !pinned(s)) {
+        err_set(e, EPROTO,
+                "%s: its server tells neither ETag nor Last-Modified, so that changes "
+                "would not be seen",
+                s->what);
+        return err_hint(e, "have the server send one of them, or copy the files");
+    }
     if (!etag)
         return 0;
     pthread_mutex_lock(&s->lock);
