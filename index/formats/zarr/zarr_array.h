@@ -40,8 +40,8 @@ enum zarr_codec_kind {
     ZARR_ZLIB,
     ZARR_BZ2,
     ZARR_LZMA,
-    ZARR_CRC32C, /* four bytes behind */
-    ZARR_DELTA,
+    ZARR_CRC32C, /* four bytes behind; those before it come as streams, but the first two */
+    ZARR_DELTA,    /* from here on filters: zarr_filter() undoes them */
     ZARR_SHUFFLE,  /* bytes of elements, by their place in the element */
     ZARR_CAST,     /* elements of another type */
     ZARR_SCALE,    /* as ZARR_CAST, divided and moved */
