@@ -275,6 +275,22 @@ void test_fixture(void **state)
     close_checkpoint(&o);
 }
 
+int folder_score(const struct format_driver *driver, const char *dir)
+{
+    static const struct store_options options;
+    struct store *store;
+    struct listing *l;
+    struct bid b = {0};
+    struct err e = {0};
+
+    assert_ok(store_open_local(dir, &options, &store, &e), &e);
+    assert_ok(store->ops->list(store, "", &l, &e), &e);
+    driver->bid(l, &b);
+    listing_free(l);
+    store_close(store);
+    return b.score;
+}
+
 /* Such tests for all fixtures of the folder, up to `max`; states are to be freed. */
 static size_t fixture_tests(const char *folder, struct CMUnitTest *tests, size_t max)
 {

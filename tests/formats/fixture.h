@@ -7,6 +7,7 @@
 #include "read_tensor.h"
 
 struct CMUnitTest;
+struct format_driver;
 struct json;
 
 /* A checkpoint that is open and scanned. */
@@ -45,6 +46,9 @@ void check_tensor(struct opened *o, const struct tensor_info *t,
  * says for its key.
  */
 void check_readable(struct opened *o, const char *expected);
+
+/* What the driver bids for a folder of the disk. */
+int folder_score(const struct format_driver *driver, const char *dir);
 
 /* All objects ("KEY=JSON"), or all warnings ("CODE: TEXT"), as lines of text. */
 void all_objects(struct opened *o, struct buf *out);

@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <stdio.h>
 
-#include "base/err.h"
 #include "index/formats/format.h"
 #include "made.h"
 
@@ -140,22 +139,6 @@ static void test_damaged(void **state)
 
 /* ---- bids ---- */
 
-static int score_of(const char *dir)
-{
-    static const struct store_options options;
-    struct store *store;
-    struct listing *l;
-    struct bid b = {0};
-    struct err e = {0};
-
-    assert_ok(store_open_local(dir, &options, &store, &e), &e);
-    assert_ok(store->ops->list(store, "", &l, &e), &e);
-    format_olmo_core.bid(l, &b);
-    listing_free(l);
-    store_close(store);
-    return b.score;
-}
-
 static void test_bids(void **state)
 {
     static const struct {
@@ -174,7 +157,7 @@ static void test_bids(void **state)
         struct made m;
 
         copy_step(state, &m, cases[i].name, cases[i].without);
-        assert_int_equal(score_of(m.dir), cases[i].score);
+        assert_int_equal(folder_score(&format_olmo_core, m.dir), cases[i].score);
         made_end(&m);
     }
 }

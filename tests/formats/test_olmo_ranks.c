@@ -295,35 +295,19 @@ static void test_bomb(void **state)
 
 /* ---- bids ---- */
 
-static int score_of(const char *dir)
-{
-    static const struct store_options options;
-    struct store *store;
-    struct listing *l;
-    struct bid b = {0};
-    struct err e = {0};
-
-    assert_ok(store_open_local(dir, &options, &store, &e), &e);
-    assert_ok(store->ops->list(store, "", &l, &e), &e);
-    format_olmo_ranks.bid(l, &b);
-    listing_free(l);
-    store_close(store);
-    return b.score;
-}
-
 static void test_bids(void **state)
 {
     char from[PATH_MAX];
     struct temp t;
 
     temp_make(&t, "step9");
-    assert_int_equal(score_of(t.dir), 0);
+    assert_int_equal(folder_score(&format_olmo_ranks, t.dir), 0);
     put_text(&t, "model/rank0.pt", "text");
     put_text(&t, "metadata.yaml", "world_size: 1\n");
     put_text(&t, "config.yaml", "run_name: x\n");
-    assert_int_equal(score_of(t.dir), 0);
+    assert_int_equal(folder_score(&format_olmo_ranks, t.dir), 0);
     copy_ranks(state, &t, "local_w3", "model", 1, -1);
-    assert_int_equal(score_of(t.dir), 85);
+    assert_int_equal(folder_score(&format_olmo_ranks, t.dir), 85);
     temp_remove(&t);
 
     /* A file a rank of somebody's plain tensors. */
@@ -331,9 +315,9 @@ static void test_bids(void **state)
     path_of(state, "local_w3/train", from);
     put_text(&t, "config.yaml", "run_name: x\n");
     put_copy(&t, "rank0.pt", from, NULL, NULL, 0);
-    assert_int_equal(score_of(t.dir), 0);
+    assert_int_equal(folder_score(&format_olmo_ranks, t.dir), 0);
     copy_ranks(state, &t, "legacy_w3", "", 1, -1);
-    assert_int_equal(score_of(t.dir), 70);
+    assert_int_equal(folder_score(&format_olmo_ranks, t.dir), 70);
     temp_remove(&t);
 }
 

@@ -213,22 +213,6 @@ static void test_keys(void **state)
 
 /* ---- bids ---- */
 
-static int score_of(const char *dir)
-{
-    static const struct store_options options;
-    struct store *store;
-    struct listing *l;
-    struct bid b = {0};
-    struct err e = {0};
-
-    assert_ok(store_open_local(dir, &options, &store, &e), &e);
-    assert_ok(store->ops->list(store, "", &l, &e), &e);
-    format_olmo_unsharded.bid(l, &b);
-    listing_free(l);
-    store_close(store);
-    return b.score;
-}
-
 /* What others write, which only looks alike. */
 static void test_bids(void **state)
 {
@@ -287,7 +271,7 @@ static void test_bids(void **state)
         made_begin(&m, cases[i].name);
         for (size_t k = 0; cases[i].file[k].to; k++)
             copy(state, &m, cases[i].file[k].to, cases[i].file[k].from);
-        score = score_of(m.dir);
+        score = folder_score(&format_olmo_unsharded, m.dir);
         if (score != cases[i].score)
             fail_msg("case %zu: %d, not %d", i, score, cases[i].score);
         made_end(&m);
