@@ -28,7 +28,8 @@ enum chunk_encoding {
     CHUNK_ZARR_LITERAL = 7, /* the same, whose stored bytes stand there too */
     CHUNK_COPIES =
         16, /* plain, and other ranks have the same; key: where (rank_copies.h) */
-    CHUNK_SUM = 17, /* to be added to what other ranks have; key: the same */
+    CHUNK_SUM = 17,  /* to be added to what other ranks have; key: the same */
+    CHUNK_MEAN = 18, /* the sum, divided by the number of ranks */
 };
 
 /* Work on each element on its way. Bits, in plan order: swap first. */

@@ -314,10 +314,19 @@ static void add_block(const struct kind *k, unsigned unit, char *sum, const char
         k->store(sum + i, k->load(sum + i) + k->load(x + i));
 }
 
+/* sum[] /= by, rounded once as torch does it: doubles have the bits for that. */
+static void divide_block(const struct kind *k, unsigned unit, char *sum, double by,
+                         size_t n)
+{
+    for (size_t i = 0; i < n; i += unit)
+        k->store(sum + i, k->load(sum + i) / by);
+}
+
 struct summing {
     const struct places *places;
     const struct kind *kind;
     unsigned unit;
+    bool mean;
 };
 
 static int sum_block(const struct summing *s, uint64_t at, size_t n, char *sum, char *x,
@@ -331,6 +340,8 @@ static int sum_block(const struct summing *s, uint64_t at, size_t n, char *sum, 
             return -e->code;
         add_block(s->kind, s->unit, sum, x, n);
     }
+    if (s->mean)
+        divide_block(s->kind, s->unit, sum, (double)s->places->count, n);
     return 0;
 }
 
@@ -359,7 +370,7 @@ static int sum_to_file(void *user, struct source *in, int fd, uint64_t limit,
 static struct decoded_key key_of(const struct places *p, const struct chunk *c)
 {
     struct decoded_key key = {
-        .off = c->offset, .len = c->length, .encoding = CHUNK_SUM};
+        .off = c->offset, .len = c->length, .encoding = c->encoding};
 
     for (size_t i = 0; i < p->count; i++) {
         const struct file_id *id = &p->place[i].src->id;
@@ -385,8 +396,10 @@ static int sum_resolve(struct source *shard, const struct chunk *c,
 {
     CLEANUP(places_release) struct places p = {0};
     CLEANUP(source_putp) struct source *window = NULL, *sum = NULL;
-    struct summing s = {
-        .places = &p, .kind = kind_of(t->dtype), .unit = dtype_unit(t->dtype)};
+    struct summing s = {.places = &p,
+                        .kind = kind_of(t->dtype),
+                        .unit = dtype_unit(t->dtype),
+                        .mean = c->encoding == CHUNK_MEAN};
     struct decoded_key key;
 
     if (!decoded)
@@ -409,6 +422,13 @@ static int sum_resolve(struct source *shard, const struct chunk *c,
 const struct chunk_codec codec_sum = {
     .encoding = CHUNK_SUM,
     .name = "sum",
+    .decodes = true,
+    .resolve = sum_resolve,
+};
+
+const struct chunk_codec codec_mean = {
+    .encoding = CHUNK_MEAN,
+    .name = "mean",
     .decodes = true,
     .resolve = sum_resolve,
 };

@@ -10,15 +10,17 @@
  * CHUNK_COPIES: the elements themselves, row-major, and the same once more in other places,
  * which `verify --deep` compares. CHUNK_SUM: the tensor is the sum of this and the other
  * places, in their order, each addition rounded to the tensor's own type as torch does
- * it. The tensor's codec_key lists the places: "FILE OFFSET FILE OFFSET".
+ * it; CHUNK_MEAN divides that by how many there are. The codec_key of the tensor, or of
+ * the chunk, lists the places: "FILE OFFSET FILE OFFSET".
  */
 extern const struct chunk_codec codec_copies;
 extern const struct chunk_codec codec_sum;
+extern const struct chunk_codec codec_mean;
 
 /* Appends a place to such a list. */
 void rank_copies_add(struct buf *list, uint32_t file, uint64_t offset);
 
-/* Can CHUNK_SUM add them? */
+/* Can CHUNK_SUM and CHUNK_MEAN add them? */
 bool rank_sum_adds(enum dtype d);
 
 #endif
