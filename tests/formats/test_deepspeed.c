@@ -289,6 +289,69 @@ static void test_ranks_that_are_no_stages(void **state)
     check_refused(&m, "2 model-parallel ranks, not 1 stages of 1 ranks");
 }
 
+/* Pieces of tensor-parallel ranks: notes that lack, that do not fit, that are others. */
+static void test_notes_of_pieces(void **state)
+{
+    static const char fixture[] = "tp2_z1_bf16_w4",
+                      first[] = "mp_rank_00_model_states.pt";
+    static const struct {
+        const char *was, *is, *why;
+    } saves[] = {
+        {"universal_checkpoint_info", "-niversal_checkpoint_info",
+         "tensors are in slices of 2 tensor-parallel ranks, and no "
+         "universal_checkpoint_info in mp_rank_00_model_states.pt tells"},
+        {"parameter_with_row_parallelism_patterns",
+         "-arameter_with_row_parallelism_patterns", "tells how they go together"},
+        {"\\d+.mlp.dense_4h_to_h.weight", "\\d+.mlp.dense_4h_to_h.weighs",
+         "has a pattern that is no parameter's: language_model.encoder.layers."
+         "\\d+.mlp.dense_4h_to_h.weighs"},
+        {"\\d+.mlp.dense_4h_to_h.weight", "\\w+.mlp.dense_4h_to_h.weight",
+         "an escape other than"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(saves); i++) {
+        struct made m;
+
+        make(&m, *state, fixture, first);
+        copy_changed(&m, *state, fixture, first, saves[i].was, saves[i].is, 1);
+        check_refused(&m, saves[i].why);
+    }
+}
+
+/* What has no noted size is a fault of its own. */
+static void test_pieces_that_are_not_told(void **state)
+{
+    static const char fixture[] = "tp2_z1_bf16_w4",
+                      first[] = "mp_rank_00_model_states.pt";
+    struct made m;
+    struct opened o;
+
+    make(&m, *state, fixture, first);
+    copy_changed(&m, *state, fixture, first, "original_vocab_size",
+                 "-riginal_vocab_size", 1);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_fault(&o, "language_model.embedding.word_embeddings.weight",
+                "the size of the vocabulary is not told");
+    assert_null(
+        tensor(&o, "language_model.embedding.position_embeddings.weight")->fault);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void test_tensor_rank_is_missing(void **state)
+{
+    struct made m;
+
+    make(&m, *state, "tp2_z1_bf16_w4",
+         "bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt");
+    check_refused(&m, "partition_count says 2 files of optimizer states, there are 1");
+    make(&m, *state, "tp2_z1_bf16_w4", "mp_rank_00_model_states.pt");
+    check_refused(&m, "some of the model states up to mp_rank_01 are missing");
+    make(&m, *state, "autotp2_z3_bf16_w4", "zero_pp_rank_1_mp_rank_01_model_states.pt");
+    check_refused(&m, "1 files of model states, 2 of optimizer states");
+}
+
 static void test_rank_of_a_stage_is_missing(void **state)
 {
     struct made m;
@@ -380,6 +443,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_other_sub_groups),
         cmocka_unit_test(test_model_states_of_a_rank_are_missing),
         cmocka_unit_test(test_ranks_that_are_no_stages),
+        cmocka_unit_test(test_notes_of_pieces),
+        cmocka_unit_test(test_pieces_that_are_not_told),
+        cmocka_unit_test(test_tensor_rank_is_missing),
         cmocka_unit_test(test_rank_of_a_stage_is_missing),
         cmocka_unit_test(test_only_model_states),
         cmocka_unit_test(test_only_placeholders),

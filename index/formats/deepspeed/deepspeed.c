@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "index/formats/deepspeed/deepspeed_files.h"
 #include "index/formats/format.h"
+#include "index/formats/ranks/rank_copies.h"
 #include "index/formats/torch/torch_file.h"
 
 /* ---- bids ---- */
@@ -131,9 +132,12 @@ static int ds_scan(const struct scan_context *c, struct sink *sink, struct err *
     return rc;
 }
 
+static const struct chunk_codec *const ds_codecs[] = {&codec_copies, &codec_mean, NULL};
+
 const struct format_driver format_deepspeed = {
     .name = "deepspeed",
     .title = "DeepSpeed ZeRO 0 to 3 and universal checkpoints",
     .bid = ds_bid,
     .scan = ds_scan,
+    .codecs = ds_codecs,
 };

@@ -113,7 +113,8 @@ static void take_fragments(struct ds_part *p, size_t r, const struct torch_file 
 }
 
 static int add_part(struct ds_scan *s, const struct ds_part *p, size_t r, size_t i,
-                    const struct shape *shape, uint64_t part, struct err *e)
+                    const struct shape *shape, uint64_t part, struct ds_runs *runs,
+                    struct err *e)
 {
     const struct ds_flat *flat = &p->fragment[r * p->nfrozen + i];
     const struct ds_flat *first = &p->fragment[i];
@@ -126,10 +127,12 @@ static int add_part(struct ds_scan *s, const struct ds_part *p, size_t r, size_t
 
     /* All are of one length: another one would shift those of the ranks behind. */
     if (flat->kind == DS_FLAT_VECTOR && flat->dtype == first->dtype &&
-        flat->count == part)
-        return piece.count > 0
-                   ? ds_add_piece(s, shape, (enum dtype)flat->dtype, &piece, e)
-                   : 0;
+        flat->count == part) {
+        if (piece.count == 0)
+            return 0;
+        return runs ? ds_runs_add(runs, &piece, e)
+                    : ds_add_piece(s, shape, (enum dtype)flat->dtype, &piece, e);
+    }
     if (sink_fault(s->sink,
                    "rank %zu has %" PRIu64 " elements of it, its part has %" PRIu64, r,
                    flat->count, part) < 0)
@@ -157,9 +160,24 @@ static int report_parts(struct ds_scan *s, const struct ds_part *p, size_t i,
     if (ds_begin(s, p->model.path, &t, e) < 0)
         return -e->code;
     for (size_t r = 0; r < p->nmodels; r++)
-        if (add_part(s, p, r, i, &shape, part, e) < 0)
+        if (add_part(s, p, r, i, &shape, part, NULL, e) < 0)
             return -e->code;
     return sink_tensor_end(s->sink, e);
+}
+
+int ds_frozen_runs(struct ds_scan *s, const struct ds_part *p, size_t i,
+                   enum dtype *dtype, struct ds_runs *out, struct err *e)
+{
+    uint64_t n = p->frozen[i].elements, part = n / p->nmodels + (n % p->nmodels > 0);
+    struct shape shape;
+
+    ds_shape_of(&p->frozen[i], &shape);
+    *dtype = p->fragment[i].kind == DS_FLAT_VECTOR ? (enum dtype)p->fragment[i].dtype
+                                                   : DTYPE_F32;
+    for (size_t r = 0; r < p->nmodels; r++)
+        if (add_part(s, p, r, i, &shape, part, out, e) < 0)
+            return -e->code;
+    return 0;
 }
 
 struct reading {
@@ -179,7 +197,7 @@ static int read_model(void *user, size_t i, const struct torch_file *f, struct e
     return ds_rank_objects(x->s, f, e);
 }
 
-static int report_sharded(struct ds_scan *s, struct ds_part *p, struct err *e)
+int ds_frozen_read(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     struct reading x = {s, p};
     uint64_t n;
@@ -191,7 +209,12 @@ static int report_sharded(struct ds_scan *s, struct ds_part *p, struct err *e)
     if (!p->fragment || !p->fragment_file)
         return err_nomem(e);
     take_fragments(p, 0, &p->model, &p->root);
-    if (ds_each_file(s, p->files + 1, p->nmodels - 1, read_model, &x, e) < 0)
+    return ds_each_file(s, p->files + 1, p->nmodels - 1, read_model, &x, e);
+}
+
+static int report_sharded(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    if (ds_frozen_read(s, p, e) < 0)
         return -e->code;
     for (size_t i = 0; i < p->nfrozen; i++)
         if (report_parts(s, p, i, p->frozen[i].name, p->frozen[i].len, e) < 0)

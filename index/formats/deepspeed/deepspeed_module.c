@@ -158,6 +158,23 @@ int ds_report_module(struct ds_scan *s, const struct torch_file *f,
     return rc;
 }
 
+/* torch_item_fn */
+static int skip_item(void *user UNUSED, const struct torch_item *item UNUSED,
+                     struct err *e UNUSED)
+{
+    return 0;
+}
+
+int ds_module_objects(struct ds_scan *s, const struct torch_file *f,
+                      const struct pv *dict, struct err *e)
+{
+    struct module m = {.s = s, .f = f};
+    int rc = add_dict(&m, dict, skip_item, e);
+
+    buf_release(&m.key);
+    return rc;
+}
+
 /* ---- layers of a pipeline ---- */
 
 static bool has_buffer(const struct ds_scan *s, const char *name, size_t len)

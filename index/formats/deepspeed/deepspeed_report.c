@@ -108,8 +108,35 @@ static uint64_t tensor_ranks(const struct ds_scan *s)
     return n;
 }
 
-static int refuse_slices(const struct ds_scan *s, struct err *e)
+/* Slices go together by universal_checkpoint_info, or not at all. */
+static int take_notes(struct ds_scan *s, struct err *e)
 {
+    uint64_t ranks = tensor_ranks(s);
+    int rc;
+
+    s->tensor = (uint32_t)(ranks > 0 ? MIN(ranks, (uint64_t)s->nparts) : s->nparts);
+    if (s->nparts % s->tensor != 0 || s->tensor != MAX(ranks, (uint64_t)s->tensor))
+        return err_set(e, EBADMSG,
+                       "%zu model-parallel ranks are no stages of %" PRIu64
+                       " tensor-parallel ranks",
+                       s->nparts, ranks);
+    rc = ds_notes_take(s->arena, &s->part[0].root, s->tensor, &s->notes, e);
+    if (rc < 0)
+        return err_wrap(e, "%s", s->part[0].model.path);
+    if (rc > 0)
+        return 0;
+    err_set(e, ENOTSUP,
+            "tensors are in slices of %u tensor-parallel ranks, and no "
+            "universal_checkpoint_info in %s tells how they go together",
+            s->tensor, s->part[0].model.path);
+    return err_hint(e,
+                    "stages of a pipeline are joined; so are slices that the training "
+                    "script noted, which DeepSpeed's ds_to_universal.py asks for too");
+}
+
+static int find_slices(struct ds_scan *s, struct err *e)
+{
+    s->tensor = 1;
     for (size_t i = 0; i < ds_files_of(&s->files, DS_LAYER); i++)
         if (ds_files_at(&s->files, DS_LAYER, i)->mp > 0)
             return err_set(e, ENOTSUP,
@@ -123,13 +150,8 @@ static int refuse_slices(const struct ds_scan *s, struct err *e)
                        "experts on %zu model-parallel ranks are not "
                        "supported",
                        s->nparts);
-    if (tensor_ranks(s) == 1)
-        return 0; /* stages of a pipeline: each has parameters of its own */
-    err_set(e, ENOTSUP,
-            "tensors in slices of %zu tensor-parallel ranks are not supported",
-            s->nparts);
-    return err_hint(e, "stages of a pipeline are; convert slices with DeepSpeed's "
-                       "ds_to_universal.py, whose result is read");
+    /* Stages of a pipeline have parameters of their own. */
+    return tensor_ranks(s) == 1 ? 0 : take_notes(s, e);
 }
 
 /* All ranks that took part have a file, and no others. */
@@ -277,12 +299,19 @@ static int report_part(struct ds_scan *s, struct ds_part *p, struct err *e)
     return ds_model_objects(s, p, e);
 }
 
+static int report_parts(struct ds_scan *s, struct err *e)
+{
+    for (size_t i = 0; i < s->nparts; i += s->tensor)
+        if ((s->tensor > 1 ? ds_join_stage(s, &s->part[i], e)
+                           : report_part(s, &s->part[i], e)) < 0)
+            return -e->code;
+    return s->tensor > 1 ? ds_join_end(s, e) : 0;
+}
+
 static int report_all(struct ds_scan *s, struct err *e)
 {
-    for (size_t i = 0; i < s->nparts; i++)
-        if (report_part(s, &s->part[i], e) < 0)
-            return -e->code;
-    if (each_of(s, DS_EXPERT, add_expert, e) < 0 || take_buffers(s, e) < 0 ||
+    if (take_buffers(s, e) < 0 || report_parts(s, e) < 0 ||
+        each_of(s, DS_EXPERT, add_expert, e) < 0 ||
         each_of(s, DS_LAYER, add_layer, e) < 0)
         return -e->code;
     return each_of(s, DS_EXPERT_OPTIM, add_expert_optim, e);
@@ -374,7 +403,7 @@ static int run(struct ds_scan *s, struct err *e)
     if (s->universal)
         return report_universal(s, e);
     tell(s);
-    if (check_ranks(s, e) < 0 || refuse_slices(s, e) < 0 || read_optim(s, e) < 0)
+    if (check_ranks(s, e) < 0 || find_slices(s, e) < 0 || read_optim(s, e) < 0)
         return -e->code;
     tell(s);
     return warn_lost(s, e) < 0 ? -e->code : report_all(s, e);

@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/keyset.h"
 #include "index/formats/deepspeed/deepspeed.h"
+#include "index/formats/deepspeed/deepspeed_cut.h"
 #include "index/formats/deepspeed/deepspeed_files.h"
 #include "index/formats/format.h"
 #include "index/formats/pickle/pickle.h"
@@ -96,6 +97,8 @@ struct ds_scan {
     struct ds_files files;
     struct ds_part *part; /* arena; nparts of them */
     size_t nparts;
+    uint32_t tensor;       /* ranks whose pieces are joined by the notes; 1: none are */
+    struct ds_notes notes; /* where there are several of them */
     bool universal;
     int stage;             /* of ZeRO */
     struct keyset seen;    /* NAMEs that were reported */
@@ -227,6 +230,27 @@ struct ds_piece {
 int ds_add_piece(struct ds_scan *s, const struct shape *shape, enum dtype dtype,
                  const struct ds_piece *piece, struct err *e);
 
+/* Where a parameter lies: pieces of it, in any order. `struct ds_runs r = {0}`. */
+struct ds_runs {
+    struct ds_piece *piece; /* malloc */
+    size_t count, cap;
+};
+
+int ds_runs_add(struct ds_runs *r, const struct ds_piece *piece, struct err *e);
+void ds_runs_release(struct ds_runs *r);
+
+/*
+ * Adds the pieces of a part's own parameter in a slot, which are of that type. What lacks or
+ * does not fit is a fault of the tensor that was begun at the sink.
+ */
+int ds_runs_collect(struct ds_scan *s, const struct ds_part *p,
+                    const struct ds_param *x, uint32_t slot, enum dtype dtype,
+                    struct ds_runs *out, struct err *e);
+
+/* The group that tells which states and types a parameter has; NULL: there is none. */
+const struct ds_flat *ds_first_flat(struct ds_scan *s, const struct ds_part *p,
+                                    const struct ds_param *x, uint32_t slot);
+
 /* Sizes of a parameter as the sink wants them. */
 void ds_shape_of(const struct ds_param *x, struct shape *out);
 
@@ -250,6 +274,16 @@ int ds_report_alias(struct ds_scan *s, const struct ds_part *p,
 
 /* Also what else the model states of other ranks than the first hold (stage 3). */
 int ds_report_frozen(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/*
+ * Stage 3: reads the parts of all ranks, and reports what else their model states hold; for
+ * ds_frozen_runs().
+ */
+int ds_frozen_read(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* Adds the pieces of the i-th frozen parameter; faults are those of the tensor begun. */
+int ds_frozen_runs(struct ds_scan *s, const struct ds_part *p, size_t i,
+                   enum dtype *dtype, struct ds_runs *out, struct err *e);
 
 /* Stage 3: the frozen `x` under another name, unless that is reported already. */
 int ds_report_frozen_alias(struct ds_scan *s, const struct ds_part *p,
@@ -286,6 +320,18 @@ int ds_report_module(struct ds_scan *s, const struct torch_file *f,
  */
 int ds_report_layer(struct ds_scan *s, const struct torch_file *f, uint32_t layer,
                     struct err *e);
+
+/* What of the dict is no tensor. */
+int ds_module_objects(struct ds_scan *s, const struct torch_file *f,
+                      const struct pv *dict, struct err *e);
+
+/* ---- deepspeed_join.c: pieces of tensor-parallel ranks ---- */
+
+/* Everything of the parts of one pipeline stage, s->tensor of them from `p` on. */
+int ds_join_stage(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* -ENOTSUP: patterns of the notes are no parameter's, as after a change of names. */
+int ds_join_end(struct ds_scan *s, struct err *e);
 
 /* ---- deepspeed_objects.c: what is no tensor of the model ---- */
 

@@ -76,6 +76,7 @@ struct job {
     uint32_t slot, set;
     struct shape shape;
     enum dtype dtype;
+    struct ds_runs *runs; /* collects pieces; NULL: they are reported */
 };
 
 static const struct ds_flat *flat_of(const struct job *j, uint32_t r, uint32_t g)
@@ -115,6 +116,8 @@ static int add_run(const struct job *j, uint32_t r, uint32_t g, uint64_t at,
     if (mul_overflows(at, dtype_unit(j->dtype), &piece.at) ||
         add_overflows(piece.at, flat->at, &piece.at))
         return faulted(sink_fault(j->s->sink, "a piece lies beyond all files"), e);
+    if (j->runs)
+        return ds_runs_add(j->runs, &piece, e);
     return ds_add_piece(j->s, &j->shape, j->dtype, &piece, e);
 }
 
@@ -197,6 +200,47 @@ static const struct ds_flat *first_flat(const struct job *j)
     if (j->s->stage != 3)
         return flat_of(j, j->set, j->x->group);
     return j->p->ngroups > 0 ? flat_of(j, 0, group_at(j->p, j->x->at)) : NULL;
+}
+
+/* ---- pieces for others ---- */
+
+int ds_runs_add(struct ds_runs *r, const struct ds_piece *piece, struct err *e)
+{
+    if (r->count == r->cap) {
+        size_t cap = r->cap ? 2 * r->cap : 8;
+        struct ds_piece *grown = reallocarray(r->piece, cap, sizeof *grown);
+
+        if (!grown)
+            return err_nomem(e);
+        r->piece = grown;
+        r->cap = cap;
+    }
+    r->piece[r->count++] = *piece;
+    return 0;
+}
+
+void ds_runs_release(struct ds_runs *r)
+{
+    free(r->piece);
+    *r = (struct ds_runs){0};
+}
+
+const struct ds_flat *ds_first_flat(struct ds_scan *s, const struct ds_part *p,
+                                    const struct ds_param *x, uint32_t slot)
+{
+    const struct job j = {.s = s, .p = p, .x = x, .slot = slot};
+
+    return first_flat(&j);
+}
+
+int ds_runs_collect(struct ds_scan *s, const struct ds_part *p,
+                    const struct ds_param *x, uint32_t slot, enum dtype dtype,
+                    struct ds_runs *out, struct err *e)
+{
+    struct job j = {.s = s, .p = p, .x = x, .slot = slot, .dtype = dtype, .runs = out};
+
+    ds_shape_of(x, &j.shape);
+    return add_all(&j, e);
 }
 
 /* ---- the weights ---- */

@@ -1,0 +1,684 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/deepspeed/deepspeed_join.c - parameters whose pieces are on tensor-parallel ranks. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "index/formats/deepspeed/deepspeed_scan.h"
+#include "index/formats/ranks/rank_copies.h"
+#include "index/formats/ranks/rank_tensors.h"
+#include "index/formats/torch/torch_walk.h"
+
+enum {
+    CUT_MEMORY = 64 << 20,    /* of one parameter's boxes, on all ranks */
+    MODULE_MEMORY = 512 << 20 /* names and shapes of the copies of all ranks */
+};
+
+/* One tensor of a stage while it is reported. */
+struct join {
+    struct ds_scan *s;
+    struct ds_part *p;   /* of the stage: s->tensor of them */
+    struct arena *arena; /* of the cut */
+    struct shape *local; /* by rank, as are these: */
+    struct ds_runs *runs;
+    struct ds_cut cut;
+    enum dtype dtype;
+};
+
+static int join_begin(struct join *j, struct err *e)
+{
+    j->arena = arena_new(CUT_MEMORY);
+    j->local = j->arena ? arena_array(j->arena, j->s->tensor, sizeof *j->local) : NULL;
+    j->runs = calloc(j->s->tensor, sizeof *j->runs);
+    return j->local && j->runs ? 0 : err_nomem(e);
+}
+
+static void join_release(struct join *j)
+{
+    for (uint32_t t = 0; j->runs && t < j->s->tensor; t++)
+        ds_runs_release(&j->runs[t]);
+    free(j->runs);
+    arena_free(j->arena);
+}
+
+static int fault(struct ds_scan *s, const char *why, struct err *e)
+{
+    return sink_fault(s->sink, "%s", why) < 0 ? err_nomem(e) : 0;
+}
+
+/* ---- pieces to chunks ---- */
+
+static const int64_t one_step[] = {1};
+
+static struct chunk chunk_of(const struct ds_piece *piece, enum dtype dtype)
+{
+    return (struct chunk){.file = piece->file,
+                          .flags = piece->flags,
+                          .offset = piece->at,
+                          .length = piece->count * dtype_unit(dtype),
+                          .step = one_step};
+}
+
+static int add_piece(const struct join *j, uint32_t t, size_t i, struct chunk *c,
+                     struct err *e)
+{
+    const struct ds_piece *piece = &j->runs[t].piece[i];
+
+    return rank_boxes_report_flat(j->s->sink, &j->cut.boxes[t].all, &j->cut.piece[t],
+                                  piece->begin, piece->count, c, e);
+}
+
+static int add_pieces(const struct join *j, uint32_t t, struct err *e)
+{
+    for (size_t i = 0; i < j->runs[t].count; i++) {
+        struct chunk c = chunk_of(&j->runs[t].piece[i], j->dtype);
+
+        if (add_piece(j, t, i, &c, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* Do all ranks have the same elements in their i-th pieces, as they are? */
+static bool same_pieces(const struct join *j)
+{
+    const struct ds_runs *first = &j->runs[0];
+
+    for (uint32_t t = 0; t < j->s->tensor; t++) {
+        if (j->runs[t].count != first->count)
+            return false;
+        for (size_t i = 0; i < first->count; i++) {
+            const struct ds_piece *a = &first->piece[i], *b = &j->runs[t].piece[i];
+
+            if (a->begin != b->begin || a->count != b->count || b->flags)
+                return false;
+        }
+    }
+    return true;
+}
+
+/* The i-th pieces of all ranks, of one encoding. */
+static int add_copies(const struct join *j, size_t i, enum chunk_encoding encoding,
+                      struct err *e)
+{
+    CLEANUP(buf_release) struct buf list = {0};
+    struct chunk c = chunk_of(&j->runs[0].piece[i], j->dtype);
+
+    for (uint32_t t = 1; t < j->s->tensor; t++)
+        rank_copies_add(&list, j->runs[t].piece[i].file, j->runs[t].piece[i].at);
+    if (buf_failed(&list))
+        return err_nomem(e);
+    c.encoding = (uint8_t)encoding;
+    c.param = arena_memdup(j->arena, list.data, list.len); /* until the tensor's end */
+    if (!c.param)
+        return err_nomem(e);
+    c.param_len = (uint32_t)list.len;
+    return add_piece(j, 0, i, &c, e);
+}
+
+static int add_all_copies(const struct join *j, enum chunk_encoding encoding,
+                          struct err *e)
+{
+    for (size_t i = 0; i < j->runs[0].count; i++)
+        if (add_copies(j, i, encoding, e) < 0)
+            return -e->code;
+    return 0;
+}
+
+static int add_mean(const struct join *j, struct err *e)
+{
+    if (!same_pieces(j) || !rank_sum_adds(j->dtype))
+        return fault(
+            j->s,
+            "it is the mean of what the ranks have, and those are cut in other "
+            "places or are no plain floating point numbers",
+            e);
+    return add_all_copies(j, CHUNK_MEAN, e);
+}
+
+static int add_chunks(const struct join *j, struct err *e)
+{
+    if (j->cut.why[0])
+        return fault(j->s, j->cut.why, e);
+    if (j->cut.kind == DS_CUT_MEAN)
+        return add_mean(j, e);
+    if (j->cut.kind == DS_CUT_SAME)
+        return same_pieces(j) ? add_all_copies(j, CHUNK_COPIES, e)
+                              : add_pieces(j, 0, e);
+    for (uint32_t t = 0; t < j->s->tensor; t++)
+        if (add_pieces(j, t, e) < 0)
+            return -e->code;
+    return 0;
+}
+
+/* ---- one tensor ---- */
+
+/* What a rank has of it: adds runs; what is wrong is a fault of the tensor. */
+typedef int runs_fn(struct join *j, const void *what, uint32_t t, struct err *e);
+
+/* `t` but for type and shape; `lack`: it is not on all ranks, or NULL. */
+static int report(struct join *j, const char *name, size_t len, const char *lack,
+                  struct sink_tensor *t, runs_fn *fn, const void *what, struct err *e)
+{
+    struct ds_scan *s = j->s;
+
+    if (lack)
+        j->cut = (struct ds_cut){.whole = j->local[0]};
+    else if (ds_cut_find(&s->notes, j->arena, name, len, j->local, &j->cut, e) < 0)
+        return -e->code;
+    t->dtype = j->dtype;
+    t->shape = &j->cut.whole;
+    if (ds_begin(s, j->p->model.path, t, e) < 0)
+        return -e->code;
+    for (uint32_t r = 0; !lack && r < s->tensor; r++)
+        if (fn(j, what, r, e) < 0)
+            return -e->code;
+    if ((lack ? fault(s, lack, e) : add_chunks(j, e)) < 0)
+        return -e->code;
+    return sink_tensor_end(s->sink, e);
+}
+
+/* ---- masters and states ---- */
+
+/* A trained parameter: each rank's piece of it. */
+struct trained {
+    const struct ds_param **x; /* by rank */
+    uint32_t slot;
+};
+
+static int trained_runs(struct join *j, const void *what, uint32_t t, struct err *e)
+{
+    const struct trained *w = what;
+
+    return ds_runs_collect(j->s, &j->p[t], w->x[t], w->slot, j->dtype, &j->runs[t], e);
+}
+
+/* Sets the shapes; false: a rank lacks it. */
+static bool find_trained(struct join *j, const char *name, size_t len, uint32_t slot,
+                         struct trained *out, struct err *e)
+{
+    const struct ds_param *any = NULL;
+    bool all = true;
+
+    out->slot = slot;
+    out->x = arena_array(j->arena, j->s->tensor, sizeof *out->x);
+    if (!out->x) {
+        err_nomem(e);
+        return false;
+    }
+    for (uint32_t t = 0; t < j->s->tensor; t++) {
+        out->x[t] = ds_param_find(&j->p[t], name, len);
+        all = all && out->x[t];
+        any = any ? any : out->x[t];
+    }
+    for (uint32_t t = 0; t < j->s->tensor; t++)
+        ds_shape_of(out->x[t] ? out->x[t] : any, &j->local[t]);
+    return all;
+}
+
+static const char lacks[] = "a tensor-parallel rank lacks its piece";
+
+/* The type of the first rank that has elements of it. */
+static enum dtype type_of(const struct join *j, const struct trained *w, bool *there)
+{
+    *there = false;
+    for (uint32_t t = 0; t < j->s->tensor; t++) {
+        const struct ds_flat *flat =
+            w->x[t] ? ds_first_flat(j->s, &j->p[t], w->x[t], w->slot) : NULL;
+
+        if (!flat || flat->kind == DS_FLAT_NONE || flat->kind == DS_FLAT_PACKED)
+            continue;
+        *there = true;
+        return (enum dtype)flat->dtype;
+    }
+    return DTYPE_F32;
+}
+
+static int report_master(struct ds_scan *s, struct ds_part *p, const char *name,
+                         size_t len, const char *key, size_t key_len, struct err *e)
+{
+    CLEANUP(join_release) struct join j = {.s = s, .p = p};
+    struct sink_tensor t = {
+        .key = key, .key_len = key_len, .part = s->how->part, .role = s->how->weights};
+    struct trained w;
+    bool all, ignored;
+
+    if (join_begin(&j, e) < 0)
+        return -e->code;
+    all = find_trained(&j, name, len, DS_MASTER, &w, e);
+    if (e->code)
+        return -e->code;
+    j.dtype = type_of(&j, &w, &ignored);
+    return report(&j, name, len, all ? NULL : lacks, &t, trained_runs, &w, e);
+}
+
+/* "step": one number for all of a group; that of the first rank. */
+static int report_scalar(struct ds_scan *s, const struct ds_part *p,
+                         const struct ds_flat *flat, struct sink_tensor *t,
+                         struct err *e)
+{
+    static const struct shape scalar = {.nd = 0};
+    const struct ds_piece piece = {
+        .file = p->rank[0].file, .at = flat->at, .count = 1, .flags = flat->flags};
+
+    t->dtype = (enum dtype)flat->dtype;
+    t->shape = &scalar;
+    if (ds_begin(s, p->rank[0].path, t, e) < 0 ||
+        ds_add_piece(s, &scalar, t->dtype, &piece, e) < 0)
+        return -e->code;
+    return sink_tensor_end(s->sink, e);
+}
+
+static int report_state(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
+                        uint32_t slot, struct err *e)
+{
+    CLEANUP(join_release) struct join j = {.s = s, .p = p};
+    CLEANUP(buf_release) struct buf key = {0};
+    struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
+    const struct ds_flat *first = ds_first_flat(s, &p[0], x, slot);
+    struct trained w;
+    bool all, there;
+
+    buf_adds(&key, "optimizer.state.");
+    buf_add(&key, x->name, x->len);
+    buf_addf(&key, ".%s", p[0].slot[slot]);
+    if (buf_failed(&key))
+        return err_nomem(e);
+    t.key = key.data;
+    t.key_len = key.len;
+    if (first && first->kind == DS_FLAT_SCALAR)
+        return report_scalar(s, &p[0], first, &t, e);
+    if (join_begin(&j, e) < 0)
+        return -e->code;
+    all = find_trained(&j, x->name, x->len, slot, &w, e);
+    if (e->code)
+        return -e->code;
+    j.dtype = type_of(&j, &w, &there);
+    if (!there)
+        return 0;
+    return report(&j, x->name, x->len, all ? NULL : lacks, &t, trained_runs, &w, e);
+}
+
+/* Do all ranks number their states alike? Each names them in the order of its file. */
+static int check_slots(const struct ds_scan *s, const struct ds_part *p, struct err *e)
+{
+    for (uint32_t t = 1; t < s->tensor; t++) {
+        bool same = p[t].nslots == p[0].nslots;
+
+        for (uint32_t k = DS_MASTER + 1; same && k < p[0].nslots; k++)
+            same = strcmp(p[t].slot[k], p[0].slot[k]) == 0;
+        if (!same)
+            return err_set(e, EBADMSG,
+                           "mp_rank_%02u has other states than mp_rank_%02u", p[t].mp,
+                           p[0].mp);
+    }
+    return 0;
+}
+
+/* Another stage has it too: that has to be the same parameter. */
+static int note_copy(struct ds_scan *s, struct ds_part *p, struct ds_param *x,
+                     struct err *e)
+{
+    char text[200];
+
+    x->elsewhere = true;
+    for (const struct ds_part *q = s->part; q < p; q += s->tensor) {
+        const struct ds_param *first = ds_param_find(q, x->name, x->len);
+
+        if (!first)
+            continue;
+        if (first->nd == x->nd &&
+            memcmp(first->dim, x->dim, x->nd * sizeof *x->dim) == 0)
+            return 0;
+        break;
+    }
+    return err_set(e, EBADMSG, "%s: %s has another shape on another stage",
+                   p->model.path, ds_text(x->name, x->len, text, sizeof text));
+}
+
+static int report_masters(struct ds_scan *s, struct ds_part *p, uint32_t t,
+                          struct err *e)
+{
+    for (size_t i = 0; i < p[t].nparams; i++) {
+        struct ds_param *x = &p[t].param[i];
+        int seen = ds_see(s, x->name, x->len, e);
+
+        if (seen < 0)
+            return seen;
+        if (seen == 0 && t > 0)
+            continue; /* of the rank before, or told of already */
+        if ((seen == 0 ? note_copy(s, p, x, e)
+                       : report_master(s, p, x->name, x->len, x->name, x->len, e)) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int report_states(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    if (check_slots(s, p, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < p->nparams; i++)
+        for (uint32_t slot = DS_MASTER + 1; !p->param[i].elsewhere && slot < p->nslots;
+             slot++)
+            if (report_state(s, p, &p->param[i], slot, e) < 0)
+                return -e->code;
+    return 0;
+}
+
+/* ---- frozen ones of stage 3 ---- */
+
+struct frozen {
+    const struct ds_param **x; /* by rank */
+};
+
+static int frozen_runs(struct join *j, const void *what, uint32_t t, struct err *e)
+{
+    const struct frozen *w = what;
+    size_t i = (size_t)(w->x[t] - j->p[t].frozen);
+    enum dtype dtype;
+
+    if (ds_frozen_runs(j->s, &j->p[t], i, &dtype, &j->runs[t], e) < 0)
+        return -e->code;
+    return dtype == j->dtype ? 0 : fault(j->s, "the ranks have it in several types", e);
+}
+
+static int report_frozen(struct ds_scan *s, struct ds_part *p, const char *name,
+                         size_t len, const char *key, size_t key_len, struct err *e)
+{
+    CLEANUP(join_release) struct join j = {.s = s, .p = p};
+    struct sink_tensor t = {
+        .key = key, .key_len = key_len, .part = s->how->part, .role = s->how->weights};
+    struct frozen w = {0};
+    bool all = true;
+
+    if (join_begin(&j, e) < 0)
+        return -e->code;
+    w.x = arena_array(j.arena, s->tensor, sizeof *w.x);
+    if (!w.x)
+        return err_nomem(e);
+    for (uint32_t r = 0; r < s->tensor; r++) {
+        w.x[r] = ds_frozen_find(&p[r], name, len);
+        ds_shape_of(w.x[r] ? w.x[r] : w.x[0], &j.local[r]);
+        all &= w.x[r] != NULL;
+    }
+    j.dtype = p->fragment[w.x[0] - p->frozen].kind == DS_FLAT_VECTOR
+                  ? (enum dtype)p->fragment[w.x[0] - p->frozen].dtype
+                  : DTYPE_F32;
+    return report(&j, name, len, all ? NULL : lacks, &t, frozen_runs, &w, e);
+}
+
+static int report_all_frozen(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    for (uint32_t t = 0; s->stage == 3 && t < s->tensor; t++)
+        if (ds_frozen_read(s, &p[t], e) < 0)
+            return -e->code;
+    for (size_t i = 0; s->stage == 3 && i < p->nfrozen; i++) {
+        const struct ds_param *x = &p->frozen[i];
+        int seen = ds_see(s, x->name, x->len, e);
+
+        if (seen < 0 ||
+            (seen > 0 && report_frozen(s, p, x->name, x->len, x->name, x->len, e) < 0))
+            return -e->code;
+    }
+    return 0;
+}
+
+/* ---- tied names ---- */
+
+static int report_alias(struct ds_scan *s, struct ds_part *p, const struct pv *alias,
+                        const struct pv *owner, struct err *e)
+{
+    const char *name[2];
+    size_t len[2];
+    bool trained, frozen;
+    int seen;
+
+    if (alias->kind != PV_STR || owner->kind != PV_STR)
+        return 0;
+    name[0] = pv_bytes(alias, &len[0]);
+    name[1] = pv_bytes(owner, &len[1]);
+    trained = p->nranks > 0 && ds_param_find(p, name[1], len[1]);
+    frozen = s->stage == 3 && ds_frozen_find(p, name[1], len[1]);
+    if (!trained && !frozen)
+        return 0; /* in the module under both names */
+    seen = ds_see(s, name[0], len[0], e);
+    if (seen <= 0)
+        return seen;
+    return trained ? report_master(s, p, name[1], len[1], name[0], len[0], e)
+                   : report_frozen(s, p, name[1], len[1], name[0], len[0], e);
+}
+
+static int report_tied(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    struct pv shared, items;
+
+    if (!ds_get_some(&p->root, "shared_params", &shared) ||
+        !torch_mapping(&shared, &items) || items.kind != PV_DICT)
+        return 0;
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        struct pv alias = pv_key_at(&items, i), owner = pv_value_at(&items, i);
+
+        if (report_alias(s, p, &alias, &owner, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* ---- the copy that the model computed with ---- */
+
+struct module {
+    struct ds_scan *s;
+    struct ds_part *p;
+    struct arena *arena;
+    struct rank_tensors *of; /* by rank */
+    struct keyset names;     /* told of */
+    uint64_t raw;            /* tensors whose cut is not noted */
+    uint64_t hollow;         /* placeholders that nothing else stands for */
+};
+
+static void module_release(struct module *m)
+{
+    for (uint32_t t = 0; m->of && t < m->s->tensor; t++)
+        rank_tensors_release(&m->of[t]);
+    free(m->of);
+    keyset_release(&m->names);
+    arena_free(m->arena);
+}
+
+struct copies {
+    const struct rank_tensor **x; /* by rank */
+};
+
+/* Row-major and as it is? */
+static bool is_plain(const struct rank_tensor *x)
+{
+    uint64_t step = 1;
+
+    for (uint32_t k = x->nd; k-- > 0; step *= x->dim[k])
+        if (x->dim[k] > 1 && (uint64_t)x->stride[k] != step)
+            return false;
+    return !x->packed && dtype_bits(x->dtype) % 8 == 0;
+}
+
+static int copy_runs(struct join *j, const void *what, uint32_t t, struct err *e)
+{
+    const struct rank_tensor *x = ((const struct copies *)what)->x[t];
+    struct ds_piece piece = {
+        .file = j->p[t].model.number, .count = 1, .flags = x->flags};
+
+    if (!is_plain(x) || x->dtype != j->dtype)
+        return fault(j->s, "a rank's piece is of another type, or not row by row", e);
+    for (uint32_t k = 0; k < x->nd; k++)
+        piece.count *= x->dim[k]; /* it was counted where the file was read */
+    piece.at = x->data + x->first * dtype_unit(x->dtype);
+    return piece.count > 0 ? ds_runs_add(&j->runs[t], &piece, e) : 0;
+}
+
+/* Finds all ranks' pieces. Why one cannot be had, or NULL. */
+static const char *find_copies(struct join *j, const struct module *m,
+                               const struct rank_tensor *any, struct copies *out)
+{
+    const char *why = NULL;
+
+    for (uint32_t t = 0; t < m->s->tensor; t++) {
+        const struct rank_tensor *x = rank_tensors_find(&m->of[t], any->name, any->len);
+
+        out->x[t] = x;
+        if (!x || x->why)
+            why = x ? x->why : lacks;
+        x = x ? x : any;
+        j->local[t].nd = x->nd;
+        memcpy(j->local[t].dim, x->dim, x->nd * sizeof *x->dim);
+    }
+    return why;
+}
+
+static int report_copy(struct module *m, const struct rank_tensor *x,
+                       const char *prefix, int role, struct err *e)
+{
+    CLEANUP(join_release) struct join j = {.s = m->s, .p = m->p, .dtype = x->dtype};
+    CLEANUP(buf_release) struct buf key = {0};
+    struct sink_tensor t = {.part = m->s->how->part, .role = role};
+    struct copies w;
+    const char *why;
+
+    if (join_begin(&j, e) < 0)
+        return -e->code;
+    w.x = arena_array(j.arena, m->s->tensor, sizeof *w.x);
+    buf_adds(&key, prefix);
+    buf_add(&key, x->name, x->len);
+    if (!w.x || buf_failed(&key))
+        return err_nomem(e);
+    t.key = key.data ? key.data : "";
+    t.key_len = key.len;
+    why = find_copies(&j, m, x, &w);
+    return report(&j, x->name, x->len, why, &t, copy_runs, &w, e);
+}
+
+/* A buffer: notes tell of parameters only. Each rank's is FILE:module.NAME. */
+static int report_raw(struct module *m, const struct rank_tensor *any, struct err *e)
+{
+    CLEANUP(buf_release) struct buf key = {0};
+
+    m->raw++;
+    for (uint32_t t = 0; t < m->s->tensor; t++) {
+        const struct rank_tensor *x = rank_tensors_find(&m->of[t], any->name, any->len);
+        struct sink_tensor out = {.part = m->s->how->part, .role = ROLE_OTHER};
+        struct torch_tensor tensor;
+
+        if (!x || x->why)
+            continue;
+        buf_clear(&key);
+        buf_addf(&key, "%s:module.", m->p[t].model.path);
+        buf_add(&key, x->name, x->len);
+        if (buf_failed(&key))
+            return err_nomem(e);
+        out.key = key.data;
+        out.key_len = key.len;
+        rank_tensor_open(x, &tensor);
+        if (torch_file_tensor(m->s->sink, &m->p[t].model, &tensor, &out, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int report_named(struct module *m, const struct rank_tensor *x, struct err *e)
+{
+    struct ds_scan *s = m->s;
+    int rc = keyset_add(&m->names, x->name, x->len);
+
+    if (rc <= 0)
+        return rc < 0 ? err_nomem(e) : 0;
+    if (s->stage == 3 && !x->why && x->nd == 1 && x->dim[0] == 0) {
+        m->hollow += !keyset_has(&s->seen, x->name, x->len);
+        return 0;
+    }
+    if (keyset_has(&s->buffers, x->name, x->len))
+        return report_raw(m, x, e);
+    rc = ds_see(s, x->name, x->len, e);
+    if (rc < 0 || (rc > 0 && report_copy(m, x, "", s->how->weights, e) < 0))
+        return -e->code;
+    return s->stage == 3 ? 0 : report_copy(m, x, "module.", ROLE_OTHER, e);
+}
+
+static int collect_module(struct module *m, struct err *e)
+{
+    m->arena = arena_new(MODULE_MEMORY);
+    m->of = calloc(m->s->tensor, sizeof *m->of);
+    if (!m->arena || !m->of)
+        return err_nomem(e);
+    for (uint32_t t = 0; t < m->s->tensor; t++)
+        if (m->p[t].module.kind == PV_DICT &&
+            rank_tensors_collect(m->p[t].model.zip, &m->p[t].module, m->arena,
+                                 &m->of[t], e) < 0)
+            return err_wrap(e, "%s", m->p[t].model.path);
+    return 0;
+}
+
+static int warn_module(const struct module *m, struct err *e)
+{
+    if (m->raw > 0 &&
+        sink_warning(m->s->sink, "unknown-cut",
+                     "%s: %" PRIu64 " buffers, of which no pattern tells whether ranks "
+                     "have cut them: each rank's is FILE:module.NAME",
+                     m->p->model.path, m->raw) < 0)
+        return err_nomem(e);
+    if (m->hollow > 0 &&
+        sink_warning(m->s->sink, "no-weights",
+                     "%s: %" PRIu64 " parameters are named there and stored nowhere",
+                     m->p->model.path, m->hollow) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
+static int report_module(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    CLEANUP(module_release) struct module m = {.s = s, .p = p};
+
+    if (collect_module(&m, e) < 0)
+        return -e->code;
+    for (uint32_t t = 0; t < s->tensor; t++)
+        for (size_t i = 0; i < m.of[t].count; i++)
+            if (report_named(&m, &m.of[t].tensor[i], e) < 0)
+                return -e->code;
+    if (ds_module_objects(s, &p->model, &p->module, e) < 0)
+        return -e->code;
+    return warn_module(&m, e);
+}
+
+/* ---- a stage ---- */
+
+int ds_join_stage(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    bool masters = true;
+
+    for (uint32_t t = 0; t < s->tensor; t++)
+        masters = masters && p[t].has_shapes && p[t].nranks > 0;
+    for (uint32_t t = 0; masters && t < s->tensor; t++)
+        if (report_masters(s, p, t, e) < 0)
+            return -e->code;
+    if (report_all_frozen(s, p, e) < 0 || report_tied(s, p, e) < 0 ||
+        report_module(s, p, e) < 0 || (masters && report_states(s, p, e) < 0))
+        return -e->code;
+    for (uint32_t t = 0; t < s->tensor; t++)
+        if (ds_model_objects(s, &p[t], e) < 0)
+            return -e->code;
+    return 0;
+}
+
+int ds_join_end(struct ds_scan *s, struct err *e)
+{
+    const struct ds_pattern *p = ds_notes_unused(&s->notes);
+    char text[200];
+
+    if (!p)
+        return 0;
+    err_set(e, ENOTSUP,
+            "universal_checkpoint_info has a pattern that is no parameter's: %s",
+            ds_text(p->text, p->len, text, sizeof text));
+    return err_hint(e, "its patterns do not fit the names, and what they miss would be "
+                       "joined in a wrong way");
+}
