@@ -11,15 +11,24 @@
 #include "index/chunk.h"
 
 enum {
+    BATCH = 1024,        /* runs that are looked at together */
+    LONG_ROW = 64 << 10, /* longer ones gain nothing from company */
     /*
-     * Short rows of several pieces meet in the cache lines of the window: all pieces work
-     * on this much of it before any goes on, so that it is written nearly in order.
+     * Pieces of one comb, as column shards are: their rows are copied by turns, so that
+     * the window is written in order and all pieces are read at once, which hides the
+     * wait for memory. Measured with rows of 32 to 512 bytes: 1.2 to 1.5 times blocks of
+     * 8 pieces, 1.5 to 1.8 times of 64; with rows of 8 half.
+     */
+    COMB = 256,
+    COMB_ROW = 32,
+    COMB_UNEVEN_ROW = 256, /* so long, memcpy need not know the length before */
+    /*
+     * Other short rows of several pieces meet in the cache lines of the window: all pieces
+     * work on this much of it before any goes on, so that it is written nearly in order.
      * Measured with 8 column shards: 2 and 4 KiB are best, at 64 KiB and more rows of
      * 8 to 512 bytes have half the speed.
      */
     BLOCK = 4 << 10,
-    BATCH = 1024,       /* runs that go through the blocks together */
-    LONG_ROW = 4 << 10, /* these gain nothing from blocks */
     /*
      * Pieces stored transposed: neighbouring runs read the same cache lines, which lie
      * far apart. Tiles of so many runs and copies keep them in the first-level cache.
@@ -178,9 +187,9 @@ static struct change change_of(const struct assemble_run *r, bool backward)
     return c;
 }
 
-/* Copies [first, first + count) of a run. */
-static void run_copies(const struct job *j, const struct assemble_run *r,
-                       uint64_t first, uint64_t count)
+/* Where copies [first, first + count) of a run come from and go. */
+static struct rows rows_of(const struct job *j, const struct assemble_run *r,
+                           uint64_t first, uint64_t count)
 {
     unsigned char *piece = r->piece + (int64_t)first * r->piece_step;
     uint64_t at = r->at + first * r->at_step;
@@ -197,6 +206,15 @@ static void run_copies(const struct job *j, const struct assemble_run *r,
         rows.from = piece;
         rows.from_step = r->piece_step;
     }
+    return rows;
+}
+
+/* Copies [first, first + count) of a run. */
+static void run_copies(const struct job *j, const struct assemble_run *r,
+                       uint64_t first, uint64_t count)
+{
+    struct rows rows = rows_of(j, r, first, count);
+
     if (rows.to_step == rows.from_step && r->at_step == r->len) {
         rows.len *= count;
         rows.count = 1;
@@ -252,6 +270,15 @@ static uint64_t batch_next(const struct batch *b, size_t first)
     return next;
 }
 
+/* `count` more copies are done. */
+static void cursor_skip(struct cursor *c, uint64_t count)
+{
+    const struct assemble_run *r = c->run;
+
+    c->done += count;
+    c->next = c->done < r->count ? r->at + c->done * r->at_step : UINT64_MAX;
+}
+
 /* Does the copies of a run that start below `end`. */
 static void cursor_advance(const struct job *j, struct cursor *c, uint64_t end)
 {
@@ -260,25 +287,95 @@ static void cursor_advance(const struct job *j, struct cursor *c, uint64_t end)
 
     count = MIN(count, r->count - c->done);
     run_copies(j, r, c->done, count);
-    c->done += count;
-    c->next = c->done < r->count ? r->at + c->done * r->at_step : UINT64_MAX;
+    cursor_skip(c, count);
 }
 
-/* Does all runs of the batch, block by block of the window, and empties it. */
+/* `len` is a constant as for copy_fixed, or 0: that of each. */
+static inline __attribute__((always_inline)) void comb_fixed(struct rows *r, size_t n,
+                                                             uint64_t count, size_t len)
+{
+    for (uint64_t k = count; k; k--) {
+        for (size_t i = 0; i < n; i++) {
+            memcpy(r[i].to, r[i].from, len ? len : r[i].len);
+            r[i].to += r[i].to_step;
+            r[i].from += r[i].from_step;
+        }
+    }
+}
+
+static void comb_rows(struct rows *r, size_t n, uint64_t count, size_t len)
+{
+    switch (len) {
+    case 32:
+        comb_fixed(r, n, count, 32);
+        return;
+    case 64:
+        comb_fixed(r, n, count, 64);
+        return;
+    case 128:
+        comb_fixed(r, n, count, 128);
+        return;
+    case 256:
+        comb_fixed(r, n, count, 256);
+        return;
+    default:
+        comb_fixed(r, n, count, 0);
+    }
+}
+
+/* Are the runs, sorted by place, teeth of one comb? Each starts within the first's step. */
+static bool is_comb(const struct batch *b)
+{
+    const struct assemble_run *first = b->cursor[0].run;
+
+    if (b->n < 2 || b->n > COMB)
+        return false;
+    for (size_t i = 0; i < b->n; i++) {
+        const struct assemble_run *r = b->cursor[i].run;
+
+        if (r->flags || r->len < COMB_ROW || r->at_step != first->at_step ||
+            r->at - first->at >= r->at_step ||
+            (r->len != first->len && MIN(r->len, first->len) < COMB_UNEVEN_ROW))
+            return false;
+    }
+    return true;
+}
+
+/* Does as many copies of each run of a comb as all have. */
+static void comb_run(const struct job *j, struct batch *b)
+{
+    struct rows rows[COMB];
+    size_t len = b->cursor[0].run->len;
+    uint64_t count = UINT64_MAX;
+
+    for (size_t i = 0; i < b->n; i++) {
+        const struct assemble_run *r = b->cursor[i].run;
+
+        rows[i] = rows_of(j, r, 0, r->count);
+        count = MIN(count, r->count);
+        if (r->len != len)
+            len = 0;
+    }
+    comb_rows(rows, b->n, count, len);
+    for (size_t i = 0; i < b->n; i++)
+        cursor_skip(&b->cursor[i], count);
+}
+
+/* Does all runs of the batch, and empties it. */
 static void batch_flush(const struct job *j, struct batch *b)
 {
-    size_t first = 0;
-
     qsort(b->cursor, b->n, sizeof b->cursor[0], by_place);
-    while (first < b->n) {
-        uint64_t end = batch_next(b, first) + BLOCK;
+    if (is_comb(b))
+        comb_run(j, b);
+    for (size_t first = 0; first < b->n; first++) {
+        while (b->cursor[first].next != UINT64_MAX) {
+            uint64_t end = batch_next(b, first) + BLOCK;
 
-        for (size_t i = first; i < b->n && b->cursor[i].run->at < end; i++) {
-            if (b->cursor[i].next < end)
-                cursor_advance(j, &b->cursor[i], end);
+            for (size_t i = first; i < b->n && b->cursor[i].run->at < end; i++) {
+                if (b->cursor[i].next < end)
+                    cursor_advance(j, &b->cursor[i], end);
+            }
         }
-        while (first < b->n && b->cursor[first].next == UINT64_MAX)
-            first++;
     }
     b->n = 0;
 }
