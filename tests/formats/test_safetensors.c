@@ -185,6 +185,67 @@ static void test_index_and_its_leftovers(void **state)
     release(&k);
 }
 
+/* save_pretrained(variant="fp16") of transformers 5.23 and diffusers 0.42. */
+static void test_index_of_a_variant(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model.fp16-00001-of-00002.safetensors", NULL, "a:3");
+    put(t, "model.fp16-00001-of-00003.safetensors", NULL, "old:5");
+    put(t, "other.fp16-00001-of-00001.safetensors", NULL, "x:3");
+    tmp_file(t, "model.safetensors.index.fp16.json",
+             "{\"weight_map\":{\"a\":\"model.fp16-00001-of-00002.safetensors\","
+             "\"b\":\"model.fp16-00002-of-00002.safetensors\"}}");
+    tmp_file(t, "other.safetensors.index.fp16.json",
+             "{\"weight_map\":{\"x\":\"other.fp16-00001-of-00001.safetensors\"}}");
+    look_at(&k, t, "");
+    assert_null(k.info.error);
+    assert_int_equal(k.count, 2);
+    whole(&k, "a", 3, 'm');
+    faulty(&k, "b", "model.fp16-00002-of-00002.safetensors is missing");
+    assert_string_equal(k.info.metadata_file, "model.safetensors.index.fp16.json");
+    assert_has(k.hidden.data, "model.safetensors.index.fp16.json ");
+    assert_has(k.hidden.data, "model.fp16-00001-of-00003.safetensors ");
+    assert_null(strstr(k.hidden.data, "other"));
+    release(&k);
+}
+
+/* As diffusers before 0.32 called them. */
+static void test_variant_behind_the_number(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model-00001-of-00002.fp16.safetensors", NULL, "a:3");
+    put(t, "model-00002-of-00002.fp16.safetensors", NULL, "b:5");
+    tmp_file(t, "model.safetensors.index.fp16.json",
+             "{\"weight_map\":{\"a\":\"model-00001-of-00002.fp16.safetensors\","
+             "\"b\":\"model-00002-of-00002.fp16.safetensors\"}}");
+    look_at(&k, t, "");
+    assert_null(k.info.error);
+    assert_int_equal(k.count, 2);
+    whole(&k, "a", 3, 'm');
+    whole(&k, "b", 5, 'm');
+    release(&k);
+}
+
+static void test_variants_beside_the_model(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model-00001-of-00001.safetensors", NULL, "a:3");
+    put(t, "model.fp16-00001-of-00001.safetensors", NULL, "b:5");
+    tmp_file(t, "model.safetensors.index.fp16.json",
+             "{\"weight_map\":{\"b\":\"model.fp16-00001-of-00001.safetensors\"}}");
+    look_at(&k, t, "");
+    assert_int_equal(k.count, 1);
+    whole(&k, "a", 3, 'm');
+    assert_null(strstr(k.hidden.data, "fp16"));
+    release(&k);
+}
+
 static void test_index_with_a_damaged_file(void **state)
 {
     const struct tmp *t = *state;
@@ -416,6 +477,9 @@ int main(void)
         tmp_test(test_lone_file),
         tmp_test(test_single_wins_over_index),
         tmp_test(test_index_and_its_leftovers),
+        tmp_test(test_index_of_a_variant),
+        tmp_test(test_variant_behind_the_number),
+        tmp_test(test_variants_beside_the_model),
         tmp_test(test_index_with_a_damaged_file),
         tmp_test(test_numbered_set),
         tmp_test(test_numbered_set_with_holes),

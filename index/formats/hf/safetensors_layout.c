@@ -146,7 +146,7 @@ static bool find_known(const struct listing *l, struct safetensors_layout *out)
     return false;
 }
 
-/* An index of another stem: variants, as model.fp16.safetensors.index.json. */
+/* An index of another stem. */
 static bool find_index(const struct listing *l, struct safetensors_layout *out)
 {
     for (size_t i = 0; i < listing_count(l); i++) {
@@ -160,15 +160,18 @@ static bool find_index(const struct listing *l, struct safetensors_layout *out)
     return false;
 }
 
+static bool is_stem(const char *name, size_t len, const char *stem)
+{
+    return len == strlen(stem) && memcmp(name, stem, len) == 0;
+}
+
 /* The better set: that of a known stem, then the one with all its files. */
 static bool is_better(const struct safetensors_layout *a,
                       const struct safetensors_layout *b)
 {
     for (size_t i = 0; i < ARRAY_SIZE(stems); i++) {
-        bool x = a->stem_len == strlen(stems[i]) &&
-                 memcmp(a->stem, stems[i], a->stem_len) == 0;
-        bool y = b->stem_len == strlen(stems[i]) &&
-                 memcmp(b->stem, stems[i], b->stem_len) == 0;
+        bool x = is_stem(a->stem, a->stem_len, stems[i]);
+        bool y = is_stem(b->stem, b->stem_len, stems[i]);
 
         if (x != y)
             return x;
@@ -222,6 +225,76 @@ static void find_numbered(const struct listing *l, struct safetensors_layout *ou
             *out = sets[i];
 }
 
+static bool is_known_stem(const char *name, size_t len)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(stems); i++)
+        if (is_stem(name, len, stems[i]))
+            return true;
+    return false;
+}
+
+/* STEM.safetensors.index.VARIANT.json, as transformers and diffusers call the index of
+ * save_pretrained(variant=): where the variant stands and how long it is, or false. */
+static bool variant_index(const char *name, size_t *stem_len, const char **variant,
+                          size_t *variant_len)
+{
+    static const char middle[] = ".safetensors.index.";
+    const char *at = strstr(name, middle);
+    const char *end = at ? strchr(at + strlen(middle), '.') : NULL;
+
+    if (!end || at == name || end == at + strlen(middle) || strcmp(end, ".json") != 0)
+        return false;
+    *stem_len = (size_t)(at - name);
+    *variant = at + strlen(middle);
+    *variant_len = (size_t)(end - *variant);
+    return true;
+}
+
+/* Its files are STEM.VARIANT-0000K-of-0000N.safetensors; diffusers before 0.32 called
+ * them STEM-0000K-of-0000N.VARIANT.safetensors, which have no stem here. */
+static void set_variant(const struct listing *l, const char *index, size_t stem_len,
+                        const char *variant, size_t variant_len,
+                        struct safetensors_layout *out)
+{
+    struct safetensors_number n;
+
+    *out = (struct safetensors_layout){
+        .kind = SAFETENSORS_INDEXED, .main = index, .stem = index};
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const char *name = listing_at(l, i)->name;
+
+        if (!safetensors_numbered(name, &n) ||
+            n.stem_len != stem_len + 1 + variant_len ||
+            memcmp(name, index, stem_len) != 0 || name[stem_len] != '.' ||
+            memcmp(name + stem_len + 1, variant, variant_len) != 0)
+            continue;
+        out->stem = name;
+        out->stem_len = n.stem_len;
+        return;
+    }
+}
+
+/* The index of a variant, where no numbered files of a known stem are the model. */
+static void find_variant(const struct listing *l, struct safetensors_layout *out)
+{
+    bool known = false;
+
+    if (out->kind == SAFETENSORS_PIECES || is_known_stem(out->stem, out->stem_len))
+        return;
+    for (size_t i = 0; i < listing_count(l) && !known; i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+        const char *variant;
+        size_t stem_len, variant_len;
+
+        if (entry->st.kind != ENTRY_FILE ||
+            !variant_index(entry->name, &stem_len, &variant, &variant_len))
+            continue;
+        known = is_known_stem(entry->name, stem_len);
+        if (known || out->kind != SAFETENSORS_INDEXED)
+            set_variant(l, entry->name, stem_len, variant, variant_len, out);
+    }
+}
+
 static const char *find_adapter(const struct listing *l)
 {
     const char *name = file_named(l, "adapter_model.safetensors");
@@ -232,8 +305,10 @@ static const char *find_adapter(const struct listing *l)
 void safetensors_layout(const struct listing *l, struct safetensors_layout *out)
 {
     *out = (struct safetensors_layout){0};
-    if (!find_known(l, out) && !find_index(l, out))
+    if (!find_known(l, out) && !find_index(l, out)) {
         find_numbered(l, out);
+        find_variant(l, out);
+    }
     if (out->kind == SAFETENSORS_NONE) {
         out->main = find_adapter(l);
         out->kind = out->main ? SAFETENSORS_ADAPTER : SAFETENSORS_NONE;
