@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "index/formats/torch/torch_walk.h"
 
 /*
  * Each rank names its own experts from 0 on; expert files have global numbers. Ranks r, r +
@@ -76,6 +77,7 @@ static int count_expert(struct ds_scan *s, struct ds_part *p, const struct ds_pa
         *layer = (struct ds_experts){.layer = x->name, .len = n.layer};
     }
     layer->local = MAX(layer->local, n.local + 1);
+    layer->sets = MAX(layer->sets, (uint64_t)ds_sets(p, x->group));
     return 0;
 }
 
@@ -93,13 +95,105 @@ static int refuse_other_order(const struct ds_part *p, struct err *e)
                    p->model.path);
 }
 
+/* ---- how many experts a rank has ---- */
+
+/*
+ * The number of experts, where all layers have one: `num_experts` has an entry a layer, in an
+ * order that is not told (DeepSpeed until 0.5: one number).
+ */
+static bool same_number(const struct ds_part *p, uint64_t *out)
+{
+    struct pv list, one;
+    uint64_t n;
+
+    if (!ds_get_some(&p->root, "num_experts", &list))
+        return false;
+    if (list.kind != PV_LIST)
+        return pv_u64(&list, out);
+    for (size_t i = 0; i < pv_count(&list); i++) {
+        one = pv_at(&list, i);
+        if (!pv_u64(&one, &n) || (i > 0 && n != *out))
+            return false;
+        *out = n;
+    }
+    return pv_count(&list) > 0;
+}
+
+/* ds_file_fn: the names in an expert's file have its global number. */
+static int take_file(void *user, size_t i UNUSED, const struct torch_file *f,
+                     struct err *e UNUSED)
+{
+    const struct ds_part *p = user;
+    struct pv root = torch_zip_root(f->zip), items;
+
+    if (!torch_mapping(&root, &items) || items.kind != PV_DICT)
+        return 0;
+    for (size_t k = 0; k < pv_count(&items); k++) {
+        struct pv key = pv_key_at(&items, k);
+        struct ds_experts *layer;
+        struct expert_name n;
+        struct ds_param x = {0};
+
+        if (key.kind != PV_STR)
+            continue;
+        x.name = pv_bytes(&key, &x.len);
+        layer = take_apart(&x, &n) ? find_layer(p, &x, &n) : NULL;
+        if (layer)
+            layer->total = MAX(layer->total, n.local + 1);
+    }
+    return 0;
+}
+
+/*
+ * Experts that are not trained are in no group: the highest number of those that are does not
+ * tell how many a rank has, and a wrong count would give the next ranks' experts other names.
+ */
+static int count_totals(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    const struct ds_files *files = &s->files;
+    uint64_t total;
+
+    if (!same_number(p, &total))
+        return ds_each_file(s, &files->file[files->begin[DS_EXPERT]],
+                            ds_files_of(files, DS_EXPERT), take_file, p, e);
+    for (size_t i = 0; i < p->nexperts; i++)
+        p->experts[i].total = total;
+    return 0;
+}
+
+static int set_local(struct ds_experts *layer, struct err *e)
+{
+    char text[200];
+
+    ds_text(layer->layer, layer->len, text, sizeof text);
+    if (layer->total == 0) {
+        err_set(e, ENOTSUP, "%s: nothing tells how many experts it has", text);
+        return err_hint(e, "num_experts of the model states does, or the files "
+                           "layer_L_expert_E_mp_rank_00_model_states.pt");
+    }
+    if (layer->total % layer->sets != 0 || layer->total / layer->sets < layer->local)
+        return err_set(e, EBADMSG,
+                       "%s: %" PRIu64 " experts are not on %" PRIu64
+                       " ranks with %" PRIu64 " or more each",
+                       text, layer->total, layer->sets, layer->local);
+    layer->local = layer->total / layer->sets;
+    return 0;
+}
+
 int ds_experts_count(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     for (size_t i = 0; i < p->nparams; i++)
         if (ds_sets(p, p->param[i].group) > 1 &&
             count_expert(s, p, &p->param[i], e) < 0)
             return -e->code;
-    return p->nexperts > 0 ? refuse_other_order(p, e) : 0;
+    if (p->nexperts == 0)
+        return 0;
+    if (refuse_other_order(p, e) < 0 || count_totals(s, p, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < p->nexperts; i++)
+        if (set_local(&p->experts[i], e) < 0)
+            return -e->code;
+    return 0;
 }
 
 int ds_expert_name(const struct ds_part *p, const struct ds_param *x, uint32_t set,

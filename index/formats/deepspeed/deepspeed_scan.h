@@ -42,11 +42,13 @@ struct ds_flat {
     uint8_t kind, dtype, flags;
 };
 
-/* A layer of experts: how many of them a rank has. */
+/* A layer of experts. */
 struct ds_experts {
     const char *layer; /* the name before the experts */
     size_t len;
-    uint64_t local;
+    uint64_t local; /* experts of a rank */
+    uint64_t total; /* of all */
+    uint64_t sets;  /* ranks that have different ones */
 };
 
 /* One optimizer file. */
