@@ -289,6 +289,38 @@ static void test_ranks_that_are_no_stages(void **state)
     check_refused(&m, "2 model-parallel ranks, not 1 stages of 1 ranks");
 }
 
+/* Where num_experts does not tell how many experts a layer has, their files do. */
+static void test_number_of_experts(void **state)
+{
+    static const char fixture[] = "moe_frozen_z1_ep2_w2",
+                      model[] = "mp_rank_00_model_states.pt";
+    struct opened o;
+    struct made m;
+
+    make(&m, *state, fixture, model);
+    copy_changed(&m, *state, fixture, model, "num_experts", "-um_experts", 1);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 0);
+    assert_int_equal(
+        tensor(&o, "moe.deepspeed_moe.experts.deepspeed_experts.2.weight")->dtype,
+        DTYPE_F32);
+    assert_int_equal(
+        tensor(&o, "moe.deepspeed_moe.experts.deepspeed_experts.1.weight")->dtype,
+        DTYPE_BF16); /* frozen */
+    close_checkpoint(&o);
+    made_end(&m);
+    made_begin(&m, "global_step2");
+    copy_as(&m, *state,
+            "moe_frozen_z1_ep2_w2/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt");
+    copy_as(&m, *state,
+            "moe_frozen_z1_ep2_w2/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    copy_changed(&m, *state, fixture, model, "num_experts", "-um_experts", 1);
+    check_refused(&m, "moe: nothing tells how many experts it has");
+}
+
 /* Pieces of tensor-parallel ranks: notes that lack, that do not fit, that are others. */
 static void test_notes_of_pieces(void **state)
 {
@@ -443,6 +475,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_other_sub_groups),
         cmocka_unit_test(test_model_states_of_a_rank_are_missing),
         cmocka_unit_test(test_ranks_that_are_no_stages),
+        cmocka_unit_test(test_number_of_experts),
         cmocka_unit_test(test_notes_of_pieces),
         cmocka_unit_test(test_pieces_that_are_not_told),
         cmocka_unit_test(test_tensor_rank_is_missing),
