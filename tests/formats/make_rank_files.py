@@ -146,6 +146,18 @@ def neoxes(folder):
                                       "mlp.dense_4h_to_h.weight": ((12, 24), "columns"), "mlp.dense_4h_to_h.bias": ((12,), "same")}))
     neox_layer(f, 5, 2, {"weight": ((12,), "same"), "bias": ((12,), "same")})
     f.done()
+    # Dropless experts (2025), of which each rank has some; and files of DeepSpeed's MoE (2024), whose cut nothing tells.
+    f = Fixture(folder, "neox", "hand_moe_tp2", NEOX)
+    neox_layer(f, 2, 2, dict(norm, **{"attention.dense.weight": ((12, 12), "columns"), "mlp.router.layer.weight": ((4, 12), "same"),
+                                      "mlp.experts.mlp.w1": ((32, 12), "rows"), "mlp.experts.mlp.w2": ((32, 12), "rows"),
+                                      "mlp.experts.mlp.w3": ((32, 12), "rows")}))
+    key = "sequential.3.mlp.deepspeed_moe.experts.deepspeed_experts.0.dense_h_to_4h.weight"
+    for r in range(2):
+        path, full = f"layer_0_expert_0_mp_rank_{r:02d}_model_states.pt", f.full(6, 4)
+        f.rank_file(path, {key: full})
+        f.expect_raw(f"{path}:{key}", full)
+    f.warnings = 1
+    f.done()
     # One rank: nothing is cut, whatever it is called.
     f = Fixture(folder, "neox", "hand_tp1", NEOX)
     neox_layer(f, 2, 1, dict(norm, **{"attention.dense.weight": ((12, 12), "same"), "attention.dense.bias": ((12,), "same"), "x.y": ((3, 2, 2), "same")}))

@@ -450,6 +450,8 @@ static int report_optimizer(struct neox *n, const char *name, struct err *e)
 static int report_others(struct neox *n, struct err *e)
 {
     static const struct torch_report state = {.role = ROLE_OTHER};
+    /* DeepSpeed's MoE (GPT-NeoX of 2024): names are the whole model's. */
+    static const struct torch_report expert = {.prefix = "", .role = ROLE_MODEL};
     const struct listing *l = n->c->listing;
     uint64_t optimizer = 0, experts = 0;
     uint32_t rank;
@@ -466,7 +468,9 @@ static int report_others(struct neox *n, struct err *e)
         } else if (n->nlayers > 0 && neox_rank_name(name, &rank)) {
             r = torch_file_report(n->c, n->sink, name, &state, e);
         } else if (strstr(name, "expert_") && ends_in(name, "_model_states.pt")) {
-            experts++;
+            experts += n->tensor > 1;
+            r = torch_file_report(n->c, n->sink, name, n->tensor > 1 ? &state : &expert,
+                                  e);
         }
         if (r < 0)
             return r;
@@ -475,10 +479,11 @@ static int report_others(struct neox *n, struct err *e)
                                        "%" PRIu64 " files of the ranks' optimizers are "
                                        "shown as they are, not merged",
                                        optimizer) < 0) ||
-        (experts > 0 && sink_warning(n->sink, "experts",
-                                     "%" PRIu64 " files of experts are not read: only "
-                                     "layer_LL-model_TT-model_states.pt are",
-                                     experts) < 0))
+        (experts > 0 &&
+         sink_warning(n->sink, "experts",
+                      "%" PRIu64 " files of experts do not tell whether "
+                      "tensor ranks have cut them: each is shown as it is",
+                      experts) < 0))
         return err_nomem(e);
     return 0;
 }

@@ -57,6 +57,11 @@ static const struct {
     {"mlp.dense_4h_to_h.bias", KIND_BIAS},
     {"mlp.linear2.bias", KIND_BIAS},
     {"mlp.w2.bias", KIND_BIAS},
+    /* Dropless experts (2025): whole ones on each rank, the rows of all one behind the other. */
+    {"mlp.experts.mlp.w1", KIND_ROWS},
+    {"mlp.experts.mlp.w2", KIND_ROWS},
+    {"mlp.experts.mlp.w3", KIND_ROWS},
+    {"mlp.router.layer.weight", KIND_SAME},
     {"position_embeddings.weight", KIND_SAME},
     {"rotary_emb.inv_freq", KIND_SAME},
     /* "input_layernorm.weight", "post_attention_layernorm.scale", "norm.weight" */
