@@ -68,7 +68,8 @@ static inline void ob_files(struct buf *b, const struct ob_file *f, size_t n)
 
 /* A value (of a leaf) or a child: `text` inside the node, else a place in a file. */
 struct ob_entry {
-    const char *key; /* behind the prefix of the node */
+    const char *key; /* behind the prefix of the node, and what is shared */
+    size_t shared;   /* bytes of the key before it that it starts with */
     const char *text;
     size_t text_len; /* 0: that of the text */
     unsigned file;
@@ -81,7 +82,7 @@ static inline void ob_keys(struct buf *b, const struct ob_entry *x, size_t n,
 {
     buf_add_varint(b, n);
     for (size_t i = 1; i < n; i++)
-        buf_add_varint(b, 0);
+        buf_add_varint(b, x[i].shared);
     for (size_t i = 0; i < n; i++)
         buf_add_varint(b, strlen(x[i].key));
     for (size_t i = 0; height > 0 && i < n; i++)

@@ -292,6 +292,71 @@ static void test_trees(void **state)
     }
 }
 
+/* Prefixes make other keys of the same leaf: a few nodes could stand for millions. */
+static void test_shared_nodes(void **state)
+{
+    static const struct ob_file file = {"d/x", 0};
+    static const struct ob_entry leaf[] = {TEXT("a", "1")};
+    struct ob_entry child[2] = {{.key = "a", .child_prefix = 1},
+                                {.key = "b", .child_prefix = 1}};
+    CLEANUP(buf_release) struct buf low = {0}, top = {0};
+    struct made m;
+
+    (void)state;
+    made_begin(&m, "store");
+    ob_node(&low, &node, 0, &file, 1, leaf, 1);
+    child[0].length = child[1].length = low.len;
+    made_file(&m, "d/y", low.data, low.len);
+    ob_node(&top, &node, 1, &(struct ob_file){"d/y", 0}, 1, child, 2);
+    made_file(&m, "d/x", top.data, top.len);
+    put_manifest(&m, "", 1, top.len);
+    check_refused(&m, "two places of the tree lead to it");
+}
+
+enum { LONG = 60000, MANY = 1000 };
+
+/* Keys of 60,003 bytes, all but three of them shared with the one before. */
+static void long_keys(struct ob_entry *x, char *text, size_t n)
+{
+    memset(text, 'k', LONG);
+    for (size_t i = 0; i < n; i++) {
+        char *end = text + LONG + 4 * i;
+
+        snprintf(end, 4, "%03zu", i);
+        x[i] = (struct ob_entry){.key = end, .text = "", .shared = LONG};
+    }
+    x[0].key = text;
+}
+
+/* Few bytes that would unfold to much memory: in one node, and below a node's prefix. */
+static void test_unfolded(void **state)
+{
+    static struct ob_entry x[MANY];
+    static char text[LONG + 4 * MANY + 4];
+    CLEANUP(buf_release) struct buf low = {0}, top = {0};
+    struct ob_entry child = {.key = text, .child_prefix = LONG};
+    struct made m;
+
+    (void)state;
+    made_begin(&m, "store");
+    long_keys(x, text, MANY);
+    put_leaf(&m, "", &node, x, MANY);
+    check_refused(&m, "its keys and paths are too long for its size");
+
+    made_begin(&m, "store");
+    x[0].key = "000";
+    for (size_t i = 0; i < MANY; i++)
+        x[i].shared = 0;
+    text[LONG] = '\0';
+    ob_node(&low, &node, 0, NULL, 0, x, MANY);
+    child.length = low.len;
+    made_file(&m, "d/y", low.data, low.len);
+    ob_node(&top, &node, 1, &(struct ob_file){"d/y", 0}, 1, &child, 1);
+    made_file(&m, "d/x", top.data, top.len);
+    put_manifest(&m, "", 1, top.len);
+    check_refused(&m, "keys are too long for the size of the tree");
+}
+
 /* A chunk, or the file that it is in, is not there: its tensor cannot be read. */
 static void test_lost_chunks(void **state)
 {
@@ -640,6 +705,8 @@ int main(int argc, char **argv)
         {.name = "records", .test_func = test_records},
         {.name = "leaves", .test_func = test_leaves},
         {.name = "trees", .test_func = test_trees},
+        {.name = "shared nodes", .test_func = test_shared_nodes},
+        {.name = "unfolded", .test_func = test_unfolded},
         {.name = "lost chunks", .test_func = test_lost_chunks},
         {.name = "numbered", .test_func = test_numbered},
         {.name = "empty", .test_func = test_empty},

@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/keyset.h"
 #include "index/formats/orbax/ocdbt_node.h"
 
 enum {
@@ -15,10 +16,7 @@ enum {
     MAX_VALUES = 10 * 1000 * 1000,
     KEPT_MEMORY = 1 << 30,   /* keys and literal values */
     NODE_MEMORY = 512 << 20, /* of one node: 64 MiB decoded, its keys unfolded */
-    /*
-     * A tree of real nodes is read once; nodes that lead to one another could make it
-     * endless. Both count what was decoded: 1 GiB is 10 million keys of 100 bytes.
-     */
+    /* What was decoded: 1 GiB is 10 million keys of 100 bytes. */
     MAX_NODES = 2 * 1000 * 1000,
     MAX_BYTES = 1 << 30,
 };
@@ -49,6 +47,8 @@ struct walk {
     struct buf last; /* the last value's */
     bool any;
     uint64_t nodes, bytes;
+    uint64_t stored, unfolded; /* bytes of nodes in their files; of all values' keys */
+    struct keyset seen;        /* nodes, by where they begin */
 };
 
 /* A node to be read, and what its parent says of it. */
@@ -103,10 +103,11 @@ static int check_node(struct walk *w, const struct frame *f, const struct child 
     return 0;
 }
 
-static int spend(struct walk *w, uint64_t bytes, struct err *e)
+static int spend(struct walk *w, uint64_t stored, uint64_t bytes, struct err *e)
 {
     w->nodes++;
     w->bytes += bytes;
+    w->stored += stored;
     if (w->nodes > MAX_NODES || w->bytes > MAX_BYTES)
         return err_set(e, EFBIG, "a tree of more than %d nodes or %d bytes of them",
                        MAX_NODES, MAX_BYTES);
@@ -132,9 +133,24 @@ static int load_node(struct walk *w, const struct child *c, struct frame *f,
     if (w->io->read(w->io->user, f->file, c->offset, (size_t)c->length, data, e) < 0 ||
         ocdbt_node_parse(f->memory, data, (size_t)c->length, c->file, &f->node, e) <
             0 ||
-        spend(w, arena_used(f->memory), e) < 0)
+        spend(w, c->length, arena_used(f->memory), e) < 0)
         return -e->code;
     return check_node(w, f, c, e);
+}
+
+/*
+ * A node has one place in a version's tree. Few that lead to one another could stand for
+ * any number of keys.
+ */
+static int check_new(struct walk *w, const struct frame *f, const struct child *c,
+                     struct err *e)
+{
+    const uint64_t place[2] = {f->file, c->offset};
+    int rc = keyset_add(&w->seen, place, sizeof place);
+
+    if (rc < 0)
+        return err_nomem(e);
+    return rc == 0 ? err_set(e, EBADMSG, "two places of the tree lead to it") : 0;
 }
 
 /* Reads the node and puts it on the stack; its parent stays below it. */
@@ -147,7 +163,7 @@ static int push(struct walk *w, const struct child *c, struct err *e)
     *f = (struct frame){0};
     w->depth++; /* also what fails half-way is released */
     if (w->io->file(w->io->user, c->file->path, c->file->len, &f->file, e) < 0 ||
-        load_node(w, c, f, e) < 0)
+        check_new(w, f, c, e) < 0 || load_node(w, c, f, e) < 0)
         return err_wrap(
             e, "%.200s, bytes %" PRIu64 "+%" PRIu64 " (B+tree node of height %u)",
             c->file->path, c->offset, c->length, c->height);
@@ -208,6 +224,9 @@ static int keep_value(struct walk *w, const struct frame *f,
         return err_set(e, EBADMSG, "keys of two nodes are out of order");
     if (w->o->count == MAX_VALUES)
         return err_set(e, EFBIG, "more than %d keys", MAX_VALUES);
+    w->unfolded += w->key.len; /* with what the nodes above share */
+    if (w->unfolded > ocdbt_unfolded_max(w->stored))
+        return err_set(e, EFBIG, "keys are too long for the size of the tree");
     v = add_value(w->o);
     if (!v)
         return err_nomem(e);
@@ -304,6 +323,7 @@ int ocdbt_open(const struct ocdbt_manifest *m, const struct ocdbt_io *io,
         rc = walk_tree(&w, m, e);
     buf_release(&w.key);
     buf_release(&w.last);
+    keyset_release(&w.seen);
     free(w.stack);
     if (rc == 0)
         *out = steal(&o);

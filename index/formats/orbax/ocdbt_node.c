@@ -21,6 +21,8 @@ enum {
     MAX_ARITY_LOG2 = 16,
     COMPRESSION_NONE = 0,
     COMPRESSION_ZSTD = 1,
+    LEAST_UNFOLDED = 16 << 20,
+    UNFOLDED_TIMES = 256,
 };
 
 #define MAGIC_MANIFEST UINT32_C(0x0cdb3a2a)
@@ -31,6 +33,7 @@ enum {
 struct cursor {
     const unsigned char *data;
     size_t len, pos;
+    uint64_t room; /* what keys and paths may still come to, unfolded */
 };
 
 static int cut(const struct cursor *c, struct err *e)
@@ -98,6 +101,22 @@ static int skip_varints(struct cursor *c, size_t n, struct err *e)
     return 0;
 }
 
+uint64_t ocdbt_unfolded_max(uint64_t stored)
+{
+    return stored > (UINT64_MAX - LEAST_UNFOLDED) / UNFOLDED_TIMES
+               ? UINT64_MAX
+               : LEAST_UNFOLDED + UNFOLDED_TIMES * stored;
+}
+
+/* A key or path of n bytes is about to be put together. */
+static int unfold(struct cursor *c, size_t n, struct err *e)
+{
+    if (n > c->room)
+        return err_set(e, EFBIG, "its keys and paths are too long for its size");
+    c->room -= n;
+    return 0;
+}
+
 static int at_end(const struct cursor *c, struct err *e)
 {
     if (c->pos != c->len)
@@ -157,7 +176,8 @@ static int decompress(struct arena *a, struct cursor *c, struct err *e)
     kept = arena_memdup(a, plain.data ? plain.data : "", plain.len);
     if (!kept)
         return err_nomem(e);
-    *c = (struct cursor){.data = (const unsigned char *)kept, .len = plain.len};
+    *c = (struct cursor){
+        .data = (const unsigned char *)kept, .len = plain.len, .room = c->room};
     return 0;
 }
 
@@ -183,7 +203,10 @@ static int open_envelope(struct arena *a, const unsigned char *data, size_t len,
                        get_le64(data + 4), len);
     if (crc32c(0, data, len - CRC) != get_le32(data + len - CRC))
         return err_set(e, EBADMSG, "its checksum (CRC-32C) is wrong");
-    *c = (struct cursor){.data = data, .len = len - CRC, .pos = ENVELOPE};
+    *c = (struct cursor){.data = data,
+                         .len = len - CRC,
+                         .pos = ENVELOPE,
+                         .room = ocdbt_unfolded_max(len)};
     if (take_varint(c, UINT64_MAX, "version", &version, e) < 0 ||
         take_varint(c, UINT64_MAX, "compression", &compression, e) < 0)
         return -e->code;
@@ -244,7 +267,7 @@ static int make_path(struct arena *a, struct cursor *c, const struct path_length
     if (x->prefix > had || x->base > own || own > OCDBT_MAX_PATH - base->len)
         return err_set(e, EBADMSG, "the list of data files is damaged");
     suffix = take_bytes(c, x->suffix, e);
-    if (!suffix)
+    if (!suffix || unfold(c, (size_t)base->len + own, e) < 0)
         return -e->code;
     path = arena_alloc(a, (size_t)base->len + own + 1);
     if (!path)
@@ -480,7 +503,7 @@ static int make_key(struct arena *a, struct cursor *c, const struct key_lengths 
         out->child_prefix > len)
         return err_set(e, EBADMSG, "the lengths of its keys are damaged");
     suffix = take_bytes(c, x->suffix, e);
-    if (!suffix)
+    if (!suffix || unfold(c, len, e) < 0)
         return -e->code;
     key = arena_alloc(a, (size_t)len + 1);
     if (!key)

@@ -49,6 +49,13 @@ struct ocdbt_manifest {
 int ocdbt_manifest_parse(struct arena *a, const void *data, size_t len,
                          struct ocdbt_manifest *out, struct err *e);
 
+/*
+ * The most bytes that keys and paths may come to in memory that had `stored` bytes in their
+ * files: each may repeat 64 KiB of the one before it by a number of three. Honest ones repeat
+ * some hundred and add a few of their own.
+ */
+uint64_t ocdbt_unfolded_max(uint64_t stored);
+
 /* One entry of a node: a value in a leaf, a child elsewhere. */
 struct ocdbt_entry {
     const char *key; /* what follows the node's prefix */
@@ -72,10 +79,9 @@ struct ocdbt_node {
 };
 
 /*
- * Reads a node, data[0..len), whose files' paths continue `base`. All memory is in `a`,
- * whose ceiling bounds what a node may unfold to. Checked: magic, length, CRC-32C, that
- * nothing is left over, order of the keys, numbers of files. Not: that places are within
- * their files.
+ * Reads a node, data[0..len), whose files' paths continue `base`. All memory is in `a`.
+ * Checked: magic, length, CRC-32C, that nothing is left over, order of the keys, what they
+ * come to (-EFBIG), numbers of files. Not: that places are within their files.
  */
 int ocdbt_node_parse(struct arena *a, const void *data, size_t len,
                      const struct ocdbt_file *base, struct ocdbt_node *out,
