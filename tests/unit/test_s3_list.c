@@ -120,6 +120,9 @@ static void test_refused(void **state)
          "decoded"},
         {HEAD "<EncodingType>url</EncodingType>" ENTRY("p/%00", "", "1") FOOT,
          "decoded"},
+        {"<!DOCTYPE ListBucketResult [<!ENTITY x \"p/a\">]><ListBucketResult>" ENTRY(
+             "&x;", "", "1") FOOT,
+         "document type"},
         {HEAD ENTRY("p/a", "", "1"), ""},
         {"", ""},
     };
