@@ -227,6 +227,34 @@ static void test_faults(void **state)
     made_end(&m);
 }
 
+/* One name must not stand for the bytes of two tensors. */
+static void test_doubled_name(void **state)
+{
+    CLEANUP(buf_release) struct buf b = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    buf_adds(&b, "GGUF");
+    put_number(&b, 4, 3);
+    put_number(&b, 8, 2);
+    put_number(&b, 8, 0);
+    put_vector(&b, "w", 4, 0, 0);
+    put_vector(&b, "w", 4, 0, 32);
+    while (b.len % 32)
+        buf_addc(&b, '\0');
+    for (int i = 0; i < 64; i++)
+        buf_addc(&b, (char)i);
+    made_begin(&m, "x");
+    made_file(&m, "a.gguf", b.data, b.len);
+    made_open(&m, &o);
+    assert_non_null(o.info.error);
+    assert_has(o.info.error, "tensor w is there twice");
+    assert_int_equal(o.count, 0);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -235,6 +263,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_alignment_untold),
         cmocka_unit_test(test_several),
         cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_doubled_name),
     };
 
     return run_with_fixtures("gguf", argc, argv, others, ARRAY_SIZE(others));

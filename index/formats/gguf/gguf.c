@@ -239,7 +239,7 @@ static int add_tensor(struct scan *s, const struct lying *l, struct err *e)
     int rc = l->known ? add_known(s, l, e) : add_unknown(s, l, e);
 
     if (rc == -EEXIST)
-        return err_set(e, EBADMSG, "tensor %.200s is in two files", l->t->name);
+        return err_set(e, EBADMSG, "tensor %.200s is there twice", l->t->name);
     return rc;
 }
 

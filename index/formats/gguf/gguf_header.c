@@ -42,7 +42,7 @@ struct reader {
     struct gguf_header *h;
     struct gguf_value value;
     struct buf key;
-    struct keyset seen;
+    struct keyset seen; /* keys of the metadata; of tensors' names the sink knows */
     gguf_value_fn *fn;
     void *user;
 };
@@ -131,23 +131,28 @@ static int learn(struct reader *r, uint64_t kind, struct err *e)
     return 0;
 }
 
-static int check_name(struct reader *r, const char *twice, struct err *e)
+static int check_name(const struct reader *r, struct err *e)
 {
-    int rc;
-
     if (r->key.len == 0 || memchr(r->key.data, '\0', r->key.len))
         return bad(r, "a name is empty or holds NUL", e);
-    rc = keyset_add(&r->seen, r->key.data, r->key.len);
-    return rc < 0 ? err_nomem(e) : rc == 0 ? bad(r, twice, e) : 0;
+    return 0;
+}
+
+static int check_new(struct reader *r, struct err *e)
+{
+    int rc = keyset_add(&r->seen, r->key.data, r->key.len);
+
+    if (rc < 0)
+        return err_nomem(e);
+    return rc == 0 ? bad(r, "a key of the metadata is there twice", e) : 0;
 }
 
 static int read_entry(struct reader *r, struct err *e)
 {
     uint64_t kind;
 
-    if (gguf_take_string(&r->in, MAX_NAME, &r->key, e) < 0 ||
-        check_name(r, "a key of the metadata is there twice", e) < 0 ||
-        gguf_take(&r->in, 4, &kind, e) < 0 ||
+    if (gguf_take_string(&r->in, MAX_NAME, &r->key, e) < 0 || check_name(r, e) < 0 ||
+        check_new(r, e) < 0 || gguf_take(&r->in, 4, &kind, e) < 0 ||
         gguf_value_read(&r->in, kind, &r->value, e) < 0 || learn(r, kind, e) < 0)
         return -e->code;
     if (!r->fn)
@@ -191,9 +196,9 @@ static int read_tensor(struct reader *r, struct gguf_tensor *t, struct err *e)
 {
     uint64_t type;
 
-    if (gguf_take_string(&r->in, MAX_NAME, &r->key, e) < 0 ||
-        check_name(r, "two tensors have one name", e) < 0 || read_dims(r, t, e) < 0 ||
-        gguf_take(&r->in, 4, &type, e) < 0 || gguf_take(&r->in, 8, &t->offset, e) < 0)
+    if (gguf_take_string(&r->in, MAX_NAME, &r->key, e) < 0 || check_name(r, e) < 0 ||
+        read_dims(r, t, e) < 0 || gguf_take(&r->in, 4, &type, e) < 0 ||
+        gguf_take(&r->in, 8, &t->offset, e) < 0)
         return -e->code;
     t->type = (uint32_t)type;
     t->name = arena_memdup(r->h->arena, r->key.data, r->key.len);
@@ -205,7 +210,6 @@ static int read_tensors(struct reader *r, uint64_t count, struct err *e)
 {
     struct gguf_header *h = r->h;
 
-    keyset_clear(&r->seen);
     if (count > gguf_input_left(&r->in) / LEAST_TENSOR)
         return bad(r, "more tensors than the file has bytes", e);
     if (count > MAX_TENSORS)
