@@ -737,6 +737,39 @@ static void test_lengths(void **state)
     assert_int_equal(decode("lzma", "", 0, got, 4, &e), -EBADMSG);
 }
 
+/* Streams of .xz and of .lzma: several are one, and nothing else may follow them. */
+static void test_behind_lzma(void **state)
+{
+    static const unsigned char xz[] = {
+        0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x01, 0x69, 0x22, 0xde, 0x36,
+        0x02, 0x00, 0x21, 0x01, 0x16, 0x00, 0x00, 0x00, 0x74, 0x2f, 0xe5, 0xa3,
+        0x01, 0x00, 0x03, 0x61, 0x62, 0x63, 0x64, 0x00, 0x11, 0xcd, 0x82, 0xed,
+        0x00, 0x01, 0x18, 0x04, 0x6b, 0xe9, 0xf0, 0xa5, 0x90, 0x42, 0x99, 0x0d,
+        0x01, 0x00, 0x00, 0x00, 0x00, 0x01, 0x59, 0x5a,
+    };
+    static const unsigned char alone[] = {
+        0x5d, 0x00, 0x00, 0x04, 0x00, 0xff, 0xff, 0xff, 0xff,
+        0xff, 0xff, 0xff, 0xff, 0x00, 0x30, 0x98, 0x88, 0x98,
+        0x46, 0x7e, 0x1e, 0xb2, 0xff, 0xfa, 0x1c, 0x80, 0x00,
+    };
+    unsigned char twice[2 * sizeof xz], junk[sizeof xz + sizeof alone], got[8];
+    struct err e = {0};
+
+    (void)state;
+    memcpy(twice, xz, sizeof xz);
+    memcpy(twice + sizeof xz, xz, sizeof xz);
+    assert_ok(decode("lzma", twice, sizeof twice, got, 8, &e), &e);
+    assert_memory_equal(got, "abcdabcd", 8);
+    assert_ok(decode("lzma", alone, sizeof alone, got, 4, &e), &e);
+    assert_memory_equal(got, "abcd", 4);
+    memset(junk, 'x', sizeof junk);
+    memcpy(junk, xz, sizeof xz);
+    assert_int_equal(decode("lzma", junk, sizeof xz + 4, got, 4, &e), -EBADMSG);
+    memcpy(junk, alone, sizeof alone);
+    assert_int_equal(decode("lzma", junk, sizeof alone + 1, got, 4, &e), -EBADMSG);
+    assert_int_equal(decode("lzma", junk, sizeof alone + 4, got, 4, &e), -EBADMSG);
+}
+
 /* ---- tiles that are decoded ahead of their reader ---- */
 
 enum { ROWS = 512, COLUMNS = 4096, TILE_ROWS = 64, TILE_COLUMNS = 1024 };
@@ -843,6 +876,7 @@ int main(int argc, char **argv)
         {.name = "filters", .test_func = test_filters},
         {.name = "names of filters", .test_func = test_filter_names},
         {.name = "lengths", .test_func = test_lengths},
+        {.name = "behind lzma", .test_func = test_behind_lzma},
         {.name = "decoded ahead", .test_func = test_decoded_ahead},
     };
 

@@ -127,12 +127,14 @@ struct stream {
 
 struct stream_ops {
     const char *name;
-    bool many;   /* several streams, one behind the other, are one */
     bool padded; /* zero bytes may follow */
-    bool loose;  /* any bytes may follow: Python's zlib stops at the stream's end */
     bool (*begin)(struct stream *s);
     /* Takes from in and gives to out; `last`: nothing will follow what is in `in`. */
     enum step (*step)(struct stream *s, bool last);
+    /*
+     * Several streams, one behind the other, are one. NULL: what follows is not looked at
+     * (Python's zlib stops at the stream's end), or the codec has read to the end itself.
+     */
     bool (*again)(struct stream *s);
     void (*end)(struct stream *s);
 };
@@ -167,7 +169,7 @@ static enum step zlib_step(struct stream *s, bool last)
     return rc == Z_OK || rc == Z_BUF_ERROR ? STEP_MORE : STEP_BAD;
 }
 
-static bool zlib_again(struct stream *s)
+static bool gzip_again(struct stream *s)
 {
     return inflateReset(&s->u.z) == Z_OK;
 }
@@ -217,6 +219,7 @@ static bool bz2_again(struct stream *s)
 static bool lzma_begin(struct stream *s)
 {
     s->u.lzma = (lzma_stream)LZMA_STREAM_INIT;
+    /* So that it ends only with all of the input, and bytes behind are damage to it. */
     return lzma_auto_decoder(&s->u.lzma, LZMA_MEMORY, LZMA_CONCATENATED) == LZMA_OK;
 }
 
@@ -237,12 +240,6 @@ static enum step lzma_step(struct stream *s, bool last)
     if (rc == LZMA_MEM_ERROR || rc == LZMA_MEMLIMIT_ERROR)
         return STEP_MEMORY;
     return rc == LZMA_OK || rc == LZMA_BUF_ERROR ? STEP_MORE : STEP_BAD;
-}
-
-static bool lzma_again(struct stream *s)
-{
-    (void)s;
-    return false; /* LZMA_CONCATENATED does that */
 }
 
 static void lzma_finish(struct stream *s)
@@ -282,16 +279,16 @@ static void zstd_end(struct stream *s)
     ZSTD_freeDStream(s->u.zstd);
 }
 
-static const struct stream_ops zlib_ops = {"zlib",     false,     false,      true,
-                                           zlib_begin, zlib_step, zlib_again, zlib_end};
-static const struct stream_ops gzip_ops = {"gzip",     true,      true,       false,
-                                           gzip_begin, zlib_step, zlib_again, zlib_end};
-static const struct stream_ops bz2_ops = {"bz2",     true,     false,     false,
-                                          bz2_begin, bz2_step, bz2_again, bz2_end};
-static const struct stream_ops lzma_ops = {
-    "lzma", false, false, false, lzma_begin, lzma_step, lzma_again, lzma_finish};
-static const struct stream_ops zstd_ops = {"zstd",     true,      false,      false,
-                                           zstd_begin, zstd_step, zstd_again, zstd_end};
+static const struct stream_ops zlib_ops = {"zlib",    false, zlib_begin,
+                                           zlib_step, NULL,  zlib_end};
+static const struct stream_ops gzip_ops = {"gzip",    true,       gzip_begin,
+                                           zlib_step, gzip_again, zlib_end};
+static const struct stream_ops bz2_ops = {"bz2",    false,     bz2_begin,
+                                          bz2_step, bz2_again, bz2_end};
+static const struct stream_ops lzma_ops = {"lzma",    false, lzma_begin,
+                                           lzma_step, NULL,  lzma_finish};
+static const struct stream_ops zstd_ops = {"zstd",    false,      zstd_begin,
+                                           zstd_step, zstd_again, zstd_end};
 
 static int cannot(const struct stream_ops *ops, enum step step, struct err *e)
 {
@@ -332,10 +329,8 @@ static int behind_end(struct stream *s, const struct stream_ops *ops,
             break;
         s->in_len = 0;
     }
-    if (ops->loose)
+    if (!ops->again)
         return 1;
-    if (!ops->many)
-        return err_set(e, EBADMSG, "bytes follow the %s data", ops->name);
     return ops->again(s) ? 0 : err_nomem(e);
 }
 
@@ -420,7 +415,7 @@ static int decode_lz4(struct zarr_input *in, struct zarr_output *out, struct err
     if (in->len < 4 || in->len > INT_MAX)
         return err_set(e, EBADMSG, "%zu bytes are no lz4 chunk", in->len);
     want = get_le32(in->data);
-    if (want > INT_MAX || (out->fixed && want != out->cap))
+    if (want > INT_MAX)
         return err_set(e, EBADMSG, "lz4: length %" PRIu32 ", the chunk has %zu bytes",
                        want, out->max);
     if (zarr_output_room(out, want, e) < 0)
