@@ -243,19 +243,23 @@ static void test_members(void **state)
                                     .deflate = true});
     zb_add(&z, &(struct zip_member){.name = "d/", .data = "", .len = 0});
     zb_add(&z, &(struct zip_member){.name = "notes.txt", .data = "hello", .len = 5});
+    zb_add(&z, &(struct zip_member){.name = "two", .data = good.data, .len = good.len});
+    zb_add(&z,
+           &(struct zip_member){.name = "two.npy", .data = good.data, .len = good.len});
     zb_finish(&z, false, false, "");
     open_image(&m, &o, "step_20.npz", z.out.data, z.out.len);
     check_floats(&o, "optimizer/a", six, 6);
     check_floats(&o, "\xc3\xa9", six, 6);
     check_fault(&o, "cut", "the elements need 24 bytes, 23 are there");
     check_fault(&o, "tiny", "does not start as an .npy file does");
-    assert_int_equal(o.count, 4);
+    check_fault(&o, "two", "the archive has two and two.npy: two arrays of a name");
+    assert_int_equal(o.count, 5);
     assert_true(o.info.has_step);
     assert_int_equal(o.info.step, 20);
     check_warnings(&o,
                    "not-a-tensor: args: elements of type '|O': Python objects, which "
                    "are pickles\nodd-member: notes.txt in the archive is no .npy "
-                   "file\n");
+                   "file\nodd-member: two in the archive is no .npy file\n");
     all_objects(&o, &text);
     assert_string_equal(text.data,
                         "args={\"$type\":\"opaque\",\"class\":\"numpy.ndarray\","

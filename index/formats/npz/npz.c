@@ -153,6 +153,20 @@ static int scan_npy(const struct npz_scan *x, const char *name, struct err *e)
     return report_array(x, name, strlen(name) - strlen(NPY), &a, e);
 }
 
+/* numpy.load takes the member KEY where there is one beside KEY.npy. */
+static int check_alone(const struct zip *z, const char *name, size_t len, struct err *e)
+{
+    CLEANUP_FREE char *key = strndup(name, len);
+
+    if (!key)
+        return err_nomem(e);
+    if (!zip_find(z, key))
+        return 0;
+    return err_set(e, EBADMSG,
+                   "the archive has %.200s and %.200s: two arrays of a name", key,
+                   name);
+}
+
 static int scan_member(const struct npz_scan *x, struct zip *z,
                        const struct zip_entry *entry, struct err *e)
 {
@@ -169,7 +183,9 @@ static int scan_member(const struct npz_scan *x, struct zip *z,
         return rc < 0 ? err_nomem(e) : 0;
     }
     len -= strlen(NPY);
-    rc = npz_member_read(x->src, z, entry, &a, &why);
+    rc = check_alone(z, entry->name, len, &why);
+    if (rc == 0)
+        rc = npz_member_read(x->src, z, entry, &a, &why);
     if (rc == 0)
         return report_array(x, entry->name, len, &a, e);
     if (rc == -ENOTSUP)
