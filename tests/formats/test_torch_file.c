@@ -160,6 +160,12 @@ static void test_roles(void **state)
     assert_int_equal(tensor(&o, "seq.0.running_mean")->role, ROLE_MODEL);
     close_checkpoint(&o);
 
+    /* As state_dict() has it: not the list in which an LSTM has its weights once more. */
+    open_fixture(state, "module_lstm", &o);
+    assert_int_equal(tensor(&o, "weight_ih_l0")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "_flat_weights.0")->role, ROLE_OTHER);
+    close_checkpoint(&o);
+
     /* What optimizer.pt holds is of an optimizer, whatever its keys are. */
     make_folder(&f);
     copy_file(state, "lists/model.pt", &f, "optimizer.pt");

@@ -532,6 +532,8 @@ static bool next_item(struct torch_walk *w, struct frame *f, struct visit *x)
         key = pv_key_at(&f->v, f->i);
         x->v = pv_value_at(&f->v, f->i);
         add_key(w, f, &key);
+        /* Other attributes are not in state_dict(): LSTM's list of all its weights. */
+        x->opaque = x->opaque || (f->rule == RULE_MODULE && !is_module_dict(&key));
     } else {
         x->v = pv_at(&f->v, f->i);
         x->told = f->told && f->i == 0;

@@ -24,8 +24,10 @@ struct torch_item {
     const struct torch_tensor *tensor; /* NULL: damaged, or without bytes */
     const char *why;                   /* then; "" for what `claims` took */
     const struct pv *value;
-    bool opaque; /* within an instance of a class that is only data to us */
-    bool shard;  /* within one of torch.distributed: a piece of some larger tensor */
+    /* Within an instance of a class that is only data to us, or an attribute of a module
+     * that is neither parameter nor buffer. */
+    bool opaque;
+    bool shard; /* within one of torch.distributed: a piece of some larger tensor */
 };
 
 typedef int torch_item_fn(void *user, const struct torch_item *item, struct err *e);
