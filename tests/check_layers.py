@@ -18,6 +18,7 @@ LIBRARIES = {  # header: the files that may include it
     "cjson/*": "base/json.c",
     "curl/*": "remote/http_wire*",
     "expat.h": "remote/xml.c",
+    "yaml.h": "base/yaml_tree.c",
     "seccomp.h": "base/confine.c",
     "cuda*": "gpu/*",
     "dlfcn.h": "gpu/driver.c",
