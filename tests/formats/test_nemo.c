@@ -10,11 +10,13 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/nemo/nemo_rules.h"
 #include "tests/unit/tar_build.h"
 #include "tests/unit/unit.h"
 
 extern const struct format_driver format_nemo;
 
+static const char ranks_fixture[] = "real_gelu_tp2_pp2";
 static const char config[] = "target: tiny\nnemo_version: '1.23.0'  # as NeMo has it\n";
 
 /* ---- archives of what lies in tests/data ---- */
@@ -178,38 +180,256 @@ static void test_nemo2(void **state)
     made_end(&m);
 }
 
-/* Ranks are not merged: FILE:PATH and role other; a single one is the model. */
-static void test_ranks(void **state)
+/* ---- files of ranks ---- */
+
+/* Names and sizes by which nothing but NeMo's modules can tell the cut. */
+static void test_rules(void **state)
 {
-    CLEANUP(buf_release) struct buf weights = {0}, tar = {0};
+    static const struct nemo_config c = {.tensor = 2,
+                                         .model = {.layers = 4,
+                                                   .hidden = 8,
+                                                   .ffn = 12,
+                                                   .heads = 4,
+                                                   .groups = 2,
+                                                   .channels = 2,
+                                                   .activation = true,
+                                                   .fast = true,
+                                                   .glu = true}};
+    struct nemo_config old = c, core = c, plain = c, untold = c;
+    const struct {
+        const struct nemo_config *config;
+        const char *name;
+        uint64_t dim[2];
+        uint32_t nd;
+        enum megatron_rule rule;
+    } cases[] = {
+        {&c,
+         "e.layers.0.self_attention.query_key_value.weight",
+         {12, 8},
+         2,
+         MEGATRON_ROWS},
+        {&old,
+         "e.layers.0.self_attention.query_key_value.weight",
+         {12, 8},
+         2,
+         MEGATRON_THIRDS},
+        {&c,
+         "e.layers.0.self_attention.query_key_value.weight",
+         {13, 8},
+         2,
+         MEGATRON_UNLIKE},
+        {&c,
+         "e.layers.0.self_attention.query_key_value.weight",
+         {12, 9},
+         2,
+         MEGATRON_UNLIKE},
+        {&c,
+         "e.layers.0.self_attention.query_key_value.weight",
+         {0},
+         0,
+         MEGATRON_UNLIKE},
+        {&c, "e.layers.0.inter_attention.key_value.bias", {8}, 1, MEGATRON_ROWS},
+        {&old, "e.layers.0.inter_attention.key_value.bias", {8}, 1, MEGATRON_HALVES},
+        {&c, "d.layers.0.self_attention.linear_qkv.weight", {8, 8}, 2, MEGATRON_ROWS},
+        {&c, "e.layers.0.self_attention.dense.weight", {8, 4}, 2, MEGATRON_COLUMNS},
+        {&c, "e.layers.0.self_attention.dense.weight", {4, 8}, 2, MEGATRON_UNLIKE},
+        {&c, "e.layers.0.self_attention.dense.bias", {8}, 1, MEGATRON_SAME},
+        {&c, "e.layers.0.mlp.dense_h_to_4h.weight", {12, 8}, 2, MEGATRON_HALVES},
+        {&plain, "e.layers.0.mlp.dense_h_to_4h.weight", {6, 8}, 2, MEGATRON_ROWS},
+        {&plain, "e.layers.0.mlp.dense_h_to_4h.weight", {12, 8}, 2, MEGATRON_UNLIKE},
+        {&untold, "e.layers.0.mlp.dense_h_to_4h.weight", {12, 8}, 2, MEGATRON_UNKNOWN},
+        {&plain, "e.layers.0.mlp.dense_h_to_4h_2.weight", {6, 8}, 2, MEGATRON_ROWS},
+        {&c, "e.layers.0.mlp.linear_fc1.weight", {12, 8}, 2, MEGATRON_HALVES},
+        {&c, "e.layers.0.mlp.dense_4h_to_h.weight", {8, 6}, 2, MEGATRON_COLUMNS},
+        {&c, "e.layers.0.mlp.normalization.weight", {6}, 1, MEGATRON_UNKNOWN},
+        {&c,
+         "e.layers.0.self_attention.head_scale_tensor",
+         {1, 2},
+         2,
+         MEGATRON_COLUMNS},
+        {&c, "e.layers.0.mlp.router.weight", {3, 4}, 2, MEGATRON_COLUMNS},
+        {&c, "e.layers.0.mlp.router.weight", {3, 8}, 2, MEGATRON_UNLIKE},
+        {&core, "e.layers.0.mlp.router.weight", {3, 8}, 2, MEGATRON_SAME},
+        {&c, "e.layers.0.layernorm_mlp.fc1_weight", {6, 8}, 2, MEGATRON_ROWS},
+        {&c, "model.lm_head.bias", {9}, 1, MEGATRON_ROWS},
+        {&c, "m.embedding.word_embeddings.weight", {9, 8}, 2, MEGATRON_ROWS},
+        {&c, "m.embedding.word_embeddings.weight", {9, 7}, 2, MEGATRON_UNLIKE},
+        {&c, "e.layers.0.self_attention.linear_q.weight", {4, 8}, 2, MEGATRON_UNKNOWN},
+        {&c, "e.layers.0.lora.weight", {4, 8}, 2, MEGATRON_UNKNOWN},
+    };
+
+    (void)state;
+    old.old_qkv = true;
+    core.megatron_core = true;
+    plain.model.fast = false;
+    untold.model.activation = false;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct megatron_name n;
+        size_t len = strlen(cases[i].name);
+        enum megatron_rule rule;
+
+        megatron_name(cases[i].name, len, &n);
+        rule = nemo_rule(cases[i].config, cases[i].name, len, cases[i].dim, cases[i].nd,
+                         n.rule);
+        if (rule != cases[i].rule)
+            fail_msg("%zu, %s: rule %d, not %d", i, cases[i].name, rule, cases[i].rule);
+    }
+}
+
+/* The rank files of a ranks_fixture with a configuration in which `was` is `is`. */
+static void put_ranks(void **state, struct made *m, const char *without,
+                      const char *was, const char *is)
+{
+    static const char *const files[] = {
+        "tp_rank_00_pp_rank_000", "tp_rank_00_pp_rank_001", "tp_rank_01_pp_rank_000",
+        "tp_rank_01_pp_rank_001"};
+    CLEANUP(buf_release) struct buf yaml = {0}, changed = {0};
+    char path[PATH_MAX], *at;
+
+    snprintf(path, sizeof path, "%s/%s/model_config.yaml", (const char *)*state,
+             ranks_fixture);
+    read_file(path, &yaml);
+    buf_addc(&yaml, '\0');
+    at = strstr(yaml.data, was);
+    assert_non_null(at);
+    buf_add(&changed, yaml.data, (size_t)(at - yaml.data));
+    buf_adds(&changed, is);
+    buf_adds(&changed, at + strlen(was));
+    made_begin(m, "ranks");
+    made_file(m, "model_config.yaml", changed.data, changed.len);
+    for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
+        CLEANUP(buf_release) struct buf bytes = {0};
+
+        if (strcmp(files[i], without) == 0)
+            continue;
+        snprintf(path, sizeof path, "%s/%s/%s/model_weights.ckpt", (const char *)*state,
+                 ranks_fixture, files[i]);
+        read_file(path, &bytes);
+        snprintf(path, sizeof path, "%s/model_weights.ckpt", files[i]);
+        made_file(m, path, bytes.data, bytes.len);
+    }
+}
+
+/* A configuration that does not fit: nothing of what it decides on is put together. */
+static void test_unlike(void **state)
+{
+    static const struct {
+        const char *was, *is, *warning;
+        bool merged;
+    } cases[] = {
+        {"activation: gelu", "activation: fast-swiglu", "unlike-config: 8 tensors",
+         true},
+        {"activation: gelu", "activation: [x]", "unknown-cut: 8 tensors", true},
+        {"ffn_hidden_size: 12", "ffn_hidden_size: 16", "unlike-config: 12 tensors",
+         true},
+        {"num_attention_heads: 4", "num_attention_heads: 3", "unknown-cut: 12 tensors",
+         true},
+        {"num_layers: 4", "num_layers: 6", "tells of 6 layers, the files have 4",
+         false},
+        {"tensor_model_parallel_size: 2", "tensor_model_parallel_size: 1",
+         "and there is tp_rank_01_pp_rank_000", false},
+        {"pipeline_model_parallel_size: 2", "pipeline_model_parallel_size: 3",
+         "pipeline rank 2 is missing", false},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CLEANUP(buf_release) struct buf said = {0};
+        struct made m;
+        struct opened o;
+
+        put_ranks(state, &m, "", cases[i].was, cases[i].is);
+        made_open(&m, &o);
+        if (o.info.error)
+            fail_msg("%s", o.info.error);
+        all_warnings(&o, &said);
+        assert_has(said.data, cases[i].warning);
+        assert_string_equal(o.info.format, cases[i].merged ? "nemo-ranks" : "nemo");
+        assert_int_equal(o.info.faults, 0);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+}
+
+/* A rank that is missing: what it has a part of cannot be read, or nothing is merged. */
+static void test_lost_rank(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    put_ranks(state, &m, "tp_rank_01_pp_rank_001", "precision", "precision");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_string_equal(o.info.format, "nemo-ranks");
+    check_fault(&o, "model.language_model.encoder.layers.3.mlp.dense_4h_to_h.weight",
+                "tensor rank 1: it is missing");
+    assert_null(
+        tensor(&o, "model.language_model.encoder.layers.1.mlp.dense_4h_to_h.weight")
+            ->fault);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* A file a rank, as it is where nothing tells how the ranks have cut the model. */
+static void check_not_merged(void **state, const char *yaml, size_t ranks,
+                             const char *why)
+{
+    CLEANUP(buf_release) struct buf weights = {0}, tar = {0}, said = {0};
+    char name[128];
     struct made m;
     struct opened o;
 
     take_weights(state, &weights);
-    for (int n = 1; n <= 2; n++) {
-        buf_clear(&tar);
-        tb_add(&tar, "./mp_rank_00/model_weights.ckpt", '0', weights.data, weights.len);
-        if (n == 2)
-            tb_add(&tar, "./mp_rank_01/model_weights.ckpt", '0', weights.data,
-                   weights.len);
-        tb_end(&tar);
-        made_begin(&m, "ranks");
-        made_file(&m, "x.nemo", tar.data, tar.len);
-        made_open(&m, &o);
-        if (o.info.error)
-            fail_msg("%s", o.info.error);
-        assert_int_equal(o.count, n == 1 ? 3 : 6);
-        assert_int_equal(
-            tensor(&o, n == 1 ? "step" : "mp_rank_01/model_weights.ckpt:step")->role,
-            n == 1 ? ROLE_MODEL : ROLE_OTHER);
-        check_warnings(&o, n == 1
-                               ? ""
-                               : "not-merged: the files of 2 model parallel ranks are "
-                                 "shown as they are: their tensors are pieces of the "
-                                 "model's\n");
-        close_checkpoint(&o);
-        made_end(&m);
+    if (yaml)
+        tb_text(&tar, "./model_config.yaml", yaml);
+    for (size_t i = 0; i < ranks; i++) {
+        snprintf(name, sizeof name, "./mp_rank_%02zu/model_weights.ckpt", i);
+        tb_add(&tar, name, '0', weights.data, weights.len);
     }
+    tb_end(&tar);
+    made_begin(&m, "ranks");
+    made_file(&m, "x.nemo", tar.data, tar.len);
+    made_open(&m, &o);
+    if (o.info.error)
+        fail_msg("%s", o.info.error);
+    assert_int_equal(o.count, 3 * ranks);
+    assert_int_equal(tensor(&o, "mp_rank_00/model_weights.ckpt:step")->role,
+                     ROLE_OTHER);
+    snprintf(name, sizeof name, "not-merged: the files of %zu model parallel ranks are",
+             ranks);
+    all_warnings(&o, &said);
+    assert_has(said.data, name);
+    assert_has(said.data, why);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void test_not_merged(void **state)
+{
+    static const struct {
+        const char *yaml;
+        size_t ranks;
+        const char *why;
+    } cases[] = {
+        {NULL, 1, "model_config.yaml"},
+        {NULL, 2, "model_config.yaml"},
+        {"a: [\n", 2, "model_config.yaml: YAML, line"},
+        {"num_layers: 2\n", 2, "does not tell tensor_model_parallel_size"},
+        {"tensor_model_parallel_size: '2'\n", 2, "does not tell tensor_model"},
+        {"tensor_model_parallel_size: 0\n", 2, "does not tell tensor_model"},
+        {"tensor_model_parallel_size: 1\n", 2,
+         "tells of 1 tensor and 1 pipeline ranks, and there is mp_rank_01"},
+        {"tensor_model_parallel_size: 1000\npipeline_model_parallel_size: 1000\n", 2,
+         "more than 4096 ranks"},
+        {"tensor_model_parallel_size: 2\npipeline_model_parallel_size: 2\n", 2,
+         "pipeline rank 1 is missing"},
+        {"tensor_model_parallel_size: 2\nvirtual_pipeline_model_parallel_size: 2\n", 2,
+         "virtual pipelines have no places"},
+        {"tensor_model_parallel_size: 2\nexpert_model_parallel_size: 2\n", 2,
+         "experts are on ranks of their own"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        check_not_merged(state, cases[i].yaml, cases[i].ranks, cases[i].why);
 }
 
 static void test_oddities(void **state)
@@ -247,9 +467,10 @@ static void test_oddities(void **state)
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_megatron), cmocka_unit_test(test_unpacked),
-        cmocka_unit_test(test_nemo2),    cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_oddities),
+        cmocka_unit_test(test_megatron),  cmocka_unit_test(test_unpacked),
+        cmocka_unit_test(test_nemo2),     cmocka_unit_test(test_not_merged),
+        cmocka_unit_test(test_rules),     cmocka_unit_test(test_unlike),
+        cmocka_unit_test(test_lost_rank), cmocka_unit_test(test_oddities),
     };
 
     return run_with_fixtures("nemo", argc, argv, others, ARRAY_SIZE(others));

@@ -6,12 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/json.h"
-#include "base/keyset.h"
 #include "index/formats/format.h"
 #include "index/formats/megatron/megatron_ranks.h"
-#include "index/formats/megatron/megatron_rules.h"
 #include "index/formats/step.h"
 #include "index/formats/torch/torch_walk.h"
 #include "index/formats/torch/torch_zip.h"
@@ -19,12 +16,10 @@
 
 enum {
     MAX_MEMORY = 64 << 20,
-    MAX_ARGS = 16 << 20,  /* args as JSON; real ones have 50 KiB */
-    MAX_LAYERS = 1 << 20, /* numbers of layers that are believed */
+    MAX_ARGS = 16 << 20, /* args as JSON; real ones have 50 KiB */
 };
 
 static const char MODEL[] = "model_optim_rng.pt";
-static const char OPTIMIZER[] = "distrib_optim.pt";
 
 /* ---- names of ranks ---- */
 
@@ -125,16 +120,6 @@ static void take_args(struct legacy *l, const char *text, size_t len)
         take_u64(state, "num_query_groups", &l->args.groups);
 }
 
-static const char *no_key(void *user, const char *path, size_t path_len,
-                          const struct torch_tensor *tensor)
-{
-    (void)user;
-    (void)path;
-    (void)path_len;
-    (void)tensor;
-    return NULL;
-}
-
 /* {"args": ..., "iteration": ...} of the common state, as the other backends have it. */
 static int learn_args(struct legacy *l, struct torch_zip *zip, const struct pv *root,
                       struct err *e)
@@ -145,7 +130,7 @@ static int learn_args(struct legacy *l, struct torch_zip *zip, const struct pv *
     buf_adds(&json, "{\"args\": ");
     if (!pv_dict_get(root, "args", &v))
         buf_adds(&json, "null");
-    else if (object_to_json(zip, &v, 0, no_key, NULL, &json, e) < 0)
+    else if (object_to_json(zip, &v, 0, legacy_no_key, NULL, &json, e) < 0)
         return err_wrap(e, "args");
     if (pv_dict_get(root, "iteration", &v) && v.kind == PV_INT)
         buf_addf(&json, ", \"iteration\": %" PRId64, v.i);
@@ -295,287 +280,17 @@ static int find_sizes(struct legacy *l, struct err *e)
     return 0;
 }
 
-/* ---- layers ---- */
-
-static struct layer_kind *kind_for(struct legacy *l, const char *prefix, size_t len)
-{
-    size_t stages = (size_t)l->models * l->pipeline;
-    struct layer_kind *k = l->kinds;
-
-    while (k && (k->len != len || memcmp(k->prefix, prefix, len) != 0))
-        k = k->next;
-    if (k)
-        return k;
-    k = arena_alloc(l->arena, sizeof *k);
-    if (!k)
-        return NULL;
-    k->prefix = arena_memdup(l->arena, prefix, len);
-    k->len = len;
-    k->count = arena_array(l->arena, stages, sizeof *k->count);
-    k->first = arena_array(l->arena, stages, sizeof *k->first);
-    if (!k->prefix || !k->count || !k->first)
-        return NULL;
-    k->next = l->kinds;
-    l->kinds = k;
-    return k;
-}
-
-/* Counts the layers of one model of a stage; each must be there once from 0 on. */
-struct counting {
-    struct keyset seen;
-    size_t stage;
-};
-
-static int count_layer(struct legacy *l, struct counting *k,
-                       const struct rank_tensor *x, struct err *e)
-{
-    struct megatron_name name;
-    struct layer_kind *kind;
-
-    megatron_name(x->name, x->len, &name);
-    if (name.layer.len == 0)
-        return 0;
-    if (name.layer.value >= MAX_LAYERS)
-        return err_set(e, EBADMSG, "a layer of number %" PRIu64, name.layer.value);
-    kind = kind_for(l, x->name, name.layer.at);
-    if (!kind)
-        return err_nomem(e);
-    kind->count[k->stage] = MAX(kind->count[k->stage], name.layer.value + 1);
-    return keyset_add(&k->seen, x->name, name.layer.at + name.layer.len) < 0
-               ? err_nomem(e)
-               : 0;
-}
-
-/* Layers without any tensor leave gaps: how many a stage has is then told by args only. */
-static int check_gaps(struct legacy *l, const struct counting *k, uint32_t p,
-                      struct err *e)
-{
-    size_t stages = (size_t)l->models * l->pipeline;
-    uint64_t sum = 0;
-
-    for (struct layer_kind *kind = l->kinds; kind; kind = kind->next)
-        sum += kind->count[k->stage];
-    if (sum == k->seen.count)
-        return 0;
-    if (stages == 1)
-        return 0; /* the numbers are those of the whole model */
-    return err_set(e, ENOTSUP,
-                   "pipeline rank %" PRIu32
-                   " has layers without tensors: which numbers "
-                   "the layers of the next ones have is not told",
-                   p);
-}
-
-static int count_model(struct legacy *l, const struct rank *r, uint32_t v,
-                       struct err *e)
-{
-    struct counting k = {.stage = (size_t)v * l->pipeline + r->p};
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < r->model[v].count; i++)
-        rc = count_layer(l, &k, &r->model[v].tensor[i], e);
-    if (rc == 0)
-        rc = check_gaps(l, &k, r->p, e);
-    keyset_release(&k.seen);
-    return rc;
-}
-
-static int count_stage(struct legacy *l, uint32_t p, struct err *e)
-{
-    struct rank *r = legacy_rank(l, 0, p, 0);
-    int rc = 0;
-
-    if (!r)
-        return err_set(e, EBADMSG, "pipeline rank %" PRIu32 " is missing", p);
-    if (legacy_load(l, r, e) < 0)
-        return -e->code;
-    if (r->err.code) {
-        *e = r->err;
-        rc = err_wrap(e, "%s", r->path);
-    }
-    for (uint32_t v = 0; rc == 0 && v < l->models; v++)
-        rc = count_model(l, r, v, e);
-    legacy_unload(r);
-    return rc;
-}
-
-/*
- * Stages have the layers in order, and with virtual pipelines all first models have those
- * before all second ones.
- */
-static int count_layers(struct legacy *l, struct err *e)
-{
-    for (uint32_t p = 0; p < l->pipeline; p++)
-        if (count_stage(l, p, e) < 0)
-            return -e->code;
-    for (struct layer_kind *k = l->kinds; k; k = k->next) {
-        uint64_t sum = 0;
-
-        for (size_t i = 0; i < (size_t)l->models * l->pipeline; i++) {
-            k->first[i] = sum;
-            sum += k->count[i];
-        }
-    }
-    return 0;
-}
-
-/* ---- what is no model ---- */
-
-static bool is_model_entry(const char *name, size_t len)
-{
-    if (len < 5 || memcmp(name, "model", 5) != 0)
-        return false;
-    for (size_t i = 5; i < len; i++)
-        if (!isdigit((unsigned char)name[i]))
-            return false;
-    return true;
-}
-
-/* Names of the outermost dict's entries: those that are wanted, or all others. */
-static const char **entry_names(const struct rank *r, bool optimizer)
-{
-    struct pv root = torch_zip_root(r->file.zip), items;
-    const char **names, *text;
-    size_t n = 0, len;
-
-    if (!torch_mapping(&root, &items) || items.kind != PV_DICT)
-        return NULL;
-    names = arena_array(r->arena, pv_count(&items) + 1, sizeof *names);
-    for (size_t i = 0; names && i < pv_count(&items); i++) {
-        struct pv key = pv_key_at(&items, i);
-
-        if (key.kind != PV_STR)
-            continue;
-        text = pv_bytes(&key, &len);
-        if (!is_model_entry(text, len) && pv_str_is(&key, "optimizer") == optimizer)
-            continue;
-        names[n] = arena_memdup(r->arena, text, len);
-        if (!names[n++])
-            return NULL;
-    }
-    return names;
-}
-
-/* Everything but the models: the optimizer, and what is of role other. */
-static int report_entries(struct legacy *l, struct rank *r, bool optimizer,
-                          struct err *e)
-{
-    char object[80];
-    const struct torch_report how = {
-        .role = optimizer ? ROLE_OPTIMIZER : ROLE_OTHER,
-        .entries = true,
-        .object = object,
-        .skip = entry_names(r, optimizer),
-    };
-
-    if (!how.skip)
-        return err_nomem(e);
-    snprintf(object, sizeof object, "%s:", r->path);
-    return torch_file_report_loaded(l->sink, &r->file, &how, e);
-}
-
-/* State of Transformer Engine that is no tensor; None says nothing. */
-static int report_state(struct legacy *l, struct rank *r, const char *model,
-                        const struct pv *key, const struct pv *value, struct err *e)
-{
-    CLEANUP(buf_release) struct buf name = {0}, json = {.max = MAX_ARGS};
-    struct torch_tensor ignored;
-    struct err why = {0};
-    struct pv items;
-    const char *text;
-    size_t len;
-
-    if (key->kind != PV_STR || value->kind == PV_NONE || torch_mapping(value, &items) ||
-        torch_zip_tensor(r->file.zip, value, &ignored, &why) != 0)
-        return 0;
-    text = pv_bytes(key, &len);
-    buf_addf(&name, "%s:%s.", r->path, model);
-    buf_add(&name, text, len);
-    if (buf_failed(&name))
-        return err_nomem(e);
-    if (object_to_json(r->file.zip, value, 0, no_key, NULL, &json, &why) == 0)
-        return sink_object(l->sink, name.data, name.len, json.data, json.len, e);
-    return why.code == ENOMEM ||
-                   sink_warning(l->sink, "object", "%s: %s", name.data, why.text) < 0
-               ? err_nomem(e)
-               : 0;
-}
-
-static int report_states(struct legacy *l, struct rank *r, struct err *e)
-{
-    struct pv root = torch_zip_root(r->file.zip), items, model, entries;
-    char name[16];
-
-    if (!torch_mapping(&root, &items))
-        return 0;
-    for (uint32_t v = 0; v < l->models; v++) {
-        snprintf(name, sizeof name, "model");
-        if (l->several)
-            snprintf(name, sizeof name, "model%" PRIu32, v);
-        if (!pv_dict_get(&items, name, &model) || !torch_mapping(&model, &entries))
-            continue;
-        for (size_t i = 0; i < pv_count(&entries); i++) {
-            struct pv key = pv_key_at(&entries, i), value = pv_value_at(&entries, i);
-
-            if (report_state(l, r, name, &key, &value, e) < 0)
-                return -e->code;
-        }
-    }
-    return 0;
-}
-
-static int report_rank(struct legacy *l, struct rank *r, struct err *e)
-{
-    static const struct torch_report how = {.role = ROLE_OPTIMIZER};
-    char path[64];
-
-    if (r->err.code)
-        return sink_warning(l->sink, "damaged-file", "%s: %s", r->path, r->err.text) < 0
-                   ? err_nomem(e)
-                   : 0;
-    if (report_states(l, r, e) < 0 || report_entries(l, r, false, e) < 0 ||
-        report_entries(l, r, true, e) < 0)
-        return -e->code;
-    snprintf(path, sizeof path, "%s/%s", r->dir, OPTIMIZER);
-    return has_file(listing_sub(l->c->listing, r->dir), OPTIMIZER)
-               ? torch_file_report(l->c, l->sink, path, &how, e)
-               : 0;
-}
-
 /* ---- the scan ---- */
-
-static int report_stage(struct legacy *l, uint32_t p, struct err *e)
-{
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < l->nranks; i++)
-        if (l->rank[i].p == p)
-            rc = legacy_load(l, &l->rank[i], e);
-    if (rc == 0)
-        rc = legacy_merge_stage(l, p, e);
-    for (size_t i = 0; rc == 0 && i < l->nranks; i++)
-        if (l->rank[i].p == p)
-            rc = report_rank(l, &l->rank[i], e);
-    for (size_t i = 0; i < l->nranks; i++)
-        legacy_unload(&l->rank[i]);
-    return rc;
-}
 
 static int report_oddities(struct legacy *l, struct err *e)
 {
     const struct layer_kind *k = l->kinds;
-    size_t last = (size_t)l->models * l->pipeline - 1;
-    uint64_t total = k ? k->first[last] + k->count[last] : 0;
+    uint64_t total = k ? legacy_layers(l, k) : 0;
     int r = 0;
 
-    if (l->unknown > 0)
-        r = sink_warning(l->sink, "unknown-cut",
-                         "%" PRIu64
-                         " tensors are cut by tensor or expert parallelism in "
-                         "ways that their names do not tell (%s): each rank's part is "
-                         "shown as it is",
-                         l->unknown, l->first_unknown);
-    if (r == 0 && k && !k->next && l->args.layers > 0 && l->args.layers != total)
+    if (legacy_warn_unknown(l, e) < 0)
+        return -e->code;
+    if (k && !k->next && l->args.layers > 0 && l->args.layers != total)
         r = sink_warning(l->sink, "layers",
                          "args tell of %" PRIu64 " layers, the files have %" PRIu64,
                          l->args.layers, total);
@@ -591,11 +306,9 @@ static int report(struct legacy *l, struct err *e)
     if (find_ranks(l, e) < 0 || learn_first(l, &l->rank[0], e) < 0)
         return -e->code;
     name_ranks(l);
-    if (legacy_sort(l, e) < 0 || find_sizes(l, e) < 0 || count_layers(l, e) < 0)
+    if (legacy_sort(l, e) < 0 || find_sizes(l, e) < 0 ||
+        legacy_count_layers(l, e) < 0 || legacy_report_stages(l, e) < 0)
         return -e->code;
-    for (uint32_t p = 0; p < l->pipeline; p++)
-        if (report_stage(l, p, e) < 0)
-            return -e->code;
     return report_oddities(l, e);
 }
 
@@ -628,7 +341,8 @@ static int tell_checkpoint(struct legacy *l, struct err *e)
 
 static int legacy_scan(const struct scan_context *c, struct sink *sink, struct err *e)
 {
-    struct legacy l = {.c = c, .sink = sink, .arena = arena_new(MAX_MEMORY)};
+    struct legacy l = {
+        .c = c, .sink = sink, .entry = "model", .arena = arena_new(MAX_MEMORY)};
     struct err failed = {0};
     int r = l.arena ? report(&l, &failed) : err_nomem(&failed);
 

@@ -84,7 +84,10 @@ static bool is_tied_copy(const struct merge *m)
 {
     return m->l->pipeline > 1 && m->p + 1 == m->l->pipeline && !m->l->args.untied &&
            (ends_in(m->x, "output_layer.weight") ||
-            ends_in(m->x, "word_embeddings_for_head.weight"));
+            ends_in(m->x, "word_embeddings_for_head.weight") ||
+            /* NeMo's: the attribute's name, beside the embedding's own module. */
+            ends_in(m->x, "model.word_embeddings.weight") ||
+            ends_in(m->x, "module.word_embeddings.weight"));
 }
 
 /* ---- rules ---- */
@@ -96,8 +99,12 @@ static enum megatron_rule rule_of(const struct merge *m)
     const struct legacy_args *args = &l->args;
     enum megatron_rule rule = m->name.rule;
 
+    if (l->rule)
+        return l->rule(m->l, m->x, rule);
     if (m->name.expert.len > 0 && l->expert > 1 &&
         (args->experts == 0 || args->experts % l->expert != 0))
+        return MEGATRON_UNKNOWN;
+    if (rule == MEGATRON_KV && l->version < 2.0)
         return MEGATRON_UNKNOWN;
     if (rule == MEGATRON_QKV && l->version < 2.0)
         return MEGATRON_QKV;
@@ -109,8 +116,10 @@ static enum megatron_rule rule_of(const struct merge *m)
     /* With fewer groups than ranks keys and values are repeated. */
     if (rule == MEGATRON_QKV && args->groups > 0 && args->groups < l->tensor)
         return MEGATRON_UNKNOWN;
-    if (rule == MEGATRON_QKV || (rule == MEGATRON_FC1 && !args->gated))
+    if (rule == MEGATRON_QKV || rule == MEGATRON_KV)
         return MEGATRON_ROWS;
+    if (rule == MEGATRON_FC1)
+        return args->gated ? MEGATRON_HALVES : MEGATRON_ROWS;
     return rule;
 }
 
@@ -193,6 +202,11 @@ static int add_old_qkvs(const struct merge *m, struct err *e)
 
 /* ---- the whole tensor ---- */
 
+static bool same_shape(const struct rank_tensor *a, const struct rank_tensor *b)
+{
+    return a->nd == b->nd && memcmp(a->dim, b->dim, a->nd * sizeof *a->dim) == 0;
+}
+
 /* What each tensor rank has. */
 static void find_parts(struct merge *m)
 {
@@ -212,6 +226,10 @@ static void find_parts(struct merge *m)
             part->why = r->err.text;
         else
             part->x = rank_tensors_find(&r->model[m->v], m->x->name, m->x->len);
+        if (m->l->rule && part->x && !same_shape(part->x, m->x)) {
+            part->why = "its part has another shape than that of tensor rank 0";
+            part->x = NULL;
+        }
         if (!part->x && !part->why)
             part->why = "it does not have it";
     }
@@ -258,15 +276,20 @@ static int merge_old_qkv(struct merge *m, struct sink_tensor *t, struct err *e)
 static enum rank_rule cut_of(enum megatron_rule rule)
 {
     switch (rule) {
-    case MEGATRON_QKV:
     case MEGATRON_ROWS:
         return RANK_ROWS;
     case MEGATRON_COLUMNS:
         return RANK_COLUMNS;
-    case MEGATRON_FC1:
+    case MEGATRON_HALVES:
         return RANK_HALVES;
+    case MEGATRON_THIRDS:
+        return RANK_THIRDS;
     case MEGATRON_SAME:
         return RANK_SAME;
+    case MEGATRON_QKV:
+    case MEGATRON_KV:
+    case MEGATRON_FC1: /* rule_of() says what they are */
+    case MEGATRON_UNLIKE:
     case MEGATRON_UNKNOWN:
         break;
     }
@@ -311,14 +334,13 @@ static int add_raw(struct merge *m, const struct rank *r, struct err *e)
     struct sink_tensor t = {.role = ROLE_OTHER};
     const struct rank_tensor *x =
         rank_tensors_find(&r->model[m->v], m->x->name, m->x->len);
+    char entry[LEGACY_ENTRY];
     struct torch_tensor open;
 
     if (!x)
         return 0;
-    buf_addf(&key, "%s:model", r->path);
-    if (m->l->several)
-        buf_addf(&key, "%" PRIu32, m->v);
-    buf_addc(&key, '.');
+    legacy_entry(m->l, m->v, entry);
+    buf_addf(&key, "%s:%s%s", r->path, entry, entry[0] ? "." : "");
     buf_add(&key, x->name, x->len);
     if (buf_failed(&key))
         return err_nomem(e);
@@ -341,11 +363,11 @@ static int add_raws(struct merge *m, struct err *e)
     return 0;
 }
 
-static void note_unknown(struct merge *m)
+static void note(const struct merge *m, struct legacy_note *n)
 {
-    if (m->l->unknown++ == 0)
-        snprintf(m->l->first_unknown, sizeof m->l->first_unknown, "%.*s",
-                 (int)MIN(m->x->len, (size_t)100), m->x->name);
+    if (n->count++ == 0)
+        snprintf(n->first, sizeof n->first, "%.*s", (int)MIN(m->x->len, (size_t)100),
+                 m->x->name);
 }
 
 /* ---- stages ---- */
@@ -366,9 +388,9 @@ static int merge_tensor(struct merge *m, const struct rank_tensor *x, struct err
         return 0;
     }
     rule = rule_of(m);
-    if (rule != MEGATRON_UNKNOWN)
+    if (rule != MEGATRON_UNKNOWN && rule != MEGATRON_UNLIKE)
         return merge_parts(m, rule, e);
-    note_unknown(m);
+    note(m, rule == MEGATRON_UNKNOWN ? &m->l->unknown : &m->l->unlike);
     return add_raws(m, e);
 }
 

@@ -44,17 +44,45 @@ struct rank *legacy_rank(const struct legacy *l, uint32_t t, uint32_t p, uint32_
 
 /* ---- loading ---- */
 
+void legacy_entry(const struct legacy *l, uint32_t v, char name[LEGACY_ENTRY])
+{
+    if (l->several)
+        snprintf(name, LEGACY_ENTRY, "model%" PRIu32, v);
+    else
+        snprintf(name, LEGACY_ENTRY, "%s", l->entry);
+}
+
+bool legacy_model(const struct legacy *l, const struct rank *r, uint32_t v,
+                  struct pv *out)
+{
+    struct pv root = torch_zip_root(r->file.zip), items;
+    char name[LEGACY_ENTRY];
+
+    legacy_entry(l, v, name);
+    if (!torch_mapping(&root, &items) || items.kind != PV_DICT)
+        return false;
+    if (name[0])
+        return pv_dict_get(&items, name, out);
+    *out = root;
+    return true;
+}
+
+const char *legacy_no_key(void *user UNUSED, const char *path UNUSED,
+                          size_t path_len UNUSED,
+                          const struct torch_tensor *tensor UNUSED)
+{
+    return NULL;
+}
+
 static int collect_models(const struct legacy *l, struct rank *r, struct err *e)
 {
-    struct pv root = torch_zip_root(r->file.zip), items, model;
-    char name[16];
+    char name[LEGACY_ENTRY];
+    struct pv model;
 
-    if (!torch_mapping(&root, &items) || items.kind != PV_DICT)
-        return err_set(e, EBADMSG, "it holds no dict");
     for (uint32_t v = 0; v < l->models; v++) {
-        snprintf(name, sizeof name, "model%" PRIu32, v);
-        if (!pv_dict_get(&items, l->several ? name : "model", &model))
-            return err_set(e, EBADMSG, "it holds no %s", l->several ? name : "model");
+        legacy_entry(l, v, name);
+        if (!legacy_model(l, r, v, &model))
+            return err_set(e, EBADMSG, "it holds no %s", name[0] ? name : "dict");
         if (rank_tensors_collect(r->file.zip, &model, r->arena, &r->model[v], e) < 0)
             return err_wrap(e, "its model");
     }

@@ -6,11 +6,14 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "index/formats/megatron/megatron.h"
+#include "index/formats/megatron/megatron_rules.h"
 #include "index/formats/ranks/rank_tensors.h"
 #include "index/formats/torch/torch_file.h"
 
+struct pv;
 struct scan_context;
 struct sink;
+struct torch_tensor;
 
 enum { MEGATRON_MAX_VIRTUAL = 64 };
 
@@ -19,7 +22,7 @@ struct rank {
     uint32_t p, e, t;
     unsigned numbers; /* in its name */
     char dir[40];
-    char path[64]; /* of its model_optim_rng.pt */
+    char path[320]; /* of its model_optim_rng.pt */
     struct torch_file file;
     struct arena *arena; /* while it is loaded */
     struct rank_tensors
@@ -41,6 +44,12 @@ struct layer_kind {
     uint64_t *count, *first; /* by stage: v * pipeline + p */
 };
 
+/* Tensors that something is to be said of: how many, and the first one's name. */
+struct legacy_note {
+    uint64_t count;
+    char first[128];
+};
+
 struct legacy {
     const struct scan_context *c;
     struct sink *sink;
@@ -51,10 +60,22 @@ struct legacy {
     struct rank *rank; /* by p, e, t, once legacy_sort() was called */
     size_t nranks;
     uint32_t tensor, pipeline, expert, models;
-    bool several; /* models are called model0, model1, ... */
+    /*
+     * The entry of a file's outermost dict that is the model, "" where that dict is itself;
+     * several: the models of virtual pipelines are the entries model0, model1, ...
+     */
+    const char *entry;
+    bool several;
+    /*
+     * NULL, or how another framework than Megatron-LM cuts the tensor that tensor rank 0 has
+     * as `x`, where Megatron-LM would by `rule`. All ranks have parts of one shape then.
+     */
+    enum megatron_rule (*rule)(struct legacy *l, const struct rank_tensor *x,
+                               enum megatron_rule rule);
+    void *user; /* of rule() */
     struct layer_kind *kinds;
-    uint64_t unknown, tied; /* tensors shown as they are stored; copies that are not */
-    char first_unknown[128];
+    struct legacy_note unknown, unlike; /* tensors that are shown as they are stored */
+    uint64_t tied;                      /* copies that are not shown */
 };
 
 /* -EBADMSG when two directories are of one rank. */
@@ -67,7 +88,34 @@ struct rank *legacy_rank(const struct legacy *l, uint32_t t, uint32_t p, uint32_
 int legacy_load(struct legacy *l, struct rank *r, struct err *e);
 void legacy_unload(struct rank *r);
 
+/* The name of the entry that is model `v`, "" for the outermost dict itself. */
+enum { LEGACY_ENTRY = 24 };
+void legacy_entry(const struct legacy *l, uint32_t v, char name[LEGACY_ENTRY]);
+
+/* Model `v` in the file of a rank that is loaded; false: there is none. */
+bool legacy_model(const struct legacy *l, const struct rank *r, uint32_t v,
+                  struct pv *out);
+
+/* For object_to_json(): tensors are told elsewhere. */
+const char *legacy_no_key(void *user, const char *path, size_t path_len,
+                          const struct torch_tensor *tensor);
+
+/*
+ * Fills l->kinds from the first tensor rank of each stage. -EBADMSG when one is not there
+ * or cannot be read, -ENOTSUP when a stage has layers without tensors.
+ */
+int legacy_count_layers(struct legacy *l, struct err *e);
+
+/* How many layers of a kind the stages have together. */
+uint64_t legacy_layers(const struct legacy *l, const struct layer_kind *k);
+
 /* Reports the model of all ranks of a stage, which are loaded. */
 int legacy_merge_stage(struct legacy *l, uint32_t p, struct err *e);
+
+/* Loads each stage's ranks, reports the model and all else that is in their files. */
+int legacy_report_stages(struct legacy *l, struct err *e);
+
+/* Tells what could not be merged. */
+int legacy_warn_unknown(struct legacy *l, struct err *e);
 
 #endif

@@ -31,6 +31,11 @@ static const struct {
     {"word_embeddings_for_head.weight", MEGATRON_ROWS},
     {"output_layer.weight", MEGATRON_ROWS},
     {"output_layer.bias", MEGATRON_ROWS},
+    {"attention.query.weight", MEGATRON_ROWS},
+    {"attention.query.bias", MEGATRON_ROWS},
+    {"attention.key_value.weight", MEGATRON_KV},
+    {"attention.key_value.bias", MEGATRON_KV},
+    {"lm_head.bias", MEGATRON_ROWS},
     {"linear_fc1.weight", MEGATRON_FC1},
     {"linear_fc1.bias", MEGATRON_FC1},
     {"dense_h_to_4h.weight", MEGATRON_FC1},
@@ -43,6 +48,12 @@ static const struct {
     {"linear_fc2.bias", MEGATRON_SAME},
     {"dense_4h_to_h.bias", MEGATRON_SAME},
     {"attention.dense.bias", MEGATRON_SAME},
+    {"lm_head.dense.weight", MEGATRON_SAME},
+    {"lm_head.dense.bias", MEGATRON_SAME},
+    {"pooler.dense.weight", MEGATRON_SAME},
+    {"pooler.dense.bias", MEGATRON_SAME},
+    {"binary_head.weight", MEGATRON_SAME},
+    {"binary_head.bias", MEGATRON_SAME},
     {"position_embeddings.weight", MEGATRON_SAME},
     {"tokentype_embeddings.weight", MEGATRON_SAME},
     {"router.weight", MEGATRON_SAME},
@@ -58,11 +69,7 @@ static const struct {
     {"layernorm.bias", MEGATRON_SAME},
 };
 
-/*
- * Does name[0..len) end in `end`, at the beginning of a part of it? Norms and attention have
- * longer names: "input_layernorm", "self_attention".
- */
-static bool has_end(const char *name, size_t len, const char *end)
+bool megatron_name_ends(const char *name, size_t len, const char *end)
 {
     size_t n = strlen(end);
     bool longer =
@@ -76,7 +83,7 @@ static bool has_end(const char *name, size_t len, const char *end)
 static enum megatron_rule rule_of(const char *name, size_t len)
 {
     for (size_t i = 0; i < ARRAY_SIZE(rules); i++)
-        if (has_end(name, len, rules[i].end))
+        if (megatron_name_ends(name, len, rules[i].end))
             return rules[i].rule;
     return MEGATRON_UNKNOWN;
 }
@@ -122,7 +129,7 @@ static bool grouped_expert(const char *name, size_t len, struct megatron_number 
     for (size_t i = 0; i < ARRAY_SIZE(marks); i++) {
         size_t n = strlen(marks[i]);
 
-        if (at < len && has_end(name, at, marks[i]) &&
+        if (at < len && megatron_name_ends(name, at, marks[i]) &&
             (at == n || name[at - n - 1] == '.'))
             return take_number(name, len, at, out) && out->at + out->len == len;
     }

@@ -11,8 +11,12 @@ enum megatron_rule {
     MEGATRON_SAME,    /* every rank has all of it */
     MEGATRON_ROWS,    /* dimension 0 */
     MEGATRON_QKV,     /* dimension 0; before version 2.0 rows had another order */
+    MEGATRON_KV,      /* the same, of cross attention */
     MEGATRON_FC1,     /* dimension 0; where it is gated each rank has [w; v] */
+    MEGATRON_HALVES,  /* dimension 0; each rank has [a; b], the whole is [A; B] */
+    MEGATRON_THIRDS,  /* the same of three */
     MEGATRON_COLUMNS, /* dimension 1 */
+    MEGATRON_UNLIKE,  /* by its name, but it is not as large as it should be */
 };
 
 /* A number within a name. */
@@ -29,5 +33,11 @@ struct megatron_name {
 };
 
 void megatron_name(const char *name, size_t len, struct megatron_name *out);
+
+/*
+ * Does a name end in `end`, at the beginning of a part of it? Norms and attention have
+ * longer names: "input_layernorm", "self_attention".
+ */
+bool megatron_name_ends(const char *name, size_t len, const char *end);
 
 #endif

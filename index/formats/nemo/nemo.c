@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* index/formats/nemo/nemo.c - NeMo's .nemo archives and folders: a config, weights, side files. */
-#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -8,7 +7,10 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
+#include "base/yaml_tree.h"
 #include "index/formats/format.h"
+#include "index/formats/nemo/nemo_ranks.h"
 #include "index/formats/scan.h"
 #include "index/formats/torch/torch_file.h"
 #include "remote/archives.h"
@@ -17,7 +19,7 @@
 
 enum {
     HEAD_BYTES = 512,
-    MAX_CONFIG = 16 << 20,
+    MAX_CONFIG = 16 << 20, /* as yaml_parse() */
     MAX_VERSION = 48,
     MAX_RANKS = 4096,
 };
@@ -52,38 +54,13 @@ static enum entry_kind kind_of(const struct listing *l, const char *name)
     return entry ? entry->st.kind : (enum entry_kind) - 1;
 }
 
-static bool take_digits(const char **p)
-{
-    const char *start = *p;
-
-    while (isdigit((unsigned char)**p))
-        ++*p;
-    return *p > start;
-}
-
-/* "mp_rank_01", "tp_rank_01_pp_rank_003": NLPSaveRestoreConnector of NeMo 1. */
-static bool is_rank(const char *name)
-{
-    static const char mp[] = "mp_rank_", tp[] = "tp_rank_", pp[] = "_pp_rank_";
-
-    if (strncmp(name, mp, strlen(mp)) == 0) {
-        name += strlen(mp);
-        return take_digits(&name) && !*name;
-    }
-    if (strncmp(name, tp, strlen(tp)) != 0)
-        return false;
-    name += strlen(tp);
-    if (!take_digits(&name) || strncmp(name, pp, strlen(pp)) != 0)
-        return false;
-    name += strlen(pp);
-    return take_digits(&name) && !*name;
-}
-
 static bool is_rank_dir(struct listing *l, const struct listing_entry *entry)
 {
-    struct listing *sub = entry->st.kind == ENTRY_DIR && is_rank(entry->name)
-                              ? listing_sub(l, entry->name)
-                              : NULL;
+    uint32_t t, p;
+    struct listing *sub =
+        entry->st.kind == ENTRY_DIR && nemo_rank_name(entry->name, &t, &p)
+            ? listing_sub(l, entry->name)
+            : NULL;
 
     return sub && kind_of(sub, file_name) == ENTRY_FILE;
 }
@@ -173,36 +150,32 @@ struct scan {
     struct listing *listing;
     struct archive_oddities odd;
     struct weights weights;
+    bool merged; /* the ranks */
     char version[MAX_VERSION];
+    struct nemo_config config;
+    struct err no_config; /* code 0: there is a config */
 };
 
-/* "key: value" at the beginning of a line, unquoted. */
-static void take_line(const char *text, const char *key, char *dst, size_t size)
-{
-    size_t len = strlen(key);
-
-    for (const char *p = text; p; p = strchr(p, '\n') ? strchr(p, '\n') + 1 : NULL) {
-        const char *value = p + len + 1;
-        size_t n;
-
-        if (strncmp(p, key, len) != 0 || p[len] != ':')
-            continue;
-        value += strspn(value, " '\"");
-        n = strcspn(value, "\r\n'\" #");
-        snprintf(dst, size, "%.*s", (int)MIN(n, size - 1), value);
-        return;
-    }
-}
-
-/* The config tells the version; it need not be there, nor be YAML. */
+/*
+ * The config tells the version, and how ranks have cut the model. It need not be there,
+ * nor be YAML: then s->config says why nothing is known of the ranks.
+ */
 static void read_config(struct scan *s)
 {
+    CLEANUP(json_freep) struct json *doc = NULL;
     CLEANUP_FREE char *text = NULL;
-    struct err ignored = {0};
+    const char *version;
     size_t len;
 
-    if (listing_read(s->listing, config_name, MAX_CONFIG, &text, &len, &ignored) == 0)
-        take_line(text, "nemo_version", s->version, sizeof s->version);
+    if (listing_read(s->listing, config_name, MAX_CONFIG, &text, &len, &s->no_config) <
+            0 ||
+        yaml_parse(text, len, &doc, &s->no_config) < 0) {
+        err_wrap(&s->no_config, "%s", config_name);
+        return;
+    }
+    if (json_string(json_get(doc, "nemo_version"), &version))
+        snprintf(s->version, sizeof s->version, "%s", version);
+    nemo_config_learn(doc, &s->config, &s->no_config);
 }
 
 static int tell_checkpoint(const struct scan *s, struct err *e)
@@ -220,6 +193,10 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
                              : "\"tar\"");
     if (s->weights.ranks > 0)
         buf_addf(&topology, ", \"ranks\": %zu", s->weights.ranks);
+    if (s->merged)
+        buf_addf(&topology,
+                 ", \"tensor_parallel\": %" PRIu64 ", \"pipeline_parallel\": %" PRIu64,
+                 s->config.tensor, s->config.pipeline);
     if (by_other) {
         buf_adds(&topology, ", \"weights\": ");
         buf_add_json(&topology, told->format, strlen(told->format));
@@ -230,7 +207,9 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
         buf_addc(&topology, '}');
     if (buf_failed(&topology))
         return err_nomem(e);
-    about.format = s->weights.kind == WEIGHTS_DIR ? "nemo-dist" : "nemo";
+    about.format = s->weights.kind == WEIGHTS_DIR ? "nemo-dist"
+                   : s->merged                    ? "nemo-ranks"
+                                                  : "nemo";
     about.framework = "NeMo";
     about.version = s->version[0] ? s->version : NULL;
     about.topology = topology.data;
@@ -284,37 +263,46 @@ static int scan_dir(struct scan *s, struct err *e)
     return place.driver->scan(&c, s->sink, e);
 }
 
-/*
- * The files of model parallel ranks are pieces of tensors, cut by rules that only the model's
- * code has: what each file holds is shown, and none of it as the model.
- */
-static int scan_ranks(struct scan *s, struct err *e)
+/* What each file holds is shown, and none of it as the model. */
+static int show_ranks(struct scan *s, const struct err *why, struct err *e)
 {
     static const struct torch_report how = {.role = ROLE_OTHER};
     const struct scan_context c = context_of(s, s->dir, s->listing);
     char path[PATH_MAX];
 
-    if (s->weights.ranks > MAX_RANKS)
-        return err_set(e, EFBIG, "more than %d ranks", MAX_RANKS);
     for (size_t i = 0; i < listing_count(s->listing); i++) {
         const struct listing_entry *entry = listing_at(s->listing, i);
 
         if (!is_rank_dir(s->listing, entry))
             continue;
-        if (sink_part(s->sink, entry->name, e) < 0)
-            return -e->code;
         snprintf(path, sizeof path, "%s/%s", entry->name, file_name);
-        if (s->weights.ranks == 1)
-            return scan_file(s, path, e);
         if (torch_file_report(&c, s->sink, path, &how, e) < 0)
             return -e->code;
     }
     return sink_warning(s->sink, "not-merged",
-                        "the files of %zu model parallel ranks are shown as they are: "
-                        "their tensors are pieces of the model's",
-                        s->weights.ranks) < 0
+                        "the files of %zu model parallel ranks are shown as they are, "
+                        "pieces of the model's tensors: %s",
+                        s->weights.ranks, why->text) < 0
                ? err_nomem(e)
                : 0;
+}
+
+static int scan_ranks(struct scan *s, struct err *e)
+{
+    const struct scan_context c = context_of(s, s->dir, s->listing);
+    const struct nemo_ranks ranks = {
+        .c = &c, .sink = s->sink, .file = file_name, .entry = ""};
+    struct err why = s->no_config;
+
+    if (s->weights.ranks > MAX_RANKS)
+        return err_set(e, EFBIG, "more than %d ranks", MAX_RANKS);
+    for (size_t i = 0; i < listing_count(s->listing); i++)
+        if (is_rank_dir(s->listing, listing_at(s->listing, i)) &&
+            sink_part(s->sink, listing_at(s->listing, i)->name, e) < 0)
+            return -e->code;
+    if (!why.code && nemo_ranks_report(&ranks, &s->config, &s->merged, &why, e) < 0)
+        return -e->code;
+    return s->merged ? 0 : show_ranks(s, &why, e);
 }
 
 static int scan_weights(struct scan *s, struct err *e)

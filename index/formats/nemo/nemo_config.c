@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT */
+/* index/formats/nemo/nemo_config.c - what a NeMo model's configuration tells of its ranks and sizes. */
+#include "index/formats/nemo/nemo_config.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/json.h"
+
+enum { MAX_SIZE = 1 << 30 }; /* of any number that is believed: their products fit */
+
+/*
+ * Pickled objects of OmegaConf, as object_to_json() shows them: a DictConfig is {"state":
+ * {"_content": {NAME: node}}}, and a node of a value {"state": {"_val": value}}.
+ */
+static const struct json *plain(const struct json *v)
+{
+    static const char *const inner[] = {"_content", "_val"};
+    const struct json *state = json_get(v, "state");
+
+    if (!json_get(v, "$type") || !state)
+        return v;
+    for (size_t i = 0; i < ARRAY_SIZE(inner); i++)
+        if (json_get(state, inner[i]))
+            return json_get(state, inner[i]);
+    return v;
+}
+
+static const struct json *member(const struct json *v, const char *name)
+{
+    return plain(json_get(plain(v), name));
+}
+
+static bool is_told(const struct json *v)
+{
+    return v && json_kind(v) != JSON_NULL;
+}
+
+/* False when it stands there and is no number, or none to be believed: not `none` then. */
+static bool take_number(const struct json *v, const char *name, uint64_t none,
+                        uint64_t *out)
+{
+    const struct json *value = member(v, name);
+    bool ok = !is_told(value) || (json_u64(value, out) && *out > 0 && *out <= MAX_SIZE);
+
+    if (!ok)
+        *out = 0;
+    else if (!is_told(value))
+        *out = none;
+    return ok;
+}
+
+/* Of a setting that is a truth; `other` where it is not told. */
+static bool take_truth(const struct json *v, const char *name, bool other)
+{
+    bool is;
+
+    return json_bool(member(v, name), &is) ? is : other;
+}
+
+/* ---- sizes ---- */
+
+static bool starts(const char *text, const char *with)
+{
+    return strncmp(text, with, strlen(with)) == 0;
+}
+
+static bool ends(const char *text, const char *with)
+{
+    size_t n = strlen(text), end = strlen(with);
+
+    return n >= end && strcmp(text + n - end, with) == 0;
+}
+
+static void take_activation(const struct json *v, struct nemo_sizes *out)
+{
+    const struct json *value = member(v, "activation");
+    const char *text = "gelu"; /* cfg.get('activation', 'gelu') */
+
+    out->activation = !is_told(value) || json_string(value, &text);
+    out->glu = ends(text, "glu");
+    out->fast = starts(text, "fast-") && out->glu;
+}
+
+/* What is left out of a product is not told either. */
+static void take_sizes(const struct json *v, struct nemo_sizes *out)
+{
+    *out = (struct nemo_sizes){0};
+    take_number(v, "num_layers", 0, &out->layers);
+    take_number(v, "hidden_size", 0, &out->hidden);
+    take_number(v, "num_attention_heads", 0, &out->heads);
+    take_number(v, "ffn_hidden_size", 4 * out->hidden, &out->ffn);
+    take_number(v, "num_query_groups", out->heads, &out->groups);
+    take_number(v, "kv_channels",
+                out->heads && out->hidden % out->heads == 0 ? out->hidden / out->heads
+                                                            : 0,
+                &out->channels);
+    take_activation(v, out);
+}
+
+static bool names_part(const char *name, size_t len, const char *part)
+{
+    return memmem(name, len, part, strlen(part));
+}
+
+const struct nemo_sizes *nemo_config_sizes(const struct nemo_config *c,
+                                           const char *name, size_t len)
+{
+    if (!c->stacks)
+        return &c->model;
+    /* "enc_dec_model.encoder_embedding.", "enc_dec_model.enc_dec_model.decoder.model." */
+    if (names_part(name, len, ".decoder.") || names_part(name, len, ".decoder_"))
+        return &c->decoder;
+    return &c->encoder;
+}
+
+/* ---- ranks ---- */
+
+/* A training checkpoint's has the model's under `cfg`; a run's configuration `model`. */
+static const struct json *model_part(const struct json *doc)
+{
+    static const char *const names[] = {"cfg", "model"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        const struct json *inner = member(doc, names[i]);
+
+        if (is_told(inner) && json_kind(inner) == JSON_OBJECT)
+            return inner;
+    }
+    return doc;
+}
+
+static int take_ranks(const struct json *v, struct nemo_config *out, struct err *e)
+{
+    if (!take_number(v, "tensor_model_parallel_size", 0, &out->tensor) ||
+        !take_number(v, "pipeline_model_parallel_size", 1, &out->pipeline) ||
+        !take_number(v, "virtual_pipeline_model_parallel_size", 1,
+                     &out->virtual_pipeline) ||
+        !take_number(v, "expert_model_parallel_size", 1, &out->expert) ||
+        out->tensor == 0)
+        return err_set(e, EBADMSG,
+                       "the configuration does not tell tensor_model_parallel_size and "
+                       "pipeline_model_parallel_size");
+    return 0;
+}
+
+int nemo_config_learn(const struct json *doc, struct nemo_config *out, struct err *e)
+{
+    const struct json *v = model_part(doc), *encoder, *decoder;
+
+    *out = (struct nemo_config){0};
+    if (take_ranks(v, out, e) < 0)
+        return -e->code;
+    out->megatron_core = take_truth(v, "mcore_gpt", false) ||
+                         take_truth(v, "mcore_bert", false) ||
+                         take_truth(v, "mcore_t5", false);
+    out->untied = !take_truth(v, "share_embeddings_and_output_weights", true) ||
+                  !take_truth(v, "share_token_embeddings", true);
+    out->old_qkv = take_truth(v, "megatron_legacy", false);
+    take_sizes(v, &out->model);
+    encoder = member(v, "encoder");
+    decoder = member(v, "decoder");
+    out->stacks = is_told(encoder) && is_told(decoder);
+    if (out->stacks) {
+        take_sizes(encoder, &out->encoder);
+        take_sizes(decoder, &out->decoder);
+    }
+    return 0;
+}
