@@ -144,6 +144,7 @@ static void test_optimizer(void **state)
     assert_int_equal(tensor(&o, "zero_pp_rank_1_mp_rank_00_optim_states.pt/x.y")->role,
                      ROLE_OPTIMIZER);
     check_warnings(&o,
+                   "optimizer: there are no model states, only optimizer states\n"
                    "optimizer-not-merged: 2 files of the ranks' optimizers are shown "
                    "as they are, not merged\n");
     close_checkpoint(&o);

@@ -6,10 +6,12 @@
 #include <limits.h>
 
 #include "base/base.h"
+#include "index/formats/ranks/rank_merge.h"
 #include "index/sink.h"
 
 struct err;
 struct listing;
+struct rank_file;
 struct scan_context;
 
 /* What the names of a directory tell. */
@@ -37,6 +39,14 @@ struct deepspeed_how {
      */
     int weights;
     const char *object; /* before the keys of objects, or NULL */
+    /*
+     * NULL, or: only the optimizer's files are reported, of a pipeline whose module the
+     * caller has: masters are optimizer.state.NAME.fp32. Tells how n tensor-parallel ranks,
+     * which have the parameters of these names and shapes, have cut `x` of one of them.
+     * Of sums, and where it is not known, each rank's is mp_rank_RR/KEY.
+     */
+    enum rank_rule (*rule)(const struct rank_tensor *x, const struct rank_file *files,
+                           uint32_t n);
 };
 
 /* What the files told. */

@@ -503,3 +503,17 @@ int ds_cut_find(struct ds_notes *n, struct arena *a, const char *name, size_t le
         return -e->code;
     return hits[DS_NOTE_VOCABULARY] && !out->why[0] ? drop_padding(n, out) : 0;
 }
+
+int ds_cut_by_rule(struct ds_notes *n, struct arena *a, enum rank_rule rule,
+                   struct shape *local, struct ds_cut *out, struct err *e)
+{
+    struct rank_cut cut = rank_rule_cut(rule);
+
+    *out = (struct ds_cut){.piece = local, .whole = local[0]};
+    out->boxes = arena_array(a, n->ranks, sizeof *out->boxes);
+    if (!out->boxes)
+        return err_nomem(e);
+    if (rule == RANK_SAME)
+        return cut_copies(n, a, local, DS_CUT_SAME, out, e);
+    return cut_blocks(n, a, local, cut.axis, cut.blocks, out, e);
+}

@@ -5,7 +5,7 @@
 
 #include "index/formats/deepspeed/deepspeed_pattern.h"
 #include "index/formats/pickle/pickle.h"
-#include "index/formats/ranks/rank_boxes.h"
+#include "index/formats/ranks/rank_merge.h"
 #include "index/shape.h"
 
 struct arena;
@@ -81,6 +81,10 @@ struct ds_cut {
  */
 int ds_cut_find(struct ds_notes *n, struct arena *a, const char *name, size_t len,
                 struct shape *local, struct ds_cut *out, struct err *e);
+
+/* The same by a rule that is no sum and known. */
+int ds_cut_by_rule(struct ds_notes *n, struct arena *a, enum rank_rule rule,
+                   struct shape *local, struct ds_cut *out, struct err *e);
 
 /* ---- deepspeed_affine.c, for deepspeed_cut.c ---- */
 

@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "index/formats/deepspeed/deepspeed_scan.h"
 #include "index/formats/ranks/rank_copies.h"
+#include "index/formats/ranks/rank_files.h"
 #include "index/formats/ranks/rank_tensors.h"
 #include "index/formats/torch/torch_walk.h"
 
@@ -25,6 +26,7 @@ struct join {
     struct ds_runs *runs;
     struct ds_cut cut;
     enum dtype dtype;
+    enum rank_rule rule; /* RANK_UNKNOWN: the notes tell */
 };
 
 static int join_begin(struct join *j, struct err *e)
@@ -166,7 +168,10 @@ static int report(struct join *j, const char *name, size_t len, const char *lack
 
     if (lack)
         j->cut = (struct ds_cut){.whole = j->local[0]};
-    else if (ds_cut_find(&s->notes, j->arena, name, len, j->local, &j->cut, e) < 0)
+    else if ((j->rule == RANK_UNKNOWN
+                  ? ds_cut_find(&s->notes, j->arena, name, len, j->local, &j->cut, e)
+                  : ds_cut_by_rule(&s->notes, j->arena, j->rule, j->local, &j->cut,
+                                   e)) < 0)
         return -e->code;
     t->dtype = j->dtype;
     t->shape = &j->cut.whole;
@@ -647,6 +652,144 @@ static int report_module(struct ds_scan *s, struct ds_part *p, struct err *e)
     if (ds_module_objects(s, &p->model, &p->module, e) < 0)
         return -e->code;
     return warn_module(&m, e);
+}
+
+/* ---- masters and states alone, by a rule ---- */
+
+/* The parameters of a stage as names and shapes of files. */
+static struct rank_file *shapes_of(struct ds_scan *s, const struct ds_part *p)
+{
+    struct rank_file *f = rank_files_new(s->tensor);
+
+    for (uint32_t t = 0; f && t < s->tensor; t++) {
+        f[t].tensors.tensor = calloc(p[t].nparams + 1, sizeof *f[t].tensors.tensor);
+        if (!f[t].tensors.tensor) {
+            rank_files_free(f, s->tensor);
+            return NULL;
+        }
+        f[t].tensors.count = p[t].nparams;
+        for (size_t i = 0; i < p[t].nparams; i++) {
+            const struct ds_param *x = p[t].by_name[i];
+            uint64_t *dim = arena_array(s->arena, (size_t)x->nd + 1, sizeof *dim);
+
+            if (!dim) {
+                rank_files_free(f, s->tensor);
+                return NULL;
+            }
+            memcpy(dim, x->dim, x->nd * sizeof *dim);
+            f[t].tensors.tensor[i] = (struct rank_tensor){
+                .name = x->name, .len = x->len, .nd = x->nd, .dim = dim};
+        }
+    }
+    return f;
+}
+
+/* One rank's piece of a state, which nothing tells how to join. */
+static int report_piece(struct ds_scan *s, const struct ds_part *p,
+                        const struct ds_param *x, uint32_t slot, const struct buf *key,
+                        struct err *e)
+{
+    CLEANUP(buf_release) struct buf full = {0};
+    struct ds_runs runs = {0};
+    const struct ds_flat *flat = ds_first_flat(s, p, x, slot);
+    struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
+    struct shape shape;
+    int rc;
+
+    if (!flat || flat->kind != DS_FLAT_VECTOR)
+        return 0;
+    buf_addf(&full, "mp_rank_%02u/", p->mp);
+    buf_add(&full, key->data, key->len);
+    if (buf_failed(&full))
+        return err_nomem(e);
+    ds_shape_of(x, &shape);
+    t.key = full.data;
+    t.key_len = full.len;
+    t.dtype = (enum dtype)flat->dtype;
+    t.shape = &shape;
+    rc = ds_begin(s, p->model.path, &t, e);
+    if (rc == 0)
+        rc = ds_runs_collect(s, p, x, slot, t.dtype, &runs, e);
+    for (size_t i = 0; rc == 0 && i < runs.count; i++)
+        rc = ds_add_piece(s, &shape, t.dtype, &runs.piece[i], e);
+    ds_runs_release(&runs);
+    return rc < 0 ? rc : sink_tensor_end(s->sink, e);
+}
+
+static int report_pieces(struct ds_scan *s, const struct ds_part *p,
+                         const struct ds_param *x, uint32_t slot, const struct buf *key,
+                         struct err *e)
+{
+    for (uint32_t t = 0; t < s->tensor; t++) {
+        const struct ds_param *own = ds_param_find(&p[t], x->name, x->len);
+
+        if (own && report_piece(s, &p[t], own, slot, key, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int report_ruled(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
+                        uint32_t slot, enum rank_rule rule, struct err *e)
+{
+    CLEANUP(join_release) struct join j = {.s = s, .p = p, .rule = rule};
+    CLEANUP(buf_release) struct buf key = {0};
+    struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
+    const struct ds_flat *first = ds_first_flat(s, &p[0], x, slot);
+    struct trained w;
+    bool all, there;
+
+    buf_adds(&key, "optimizer.state.");
+    buf_add(&key, x->name, x->len);
+    buf_addf(&key, ".%s", slot == DS_MASTER ? "fp32" : p[0].slot[slot]);
+    if (buf_failed(&key))
+        return err_nomem(e);
+    t.key = key.data;
+    t.key_len = key.len;
+    if (first && first->kind == DS_FLAT_SCALAR)
+        return report_scalar(s, &p[0], first, &t, e);
+    if (rule == RANK_UNKNOWN || rule == RANK_SUM)
+        return report_pieces(s, p, x, slot, &key, e);
+    if (join_begin(&j, e) < 0)
+        return -e->code;
+    all = find_trained(&j, x->name, x->len, slot, &w, e);
+    if (e->code)
+        return -e->code;
+    j.dtype = type_of(&j, &w, &there);
+    if (!there)
+        return 0;
+    return report(&j, x->name, x->len, all ? NULL : lacks, &t, trained_runs, &w, e);
+}
+
+/* All of a parameter, unless an earlier stage or rank has it. */
+static int report_all_slots(struct ds_scan *s, struct ds_part *p,
+                            const struct rank_file *files, uint32_t t, size_t i,
+                            struct err *e)
+{
+    const struct ds_param *x = p[t].by_name[i];
+    enum rank_rule rule = s->how->rule(&files[t].tensors.tensor[i], files, s->tensor);
+    int seen = ds_see(s, x->name, x->len, e);
+
+    for (uint32_t slot = DS_MASTER; seen > 0 && slot < p->nslots; slot++)
+        if (report_ruled(s, p, x, slot, rule, e) < 0)
+            return -e->code;
+    return MIN(seen, 0);
+}
+
+int ds_join_states(struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    struct rank_file *files;
+    int rc = check_slots(s, p, e);
+
+    files = rc == 0 ? shapes_of(s, p) : NULL;
+    if (rc == 0 && !files)
+        rc = err_nomem(e);
+    for (uint32_t t = 0; rc == 0 && t < s->tensor; t++)
+        for (size_t i = 0; rc == 0 && i < p[t].nparams; i++)
+            rc = report_all_slots(s, p, files, t, i, e);
+    if (files)
+        rank_files_free(files, s->tensor);
+    return rc;
 }
 
 /* ---- a stage ---- */

@@ -392,6 +392,31 @@ static int report_universal(struct ds_scan *s, struct err *e)
     return 0;
 }
 
+/* The optimizer alone: each stage's ranks by the caller's rule. */
+static int run_states(struct ds_scan *s, struct err *e)
+{
+    uint64_t ranks = s->nparts > 0 ? tensor_ranks(s) : 0;
+
+    if (ranks == 0 || s->nparts % ranks != 0)
+        return err_set(e, EBADMSG,
+                       "%zu model-parallel ranks are no stages of %" PRIu64
+                       " tensor-parallel ranks",
+                       s->nparts, ranks);
+    s->tensor = (uint32_t)ranks;
+    s->notes = (struct ds_notes){.arena = s->arena, .ranks = s->tensor};
+    if (check_ranks(s, e) < 0 || read_optim(s, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < s->nparts; i++)
+        if (!s->part[i].has_shapes || s->part[i].nranks == 0)
+            return err_set(e, EBADMSG,
+                           "%s does not tell what the optimizer's files hold",
+                           s->part[i].model.path);
+    for (size_t i = 0; i < s->nparts; i += s->tensor)
+        if (ds_join_states(s, &s->part[i], e) < 0)
+            return -e->code;
+    return 0;
+}
+
 static int run(struct ds_scan *s, struct err *e)
 {
     if (ds_files_list(s->listing, &s->files, e) < 0)
@@ -400,6 +425,8 @@ static int run(struct ds_scan *s, struct err *e)
         listing_find(s->listing, "zero") && ds_files_of(&s->files, DS_OPTIM) == 0;
     if (make_parts(s, e) < 0)
         return -e->code;
+    if (s->how->rule)
+        return run_states(s, e);
     if (s->universal)
         return report_universal(s, e);
     tell(s);

@@ -332,6 +332,9 @@ int ds_module_objects(struct ds_scan *s, const struct torch_file *f,
 /* Everything of the parts of one pipeline stage, s->tensor of them from `p` on. */
 int ds_join_stage(struct ds_scan *s, struct ds_part *p, struct err *e);
 
+/* Masters and states of one stage, cut as deepspeed_how.rule says. */
+int ds_join_states(struct ds_scan *s, struct ds_part *p, struct err *e);
+
 /* -ENOTSUP: patterns of the notes are no parameter's, as after a change of names. */
 int ds_join_end(struct ds_scan *s, struct err *e);
 

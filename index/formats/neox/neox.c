@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/buf.h"
+#include "index/formats/deepspeed/deepspeed.h"
 #include "index/formats/format.h"
 #include "index/formats/neox/neox_rules.h"
 #include "index/formats/ranks/rank_copies.h"
@@ -447,6 +448,52 @@ static int report_optimizer(struct neox *n, const char *name, struct err *e)
     return torch_file_report(n->c, n->sink, name, &how, e);
 }
 
+/* deepspeed_how.rule: names are those of layer_LL, with "LL." before. */
+static enum rank_rule optimizer_rule(const struct rank_tensor *x,
+                                     const struct rank_file *files, uint32_t n)
+{
+    enum neox_dialect dialect = NEOX_NEITHER;
+    struct rank_tensor inner = *x;
+
+    for (size_t i = 0; i < files->tensors.count && dialect == NEOX_NEITHER; i++)
+        dialect =
+            neox_dialect(files->tensors.tensor[i].name, files->tensors.tensor[i].len);
+    /* The layer of the last norm alone. */
+    while (inner.len > 0 && isdigit((unsigned char)*inner.name)) {
+        inner.name++;
+        inner.len--;
+    }
+    if (inner.len > 0 && inner.len < x->len && *inner.name == '.' &&
+        !memchr(inner.name + 1, '.', inner.len - 1)) {
+        inner.name++;
+        inner.len--;
+        return neox_rule(&inner, files, n, dialect);
+    }
+    return neox_rule(x, files, n, dialect);
+}
+
+/*
+ * The optimizer under the parameters' names: 1. 0: its files do not tell, or not all are
+ * there; then each is shown as it is.
+ */
+static int join_optimizer(struct neox *n, struct err *e)
+{
+    static const struct deepspeed_how how = {.weights = ROLE_OPTIMIZER,
+                                             .rule = optimizer_rule};
+    struct deepspeed_told told;
+    struct err why = {0};
+
+    if (n->nlayers == 0 || deepspeed_report(n->c, n->sink, &how, &told, &why) == 0)
+        return n->nlayers > 0;
+    if (why.code == ENOMEM || why.code == ESTALE || why.code == EMFILE) {
+        *e = why;
+        return -e->code;
+    }
+    if (sink_warning(n->sink, "optimizer", "%s", why.text) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 static int report_others(struct neox *n, struct err *e)
 {
     static const struct torch_report state = {.role = ROLE_OTHER};
@@ -454,15 +501,23 @@ static int report_others(struct neox *n, struct err *e)
     static const struct torch_report expert = {.prefix = "", .role = ROLE_MODEL};
     const struct listing *l = n->c->listing;
     uint64_t optimizer = 0, experts = 0;
+    struct found found;
     uint32_t rank;
+    int joined;
 
+    look(n->c->listing, &found);
+    joined = found.optimizer ? join_optimizer(n, e) : 1;
+    if (joined < 0)
+        return joined;
     for (size_t i = 0; i < listing_count(l); i++) {
         const char *name = listing_at(l, i)->name;
         int r = 0;
 
         if (!is_file(listing_at(l, i)))
             continue;
-        if (ends_in(name, "_optim_states.pt")) {
+        if (ends_in(name, "_optim_states.pt") && joined) {
+            continue;
+        } else if (ends_in(name, "_optim_states.pt")) {
             optimizer++;
             r = report_optimizer(n, name, e);
         } else if (n->nlayers > 0 && neox_rank_name(name, &rank)) {
