@@ -1,189 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* index/formats/deepspeed/deepspeed_join.c - parameters whose pieces are on tensor-parallel ranks. */
+#include "index/formats/deepspeed/deepspeed_join.h"
+
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/arena.h"
 #include "base/err.h"
-#include "index/formats/deepspeed/deepspeed_scan.h"
-#include "index/formats/ranks/rank_copies.h"
 #include "index/formats/ranks/rank_files.h"
 #include "index/formats/ranks/rank_tensors.h"
 #include "index/formats/torch/torch_walk.h"
-
-enum {
-    CUT_MEMORY = 64 << 20,    /* of one parameter's boxes, on all ranks */
-    MODULE_MEMORY = 512 << 20 /* names and shapes of the copies of all ranks */
-};
-
-/* One tensor of a stage while it is reported. */
-struct join {
-    struct ds_scan *s;
-    struct ds_part *p;   /* of the stage: s->tensor of them */
-    struct arena *arena; /* of the cut */
-    struct shape *local; /* by rank, as are these: */
-    struct ds_runs *runs;
-    struct ds_cut cut;
-    enum dtype dtype;
-    enum rank_rule rule; /* RANK_UNKNOWN: the notes tell */
-};
-
-static int join_begin(struct join *j, struct err *e)
-{
-    j->arena = arena_new(CUT_MEMORY);
-    j->local = j->arena ? arena_array(j->arena, j->s->tensor, sizeof *j->local) : NULL;
-    j->runs = calloc(j->s->tensor, sizeof *j->runs);
-    return j->local && j->runs ? 0 : err_nomem(e);
-}
-
-static void join_release(struct join *j)
-{
-    for (uint32_t t = 0; j->runs && t < j->s->tensor; t++)
-        ds_runs_release(&j->runs[t]);
-    free(j->runs);
-    arena_free(j->arena);
-}
-
-static int fault(struct ds_scan *s, const char *why, struct err *e)
-{
-    return sink_fault(s->sink, "%s", why) < 0 ? err_nomem(e) : 0;
-}
-
-/* ---- pieces to chunks ---- */
-
-static const int64_t one_step[] = {1};
-
-static struct chunk chunk_of(const struct ds_piece *piece, enum dtype dtype)
-{
-    return (struct chunk){.file = piece->file,
-                          .flags = piece->flags,
-                          .offset = piece->at,
-                          .length = piece->count * dtype_unit(dtype),
-                          .step = one_step};
-}
-
-static int add_piece(const struct join *j, uint32_t t, size_t i, struct chunk *c,
-                     struct err *e)
-{
-    const struct ds_piece *piece = &j->runs[t].piece[i];
-
-    return rank_boxes_report_flat(j->s->sink, &j->cut.boxes[t].all, &j->cut.piece[t],
-                                  piece->begin, piece->count, c, e);
-}
-
-static int add_pieces(const struct join *j, uint32_t t, struct err *e)
-{
-    for (size_t i = 0; i < j->runs[t].count; i++) {
-        struct chunk c = chunk_of(&j->runs[t].piece[i], j->dtype);
-
-        if (add_piece(j, t, i, &c, e) < 0)
-            return -e->code;
-    }
-    return 0;
-}
-
-/* Do all ranks have the same elements in their i-th pieces, as they are? */
-static bool same_pieces(const struct join *j)
-{
-    const struct ds_runs *first = &j->runs[0];
-
-    for (uint32_t t = 0; t < j->s->tensor; t++) {
-        if (j->runs[t].count != first->count)
-            return false;
-        for (size_t i = 0; i < first->count; i++) {
-            const struct ds_piece *a = &first->piece[i], *b = &j->runs[t].piece[i];
-
-            if (a->begin != b->begin || a->count != b->count || b->flags)
-                return false;
-        }
-    }
-    return true;
-}
-
-/* The i-th pieces of all ranks, of one encoding. */
-static int add_copies(const struct join *j, size_t i, enum chunk_encoding encoding,
-                      struct err *e)
-{
-    CLEANUP(buf_release) struct buf list = {0};
-    struct chunk c = chunk_of(&j->runs[0].piece[i], j->dtype);
-
-    for (uint32_t t = 1; t < j->s->tensor; t++)
-        rank_copies_add(&list, j->runs[t].piece[i].file, j->runs[t].piece[i].at);
-    if (buf_failed(&list))
-        return err_nomem(e);
-    c.encoding = (uint8_t)encoding;
-    c.param = arena_memdup(j->arena, list.data, list.len); /* until the tensor's end */
-    if (!c.param)
-        return err_nomem(e);
-    c.param_len = (uint32_t)list.len;
-    return add_piece(j, 0, i, &c, e);
-}
-
-static int add_all_copies(const struct join *j, enum chunk_encoding encoding,
-                          struct err *e)
-{
-    for (size_t i = 0; i < j->runs[0].count; i++)
-        if (add_copies(j, i, encoding, e) < 0)
-            return -e->code;
-    return 0;
-}
-
-static int add_mean(const struct join *j, struct err *e)
-{
-    if (!same_pieces(j) || !rank_sum_adds(j->dtype))
-        return fault(
-            j->s,
-            "it is the mean of what the ranks have, and those are cut in other "
-            "places or are no plain floating point numbers",
-            e);
-    return add_all_copies(j, CHUNK_MEAN, e);
-}
-
-static int add_chunks(const struct join *j, struct err *e)
-{
-    if (j->cut.why[0])
-        return fault(j->s, j->cut.why, e);
-    if (j->cut.kind == DS_CUT_MEAN)
-        return add_mean(j, e);
-    if (j->cut.kind == DS_CUT_SAME)
-        return same_pieces(j) ? add_all_copies(j, CHUNK_COPIES, e)
-                              : add_pieces(j, 0, e);
-    for (uint32_t t = 0; t < j->s->tensor; t++)
-        if (add_pieces(j, t, e) < 0)
-            return -e->code;
-    return 0;
-}
-
-/* ---- one tensor ---- */
-
-/* What a rank has of it: adds runs; what is wrong is a fault of the tensor. */
-typedef int runs_fn(struct join *j, const void *what, uint32_t t, struct err *e);
-
-/* `t` but for type and shape; `lack`: it is not on all ranks, or NULL. */
-static int report(struct join *j, const char *name, size_t len, const char *lack,
-                  struct sink_tensor *t, runs_fn *fn, const void *what, struct err *e)
-{
-    struct ds_scan *s = j->s;
-
-    if (lack)
-        j->cut = (struct ds_cut){.whole = j->local[0]};
-    else if ((j->rule == RANK_UNKNOWN
-                  ? ds_cut_find(&s->notes, j->arena, name, len, j->local, &j->cut, e)
-                  : ds_cut_by_rule(&s->notes, j->arena, j->rule, j->local, &j->cut,
-                                   e)) < 0)
-        return -e->code;
-    t->dtype = j->dtype;
-    t->shape = &j->cut.whole;
-    if (ds_begin(s, j->p->model.path, t, e) < 0)
-        return -e->code;
-    for (uint32_t r = 0; !lack && r < s->tensor; r++)
-        if (fn(j, what, r, e) < 0)
-            return -e->code;
-    if ((lack ? fault(s, lack, e) : add_chunks(j, e)) < 0)
-        return -e->code;
-    return sink_tensor_end(s->sink, e);
-}
 
 /* ---- masters and states ---- */
 
@@ -193,15 +19,15 @@ struct trained {
     uint32_t slot;
 };
 
-static int trained_runs(struct join *j, const void *what, uint32_t t, struct err *e)
+static int trained_runs(struct ds_join *j, const void *what, uint32_t t, struct err *e)
 {
     const struct trained *w = what;
 
     return ds_runs_collect(j->s, &j->p[t], w->x[t], w->slot, j->dtype, &j->runs[t], e);
 }
 
-/* Sets the shapes; false: a rank lacks it. */
-static bool find_trained(struct join *j, const char *name, size_t len, uint32_t slot,
+/* Sets the shapes; false: a rank ds_join_lacks it. */
+static bool find_trained(struct ds_join *j, const char *name, size_t len, uint32_t slot,
                          struct trained *out, struct err *e)
 {
     const struct ds_param *any = NULL;
@@ -223,10 +49,8 @@ static bool find_trained(struct join *j, const char *name, size_t len, uint32_t 
     return all;
 }
 
-static const char lacks[] = "a tensor-parallel rank lacks its piece";
-
 /* The type of the first rank that has elements of it. */
-static enum dtype type_of(const struct join *j, const struct trained *w, bool *there)
+static enum dtype type_of(const struct ds_join *j, const struct trained *w, bool *there)
 {
     *there = false;
     for (uint32_t t = 0; t < j->s->tensor; t++) {
@@ -244,19 +68,20 @@ static enum dtype type_of(const struct join *j, const struct trained *w, bool *t
 static int report_master(struct ds_scan *s, struct ds_part *p, const char *name,
                          size_t len, const char *key, size_t key_len, struct err *e)
 {
-    CLEANUP(join_release) struct join j = {.s = s, .p = p};
+    CLEANUP(ds_join_release) struct ds_join j = {.s = s, .p = p};
     struct sink_tensor t = {
         .key = key, .key_len = key_len, .part = s->how->part, .role = s->how->weights};
     struct trained w;
     bool all, ignored;
 
-    if (join_begin(&j, e) < 0)
+    if (ds_join_begin(&j, e) < 0)
         return -e->code;
     all = find_trained(&j, name, len, DS_MASTER, &w, e);
     if (e->code)
         return -e->code;
     j.dtype = type_of(&j, &w, &ignored);
-    return report(&j, name, len, all ? NULL : lacks, &t, trained_runs, &w, e);
+    return ds_join_report(&j, name, len, all ? NULL : ds_join_lacks, &t, trained_runs,
+                          &w, e);
 }
 
 /* "step": one number for all of a group; that of the first rank. */
@@ -279,7 +104,7 @@ static int report_scalar(struct ds_scan *s, const struct ds_part *p,
 static int report_state(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
                         uint32_t slot, struct err *e)
 {
-    CLEANUP(join_release) struct join j = {.s = s, .p = p};
+    CLEANUP(ds_join_release) struct ds_join j = {.s = s, .p = p};
     CLEANUP(buf_release) struct buf key = {0};
     struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
     const struct ds_flat *first = ds_first_flat(s, &p[0], x, slot);
@@ -295,7 +120,7 @@ static int report_state(struct ds_scan *s, struct ds_part *p, const struct ds_pa
     t.key_len = key.len;
     if (first && first->kind == DS_FLAT_SCALAR)
         return report_scalar(s, &p[0], first, &t, e);
-    if (join_begin(&j, e) < 0)
+    if (ds_join_begin(&j, e) < 0)
         return -e->code;
     all = find_trained(&j, x->name, x->len, slot, &w, e);
     if (e->code)
@@ -303,7 +128,8 @@ static int report_state(struct ds_scan *s, struct ds_part *p, const struct ds_pa
     j.dtype = type_of(&j, &w, &there);
     if (!there)
         return 0;
-    return report(&j, x->name, x->len, all ? NULL : lacks, &t, trained_runs, &w, e);
+    return ds_join_report(&j, x->name, x->len, all ? NULL : ds_join_lacks, &t,
+                          trained_runs, &w, e);
 }
 
 /* Do all ranks number their states alike? Each names them in the order of its file. */
@@ -379,7 +205,7 @@ struct frozen {
     const struct ds_param **x; /* by rank */
 };
 
-static int frozen_runs(struct join *j, const void *what, uint32_t t, struct err *e)
+static int frozen_runs(struct ds_join *j, const void *what, uint32_t t, struct err *e)
 {
     const struct frozen *w = what;
     size_t i = (size_t)(w->x[t] - j->p[t].frozen);
@@ -387,19 +213,21 @@ static int frozen_runs(struct join *j, const void *what, uint32_t t, struct err 
 
     if (ds_frozen_runs(j->s, &j->p[t], i, &dtype, &j->runs[t], e) < 0)
         return -e->code;
-    return dtype == j->dtype ? 0 : fault(j->s, "the ranks have it in several types", e);
+    return dtype == j->dtype
+               ? 0
+               : ds_join_fault(j->s, "the ranks have it in several types", e);
 }
 
 static int report_frozen(struct ds_scan *s, struct ds_part *p, const char *name,
                          size_t len, const char *key, size_t key_len, struct err *e)
 {
-    CLEANUP(join_release) struct join j = {.s = s, .p = p};
+    CLEANUP(ds_join_release) struct ds_join j = {.s = s, .p = p};
     struct sink_tensor t = {
         .key = key, .key_len = key_len, .part = s->how->part, .role = s->how->weights};
     struct frozen w = {0};
     bool all = true;
 
-    if (join_begin(&j, e) < 0)
+    if (ds_join_begin(&j, e) < 0)
         return -e->code;
     w.x = arena_array(j.arena, s->tensor, sizeof *w.x);
     if (!w.x)
@@ -412,7 +240,8 @@ static int report_frozen(struct ds_scan *s, struct ds_part *p, const char *name,
     j.dtype = p->fragment[w.x[0] - p->frozen].kind == DS_FLAT_VECTOR
                   ? (enum dtype)p->fragment[w.x[0] - p->frozen].dtype
                   : DTYPE_F32;
-    return report(&j, name, len, all ? NULL : lacks, &t, frozen_runs, &w, e);
+    return ds_join_report(&j, name, len, all ? NULL : ds_join_lacks, &t, frozen_runs,
+                          &w, e);
 }
 
 static int report_all_frozen(struct ds_scan *s, struct ds_part *p, struct err *e)
@@ -470,188 +299,6 @@ static int report_tied(struct ds_scan *s, struct ds_part *p, struct err *e)
             return -e->code;
     }
     return 0;
-}
-
-/* ---- the copy that the model computed with ---- */
-
-struct module {
-    struct ds_scan *s;
-    struct ds_part *p;
-    struct arena *arena;
-    struct rank_tensors *of; /* by rank */
-    struct keyset names;     /* told of */
-    uint64_t raw;            /* tensors whose cut is not noted */
-    uint64_t hollow;         /* placeholders that nothing else stands for */
-};
-
-static void module_release(struct module *m)
-{
-    for (uint32_t t = 0; m->of && t < m->s->tensor; t++)
-        rank_tensors_release(&m->of[t]);
-    free(m->of);
-    keyset_release(&m->names);
-    arena_free(m->arena);
-}
-
-struct copies {
-    const struct rank_tensor **x; /* by rank */
-};
-
-/* Row-major and as it is? */
-static bool is_plain(const struct rank_tensor *x)
-{
-    uint64_t step = 1;
-
-    for (uint32_t k = x->nd; k-- > 0; step *= x->dim[k])
-        if (x->dim[k] > 1 && (uint64_t)x->stride[k] != step)
-            return false;
-    return !x->packed && dtype_bits(x->dtype) % 8 == 0;
-}
-
-static int copy_runs(struct join *j, const void *what, uint32_t t, struct err *e)
-{
-    const struct rank_tensor *x = ((const struct copies *)what)->x[t];
-    struct ds_piece piece = {
-        .file = j->p[t].model.number, .count = 1, .flags = x->flags};
-
-    if (!is_plain(x) || x->dtype != j->dtype)
-        return fault(j->s, "a rank's piece is of another type, or not row by row", e);
-    for (uint32_t k = 0; k < x->nd; k++)
-        piece.count *= x->dim[k]; /* it was counted where the file was read */
-    piece.at = x->data + x->first * dtype_unit(x->dtype);
-    return piece.count > 0 ? ds_runs_add(&j->runs[t], &piece, e) : 0;
-}
-
-/* Finds all ranks' pieces. Why one cannot be had, or NULL. */
-static const char *find_copies(struct join *j, const struct module *m,
-                               const struct rank_tensor *any, struct copies *out)
-{
-    const char *why = NULL;
-
-    for (uint32_t t = 0; t < m->s->tensor; t++) {
-        const struct rank_tensor *x = rank_tensors_find(&m->of[t], any->name, any->len);
-
-        out->x[t] = x;
-        if (!x || x->why)
-            why = x ? x->why : lacks;
-        x = x ? x : any;
-        j->local[t].nd = x->nd;
-        memcpy(j->local[t].dim, x->dim, x->nd * sizeof *x->dim);
-    }
-    return why;
-}
-
-static int report_copy(struct module *m, const struct rank_tensor *x,
-                       const char *prefix, int role, struct err *e)
-{
-    CLEANUP(join_release) struct join j = {.s = m->s, .p = m->p, .dtype = x->dtype};
-    CLEANUP(buf_release) struct buf key = {0};
-    struct sink_tensor t = {.part = m->s->how->part, .role = role};
-    struct copies w;
-    const char *why;
-
-    if (join_begin(&j, e) < 0)
-        return -e->code;
-    w.x = arena_array(j.arena, m->s->tensor, sizeof *w.x);
-    buf_adds(&key, prefix);
-    buf_add(&key, x->name, x->len);
-    if (!w.x || buf_failed(&key))
-        return err_nomem(e);
-    t.key = key.data ? key.data : "";
-    t.key_len = key.len;
-    why = find_copies(&j, m, x, &w);
-    return report(&j, x->name, x->len, why, &t, copy_runs, &w, e);
-}
-
-/* A buffer: notes tell of parameters only. Each rank's is FILE:module.NAME. */
-static int report_raw(struct module *m, const struct rank_tensor *any, struct err *e)
-{
-    CLEANUP(buf_release) struct buf key = {0};
-
-    m->raw++;
-    for (uint32_t t = 0; t < m->s->tensor; t++) {
-        const struct rank_tensor *x = rank_tensors_find(&m->of[t], any->name, any->len);
-        struct sink_tensor out = {.part = m->s->how->part, .role = ROLE_OTHER};
-        struct torch_tensor tensor;
-
-        if (!x || x->why)
-            continue;
-        buf_clear(&key);
-        buf_addf(&key, "%s:module.", m->p[t].model.path);
-        buf_add(&key, x->name, x->len);
-        if (buf_failed(&key))
-            return err_nomem(e);
-        out.key = key.data;
-        out.key_len = key.len;
-        rank_tensor_open(x, &tensor);
-        if (torch_file_tensor(m->s->sink, &m->p[t].model, &tensor, &out, e) < 0)
-            return -e->code;
-    }
-    return 0;
-}
-
-static int report_named(struct module *m, const struct rank_tensor *x, struct err *e)
-{
-    struct ds_scan *s = m->s;
-    int rc = keyset_add(&m->names, x->name, x->len);
-
-    if (rc <= 0)
-        return rc < 0 ? err_nomem(e) : 0;
-    if (s->stage == 3 && !x->why && x->nd == 1 && x->dim[0] == 0) {
-        m->hollow += !keyset_has(&s->seen, x->name, x->len);
-        return 0;
-    }
-    if (keyset_has(&s->buffers, x->name, x->len))
-        return report_raw(m, x, e);
-    rc = ds_see(s, x->name, x->len, e);
-    if (rc < 0 || (rc > 0 && report_copy(m, x, "", s->how->weights, e) < 0))
-        return -e->code;
-    return s->stage == 3 ? 0 : report_copy(m, x, "module.", ROLE_OTHER, e);
-}
-
-static int collect_module(struct module *m, struct err *e)
-{
-    m->arena = arena_new(MODULE_MEMORY);
-    m->of = calloc(m->s->tensor, sizeof *m->of);
-    if (!m->arena || !m->of)
-        return err_nomem(e);
-    for (uint32_t t = 0; t < m->s->tensor; t++)
-        if (m->p[t].module.kind == PV_DICT &&
-            rank_tensors_collect(m->p[t].model.zip, &m->p[t].module, m->arena,
-                                 &m->of[t], e) < 0)
-            return err_wrap(e, "%s", m->p[t].model.path);
-    return 0;
-}
-
-static int warn_module(const struct module *m, struct err *e)
-{
-    if (m->raw > 0 &&
-        sink_warning(m->s->sink, "unknown-cut",
-                     "%s: %" PRIu64 " buffers, of which no pattern tells whether ranks "
-                     "have cut them: each rank's is FILE:module.NAME",
-                     m->p->model.path, m->raw) < 0)
-        return err_nomem(e);
-    if (m->hollow > 0 &&
-        sink_warning(m->s->sink, "no-weights",
-                     "%s: %" PRIu64 " parameters are named there and stored nowhere",
-                     m->p->model.path, m->hollow) < 0)
-        return err_nomem(e);
-    return 0;
-}
-
-static int report_module(struct ds_scan *s, struct ds_part *p, struct err *e)
-{
-    CLEANUP(module_release) struct module m = {.s = s, .p = p};
-
-    if (collect_module(&m, e) < 0)
-        return -e->code;
-    for (uint32_t t = 0; t < s->tensor; t++)
-        for (size_t i = 0; i < m.of[t].count; i++)
-            if (report_named(&m, &m.of[t].tensor[i], e) < 0)
-                return -e->code;
-    if (ds_module_objects(s, &p->model, &p->module, e) < 0)
-        return -e->code;
-    return warn_module(&m, e);
 }
 
 /* ---- masters and states alone, by a rule ---- */
@@ -732,7 +379,7 @@ static int report_pieces(struct ds_scan *s, const struct ds_part *p,
 static int report_ruled(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
                         uint32_t slot, enum rank_rule rule, struct err *e)
 {
-    CLEANUP(join_release) struct join j = {.s = s, .p = p, .rule = rule};
+    CLEANUP(ds_join_release) struct ds_join j = {.s = s, .p = p, .rule = rule};
     CLEANUP(buf_release) struct buf key = {0};
     struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
     const struct ds_flat *first = ds_first_flat(s, &p[0], x, slot);
@@ -750,7 +397,7 @@ static int report_ruled(struct ds_scan *s, struct ds_part *p, const struct ds_pa
         return report_scalar(s, &p[0], first, &t, e);
     if (rule == RANK_UNKNOWN || rule == RANK_SUM)
         return report_pieces(s, p, x, slot, &key, e);
-    if (join_begin(&j, e) < 0)
+    if (ds_join_begin(&j, e) < 0)
         return -e->code;
     all = find_trained(&j, x->name, x->len, slot, &w, e);
     if (e->code)
@@ -758,7 +405,8 @@ static int report_ruled(struct ds_scan *s, struct ds_part *p, const struct ds_pa
     j.dtype = type_of(&j, &w, &there);
     if (!there)
         return 0;
-    return report(&j, x->name, x->len, all ? NULL : lacks, &t, trained_runs, &w, e);
+    return ds_join_report(&j, x->name, x->len, all ? NULL : ds_join_lacks, &t,
+                          trained_runs, &w, e);
 }
 
 /* All of a parameter, unless an earlier stage or rank has it. */
@@ -804,7 +452,7 @@ int ds_join_stage(struct ds_scan *s, struct ds_part *p, struct err *e)
         if (report_masters(s, p, t, e) < 0)
             return -e->code;
     if (report_all_frozen(s, p, e) < 0 || report_tied(s, p, e) < 0 ||
-        report_module(s, p, e) < 0 || (masters && report_states(s, p, e) < 0))
+        ds_join_module(s, p, e) < 0 || (masters && report_states(s, p, e) < 0))
         return -e->code;
     for (uint32_t t = 0; t < s->tensor; t++)
         if (ds_model_objects(s, &p[t], e) < 0)
