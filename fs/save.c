@@ -29,6 +29,7 @@ enum {
     TICK_NS = 250000000,
     CLOSE_SECONDS = 2, /* close(2) returns before the kernel tells us of it */
     LOSSES_SHOWN = 5,
+    TRIES = 3, /* to save what is scanned anew meanwhile */
     NOTHING = 1,
     MAX_RANKS = 1 << 20,
 };
@@ -447,7 +448,7 @@ void save_tell(struct fs *fs, const char *path, struct slot *slot)
         nodes_look_again(fs, above);
 }
 
-static int publish(struct fs *fs, struct stage *s, struct err *e)
+static int publish_once(struct fs *fs, struct stage *s, struct err *e)
 {
     struct publication p = {.fs = fs, .stage = s};
     int ret;
@@ -470,6 +471,22 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
     layout_free(p.layout);
     save_files_release(&p.files);
     return ret < 0 ? err_wrap(e, "save %s", s->path) : ret;
+}
+
+/*
+ * The watch may scan the checkpoint anew between check_fresh() and the reading of its rows:
+ * -ESTALE. Each try begins with check_fresh(), which tells that from another writer's work.
+ */
+static int publish(struct fs *fs, struct stage *s, struct err *e)
+{
+    int ret = publish_once(fs, s, e);
+
+    for (int i = 1; ret == -ESTALE && s->slot && !fs->store->remote && i < TRIES; i++) {
+        log_msg(LOG_FS, LOG_INFO, "%s; it is tried again", e->text);
+        *e = (struct err){0};
+        ret = publish_once(fs, s, e);
+    }
+    return ret;
 }
 
 /* ---- stages ---- */
