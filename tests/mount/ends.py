@@ -123,7 +123,7 @@ def test_busy_for_a_moment(t):
     """As by a program that just ends, or makes a mount namespace."""
     setup(t)
     with Mount(t + "/src", t + "/mnt") as m:
-        stands = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(0.7)"], cwd=m / "raw", stdout=subprocess.PIPE)
+        stands = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(0.3)"], cwd=m / "raw", stdout=subprocess.PIPE)
         stands.stdout.readline()
         done = run(UNSHARD, "umount", m.path)
         same("umount: " + done.stderr, done.returncode, 0)
