@@ -405,6 +405,8 @@ static void test_refusals(void **state)
         {LIT("}\x96\0\0\0\0\0\0\0\0K\x01s."), 12, "cannot be hashed"},
         {LIT("\x8f(]\x90."), 3, "cannot be hashed"},
         {LIT("K\x01)R."), 3, "no class"},
+        {LIT("c\xff\nC\n."), 0, "class name that is not UTF-8"},
+        {LIT("cm\nC\xc0\x80\n."), 0, "class name that is not UTF-8"},
         {LIT("cm\nC\nN\x81."), 6, "no tuple"},
         {LIT("cm\nC\n)N\x92."), 7, "no tuple"},
         {LIT("(K\x01o."), 3, "no class"},

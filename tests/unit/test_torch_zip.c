@@ -529,6 +529,7 @@ static void test_not_an_archive(void **state)
     assert_int_equal(-EBADMSG, torch_zip_open(s, 0, z.out.len, &t, &e));
     assert_non_null(strstr(e.text, "no data.pkl, or several"));
     assert_int_equal(-EBADMSG, torch_zip_open(s, 1, z.out.len, &t, &e));
+    assert_non_null(strstr(e.text, "a zip at bytes 1+"));
     assert_null(t);
     zb_release(&z);
 }
