@@ -86,17 +86,8 @@ struct subs {
     uint32_t axis;
     uint32_t count;
     uint64_t *width;
+    uint64_t *before; /* what is before each, of the whole */
 };
-
-static uint64_t width_before(const struct ds_notes *n, const struct subs *s, uint32_t i,
-                             uint32_t rank)
-{
-    uint64_t sum = 0;
-
-    for (uint32_t k = 0; k < i * n->ranks + rank; k++)
-        sum += s->width[k];
-    return sum;
-}
 
 static int box_rank(struct ds_notes *n, struct arena *a, const struct subs *s,
                     uint32_t rank, struct ds_cut *out, struct err *e)
@@ -110,7 +101,7 @@ static int box_rank(struct ds_notes *n, struct arena *a, const struct subs *s,
     memcpy(size, piece->dim, piece->nd * sizeof *size);
     for (uint32_t i = 0; i < s->count; i++) {
         size[s->axis] = s->width[i * n->ranks + rank];
-        to[s->axis] = width_before(n, s, i, rank);
+        to[s->axis] = s->before[i * n->ranks + rank];
         ds_cut_box(&out->boxes[rank], from, to, size);
         from[s->axis] += size[s->axis];
     }
@@ -124,9 +115,11 @@ static int join(struct ds_notes *n, struct arena *a, const struct subs *s,
     struct err why = {0};
     uint64_t whole = 0, ignored;
 
-    for (uint32_t k = 0; k < s->count * n->ranks; k++)
+    for (uint32_t k = 0; k < s->count * n->ranks; k++) {
+        s->before[k] = whole;
         if (add_overflows(whole, s->width[k], &whole))
             return ds_cut_refuse(out, "its pieces are more than 2^64 elements long");
+    }
     out->whole.dim[s->axis] = whole;
     if (shape_elements(&out->whole, &ignored, &why) < 0)
         return ds_cut_refuse(out, "its shape: %s", why.text);
@@ -142,7 +135,8 @@ static int new_widths(const struct ds_notes *n, struct arena *a, uint32_t count,
 {
     s->count = count;
     s->width = arena_array(a, (size_t)count * n->ranks, sizeof *s->width);
-    return s->width ? 0 : err_nomem(e);
+    s->before = arena_array(a, (size_t)count * n->ranks, sizeof *s->before);
+    return s->width && s->before ? 0 : err_nomem(e);
 }
 
 /* Are all alike but along the axis? */
