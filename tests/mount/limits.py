@@ -18,6 +18,12 @@ LIMIT = 256
 FEW = ["prlimit", f"--nofile={LIMIT}:{LIMIT}"]
 ROWS, COLUMNS = 4, 16  # of F32 numbers in a shard
 PIECE = 4 * ROWS * COLUMNS
+OURS = 2 * SHARDS  # files that the tests themselves may open: 1024 is what a user's shell has
+
+
+def raise_our_limit():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, OURS), hard), hard))
 
 
 def key_of(i):
