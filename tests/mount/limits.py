@@ -145,4 +145,5 @@ def test_commands(t):
 
 
 if __name__ == "__main__":
+    raise_our_limit()
     main(globals())
