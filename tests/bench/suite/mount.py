@@ -9,6 +9,15 @@ import time
 from suite.measure import Failed, failure
 
 
+def is_running(pid):
+    """A process that has ended stays in /proc where the one that should bury it does not."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 class Mount:
     """`unshard mount` of a source; `server` is the process that answers, `mounted_in` how long the command took."""
 
@@ -43,7 +52,7 @@ class Mount:
         subprocess.run([self.binary, "umount", self.path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         if os.path.ismount(self.path):
             subprocess.run(["fusermount3", "-uz", self.path], check=False)
-        while os.path.isdir(f"/proc/{self.server}"):  # it may have something to put away
+        while is_running(self.server):  # it may have something to put away
             time.sleep(0.002)
         os.rmdir(self.path)
 
