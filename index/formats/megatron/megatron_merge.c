@@ -334,13 +334,11 @@ static int add_raw(struct merge *m, const struct rank *r, struct err *e)
     struct sink_tensor t = {.role = ROLE_OTHER};
     const struct rank_tensor *x =
         rank_tensors_find(&r->model[m->v], m->x->name, m->x->len);
-    char entry[LEGACY_ENTRY];
     struct torch_tensor open;
 
     if (!x)
         return 0;
-    legacy_entry(m->l, m->v, entry);
-    buf_addf(&key, "%s:%s%s", r->path, entry, entry[0] ? "." : "");
+    legacy_place(m->l, r, m->v, &key);
     buf_add(&key, x->name, x->len);
     if (buf_failed(&key))
         return err_nomem(e);

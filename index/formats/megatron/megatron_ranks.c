@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "index/formats/format.h"
+#include "index/formats/ranks/rank_files.h"
 #include "index/formats/torch/torch_walk.h"
 #include "index/formats/torch/torch_zip.h"
 #include "index/sink.h"
@@ -50,6 +52,15 @@ void legacy_entry(const struct legacy *l, uint32_t v, char name[LEGACY_ENTRY])
         snprintf(name, LEGACY_ENTRY, "model%" PRIu32, v);
     else
         snprintf(name, LEGACY_ENTRY, "%s", l->entry);
+}
+
+void legacy_place(const struct legacy *l, const struct rank *r, uint32_t v,
+                  struct buf *out)
+{
+    char entry[LEGACY_ENTRY];
+
+    legacy_entry(l, v, entry);
+    buf_addf(out, "%s:%s%s", r->path, entry, entry[0] ? "." : "");
 }
 
 bool legacy_model(const struct legacy *l, const struct rank *r, uint32_t v,
@@ -99,8 +110,9 @@ int legacy_load(struct legacy *l, struct rank *r, struct err *e)
     if (torch_file_register(l->sink, &r->file, &r->err) == 0 &&
         torch_file_load(l->c, &r->file, &r->err) == 0)
         collect_models(l, r, &r->err);
-    if (r->err.code == ENOMEM) {
+    if (r->err.code && !rank_file_is_damaged(r->err.code)) {
         *e = r->err;
+        legacy_unload(r);
         return -e->code;
     }
     return 0;

@@ -10,6 +10,7 @@
 #include "index/formats/ranks/rank_tensors.h"
 #include "index/formats/torch/torch_file.h"
 
+struct buf;
 struct pv;
 struct scan_context;
 struct sink;
@@ -72,7 +73,7 @@ struct legacy {
      */
     enum megatron_rule (*rule)(struct legacy *l, const struct rank_tensor *x,
                                enum megatron_rule rule);
-    void *user; /* of rule() */
+    const void *user; /* of rule() */
     struct layer_kind *kinds;
     struct legacy_note unknown, unlike; /* tensors that are shown as they are stored */
     uint64_t tied;                      /* copies that are not shown */
@@ -84,13 +85,17 @@ int legacy_sort(struct legacy *l, struct err *e);
 /* The rank, or NULL: its directory is missing. */
 struct rank *legacy_rank(const struct legacy *l, uint32_t t, uint32_t p, uint32_t e);
 
-/* Loads the file and finds its tensors; what is wrong is r->err. */
+/* Loads the file and finds its tensors; damage is r->err, other errors are returned. */
 int legacy_load(struct legacy *l, struct rank *r, struct err *e);
 void legacy_unload(struct rank *r);
 
 /* The name of the entry that is model `v`, "" for the outermost dict itself. */
 enum { LEGACY_ENTRY = 24 };
 void legacy_entry(const struct legacy *l, uint32_t v, char name[LEGACY_ENTRY]);
+
+/* Appends "FILE:ENTRY.", which comes before a name in that model. */
+void legacy_place(const struct legacy *l, const struct rank *r, uint32_t v,
+                  struct buf *out);
 
 /* Model `v` in the file of a rank that is loaded; false: there is none. */
 bool legacy_model(const struct legacy *l, const struct rank *r, uint32_t v,

@@ -17,7 +17,6 @@ static const char OPTIMIZER[] = "distrib_optim.pt";
 
 enum part { PART_MODEL, PART_OPTIMIZER, PART_REST };
 
-/* Lightning has all optimizers in a list. */
 static enum part part_of(const struct legacy *l, const struct pv *key)
 {
     char name[LEGACY_ENTRY];
@@ -27,9 +26,7 @@ static enum part part_of(const struct legacy *l, const struct pv *key)
         if (pv_str_is(key, name))
             return PART_MODEL;
     }
-    return pv_str_is(key, "optimizer") || pv_str_is(key, "optimizer_states")
-               ? PART_OPTIMIZER
-               : PART_REST;
+    return pv_str_is(key, "optimizer") ? PART_OPTIMIZER : PART_REST;
 }
 
 /* Names of the outermost dict's entries but for those of one kind. */
@@ -77,7 +74,7 @@ static int report_entries(struct legacy *l, struct rank *r, enum part kind,
 }
 
 /* State of Transformer Engine that is no tensor; None says nothing. */
-static int report_state(struct legacy *l, struct rank *r, const char *prefix,
+static int report_state(struct legacy *l, struct rank *r, uint32_t v,
                         const struct pv *key, const struct pv *value, struct err *e)
 {
     CLEANUP(buf_release) struct buf name = {0}, json = {.max = MAX_STATE};
@@ -91,7 +88,7 @@ static int report_state(struct legacy *l, struct rank *r, const char *prefix,
         torch_zip_tensor(r->file.zip, value, &ignored, &why) != 0)
         return 0;
     text = pv_bytes(key, &len);
-    buf_addf(&name, "%s:%s", r->path, prefix);
+    legacy_place(l, r, v, &name);
     buf_add(&name, text, len);
     if (buf_failed(&name))
         return err_nomem(e);
@@ -106,19 +103,15 @@ static int report_state(struct legacy *l, struct rank *r, const char *prefix,
 static int report_states(struct legacy *l, struct rank *r, struct err *e)
 {
     struct pv model, entries;
-    char name[LEGACY_ENTRY + 1];
 
     for (uint32_t v = 0; v < l->models; v++) {
-        legacy_entry(l, v, name);
-        if (name[0])
-            strcat(name, ".");
         if (!legacy_model(l, r, v, &model) || !torch_mapping(&model, &entries) ||
             entries.kind != PV_DICT)
             continue;
         for (size_t i = 0; i < pv_count(&entries); i++) {
             struct pv key = pv_key_at(&entries, i), value = pv_value_at(&entries, i);
 
-            if (report_state(l, r, name, &key, &value, e) < 0)
+            if (report_state(l, r, v, &key, &value, e) < 0)
                 return -e->code;
         }
     }

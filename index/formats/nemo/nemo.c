@@ -158,7 +158,7 @@ struct scan {
 
 /*
  * The config tells the version, and how ranks have cut the model. It need not be there,
- * nor be YAML: then s->config says why nothing is known of the ranks.
+ * nor be YAML: then s->no_config says why nothing is known of the ranks.
  */
 static void read_config(struct scan *s)
 {
@@ -290,8 +290,7 @@ static int show_ranks(struct scan *s, const struct err *why, struct err *e)
 static int scan_ranks(struct scan *s, struct err *e)
 {
     const struct scan_context c = context_of(s, s->dir, s->listing);
-    const struct nemo_ranks ranks = {
-        .c = &c, .sink = s->sink, .file = file_name, .entry = ""};
+    const struct nemo_ranks ranks = {.c = &c, .sink = s->sink, .file = file_name};
     struct err why = s->no_config;
 
     if (s->weights.ranks > MAX_RANKS)

@@ -11,28 +11,6 @@
 
 enum { MAX_SIZE = 1 << 30 }; /* of any number that is believed: their products fit */
 
-/*
- * Pickled objects of OmegaConf, as object_to_json() shows them: a DictConfig is {"state":
- * {"_content": {NAME: node}}}, and a node of a value {"state": {"_val": value}}.
- */
-static const struct json *plain(const struct json *v)
-{
-    static const char *const inner[] = {"_content", "_val"};
-    const struct json *state = json_get(v, "state");
-
-    if (!json_get(v, "$type") || !state)
-        return v;
-    for (size_t i = 0; i < ARRAY_SIZE(inner); i++)
-        if (json_get(state, inner[i]))
-            return json_get(state, inner[i]);
-    return v;
-}
-
-static const struct json *member(const struct json *v, const char *name)
-{
-    return plain(json_get(plain(v), name));
-}
-
 static bool is_told(const struct json *v)
 {
     return v && json_kind(v) != JSON_NULL;
@@ -42,7 +20,7 @@ static bool is_told(const struct json *v)
 static bool take_number(const struct json *v, const char *name, uint64_t none,
                         uint64_t *out)
 {
-    const struct json *value = member(v, name);
+    const struct json *value = json_get(v, name);
     bool ok = !is_told(value) || (json_u64(value, out) && *out > 0 && *out <= MAX_SIZE);
 
     if (!ok)
@@ -57,7 +35,7 @@ static bool take_truth(const struct json *v, const char *name, bool other)
 {
     bool is;
 
-    return json_bool(member(v, name), &is) ? is : other;
+    return json_bool(json_get(v, name), &is) ? is : other;
 }
 
 /* ---- sizes ---- */
@@ -76,7 +54,7 @@ static bool ends(const char *text, const char *with)
 
 static void take_activation(const struct json *v, struct nemo_sizes *out)
 {
-    const struct json *value = member(v, "activation");
+    const struct json *value = json_get(v, "activation");
     const char *text = "gelu"; /* cfg.get('activation', 'gelu') */
 
     out->activation = !is_told(value) || json_string(value, &text);
@@ -118,20 +96,6 @@ const struct nemo_sizes *nemo_config_sizes(const struct nemo_config *c,
 
 /* ---- ranks ---- */
 
-/* A training checkpoint's has the model's under `cfg`; a run's configuration `model`. */
-static const struct json *model_part(const struct json *doc)
-{
-    static const char *const names[] = {"cfg", "model"};
-
-    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-        const struct json *inner = member(doc, names[i]);
-
-        if (is_told(inner) && json_kind(inner) == JSON_OBJECT)
-            return inner;
-    }
-    return doc;
-}
-
 static int take_ranks(const struct json *v, struct nemo_config *out, struct err *e)
 {
     if (!take_number(v, "tensor_model_parallel_size", 0, &out->tensor) ||
@@ -146,9 +110,10 @@ static int take_ranks(const struct json *v, struct nemo_config *out, struct err 
     return 0;
 }
 
-int nemo_config_learn(const struct json *doc, struct nemo_config *out, struct err *e)
+int nemo_config_learn(const struct json *v, struct nemo_config *out, struct err *e)
 {
-    const struct json *v = model_part(doc), *encoder, *decoder;
+    const struct json *encoder = json_get(v, "encoder");
+    const struct json *decoder = json_get(v, "decoder");
 
     *out = (struct nemo_config){0};
     if (take_ranks(v, out, e) < 0)
@@ -160,8 +125,6 @@ int nemo_config_learn(const struct json *doc, struct nemo_config *out, struct er
                   !take_truth(v, "share_token_embeddings", true);
     out->old_qkv = take_truth(v, "megatron_legacy", false);
     take_sizes(v, &out->model);
-    encoder = member(v, "encoder");
-    decoder = member(v, "decoder");
     out->stacks = is_told(encoder) && is_told(decoder);
     if (out->stacks) {
         take_sizes(encoder, &out->encoder);

@@ -28,12 +28,11 @@ struct nemo_config {
 };
 
 /*
- * From model_config.yaml, or the same as a training checkpoint has it in hyper_parameters: there
- * objects of OmegaConf are looked through. Defaults are those of NeMo 1.23
+ * From the tree of model_config.yaml. Defaults are those of NeMo 1.23
  * (models/language_modeling/megatron_gpt_model.py, megatron_base_model.py). -EBADMSG when
  * it does not tell how many ranks there are, or not by numbers.
  */
-int nemo_config_learn(const struct json *doc, struct nemo_config *out, struct err *e);
+int nemo_config_learn(const struct json *v, struct nemo_config *out, struct err *e);
 
 /* The sizes of the stack that a tensor is of, by its name. */
 const struct nemo_sizes *nemo_config_sizes(const struct nemo_config *c,

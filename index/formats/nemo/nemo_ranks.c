@@ -10,6 +10,7 @@
 #include "index/formats/format.h"
 #include "index/formats/megatron/megatron_ranks.h"
 #include "index/formats/nemo/nemo_rules.h"
+#include "index/formats/ranks/rank_files.h"
 #include "index/formats/torch/torch_walk.h"
 #include "index/formats/torch/torch_zip.h"
 
@@ -104,18 +105,14 @@ static int find_ranks(struct legacy *l, const struct nemo_ranks *r,
 
 /* ---- what the configuration must agree with ---- */
 
-static int check_config(const struct nemo_config *c, const struct nemo_ranks *r,
-                        struct err *e)
+static int check_config(const struct nemo_config *c, struct err *e)
 {
     if (c->tensor > MAX_RANKS || c->pipeline > MAX_RANKS ||
         c->tensor * c->pipeline > MAX_RANKS)
         return err_set(e, ENOTSUP, "more than %d ranks", MAX_RANKS);
-    if (c->virtual_pipeline > MEGATRON_MAX_VIRTUAL)
-        return err_set(e, ENOTSUP, "more than %d models of virtual pipelines",
-                       MEGATRON_MAX_VIRTUAL);
     if (c->expert > 1)
         return err_set(e, ENOTSUP, "experts are on ranks of their own");
-    if (c->virtual_pipeline > 1 && !r->entry[0])
+    if (c->virtual_pipeline > 1)
         return err_set(e, ENOTSUP,
                        "the models of virtual pipelines have no places of their own");
     return 0;
@@ -145,14 +142,13 @@ static enum megatron_rule rule_of(struct legacy *l, const struct rank_tensor *x,
 }
 
 static int prepare(struct legacy *l, const struct nemo_ranks *r,
-                   struct nemo_config *config, struct err *e)
+                   const struct nemo_config *config, struct err *e)
 {
-    if (check_config(config, r, e) < 0 || find_ranks(l, r, config, e) < 0)
+    if (check_config(config, e) < 0 || find_ranks(l, r, config, e) < 0)
         return -e->code;
     l->tensor = (uint32_t)config->tensor;
     l->pipeline = (uint32_t)config->pipeline;
-    l->models = (uint32_t)config->virtual_pipeline;
-    l->several = l->models > 1;
+    l->models = 1;
     l->expert = 1;
     l->args.untied = config->untied;
     l->version = 3;
@@ -166,15 +162,14 @@ static int prepare(struct legacy *l, const struct nemo_ranks *r,
 int nemo_ranks_report(const struct nemo_ranks *r, const struct nemo_config *config,
                       bool *merged, struct err *why, struct err *e)
 {
-    struct nemo_config own = *config;
     struct legacy l = {
-        .c = r->c, .sink = r->sink, .entry = r->entry, .arena = arena_new(MAX_MEMORY)};
+        .c = r->c, .sink = r->sink, .entry = "", .arena = arena_new(MAX_MEMORY)};
 
     *merged = false;
     if (!l.arena) {
         err_nomem(e);
-    } else if (prepare(&l, r, &own, why) < 0) {
-        if (why->code == ENOMEM)
+    } else if (prepare(&l, r, config, why) < 0) {
+        if (!rank_file_is_damaged(why->code))
             *e = *why;
     } else {
         *merged = true;

@@ -20,10 +20,8 @@ bool nemo_rank_name(const char *name, uint32_t *tensor, uint32_t *pipeline);
 struct nemo_ranks {
     const struct scan_context *c;
     struct sink *sink;
-    const char
-        *file; /* in each rank's directory; where it is not the rank is missing */
-    /* The entry of the file that is the model ("state_dict"), or "": all of it is. */
-    const char *entry;
+    /* In each rank's directory, all of it the model; where it is not the rank is missing. */
+    const char *file;
 };
 
 /*

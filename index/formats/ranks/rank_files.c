@@ -26,8 +26,7 @@ void rank_files_free(struct rank_file *f, size_t n)
     free(f);
 }
 
-/* Damage of one file is told with its tensors; other errors stop the scan. */
-static bool is_damage(int code)
+bool rank_file_is_damaged(int code)
 {
     return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
            code == ENOENT || code == EINVAL || code == EIO || code == EACCES;
@@ -45,7 +44,7 @@ static int load_nth(void *user, size_t i, struct err *e)
     struct rank_file *f = &l->file[i];
 
     if (f->err.code || torch_file_load(l->c, &f->file, &f->err) == 0 ||
-        is_damage(f->err.code))
+        rank_file_is_damaged(f->err.code))
         return 0;
     *e = f->err;
     return -e->code;
@@ -69,7 +68,7 @@ static int see(struct loading *l, size_t at, size_t n, rank_file_fn *fn, void *u
         struct rank_file *f = &l->file[i];
 
         if (!f->err.code && fn(user, at + i, f, &f->err) < 0 &&
-            !is_damage(f->err.code)) {
+            !rank_file_is_damaged(f->err.code)) {
             *e = f->err;
             return -e->code;
         }
