@@ -140,10 +140,29 @@ static int add_part(struct ds_scan *s, const struct ds_part *p, size_t r, size_t
     return 0;
 }
 
+static int add_parts(struct ds_scan *s, const struct ds_part *p, size_t i,
+                     struct ds_runs *runs, struct err *e)
+{
+    uint64_t n = p->frozen[i].elements, part = n / p->nmodels + (n % p->nmodels > 0);
+    struct shape shape;
+
+    ds_shape_of(&p->frozen[i], &shape);
+    for (size_t r = 0; r < p->nmodels; r++)
+        if (add_part(s, p, r, i, &shape, part, runs, e) < 0)
+            return -e->code;
+    return 0;
+}
+
+enum dtype ds_frozen_type(const struct ds_part *p, size_t i)
+{
+    const struct ds_flat *flat = &p->fragment[i];
+
+    return flat->kind == DS_FLAT_VECTOR ? (enum dtype)flat->dtype : DTYPE_F32;
+}
+
 static int report_parts(struct ds_scan *s, const struct ds_part *p, size_t i,
                         const char *name, size_t len, struct err *e)
 {
-    uint64_t n = p->frozen[i].elements, part = n / p->nmodels + (n % p->nmodels > 0);
     struct shape shape;
     struct sink_tensor t = {.key = name,
                             .key_len = len,
@@ -155,29 +174,16 @@ static int report_parts(struct ds_scan *s, const struct ds_part *p, size_t i,
     if (seen <= 0)
         return seen;
     ds_shape_of(&p->frozen[i], &shape);
-    t.dtype = p->fragment[i].kind == DS_FLAT_VECTOR ? (enum dtype)p->fragment[i].dtype
-                                                    : DTYPE_F32;
-    if (ds_begin(s, p->model.path, &t, e) < 0)
+    t.dtype = ds_frozen_type(p, i);
+    if (ds_begin(s, p->model.path, &t, e) < 0 || add_parts(s, p, i, NULL, e) < 0)
         return -e->code;
-    for (size_t r = 0; r < p->nmodels; r++)
-        if (add_part(s, p, r, i, &shape, part, NULL, e) < 0)
-            return -e->code;
     return sink_tensor_end(s->sink, e);
 }
 
 int ds_frozen_runs(struct ds_scan *s, const struct ds_part *p, size_t i,
-                   enum dtype *dtype, struct ds_runs *out, struct err *e)
+                   struct ds_runs *out, struct err *e)
 {
-    uint64_t n = p->frozen[i].elements, part = n / p->nmodels + (n % p->nmodels > 0);
-    struct shape shape;
-
-    ds_shape_of(&p->frozen[i], &shape);
-    *dtype = p->fragment[i].kind == DS_FLAT_VECTOR ? (enum dtype)p->fragment[i].dtype
-                                                   : DTYPE_F32;
-    for (size_t r = 0; r < p->nmodels; r++)
-        if (add_part(s, p, r, i, &shape, part, out, e) < 0)
-            return -e->code;
-    return 0;
+    return add_parts(s, p, i, out, e);
 }
 
 struct reading {

@@ -26,7 +26,7 @@ static int trained_runs(struct ds_join *j, const void *what, uint32_t t, struct 
     return ds_runs_collect(j->s, &j->p[t], w->x[t], w->slot, j->dtype, &j->runs[t], e);
 }
 
-/* Sets the shapes; false: a rank ds_join_lacks it. */
+/* Sets the shapes; false: a rank lacks it. */
 static bool find_trained(struct ds_join *j, const char *name, size_t len, uint32_t slot,
                          struct trained *out, struct err *e)
 {
@@ -101,25 +101,60 @@ static int report_scalar(struct ds_scan *s, const struct ds_part *p,
     return sink_tensor_end(s->sink, e);
 }
 
-static int report_state(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
-                        uint32_t slot, struct err *e)
+/* One rank's piece of a state, which nothing tells how to join. */
+static int report_piece(struct ds_scan *s, const struct ds_part *p,
+                        const struct ds_param *x, uint32_t slot, const struct buf *key,
+                        struct err *e)
 {
-    CLEANUP(ds_join_release) struct ds_join j = {.s = s, .p = p};
-    CLEANUP(buf_release) struct buf key = {0};
+    CLEANUP(buf_release) struct buf full = {0};
+    struct ds_runs runs = {0};
+    const struct ds_flat *flat = ds_first_flat(s, p, x, slot);
     struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
-    const struct ds_flat *first = ds_first_flat(s, &p[0], x, slot);
+    struct shape shape;
+    int rc;
+
+    if (!flat || flat->kind != DS_FLAT_VECTOR)
+        return 0;
+    buf_addf(&full, "mp_rank_%02u/", p->mp);
+    buf_add(&full, key->data, key->len);
+    if (buf_failed(&full))
+        return err_nomem(e);
+    ds_shape_of(x, &shape);
+    t.key = full.data;
+    t.key_len = full.len;
+    t.dtype = (enum dtype)flat->dtype;
+    t.shape = &shape;
+    rc = ds_begin(s, p->model.path, &t, e);
+    if (rc == 0)
+        rc = ds_runs_collect(s, p, x, slot, t.dtype, &runs, e);
+    for (size_t i = 0; rc == 0 && i < runs.count; i++)
+        rc = ds_add_piece(s, &shape, t.dtype, &runs.piece[i], e);
+    ds_runs_release(&runs);
+    return rc < 0 ? rc : sink_tensor_end(s->sink, e);
+}
+
+static int report_pieces(struct ds_scan *s, const struct ds_part *p,
+                         const struct ds_param *x, uint32_t slot, const struct buf *key,
+                         struct err *e)
+{
+    for (uint32_t t = 0; t < s->tensor; t++) {
+        const struct ds_param *own = ds_param_find(&p[t], x->name, x->len);
+
+        if (own && report_piece(s, &p[t], own, slot, key, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* The parameter in one slot; `rule`: how it is cut, RANK_UNKNOWN where the notes tell. */
+static int join_state(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
+                      uint32_t slot, enum rank_rule rule, struct sink_tensor *t,
+                      struct err *e)
+{
+    CLEANUP(ds_join_release) struct ds_join j = {.s = s, .p = p, .rule = rule};
     struct trained w;
     bool all, there;
 
-    buf_adds(&key, "optimizer.state.");
-    buf_add(&key, x->name, x->len);
-    buf_addf(&key, ".%s", p[0].slot[slot]);
-    if (buf_failed(&key))
-        return err_nomem(e);
-    t.key = key.data;
-    t.key_len = key.len;
-    if (first && first->kind == DS_FLAT_SCALAR)
-        return report_scalar(s, &p[0], first, &t, e);
     if (ds_join_begin(&j, e) < 0)
         return -e->code;
     all = find_trained(&j, x->name, x->len, slot, &w, e);
@@ -128,8 +163,30 @@ static int report_state(struct ds_scan *s, struct ds_part *p, const struct ds_pa
     j.dtype = type_of(&j, &w, &there);
     if (!there)
         return 0;
-    return ds_join_report(&j, x->name, x->len, all ? NULL : ds_join_lacks, &t,
+    return ds_join_report(&j, x->name, x->len, all ? NULL : ds_join_lacks, t,
                           trained_runs, &w, e);
+}
+
+/* A state, and where a caller has rules the master too. */
+static int report_state(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
+                        uint32_t slot, enum rank_rule rule, struct err *e)
+{
+    CLEANUP(buf_release) struct buf key = {0};
+    struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
+    const struct ds_flat *first = ds_first_flat(s, &p[0], x, slot);
+
+    buf_adds(&key, "optimizer.state.");
+    buf_add(&key, x->name, x->len);
+    buf_addf(&key, ".%s", slot == DS_MASTER ? "fp32" : p[0].slot[slot]);
+    if (buf_failed(&key))
+        return err_nomem(e);
+    t.key = key.data;
+    t.key_len = key.len;
+    if (first && first->kind == DS_FLAT_SCALAR)
+        return report_scalar(s, &p[0], first, &t, e);
+    if (s->how->rule && (rule == RANK_UNKNOWN || rule == RANK_SUM))
+        return report_pieces(s, p, x, slot, &key, e);
+    return join_state(s, p, x, slot, rule, &t, e);
 }
 
 /* Do all ranks number their states alike? Each names them in the order of its file. */
@@ -194,7 +251,7 @@ static int report_states(struct ds_scan *s, struct ds_part *p, struct err *e)
     for (size_t i = 0; i < p->nparams; i++)
         for (uint32_t slot = DS_MASTER + 1; !p->param[i].elsewhere && slot < p->nslots;
              slot++)
-            if (report_state(s, p, &p->param[i], slot, e) < 0)
+            if (report_state(s, p, &p->param[i], slot, RANK_UNKNOWN, e) < 0)
                 return -e->code;
     return 0;
 }
@@ -209,13 +266,10 @@ static int frozen_runs(struct ds_join *j, const void *what, uint32_t t, struct e
 {
     const struct frozen *w = what;
     size_t i = (size_t)(w->x[t] - j->p[t].frozen);
-    enum dtype dtype;
 
-    if (ds_frozen_runs(j->s, &j->p[t], i, &dtype, &j->runs[t], e) < 0)
-        return -e->code;
-    return dtype == j->dtype
-               ? 0
-               : ds_join_fault(j->s, "the ranks have it in several types", e);
+    if (ds_frozen_type(&j->p[t], i) != j->dtype)
+        return ds_join_fault(j->s, "the ranks have it in several types", e);
+    return ds_frozen_runs(j->s, &j->p[t], i, &j->runs[t], e);
 }
 
 static int report_frozen(struct ds_scan *s, struct ds_part *p, const char *name,
@@ -237,9 +291,7 @@ static int report_frozen(struct ds_scan *s, struct ds_part *p, const char *name,
         ds_shape_of(w.x[r] ? w.x[r] : w.x[0], &j.local[r]);
         all &= w.x[r] != NULL;
     }
-    j.dtype = p->fragment[w.x[0] - p->frozen].kind == DS_FLAT_VECTOR
-                  ? (enum dtype)p->fragment[w.x[0] - p->frozen].dtype
-                  : DTYPE_F32;
+    j.dtype = ds_frozen_type(p, (size_t)(w.x[0] - p->frozen));
     return ds_join_report(&j, name, len, all ? NULL : ds_join_lacks, &t, frozen_runs,
                           &w, e);
 }
@@ -331,84 +383,6 @@ static struct rank_file *shapes_of(struct ds_scan *s, const struct ds_part *p)
     return f;
 }
 
-/* One rank's piece of a state, which nothing tells how to join. */
-static int report_piece(struct ds_scan *s, const struct ds_part *p,
-                        const struct ds_param *x, uint32_t slot, const struct buf *key,
-                        struct err *e)
-{
-    CLEANUP(buf_release) struct buf full = {0};
-    struct ds_runs runs = {0};
-    const struct ds_flat *flat = ds_first_flat(s, p, x, slot);
-    struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
-    struct shape shape;
-    int rc;
-
-    if (!flat || flat->kind != DS_FLAT_VECTOR)
-        return 0;
-    buf_addf(&full, "mp_rank_%02u/", p->mp);
-    buf_add(&full, key->data, key->len);
-    if (buf_failed(&full))
-        return err_nomem(e);
-    ds_shape_of(x, &shape);
-    t.key = full.data;
-    t.key_len = full.len;
-    t.dtype = (enum dtype)flat->dtype;
-    t.shape = &shape;
-    rc = ds_begin(s, p->model.path, &t, e);
-    if (rc == 0)
-        rc = ds_runs_collect(s, p, x, slot, t.dtype, &runs, e);
-    for (size_t i = 0; rc == 0 && i < runs.count; i++)
-        rc = ds_add_piece(s, &shape, t.dtype, &runs.piece[i], e);
-    ds_runs_release(&runs);
-    return rc < 0 ? rc : sink_tensor_end(s->sink, e);
-}
-
-static int report_pieces(struct ds_scan *s, const struct ds_part *p,
-                         const struct ds_param *x, uint32_t slot, const struct buf *key,
-                         struct err *e)
-{
-    for (uint32_t t = 0; t < s->tensor; t++) {
-        const struct ds_param *own = ds_param_find(&p[t], x->name, x->len);
-
-        if (own && report_piece(s, &p[t], own, slot, key, e) < 0)
-            return -e->code;
-    }
-    return 0;
-}
-
-static int report_ruled(struct ds_scan *s, struct ds_part *p, const struct ds_param *x,
-                        uint32_t slot, enum rank_rule rule, struct err *e)
-{
-    CLEANUP(ds_join_release) struct ds_join j = {.s = s, .p = p, .rule = rule};
-    CLEANUP(buf_release) struct buf key = {0};
-    struct sink_tensor t = {.part = s->how->part, .role = ROLE_OPTIMIZER};
-    const struct ds_flat *first = ds_first_flat(s, &p[0], x, slot);
-    struct trained w;
-    bool all, there;
-
-    buf_adds(&key, "optimizer.state.");
-    buf_add(&key, x->name, x->len);
-    buf_addf(&key, ".%s", slot == DS_MASTER ? "fp32" : p[0].slot[slot]);
-    if (buf_failed(&key))
-        return err_nomem(e);
-    t.key = key.data;
-    t.key_len = key.len;
-    if (first && first->kind == DS_FLAT_SCALAR)
-        return report_scalar(s, &p[0], first, &t, e);
-    if (rule == RANK_UNKNOWN || rule == RANK_SUM)
-        return report_pieces(s, p, x, slot, &key, e);
-    if (ds_join_begin(&j, e) < 0)
-        return -e->code;
-    all = find_trained(&j, x->name, x->len, slot, &w, e);
-    if (e->code)
-        return -e->code;
-    j.dtype = type_of(&j, &w, &there);
-    if (!there)
-        return 0;
-    return ds_join_report(&j, x->name, x->len, all ? NULL : ds_join_lacks, &t,
-                          trained_runs, &w, e);
-}
-
 /* All of a parameter, unless an earlier stage or rank has it. */
 static int report_all_slots(struct ds_scan *s, struct ds_part *p,
                             const struct rank_file *files, uint32_t t, size_t i,
@@ -419,7 +393,7 @@ static int report_all_slots(struct ds_scan *s, struct ds_part *p,
     int seen = ds_see(s, x->name, x->len, e);
 
     for (uint32_t slot = DS_MASTER; seen > 0 && slot < p->nslots; slot++)
-        if (report_ruled(s, p, x, slot, rule, e) < 0)
+        if (report_state(s, p, x, slot, rule, e) < 0)
             return -e->code;
     return MIN(seen, 0);
 }

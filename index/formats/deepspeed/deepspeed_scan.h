@@ -283,9 +283,12 @@ int ds_report_frozen(struct ds_scan *s, struct ds_part *p, struct err *e);
  */
 int ds_frozen_read(struct ds_scan *s, struct ds_part *p, struct err *e);
 
-/* Adds the pieces of the i-th frozen parameter; faults are those of the tensor begun. */
+/* The type of the i-th frozen parameter, F32 where nothing of it is there. */
+enum dtype ds_frozen_type(const struct ds_part *p, size_t i);
+
+/* Adds its pieces; faults are those of the tensor begun. */
 int ds_frozen_runs(struct ds_scan *s, const struct ds_part *p, size_t i,
-                   enum dtype *dtype, struct ds_runs *out, struct err *e);
+                   struct ds_runs *out, struct err *e);
 
 /* Stage 3: the frozen `x` under another name, unless that is reported already. */
 int ds_report_frozen_alias(struct ds_scan *s, const struct ds_part *p,
