@@ -2,39 +2,16 @@
 /* index/formats/deepspeed/deepspeed_files.c - takes the names of DeepSpeed's files apart. */
 #include "index/formats/deepspeed/deepspeed_files.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/name_take.h"
 #include "remote/listing.h"
-
-enum { MAX_DIGITS = 8 };
-
-static bool take_text(const char **p, const char *text)
-{
-    size_t n = strlen(text);
-
-    if (strncmp(*p, text, n) != 0)
-        return false;
-    *p += n;
-    return true;
-}
-
-/* Numbers may have zeros before them or not: ranks are "00" and "0". */
-static bool take_number(const char **p, uint32_t *out)
-{
-    const char *start = *p;
-
-    *out = 0;
-    while (isdigit((unsigned char)**p) && *p - start < MAX_DIGITS)
-        *out = *out * 10 + (uint32_t)(*(*p)++ - '0');
-    return *p > start && !isdigit((unsigned char)**p);
-}
 
 static bool take_mp(const char **p, struct ds_file *f)
 {
-    return take_text(p, "mp_rank_") && take_number(p, &f->mp);
+    return name_take(p, "mp_rank_") && name_take_number(p, &f->mp);
 }
 
 static bool ends(const char *p, const char *text)
@@ -53,10 +30,10 @@ static bool ends_optim(const char *p)
 
 static bool parse_zero(const char *p, struct ds_file *f)
 {
-    bool prefixed = take_text(&p, "bf16_") || take_text(&p, "fp16_");
+    bool prefixed = name_take(&p, "bf16_") || name_take(&p, "fp16_");
 
-    if (!take_text(&p, "zero_pp_rank_") || !take_number(&p, &f->dp) ||
-        !take_text(&p, "_") || !take_mp(&p, f))
+    if (!name_take(&p, "zero_pp_rank_") || !name_take_number(&p, &f->dp) ||
+        !name_take(&p, "_") || !take_mp(&p, f))
         return false;
     f->sharded = true;
     if (ends_optim(p))
@@ -77,27 +54,28 @@ static bool parse_model(const char *p, struct ds_file *f)
 static bool parse_expert(const char *p, struct ds_file *f)
 {
     f->kind = DS_EXPERT;
-    if (take_text(&p, "layer_") && (!take_number(&p, &f->layer) || !take_text(&p, "_")))
+    if (name_take(&p, "layer_") &&
+        (!name_take_number(&p, &f->layer) || !name_take(&p, "_")))
         return false;
-    return take_text(&p, "expert_") && take_number(&p, &f->expert) &&
-           take_text(&p, "_") && take_mp(&p, f) && ends(p, model_end);
+    return name_take(&p, "expert_") && name_take_number(&p, &f->expert) &&
+           name_take(&p, "_") && take_mp(&p, f) && ends(p, model_end);
 }
 
 static bool parse_expert_optim(const char *p, struct ds_file *f)
 {
     f->kind = DS_EXPERT_OPTIM;
-    return take_text(&p, "expp_rank_") && take_number(&p, &f->dp) &&
-           take_text(&p, "_") && take_mp(&p, f) && ends(p, optim_end);
+    return name_take(&p, "expp_rank_") && name_take_number(&p, &f->dp) &&
+           name_take(&p, "_") && take_mp(&p, f) && ends(p, optim_end);
 }
 
 static bool parse_layer(const char *p, struct ds_file *f)
 {
     f->kind = DS_LAYER;
-    if (!take_text(&p, "layer_") || !take_number(&p, &f->layer))
+    if (!name_take(&p, "layer_") || !name_take_number(&p, &f->layer))
         return false;
     if (ends(p, "-model_states.pt"))
         return true; /* a pipeline without tensor-parallel ranks */
-    return take_text(&p, "-model_") && take_number(&p, &f->mp) &&
+    return name_take(&p, "-model_") && name_take_number(&p, &f->mp) &&
            ends(p, "-model_states.pt");
 }
 

@@ -5,6 +5,7 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "index/formats/name_take.h"
 #include "remote/listing.h"
 
 enum { MAX_DIGITS = 9 };
@@ -49,22 +50,12 @@ static const struct pattern {
     {"pytorch_model", MAYBE, "_", false, "/", TRAIN_DEEPSPEED},
 };
 
-static bool take_text(const char **p, const char *text)
-{
-    size_t n = strlen(text);
-
-    if (strncmp(*p, text, n) != 0)
-        return false;
-    *p += n;
-    return true;
-}
-
 /* `text` and a number as str() writes it, or nothing is taken. */
 static bool take_number(const char **p, const char *text, uint64_t *out)
 {
     const char *s = *p, *digits;
 
-    if (!take_text(&s, text))
+    if (!name_take(&s, text))
         return false;
     digits = s;
     for (*out = 0; isdigit((unsigned char)*s); s++)
@@ -81,7 +72,7 @@ static bool matches(const struct pattern *x, const char *name, bool is_dir,
     bool dir = strcmp(x->suffix, "/") == 0, numbered;
 
     *out = (struct train_part){.kind = x->kind};
-    if (dir != is_dir || !take_text(&name, x->word))
+    if (dir != is_dir || !name_take(&name, x->word))
         return false;
     numbered = x->index != NEVER && take_number(&name, x->before, &out->index);
     if (!numbered && x->index != NEVER && x->index != MAYBE)

@@ -2,13 +2,13 @@
 /* index/formats/nemo/nemo_ranks.c - NeMo 1's files of model parallel ranks, merged. */
 #include "index/formats/nemo/nemo_ranks.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "index/formats/format.h"
 #include "index/formats/megatron/megatron_ranks.h"
+#include "index/formats/name_take.h"
 #include "index/formats/nemo/nemo_rules.h"
 #include "index/formats/ranks/rank_files.h"
 #include "index/formats/torch/torch_walk.h"
@@ -17,37 +17,17 @@
 enum {
     MAX_MEMORY = 64 << 20,
     MAX_RANKS = 4096,
-    MAX_DIGITS = 6,
 };
 
 /* ---- names ---- */
 
-static bool take(const char **p, const char *text)
-{
-    size_t n = strlen(text);
-
-    if (strncmp(*p, text, n) != 0)
-        return false;
-    *p += n;
-    return true;
-}
-
-static bool take_number(const char **p, uint32_t *out)
-{
-    const char *start = *p;
-
-    for (*out = 0; isdigit((unsigned char)**p) && *p - start < MAX_DIGITS; ++*p)
-        *out = *out * 10 + (uint32_t)(**p - '0');
-    return *p > start;
-}
-
 bool nemo_rank_name(const char *name, uint32_t *tensor, uint32_t *pipeline)
 {
     *pipeline = 0;
-    if (take(&name, "mp_rank_"))
-        return take_number(&name, tensor) && !*name;
-    return take(&name, "tp_rank_") && take_number(&name, tensor) &&
-           take(&name, "_pp_rank_") && take_number(&name, pipeline) && !*name;
+    if (name_take(&name, "mp_rank_"))
+        return name_take_number(&name, tensor) && !*name;
+    return name_take(&name, "tp_rank_") && name_take_number(&name, tensor) &&
+           name_take(&name, "_pp_rank_") && name_take_number(&name, pipeline) && !*name;
 }
 
 /* ---- the ranks that are there ---- */

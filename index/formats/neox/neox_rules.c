@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "index/formats/name_take.h"
 #include "index/formats/ranks/rank_files.h"
 
 enum {
@@ -196,27 +197,17 @@ static bool take_number(const char **p, uint32_t *out)
     return *p - start >= 2 && *out <= MAX_NUMBER;
 }
 
-static bool take_text(const char **p, const char *text)
-{
-    size_t n = strlen(text);
-
-    if (strncmp(*p, text, n) != 0)
-        return false;
-    *p += n;
-    return true;
-}
-
 bool neox_layer_name(const char *name, uint32_t *layer, uint32_t *rank, int *digits)
 {
     const char *p = name, *start;
 
-    if (!take_text(&p, "layer_"))
+    if (!name_take(&p, "layer_"))
         return false;
     start = p;
     if (!take_number(&p, layer))
         return false;
     *digits = (int)(p - start);
-    return take_text(&p, "-model_") && take_number(&p, rank) &&
+    return name_take(&p, "-model_") && take_number(&p, rank) &&
            strcmp(p, "-model_states.pt") == 0;
 }
 
@@ -224,6 +215,6 @@ bool neox_rank_name(const char *name, uint32_t *rank)
 {
     const char *p = name;
 
-    return take_text(&p, "mp_rank_") && take_number(&p, rank) &&
+    return name_take(&p, "mp_rank_") && take_number(&p, rank) &&
            strcmp(p, "_model_states.pt") == 0;
 }

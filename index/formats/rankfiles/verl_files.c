@@ -7,21 +7,12 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/name_take.h"
 #include "remote/listing.h"
 
 enum { MAX_RANKS = 1000000 }; /* numbers in names that are believed */
 
 /* ---- names ---- */
-
-static bool take(const char **p, const char *text)
-{
-    size_t len = strlen(text);
-
-    if (strncmp(*p, text, len) != 0)
-        return false;
-    *p += len;
-    return true;
-}
 
 static bool take_number(const char **p, uint32_t *out)
 {
@@ -42,8 +33,8 @@ bool verl_name(const char *name, struct verl_name *out)
         const char *p = name;
 
         out->kind = (enum verl_kind)k;
-        if (take(&p, kinds[k]) && take(&p, "_world_size_") &&
-            take_number(&p, &out->world) && take(&p, "_rank_") &&
+        if (name_take(&p, kinds[k]) && name_take(&p, "_world_size_") &&
+            take_number(&p, &out->world) && name_take(&p, "_rank_") &&
             take_number(&p, &out->rank) && strcmp(p, ".pt") == 0)
             return out->rank < out->world;
     }

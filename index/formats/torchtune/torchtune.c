@@ -11,6 +11,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "index/formats/hf/hf_model.h"
+#include "index/formats/name_take.h"
 #include "index/formats/step.h"
 #include "index/formats/torch/torch_file.h"
 #include "index/formats/torch/torch_shards.h"
@@ -33,16 +34,6 @@ struct old_name {
     uint64_t epoch;
 };
 
-static bool take_text(const char **p, const char *text)
-{
-    size_t n = strlen(text);
-
-    if (strncmp(*p, text, n) != 0)
-        return false;
-    *p += n;
-    return true;
-}
-
 static bool take_number(const char **p, uint64_t *out)
 {
     const char *start = *p;
@@ -55,13 +46,13 @@ static bool take_number(const char **p, uint64_t *out)
 static bool take_old_name(const char *name, struct old_name *out)
 {
     *out = (struct old_name){.kind = OLD_MODEL, .shard = 1};
-    if (take_text(&name, "adapter_"))
+    if (name_take(&name, "adapter_"))
         out->kind = OLD_ADAPTER;
-    else if (take_text(&name, "hf_model_")) {
-        if (!take_number(&name, &out->shard) || !take_text(&name, "_"))
+    else if (name_take(&name, "hf_model_")) {
+        if (!take_number(&name, &out->shard) || !name_take(&name, "_"))
             return false;
-    } else if (!take_text(&name, "meta_model_") &&
-               !take_text(&name, "torchtune_model_"))
+    } else if (!name_take(&name, "meta_model_") &&
+               !name_take(&name, "torchtune_model_"))
         return false;
     return take_number(&name, &out->epoch) && strcmp(name, ".pt") == 0;
 }
@@ -151,7 +142,7 @@ static bool is_epoch(const struct listing *l, uint64_t *epoch)
 {
     const char *name = listing_name(l);
 
-    return take_text(&name, "epoch_") && take_number(&name, epoch) && !*name;
+    return name_take(&name, "epoch_") && take_number(&name, epoch) && !*name;
 }
 
 static void say(struct bid *out, int score, const char *why)
