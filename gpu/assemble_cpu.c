@@ -326,10 +326,11 @@ static void comb_rows(struct rows *r, size_t n, uint64_t count, size_t len)
 /* Are the runs, sorted by place, teeth of one comb? Each starts within the first's step. */
 static bool is_comb(const struct batch *b)
 {
-    const struct assemble_run *first = b->cursor[0].run;
+    const struct assemble_run *first;
 
     if (b->n < 2 || b->n > COMB)
         return false;
+    first = b->cursor[0].run;
     for (size_t i = 0; i < b->n; i++) {
         const struct assemble_run *r = b->cursor[i].run;
 
