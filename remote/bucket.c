@@ -56,7 +56,11 @@ int bucket_open(const char *url, struct bucket **out, char **prefix, struct err 
         ret = http_new(&o, &b->http, e);
     if (ret == 0)
         ret = s3_new(url, b->http, &b->s3, prefix, e);
+    if (ret == 0)
+        ret = s3_locate(b->s3, e);
     if (ret < 0) {
+        free(*prefix);
+        *prefix = NULL;
         bucket_close(b);
         return ret;
     }

@@ -508,11 +508,7 @@ static int set_up(struct s3 *s, const char *url, char **key, struct err *e)
     return rc;
 }
 
-/*
- * Asks for the bucket, and takes the region that the answer tells: S3 tells it with every
- * status, also to who may not list it (HeadBucket in its API reference).
- */
-static int locate(struct s3 *s, struct err *e)
+int s3_locate(struct s3 *s, struct err *e)
 {
     CLEANUP(http_answer_release) struct http_answer answer = {0};
     CLEANUP(buf_release) struct buf url = {0};
@@ -549,8 +545,6 @@ int s3_new(const char *url, struct http *http, struct s3 **out, char **key,
     s->http = http;
     pthread_mutex_init(&s->lock, NULL);
     rc = set_up(s, url, key, e);
-    if (rc == 0)
-        rc = locate(s, e);
     if (rc < 0) {
         s3_free(s);
         free(*key);

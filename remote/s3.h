@@ -28,12 +28,18 @@ struct store_options;
  */
 
 /*
- * Makes one and asks where the bucket is (its region), once. *key (malloc'd) is what stands
- * behind the bucket without slashes at its end. -EINVAL: the URL; -ENOENT: there is no such
- * bucket. `http` is borrowed.
+ * Makes one, and asks nothing yet. *key (malloc'd) is what stands behind the bucket without
+ * slashes at its end. -EINVAL: the URL. `http` is borrowed.
  */
 int s3_new(const char *url, struct http *http, struct s3 **out, char **key,
            struct err *e);
+
+/*
+ * Asks for the bucket, and takes the region that the answer tells: S3 tells it with every
+ * status, also to who may not list it (HeadBucket in its API reference). Requests to a
+ * bucket of another region than aws_region() fail before. -ENOENT: there is no such bucket.
+ */
+int s3_locate(struct s3 *s, struct err *e);
 void s3_free(struct s3 *s); /* NULL is fine */
 
 /* "s3://BUCKET", for messages. */

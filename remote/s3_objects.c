@@ -3,20 +3,33 @@
 #include "remote/s3.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/err.h"
 #include "remote/objects.h"
 #include "remote/s3_list.h"
 #include "remote/store.h"
 
-enum { MAX_PAGES = 20000 }; /* of 1000: more than any directory that can be used */
+enum {
+    MAX_PAGES = 20000, /* of 1000: more than any directory that can be used */
+    MOMENT_SECONDS =
+        2, /* so long the page by which a root was found counts as a listing */
+};
+
+/* The first page of the root's listing, as it came when the store was opened. */
+struct first_page {
+    struct s3_page page;
+    struct timespec since; /* CLOCK_MONOTONIC */
+};
 
 struct s3_objects {
     struct http *http; /* borrowed from the store */
     struct s3 *s3;
     char *root; /* the key of the store's root, without a slash at its end; "" */
+    struct first_page *_Atomic first; /* NULL: used, or there is none */
 };
 
 /* "ROOT/PATH", "ROOT", "PATH" or "". */
@@ -28,9 +41,9 @@ static int add_key(const struct s3_objects *o, const char *path, struct buf *out
     return buf_adds(out, path);
 }
 
-/* `max` 0: as many as the server likes, with directories; else `max`, of all below. */
+/* As many as the server likes, with directories. */
 static int page_url(const struct s3_objects *o, const char *prefix, const char *token,
-                    unsigned max, struct buf *out, struct err *e)
+                    struct buf *out, struct err *e)
 {
     CLEANUP(buf_release) struct buf query = {0};
 
@@ -39,28 +52,27 @@ static int page_url(const struct s3_objects *o, const char *prefix, const char *
         http_encode(token, false, &query);
         buf_addc(&query, '&');
     }
-    if (!max)
-        buf_adds(&query, "delimiter=%2F&");
-    buf_adds(&query, "encoding-type=url&list-type=2");
-    if (max)
-        buf_addf(&query, "&max-keys=%u", max);
-    buf_adds(&query, "&prefix=");
+    buf_adds(&query, "delimiter=%2F&encoding-type=url&list-type=2&prefix=");
     http_encode(prefix, false, &query);
     if (buf_failed(&query))
         return err_nomem(e);
     return s3_url(o->s3, "", query.data, out, e);
 }
 
+/*
+ * One page. `flags` are those of the request; with HTTP_ANY_STATUS 1 is returned, and no
+ * page, where the answer is another one than 200.
+ */
 static int get_page(const struct s3_objects *o, const char *prefix, const char *token,
-                    unsigned max, unsigned deadline_s, struct s3_page *out,
+                    unsigned flags, unsigned deadline_s, struct s3_page *out,
                     struct err *e)
 {
     CLEANUP(http_answer_release) struct http_answer answer = {0};
     CLEANUP(buf_release) struct buf url = {0};
     CLEANUP(buf_release) struct buf what = {0};
     struct http_request r = {
-        .auth = &s3_auth, .auth_user = o->s3, .deadline_s = deadline_s};
-    int rc = page_url(o, prefix, token, max, &url, e);
+        .auth = &s3_auth, .auth_user = o->s3, .flags = flags, .deadline_s = deadline_s};
+    int rc = page_url(o, prefix, token, &url, e);
 
     if (rc == 0 && buf_addf(&what, "%s/%s", s3_shown(o->s3), prefix) < 0)
         rc = err_nomem(e);
@@ -70,9 +82,37 @@ static int get_page(const struct s3_objects *o, const char *prefix, const char *
         rc = http_do(o->http, &r, &answer, e);
     if (rc < 0)
         return s3_explain(o->s3, e);
+    if (flags & HTTP_ANY_STATUS && answer.status != 200)
+        return 1;
     rc = s3_page_read(answer.body.data ? answer.body.data : "", answer.body.len, prefix,
                       out, e);
     return rc < 0 ? err_wrap(e, "%s", what.data) : 0;
+}
+
+/* ---- the page that opening brings ---- */
+
+static void first_page_free(struct first_page *f)
+{
+    if (f)
+        s3_page_release(&f->page);
+    free(f);
+}
+
+/* The page that was kept, once and while it is fresh; an empty one otherwise. */
+static bool take_first_page(struct s3_objects *o, struct s3_page *out)
+{
+    struct first_page *f = atomic_exchange(&o->first, NULL);
+    struct timespec now;
+    bool fresh;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    fresh = f && now.tv_sec - f->since.tv_sec < MOMENT_SECONDS;
+    if (fresh) {
+        *out = f->page;
+        f->page = (struct s3_page){0};
+    }
+    first_page_free(f);
+    return fresh;
 }
 
 static int add_entries(const struct s3_page *page, struct object_list *out,
@@ -94,7 +134,7 @@ static int add_entries(const struct s3_page *page, struct object_list *out,
     return rc;
 }
 
-static int list_pages(const struct s3_objects *o, const char *prefix,
+static int list_pages(struct s3_objects *o, const char *prefix, bool is_root,
                       unsigned deadline_s, struct object_list *out, size_t *objects,
                       struct err *e)
 {
@@ -107,7 +147,10 @@ static int list_pages(const struct s3_objects *o, const char *prefix,
         if (pages == MAX_PAGES)
             return err_set(e, EFBIG, "%s/%s: a listing of more than %d pages",
                            s3_shown(o->s3), prefix, MAX_PAGES);
-        rc = get_page(o, prefix, token.data ? token.data : "", 0, deadline_s, &page, e);
+        rc = pages == 0 && is_root && take_first_page(o, &page)
+                 ? 0
+                 : get_page(o, prefix, token.data ? token.data : "", 0, deadline_s,
+                            &page, e);
         if (rc == 0)
             rc = add_entries(&page, out, e);
         *objects += page.objects;
@@ -123,20 +166,26 @@ static int list_pages(const struct s3_objects *o, const char *prefix,
     }
 }
 
+/* What the keys of a directory begin with: "", or "a/b/". */
+static int add_prefix(const struct s3_objects *o, const char *path, struct buf *out,
+                      struct err *e)
+{
+    add_key(o, path, out);
+    if (out->len)
+        buf_addc(out, '/');
+    return buf_adds(out, "") < 0 ? err_nomem(e) : 0;
+}
+
 static int s3_list(void *self, const char *path, unsigned deadline_s,
                    struct object_list *out, struct err *e)
 {
     struct s3_objects *o = self;
     CLEANUP(buf_release) struct buf prefix = {0};
     size_t objects = 0;
-    int rc;
+    int rc = add_prefix(o, path, &prefix, e);
 
-    add_key(o, path, &prefix);
-    if (prefix.len)
-        buf_addc(&prefix, '/');
-    if (buf_failed(&prefix))
-        return err_nomem(e);
-    rc = list_pages(o, prefix.data ? prefix.data : "", deadline_s, out, &objects, e);
+    if (rc == 0)
+        rc = list_pages(o, prefix.data, path[0] == '\0', deadline_s, out, &objects, e);
     if (rc == 0 && objects == 0 && path[0])
         return err_set(e, ENOENT, "%s/%s: there is no such directory", s3_shown(o->s3),
                        prefix.data);
@@ -159,6 +208,7 @@ static void s3_objects_close(void *self)
 {
     struct s3_objects *o = self;
 
+    first_page_free(atomic_exchange(&o->first, NULL));
     s3_free(o->s3);
     free(o->root);
     free(o);
@@ -194,19 +244,41 @@ static const struct object_protocol s3_protocol = {
 
 /* ---- opening ---- */
 
-/* Is there anything below it? 1, 0 or an error. */
-static int is_directory(const struct s3_objects *o, struct err *e)
+/*
+ * Lists the root: this tells the bucket's region, whether we may and whether there is anything,
+ * and is the root's listing as well. Where the answer is a refusal of any kind the bucket
+ * itself is asked, which says more of it, and tells the region with every status.
+ */
+static int ask_root(struct s3_objects *o, struct s3_page *page, struct err *e)
 {
-    CLEANUP(s3_page_release) struct s3_page page = {0};
     CLEANUP(buf_release) struct buf prefix = {0};
+    int rc = add_prefix(o, "", &prefix, e);
+
+    if (rc == 0)
+        rc = get_page(o, prefix.data, "", HTTP_ANY_STATUS | HTTP_NO_REDIRECT, 0, page,
+                      e);
+    if (rc == 1)
+        rc = s3_locate(o->s3, e) < 0 ? -e->code
+                                     : get_page(o, prefix.data, "", 0, 0, page, e);
+    return rc;
+}
+
+/* Is there anything below it? 1, and its first page is kept, 0 or an error. */
+static int is_directory(struct s3_objects *o, struct err *e)
+{
+    CLEANUP_FREE struct first_page *f = calloc(1, sizeof *f);
     int rc;
 
-    if (o->root[0] == '\0')
-        return 1;
-    if (buf_addf(&prefix, "%s/", o->root) < 0)
+    if (!f)
         return err_nomem(e);
-    rc = get_page(o, prefix.data, "", 1, 0, &page, e);
-    return rc < 0 ? rc : page.objects > 0;
+    rc = ask_root(o, &f->page, e);
+    if (rc < 0 || (o->root[0] && f->page.objects == 0)) {
+        s3_page_release(&f->page);
+        return rc;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &f->since);
+    first_page_free(atomic_exchange(&o->first, steal(&f)));
+    return 1;
 }
 
 static int is_object(const struct s3_objects *o, struct err *e)

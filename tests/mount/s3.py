@@ -114,6 +114,22 @@ def test_long_listing(t):
         same("tensor", read_all(f"{m.path}/raw/{key}"), tensors[key][2])
 
 
+def test_round_trips_of_a_bucket(t):
+    """The listing, which tells whether it is there at all, and the bytes (the first time with the header before them)."""
+    tensors = make_tensors("trips", count=3, rows=4096)
+    write_checkpoint(t + "/root/b/run", tensors)
+    with S3Server(t + "/root") as s3:
+        for turn in ("cold", "warm"):
+            before = len(s3.log())
+            with Mount("s3://b/run", f"{t}/mnt-{turn}", f"cache_dir={t}/cache,cache_size=0", env=s3.env()) as m:
+                for key, (_, _, data) in tensors.items():
+                    with open(m / f"raw/{key}", "rb", buffering=0) as f:
+                        same(key, f.read(16), data[:16])
+                    if key == next(iter(tensors)):
+                        asked = [r["path"] for r in s3.log()[before:]]
+        assert len(asked) == 2 and "list-type" in asked[0] and "list-type" not in asked[1], f"{turn}: {asked}"
+
+
 def test_replaced_objects(t):
     """Who has them open gets the old bytes or an error, and who opens them later the new ones: tensors and side files."""
     old, new = make_tensors("old", rows=8192), make_tensors("new", rows=8192)
