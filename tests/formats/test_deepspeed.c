@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/formats/test_deepspeed.c - DeepSpeed's saves: what is lost, left over, or refused. */
-#include "made.h"
+#include "edited.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -459,6 +459,208 @@ static void test_universal_without_a_file(void **state)
     made_end(&m);
 }
 
+/* ---- checks of what the files say ---- */
+
+#define ELASTIC "z1_elastic_w2", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+#define ELASTIC_1 "z1_elastic_w2", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+#define ELASTIC_MODEL "z1_elastic_w2", "mp_rank_00_model_states.pt"
+#define SUBGROUPS "z3_fp16_w2", "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+#define Z3_MODEL "z3_fp16_w2", "zero_pp_rank_0_mp_rank_00_model_states.pt"
+#define TP_MODEL "tp2_z1_bf16_w4", "mp_rank_00_model_states.pt"
+#define PIPE_MODEL "pipe2_z1_w4", "mp_rank_00_model_states.pt"
+
+/* Groups and counts that the optimizer's files tell. */
+static const struct edited optim_rows[] = {
+    {ELASTIC, EDIT("optimizer_state_dict", "xptimizer_state_dict"), NULL,
+     "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt has no optimizer_state_dict", NULL,
+     NULL},
+    {ELASTIC, EDIT("ZeroStageEnum\nqOK\1", "ZeroStageEnum\nqON"), NULL,
+     "zero_stage is no number", NULL, NULL},
+    {ELASTIC, EDIT("ZeroStageEnum\nqOK\1", "ZeroStageEnum\nqOK\0"), NULL,
+     "ZeRO stage 0 is not supported", NULL, NULL},
+    {ELASTIC, EDIT("single_partition_of", "-ingle_partition_of"), NULL,
+     "optimizer_state_dict has no single_partition_of_fp32_groups", NULL, NULL},
+    {ELASTIC,
+     EDIT("\37\0\0\0single_partition_of_fp32_groups",
+          "\43\0\0\0local_sub_partitions_of_fp32_groups"),
+     NULL, "ZeRO 1 in sub-partitions (DeepSpeed until 0.3.16) is not supported", NULL,
+     NULL},
+    {ELASTIC, EDIT("\16\0\0\0group_paddings", "\30\0\0\0ds_zero_partition_groups"),
+     NULL, "groups that are partitioned over different ranks (AutoEP)", NULL, NULL},
+    {ELASTIC, EDIT("partition_count", "-artition_count"), NULL,
+     "optimizer_state_dict has no partition_count", NULL, NULL},
+    {ELASTIC, EDIT("]qY(K\2K\2e", "]qY(K\2e"), NULL,
+     "rank_0_mp_rank_00_optim_states.pt: partition_count is of 1 groups, not 2", NULL,
+     NULL},
+    {ELASTIC, EDIT("]qY(K\2K\2e", "]qY(K\2K\0e"), NULL,
+     "rank_0_mp_rank_00_optim_states.pt: partition_count is no count", NULL, NULL},
+    {ELASTIC_1, EDIT("]qY(K\2K\2e", "]qY(K\2K\2K\2e"), NULL,
+     "rank_1_mp_rank_00_optim_states.pt: partition_count is of 3 groups, not 2", NULL,
+     NULL},
+    {ELASTIC_1, EDIT("]qY(K\2K\2e", "]qY(K\2Ne"), NULL,
+     "rank_1_mp_rank_00_optim_states.pt: partition_count is no count", NULL, NULL},
+    {ELASTIC, EDIT("K\0K$\205qI", "K\0K%\205qI"), NULL,
+     "rank_0_mp_rank_00_optim_states.pt: group 1: ", NULL, NULL},
+    {ELASTIC, EDIT("K\0K$\205qIK\1\205", "K\0K\4K\11\206qIK\11K\1\206"), NULL,
+     "group 1 is no tensor of one dimension", NULL, NULL},
+    {ELASTIC, EDIT("K\0K$\205q2K\1\205", "K\0K\4K\11\206q2K\11K\1\206"), EDITED_WARNS,
+     "flat-state: ", NULL, NULL},
+};
+
+/* Where the groups' elements lie. */
+static const struct edited layout_rows[] = {
+    {ELASTIC, EDIT("]qU(]qV(K\0K\0K\0e", "]qU(]qV(K\0K\0e"), NULL,
+     "param_alignment_paddings of group 0 is not of its 3 parameters", NULL, NULL},
+    {ELASTIC, EDIT("]qV(K\0K\0K\0e", "K\0"), NULL,
+     "param_alignment_paddings of group 0 is not of its 3 parameters", NULL, NULL},
+    {ELASTIC, EDIT("]qV(K\0K\0K\0e", ""), NULL,
+     "param_alignment_paddings is not of 2 groups", NULL, NULL},
+    {ELASTIC, EDIT("]qV(K\0", "]qV(J\377\377\377\377"), NULL,
+     "a padding of group 0 is no count", NULL, NULL},
+    {ELASTIC,
+     EDIT("]qV(K\0K\0K\0e",
+          "]qV(\212\10\377\377\377\377\377\377\377\177\212\10\377\377\377\377\377\377"
+          "\377\177\212\10\377\377\377\377\377\377\377\177e"),
+     NULL, "group 0 has more than 2^64 elements", NULL, NULL},
+    {ELASTIC_MODEL,
+     EDIT("ueX\23\0\0\0frozen_param_shapes", "u}eX\23\0\0\0frozen_param_shapes"), NULL,
+     "2 groups of weights, param_shapes has 3", NULL, NULL},
+    {"moe_z2_ep2_w4", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+     EDIT("]qr(K\4K\2e", "]qr(K\3K\4e"), NULL,
+     "group 0 is in 3 partitions, there are 4 ranks", NULL, NULL},
+    {ELASTIC, EDIT("emb.weight", "emb.weighs"), NULL,
+     "param_slice_mappings of group 0: \"emb.weighs\" is not in its param_shapes", NULL,
+     NULL},
+    {ELASTIC, EDIT("numelqcM\341\1", "numelqcM\340\1"), NULL,
+     "param_slice_mappings: emb.weight is noted at 0 to 480 of the partition, it lies "
+     "at 0 to 481",
+     NULL, NULL},
+    {ELASTIC_1, EDIT("torch\nFloatStorage", "torch\nIntStorage"), NULL,
+     "rank_1_mp_rank_00_optim_states.pt: group 0 is I32, on the first rank F32", NULL,
+     NULL},
+    {"moe_z2_ep2_w4", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+     EDIT_AT("K\0K\204\205", "K\0K\203\205", 2), NULL,
+     "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt: the partition of group 0 has "
+     "131 elements, that of bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt 132",
+     NULL, NULL},
+    {SUBGROUPS, EDIT("M\351\1\205", "M\350\1\205"), NULL,
+     "rank_1_mp_rank_00_optim_states.pt: sub-group 0 has 488 elements, on the first "
+     "rank 489",
+     NULL, NULL},
+    {SUBGROUPS, EDIT("torch\nFloatStorage", "torch\nIntStorage"), NULL,
+     "rank_1_mp_rank_00_optim_states.pt: group 0 is I32, on the first rank F32", NULL,
+     NULL},
+    {Z3_MODEL, EDIT("torch\nSize\nq\202K%", "torch\nSize\nq\202K&"), NULL,
+     "elements of each rank, there are", NULL, NULL},
+    {Z3_MODEL,
+     EDIT("torch\nSize\nq\202K%K\r\206",
+          "torch\nSize\nq\202\212\10\377\377\377\377\377\377\377\177\205"),
+     NULL, "elements of each rank, there are", NULL, NULL},
+};
+
+#define VOCABULARY "\21\0\0\0padded_vocab_sizer\257\1\0\0K\20"
+#define AFFINE(more) "\12\0\0\0affine_mapr\257\1\0\0}" more "s"
+
+/* What the model states tell. */
+static const struct edited model_rows[] = {
+    {ELASTIC_MODEL, EDIT_AT("u.", "u\205.", EDIT_LAST), NULL,
+     "mp_rank_00_model_states.pt: the object is no dict", NULL, NULL},
+    {ELASTIC_MODEL,
+     EDIT("ueX\23\0\0\0frozen_param_shapes", "uNeX\23\0\0\0frozen_param_shapes"), NULL,
+     "param_shapes: group 2 is no dict", NULL, NULL},
+    {ELASTIC_MODEL, EDIT_AT("X\12\0\0\0emb.weight", "K\1", 1), NULL,
+     "param_shapes: a parameter's name is no text", NULL, NULL},
+    {ELASTIC_MODEL, EDIT_AT("\7\0\0\0l1.bias", "\11\0\0\0l1.weight", 1), NULL,
+     "param_shapes: l1.weight is there twice", NULL, NULL},
+    {ELASTIC_MODEL, EDIT("\15\0\0\0skipped_steps", "\7\0\0\0folding"), NULL,
+     "mp_rank_00_model_states.pt: AutoEP folded with AutoTP is not supported", NULL,
+     NULL},
+    {ELASTIC_MODEL, EDIT("X\3\0\0\0pos", "K\1"), NULL,
+     "mp_rank_00_model_states.pt: a name of the module is no text", NULL, NULL},
+    {"pipe2_z1_w4", "mp_rank_01_model_states.pt", EDIT("K\25K\12\206", "K\12K\25\206"),
+     NULL,
+     "mp_rank_01_model_states.pt: tied_modules.embed.weight has another shape on "
+     "another rank",
+     NULL, NULL},
+    {"pipe2_z1_w4", "layer_00-model_states.pt", EDIT_AT(".", "\205.", EDIT_LAST), NULL,
+     "layer_00-model_states.pt: the object is no dict", NULL, NULL},
+    {TP_MODEL,
+     EDIT("X\70\0\0\0language_model.encoder.layers.\\d+.mlp.dense_h_to_4h.bias", "K\1"),
+     NULL, "parameter_with_2_sub_params_cat_dim_0: a pattern is no text", NULL, NULL},
+    {TP_MODEL,
+     EDIT("\21\0\0\0padded_vocab_size", "\35\0\0\0parameter_to_average_patterns"), NULL,
+     "parameter_to_average_patterns is no list", NULL, NULL},
+    {TP_MODEL, EDIT("\21\0\0\0padded_vocab_size", "\31\0\0\0parameter_with_sub_params"),
+     NULL, "parameter_with_sub_params is no list", NULL, NULL},
+    {TP_MODEL,
+     EDIT("\45\0\0\0parameter_with_2_sub_params_cat_dim_0",
+          "\31\0\0\0parameter_with_sub_params"),
+     NULL, "parameter_with_sub_params has no patterns", NULL, NULL},
+    {TP_MODEL, EDIT(VOCABULARY, AFFINE("X\7\0\0\0versionK\11")), NULL,
+     "affine_map is of a version that is not known", NULL, NULL},
+    {TP_MODEL, EDIT(VOCABULARY, AFFINE("X\7\0\0\0versionK\1")), NULL,
+     "affine_map has no params", NULL, NULL},
+    {TP_MODEL, EDIT(VOCABULARY, AFFINE("X\6\0\0\0paramsK\1")), NULL,
+     "affine_map: it is no dict", NULL, NULL},
+};
+
+/* States of single tensors. */
+static const struct edited state_rows[] = {
+    {ELASTIC_1, EDIT("K\0K#\205q2K\1\205", "K\0K\5K\7\206q2K\7K\1\206"),
+     "optimizer.state.l2.bias.exp_avg",
+     "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt: group 1 has no exp_avg", NULL,
+     NULL},
+    {ELASTIC_1, EDIT("K\0K#\205q2", "K\0K\42\205q2"), "optimizer.state.l2.bias.exp_avg",
+     "rank_1_mp_rank_00_optim_states.pt: exp_avg of group 1 is 34 elements of F32, which "
+     "is too short or another type",
+     NULL, NULL},
+    {"tp2_z1_bf16_w4", "bf16_zero_pp_rank_0_mp_rank_01_optim_states.pt",
+     EDIT("exp_avg", "exp_avh"), NULL, "mp_rank_01 has other states than mp_rank_00",
+     NULL, NULL},
+};
+
+/* Which files there are. */
+static const struct edited file_rows[] = {
+    {SUBGROUPS, EDIT("", ""), NULL, "mp_rank_01 has no model states",
+     "zero_pp_rank_0_mp_rank_01_optim_states.pt", NULL},
+    {"z1_elastic_w2", "mp_rank_00_model_states.pt", EDIT("", ""), NULL,
+     "there are no model states, only optimizer states", "readme", "model_states"},
+    {TP_MODEL,
+     EDIT("pp_degreer\225\1\0\0K\1X\11\0\0\0tp_degreer\226\1\0\0K\2",
+          "-p_degreer\225\1\0\0K\1X\11\0\0\0tp_degreer\226\1\0\0K\3"),
+     NULL, "2 model-parallel ranks are no stages of 3 tensor-parallel ranks", NULL,
+     NULL},
+    {PIPE_MODEL, EDIT("pp_degreeq-K\2", "pp_degreeq-K\3"), NULL,
+     "2 model-parallel ranks, not 3 stages of 1 ranks", NULL, NULL},
+    {PIPE_MODEL, EDIT("mp_world_sizeq*K\2", "mp_world_sizeq*K\3"), NULL,
+     "3 model-parallel ranks saved, there are files of 2", NULL, NULL},
+    {TP_MODEL, EDIT("", ""), NULL,
+     "experts on 2 model-parallel ranks are not supported",
+     "layer_0_expert_0_mp_rank_00_model_states.pt", NULL},
+    {"moe_z0_ep2_w4", "layer_0_expert_0_mp_rank_00_model_states.pt",
+     EDIT_AT("u.", "u\205.", EDIT_LAST), NULL,
+     "layer_0_expert_0_mp_rank_00_model_states.pt: the object is no dict", NULL, NULL},
+    {"pipe2_z1_w4", "mp_rank_00_model_states.pt", EDIT("", ""), NULL,
+     "mp_rank_01 has no optimizer states", NULL, "mp_rank_01_optim_states"},
+    {ELASTIC_MODEL, EDIT("", ""), NULL,
+     "zero_pp_rank_0_mp_rank_00_model_states.pt: not the model states of stage 1",
+     "zero_pp_rank_0_mp_rank_00_model_states.pt", "mp_rank_00_model_states.pt"},
+    {Z3_MODEL, EDIT("param_shapes", "-aram_shapes"), NULL,
+     "zero_pp_rank_0_mp_rank_00_model_states.pt has no param_shapes", NULL, NULL},
+    {ELASTIC_MODEL, EDIT("", ""), EDITED_WARNS,
+     "unknown-file: 1 files of states are not DeepSpeed's (mp_rank_zz_model_states.pt)",
+     "mp_rank_zz_model_states.pt", NULL},
+};
+
+static void test_edited(void **state)
+{
+    check_edited(*state, optim_rows, ARRAY_SIZE(optim_rows));
+    check_edited(*state, layout_rows, ARRAY_SIZE(layout_rows));
+    check_edited(*state, model_rows, ARRAY_SIZE(model_rows));
+    check_edited(*state, state_rows, ARRAY_SIZE(state_rows));
+    check_edited(*state, file_rows, ARRAY_SIZE(file_rows));
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -483,6 +685,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_only_model_states),
         cmocka_unit_test(test_only_placeholders),
         cmocka_unit_test(test_universal_without_a_file),
+        cmocka_unit_test(test_edited),
     };
 
     return run_with_fixtures("deepspeed", argc, argv, tests, ARRAY_SIZE(tests));
