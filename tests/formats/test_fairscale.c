@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "index/formats/fairscale/fairscale_names.h"
-#include "made.h"
+#include "edited.h"
 
 static void test_names(void **state)
 {
@@ -219,13 +219,65 @@ static void test_run(void **state)
     made_end(&m);
 }
 
+/* ---- shard_metadata and flat parameters that do not hold ---- */
+
+#define SHARD_0 "fairscale_flat_2r_tied_f16", "checkpoint_3-model_part-0-shard0.pt"
+#define SHARD_1 "fairscale_flat_2r_tied_f16", "checkpoint_3-model_part-0-shard1.pt"
+#define DAMAGED(was, is, why)                                                          \
+    {                                                                                  \
+        SHARD_0, EDIT(was, is), EDITED_WARNS, why, NULL, NULL                          \
+    }
+
+static const struct edited rows[] = {
+    DAMAGED("param_metadata", "-aram_metadata", "shard_metadata has no param_metadata"),
+    DAMAGED("fsdp_path", "-sdp_path", "fsdp_path is no text"),
+    DAMAGED("X\6\0\0\0params", "X\6\0\0\0-arams", "params is no dict"),
+    DAMAGED("q6h\12}", "q6K\12}", "unit \"\": a name of params is no text"),
+    DAMAGED("X\5\0\0\0names", "X\5\0\0\0-ames",
+            "flat_param_0: names, shapes, numels or padding is missing"),
+    DAMAGED("X\7\0\0\0padding", "X\7\0\0\0-adding",
+            "flat_param_0: names, shapes, numels or padding is missing"),
+    DAMAGED("(M\357\3K\23K\23e", "(M\357\3K\23e",
+            "names, shapes and numels are not of one length"),
+    DAMAGED("qKK\0u", "qKNu", "names, shapes and numels are not of one length"),
+    DAMAGED("(M\357\3K\23K\23e", "(M\357\3K\23K\24e",
+            "flat_param_0: member 2: name, shape and numel do not fit"),
+    DAMAGED("K5K\23\206q@", "K5J\377\377\377\377\206q@",
+            "flat_param_0: member 0: name, shape and numel do not fit"),
+    DAMAGED("X\33\0\0\0decoder.embed_tokens.weight", "K\1",
+            "flat_param_0: member 0: name, shape and numel do not fit"),
+    DAMAGED("\27\0\0\0decoder.layer_norm.bias", "\33\0\0\0decoder.embed_tokens.weight",
+            "shard_metadata has decoder.embed_tokens.weight twice"),
+    DAMAGED("\206qQa", "\206qQ\205a", "unit \"\": shared_param_info has no pairs"),
+    DAMAGED("X\40\0\0\0decoder.output_projection.weight", "K\1",
+            "shared_param_info has no names"),
+    DAMAGED("X\17\0\0\0decoder.versionq\256", "K\1q\256",
+            "a name of a buffer is no text"),
+    {SHARD_1, EDIT("M\13\2\205", "M\12\2\205"), "decoder.embed_tokens.weight",
+     "checkpoint_3-model_part-0-shard1.pt: its part does not fit to those of the other ranks",
+     NULL, NULL},
+    {SHARD_1, EDIT("torch\nHalfStorage", "torch\nBFloat16Storage"),
+     "decoder.embed_tokens.weight",
+     "checkpoint_3-model_part-0-shard1.pt: its part does not fit to those of the other ranks",
+     NULL, NULL},
+    {SHARD_1, EDIT("qKK\1u", "qKK\2u"), "decoder.embed_tokens.weight",
+     "the ranks have 1044 of its 1045 elements", NULL, NULL},
+    {SHARD_1, EDIT("qKK\1u", "qKK\0u"), "decoder.embed_tokens.weight",
+     "shard1.pt: its part does not fit to those of the other ranks", NULL, NULL},
+};
+
+static void test_edited(void **state)
+{
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),   cmocka_unit_test(test_rules),
         cmocka_unit_test(test_missing), cmocka_unit_test(test_last_missing),
         cmocka_unit_test(test_mixed),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_run),
+        cmocka_unit_test(test_run),     cmocka_unit_test(test_edited),
     };
 
     return run_with_fixtures("fairscale", argc, argv, tests, ARRAY_SIZE(tests));

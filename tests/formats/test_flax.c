@@ -18,6 +18,9 @@
     "\xc7\x15\x01\x93\x91\x02\xa7"                                                     \
     "float32\xc4\x08\x00\x00\x80\x3f\x00\x00\x00\x40"
 
+#define EIGHT "\1\1\1\1\1\1\1\1"
+#define SIXTY_FIVE EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT EIGHT "\1"
+
 static void test_steps(void **state)
 {
     struct opened o;
@@ -117,6 +120,42 @@ static void test_sizes(void **state)
     made_end(&m);
 }
 
+/* {"w": array} with these fields of the array, and what is wrong with them. */
+static void test_arrays(void **state)
+{
+#define ARRAY(len, fields) FILE_OF("\x81" KEY_W "\xc8\x00" len "\x01" fields)
+    static const struct {
+        const char *data;
+        size_t len;
+        const char *why;
+    } cases[] = {
+        {ARRAY("\x04", "\x93\xdc\x00\x41"), "an array of 65 entries, 0 bytes are left"},
+        {ARRAY("\x45", "\x93\xdc\x00\x41" SIXTY_FIVE),
+         "byte 11: an array of more than 64 dimensions"},
+        {ARRAY("\x06", "\x93\x91\x02\x05\xc4\x00"),
+         "byte 11: the type of an array is no name"},
+        {ARRAY("\x06", "\x93\x91\x02\xa0\xc4\x00"),
+         "byte 11: the type of an array is no name"},
+        {ARRAY("\x08", "\x93\x91\x02\xa2i\0\xc4\x00"),
+         "byte 13: the type of an array is no name"},
+        {ARRAY("\x2a", "\x93\x91\x02\xd9\x23"
+                       "01234567890123456789012345678901234\xc4\x00"),
+         "the type of an array is no name"},
+        {ARRAY("\x08", "\x93\x91\x02\xa2i4\x05\x05"),
+         "byte 14: the bytes of an array are something else"},
+        {ARRAY("\x0a", "\x93\x91\x02\xa2i4\xc4\x00\xc4\x00"),
+         "byte 15: something is behind the bytes of an array"},
+        {ARRAY("\x06", "\x93\x91\xcf\xff\xff\xff"), "cut off"},
+        {ARRAY("\x0e", "\x93\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xa1u\xc0"),
+         "a dimension of an array is no number"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        check_refused(cases[i].data, cases[i].len, cases[i].why);
+#undef ARRAY
+}
+
 /* {"w": {mark: true, "shape": {"0": 3}, "chunks": {...}}} with these chunks. */
 static void check_chunks(const char *chunks, size_t len, const char *why)
 {
@@ -180,6 +219,84 @@ static void test_chunks(void **state)
     check_chunks(FILE_OF("\x80"), "without chunks");
 }
 
+/* {"w": {mark: value, entries}}: maps that only look like flax's chunked arrays. */
+static void test_chunked(void **state)
+{
+#define CHUNKED(n, value, entries)                                                     \
+    FILE_OF("\x81" KEY_W n "\xb9__msgpack_chunked_array__" value entries)
+#define SHAPE                                                                          \
+    "\xa5shape\x81\xa1"                                                                \
+    "0\x02"
+#define CHUNKS                                                                         \
+    "\xa6"                                                                             \
+    "chunks\x81\xa1"                                                                   \
+    "0" TWO_FLOATS
+    static const struct {
+        const char *data;
+        size_t len;
+        const char *why; /* NULL: it is sound */
+    } cases[] = {
+        {CHUNKED("\x83", "\xc3", SHAPE CHUNKS), NULL},
+        {CHUNKED("\x83", "\xc3", CHUNKS SHAPE), NULL},
+        {CHUNKED("\x83", "\x01", SHAPE CHUNKS),
+         "a chunked array that flax does not write"},
+        {CHUNKED("\x82", "\xc3", SHAPE), "a chunked array that flax does not write"},
+        {CHUNKED("\x84", "\xc3", SHAPE CHUNKS "\xa1x\x01"),
+         "a chunked array that flax does not write"},
+        {CHUNKED("\x83", "\xc3", SHAPE SHAPE),
+         "a chunked array has an entry that flax does not write"},
+        {CHUNKED("\x83", "\xc3", CHUNKS CHUNKS),
+         "without chunks, or with two lists of them"},
+        {CHUNKED("\x83", "\xc3", SHAPE "\xa1x\x01"),
+         "a chunked array has an entry that flax does not write"},
+        {CHUNKED("\x83", "\xc3", SHAPE "\x07\x01"),
+         "a chunked array has an entry that flax does not write"},
+        {CHUNKED("\x83", "\xc3", SHAPE "\xa0\x01"),
+         "a chunked array has an entry that flax does not write"},
+        {CHUNKED("\x83", "\xc3",
+                 SHAPE "\xa6"
+                       "chunks\x91" TWO_FLOATS),
+         "no map of positions"},
+        {CHUNKED("\x83", "\xc3", "\xa5shape\x91\x02" CHUNKS), "no map of positions"},
+        {CHUNKED("\x83", "\xc3",
+                 SHAPE "\xa6"
+                       "chunks\x81\xa1"
+                       "0\xc4\x00"),
+         "a chunk of an array is no array"},
+        {CHUNKED("\x83", "\xc3",
+                 SHAPE "\xa6"
+                       "chunks\x81\xa2"
+                       "00" TWO_FLOATS),
+         "out of place"},
+        {CHUNKED("\x83", "\xc3",
+                 "\xa5shape\x82\xa1"
+                 "0\x02\xa1"
+                 "0\x02" CHUNKS),
+         "a dimension of a chunked array is missing"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        static const float want[] = {1, 2};
+        struct made m;
+        struct opened o;
+
+        if (cases[i].why) {
+            check_refused(cases[i].data, cases[i].len, cases[i].why);
+            continue;
+        }
+        made_begin(&m, "x");
+        made_file(&m, "a.msgpack", cases[i].data, cases[i].len);
+        made_open(&m, &o);
+        check_floats(&o, "w", want, 2);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+#undef CHUNKED
+#undef SHAPE
+#undef CHUNKS
+}
+
 static void test_lost_shard(void **state)
 {
     static const char *const files[] = {"flax_model-00001-of-00002.msgpack",
@@ -210,7 +327,8 @@ int main(int argc, char **argv)
     static const struct CMUnitTest others[] = {
         cmocka_unit_test(test_steps),      cmocka_unit_test(test_refused),
         cmocka_unit_test(test_sizes),      cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_lost_shard),
+        cmocka_unit_test(test_lost_shard), cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_chunked),
     };
 
     return run_with_fixtures("flax", argc, argv, others, ARRAY_SIZE(others));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/formats/test_olmo_ranks.c - OLMo's types local and torch_legacy: merged, missing, changed. */
-#include "made.h"
+#include "edited.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -321,6 +321,65 @@ static void test_bids(void **state)
     temp_remove(&t);
 }
 
+/* Numbers of a flat parameter that contradict each other: of local_w3's model/rank1.pt. */
+static const struct edited flat_rows[] = {
+#define RANK_1 "local_w3", "model/rank1.pt"
+#define TORCH20_1 "local_torch20_w3", "model/rank1.pt"
+#define TOLD(edit, why)                                                                \
+    {                                                                                  \
+        RANK_1, edit, EDITED_WARNS, why, NULL, NULL                                    \
+    }
+#define TOLD20(edit, why)                                                              \
+    {                                                                                  \
+        TORCH20_1, edit, EDITED_WARNS, why, NULL, NULL                                 \
+    }
+    TOLD(EDIT("q%K\0", "q%J\377\377\377\377"),
+         "a flat parameter without its data or its padding"),
+    TOLD(EDIT("q%K\0", "q%K\245"),
+         "a flat parameter whose padding is longer than it is"),
+    TOLD(EDIT("K\0K\244\205q\16K\1\205", "K\0K\4K\51\206q\16K\51K\1\206"),
+         "a flat parameter whose padding is longer than it is"),
+    TOLD(EDIT("tq(\201q)h'(\211NNNNtq*\201q+\206", "tq(\201q)\205"),
+         "a flat parameter whose _shard_param_infos are not those of its names"),
+    TOLD(EDIT("(\210K\0K\244K\244MG\1t", "(\210K\0K\244K\244t"),
+         "a flat parameter with a _shard_param_infos of another kind"),
+    TOLD(EDIT("(\210K\0K\244K\244MG\1t", "(K\1K\0K\244K\244MG\1t"),
+         "a flat parameter with a _shard_param_infos of another kind"),
+    TOLD(EDIT("(\210K\0K\244K\244MG\1t", "(\210K\0NK\244MG\1t"),
+         "a flat parameter with a place that is no number"),
+    TOLD(EDIT("(\210K\0K\244K\244MG\1t", "(\210K\0K\244K\244MH\1t"),
+         "a flat parameter whose places contradict each other"),
+    TOLD(EDIT("(\210K\0K\244K\244MG\1t", "(\210K\0K\244MG\1K\244t"),
+         "a flat parameter whose places contradict each other"),
+    TOLD(EDIT("(\210K\0K\244K\244MG\1t", "(\210K\1K\244K\244MG\1t"),
+         "a flat parameter that has fewer elements than its notes tell"),
+    TOLD(EDIT("X\26\0\0\0transformer.wte.weight", "K\1"),
+         "a flat parameter with a name that is no text"),
+    TOLD(EDIT("K(K\f\206q\37", "K(J\377\377\377\377\206q\37"),
+         "a flat parameter with an impossible shape"),
+    TOLD(EDIT("X\4\0\0\0nameq-X\0\0\0\0", "X\4\0\0\0nameq-K\1"),
+         "a module without a name"),
+    {TORCH20_1, EDIT("q$K\0K\0\206", "q$K\1K\2\206"), "transformer.wte.weight",
+     "hole at [13, 8]: no chunk holds it", NULL, NULL},
+    {TORCH20_1, EDIT("q$K\0K\0\206", "q$K\1K\2\206"), "transformer.ln_f.weight",
+     "model/rank1.pt: its range is not within its shape", NULL, NULL},
+    TOLD20(EDIT("q$K\0K\0\206", "q$K\2K\2\206"),
+           "a flat parameter whose _shard_indices are not those of its names"),
+    TOLD20(EDIT("q$K\0K\0\206", "q$NK\2\206"),
+           "a flat parameter whose _shard_indices are not those of its names"),
+    TOLD20(EDIT("q$K\0K\0\206", "q$K\0\205"),
+           "a flat parameter that does not tell which elements a rank has"),
+    TOLD20(EDIT("K\244MG\1\206q(", "MG\1K\244\206q("),
+           "a flat parameter whose places contradict each other"),
+    TOLD20(EDIT("K\244MG\1\206q(", "K\244MH\1\206q("),
+           "a flat parameter that has fewer elements than its notes tell"),
+};
+
+static void test_flat_parameters(void **state)
+{
+    check_edited(*state, flat_rows, ARRAY_SIZE(flat_rows));
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -337,6 +396,7 @@ int main(int argc, char **argv)
         {.name = "several handles", .test_func = test_several_handles},
         {.name = "a bomb", .test_func = test_bomb},
         {.name = "bids", .test_func = test_bids},
+        cmocka_unit_test(test_flat_parameters),
     };
 
     return run_with_fixtures("olmo_ranks", argc, argv, others, ARRAY_SIZE(others));
