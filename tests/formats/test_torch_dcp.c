@@ -11,7 +11,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
-#include "fixture.h"
+#include "edited.h"
 
 extern const struct format_driver format_torch_dcp;
 
@@ -326,6 +326,24 @@ static void test_bids(void **state)
     }
 }
 
+/* What an image inside a .distcp file says of a tensor, beside what the metadata says. */
+static void test_images(void **state)
+{
+    static const struct edited rows[] = {
+#define IMAGE "dcp_safetensors_fmt", "__0_0.distcp"
+        {IMAGE, EDIT("\"w\":", "\"v\":"), "w",
+         "the safetensors image has no tensor of this name", NULL, NULL},
+        {IMAGE, EDIT("F32", "I32"), "w", "the safetensors image has it as I32", NULL,
+         NULL},
+        {IMAGE, EDIT("[5,7]", "[7,5]"), "w",
+         "the safetensors image has it in another shape", NULL, NULL},
+        {IMAGE, EDIT("[5,7]", "[5,8]"), "w", "safetensors image at byte ", NULL, NULL},
+#undef IMAGE
+    };
+
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -335,6 +353,7 @@ int main(int argc, char **argv)
         {.name = "ranks differ", .test_func = test_ranks_differ},
         {.name = "damaged image", .test_func = test_damaged_image},
         {.name = "bids", .test_func = test_bids},
+        cmocka_unit_test(test_images),
     };
 
     return run_with_fixtures("torch_dcp", argc, argv, others, ARRAY_SIZE(others));
