@@ -10,7 +10,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "index/formats/nanotron/nanotron_names.h"
-#include "made.h"
+#include "edited.h"
 
 static void test_weight_names(void **state)
 {
@@ -143,6 +143,29 @@ static void test_slices(void **state)
         if (cases[i].why ? r == 0 || !strstr(e.text, cases[i].why) : r < 0)
             fail_msg("%s: %d %s", cases[i].text, r, e.text);
     }
+}
+
+static void test_slices_of_other_shapes(void **state)
+{
+    static const struct shape row = {.nd = 1, .dim = {4}}, none = {.nd = 0},
+                              whole = {.nd = 2, .dim = {8, 3}};
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 16);
+    CLEANUP(buf_release) struct buf many = {0};
+    struct rank_boxes b;
+    struct err e = {0};
+
+    (void)state;
+    assert_true(nano_slices("0,4,1#0,4,1", &row, &whole, a, &b, &e) < 0);
+    assert_has(e.text, "slices of 1 dimensions in a tensor of 2");
+    e = (struct err){0};
+    assert_true(nano_slices("", &none, &none, a, &b, &e) < 0);
+    assert_has(e.text, "slices of 0 dimensions in a tensor of 0");
+    e = (struct err){0};
+    for (int i = 0; i < 1 << 16; i++)
+        buf_adds(&many, "0,1,1#0,1,1;");
+    buf_adds(&many, "0,1,1#0,1,1");
+    assert_true(nano_slices(many.data, &row, &row, a, &b, &e) < 0);
+    assert_has(e.text, "65537 pairs of slices");
 }
 
 /* A copy of a fixture, all of it. */
@@ -373,6 +396,74 @@ static void test_damaged_headers(void **state)
     }
 }
 
+/* Numbers that contradict each other. */
+static void test_edited(void **state)
+{
+#define DIR "nanotron_tp2_dp3_zero1"
+#define CONFIG DIR, "optimizer/optimizer_config.json"
+#define OPTIM DIR, "optimizer/optimizer_pp-0-of-1_dp-1-of-3_tp-0-of-2_exp-0-of-1.pt"
+#define HEAD "model.lm_head.pp_block.weight"
+#define EMBEDDING "model.token_position_embeddings.pp_block.token_embedding.weight"
+#define QKV                                                                            \
+    "hand_tp2_pp2_ep2",                                                                \
+        "model/decoder/0/qkv/model_weight_pp-rank-0-of-2_tp-rank-1-of-2.safetensors"
+    static const struct edited rows[] = {
+        {OPTIM, EDIT("X\5\0\0\0state", "X\5\0\0\0-tate"), EDITED_WARNS,
+         "dp-1-of-3_tp-0-of-2_exp-0-of-1.pt: it holds no state", NULL, NULL},
+        {OPTIM, EDIT("X\5\0\0\0names", "X\5\0\0\0-ames"), EDITED_WARNS,
+         "dp-1-of-3_tp-0-of-2_exp-0-of-1.pt: it has no names of parameters", NULL,
+         NULL},
+        {OPTIM, EDIT("K\0X\77\0\0\0" EMBEDDING, "NX\77\0\0\0" EMBEDDING), EDITED_WARNS,
+         "dp-1-of-3_tp-0-of-2_exp-0-of-1.pt: its names of parameters are none", NULL,
+         NULL},
+        {OPTIM, EDIT("K\0X\77\0\0\0" EMBEDDING, "K\0K\0"), EDITED_WARNS,
+         "dp-1-of-3_tp-0-of-2_exp-0-of-1.pt: its names of parameters are none", NULL,
+         NULL},
+        {OPTIM, EDIT("torch\nFloatStorage", "torch\nIntStorage"), HEAD ".exp_avg",
+         "dp-1-of-3_tp-0-of-2_exp-0-of-1.pt: its type is not that of the other ranks'",
+         NULL, NULL},
+        {OPTIM, EDIT("K\255\205", "K\254\205"), EMBEDDING ".exp_avg",
+         "dp-1-of-3_tp-0-of-2_exp-0-of-1.pt: it is not as long as its offsets tell",
+         NULL, NULL},
+        {CONFIG, EDIT("\"174\", \"347\"", "\"474\", \"647\""), EMBEDDING ".exp_avg",
+         "elements 474+173 are not within the piece", NULL, NULL},
+        {CONFIG, EDIT("\"174\", \"347\"", "\"347\", \"174\""), EMBEDDING ".exp_avg",
+         "optimizer_config.json does not tell its offsets", NULL, NULL},
+        {CONFIG, EDIT("\"174\", \"347\"", "\"173\", \"346\""), EMBEDDING ".exp_avg",
+         "overlap", NULL, NULL},
+        {CONFIG, EDIT("\"174\", \"347\"", "\"175\", \"348\""), EMBEDDING ".exp_avg",
+         "overlap", NULL, NULL},
+        {CONFIG, EDIT("{", "["), EDITED_WARNS,
+         "damaged-file: optimizer/optimizer_config.json: ", NULL, NULL},
+        {DIR,
+         "model/model/lm_head/pp_block/model_weight_pp-rank-0-of-1_tp-rank-0-of-2.safetensors",
+         EDIT("\"data\"", "\"dato\""), HEAD, "it holds no tensor \"data\"", NULL, NULL},
+        {QKV, EDIT("(np.int64(12), 3)", "(np.int64(36),  )"), "decoder.0.qkv.weight",
+         "tells of another shape or type than", NULL, NULL},
+        {QKV, EDIT("(np.int64(12), 3)", "(np.int32(12), x)"), "decoder.0.qkv.weight",
+         "unsharded_shape \"(np.int32(12), x)\" is no shape", NULL, NULL},
+        {QKV, EDIT("0,4,None|", "1,5,None|"), "decoder.0.qkv.weight", "overlap", NULL,
+         NULL},
+        {QKV, EDIT("#4,8,", "#0,4,"), "decoder.0.qkv.weight",
+         "chunks at [0, 0]+[4, 3] and [0, 0]+[4, 3] overlap", NULL, NULL},
+        {QKV, EDIT("#10,12,", "#10,13,"), "decoder.0.qkv.weight",
+         "pair 1 of local_global_slices_pairs: slice 10:13 of a dimension of 12", NULL,
+         NULL},
+        {"hand_tp2_pp2_ep2", "optimizer/optimizer_pp-1-of-2_tp-1-of-2_exp-0-of-2.pt",
+         EDIT("K\2K\3K\1\207q\13K\3K\1K\1\207", "K\3K\2K\1\207q\13K\2K\1K\1\207"),
+         "decoder.1.experts.weight.exp_avg",
+         "its shape is not that of the rank's parameter", NULL, NULL},
+    };
+
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+#undef DIR
+#undef CONFIG
+#undef OPTIM
+#undef HEAD
+#undef EMBEDDING
+#undef QKV
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -380,6 +471,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_optimizer_names),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_slices_of_other_shapes),
         cmocka_unit_test(test_missing_weight),
         cmocka_unit_test(test_missing_optimizer),
         cmocka_unit_test(test_exchanged_weights),
@@ -387,6 +479,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_no_offsets),
         cmocka_unit_test(test_versions),
         cmocka_unit_test(test_damaged_headers),
+        cmocka_unit_test(test_edited),
     };
 
     return run_with_fixtures("nanotron", argc, argv, tests, ARRAY_SIZE(tests));

@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
+#include "index/cover.h"
 
 enum {
     MAX_RANK = 1 << 20,
@@ -266,6 +267,32 @@ static size_t count_pairs(const char *text)
     return n;
 }
 
+/* A rank's piece goes into the whole once, all of it, or its slices are not what cut it. */
+static int check_local(const struct rank_boxes *b, const struct shape *local,
+                       struct arena *a, struct err *e)
+{
+    struct chunk *chunk = arena_array(a, b->count, sizeof *chunk);
+    const struct chunk **list = arena_array(a, b->count, sizeof *list);
+    struct err ignored = {0};
+    uint64_t elements, n;
+    size_t count = 0;
+
+    if (!chunk || !list)
+        return err_nomem(e);
+    for (size_t i = 0; i < b->count; i++) {
+        struct shape size = {.nd = b->nd};
+
+        memcpy(size.dim, b->box[i].size, b->nd * sizeof *size.dim);
+        chunk[i] = (struct chunk){.start = b->box[i].from, .size = b->box[i].size};
+        if (shape_elements(&size, &n, &ignored) < 0 || n > 0)
+            list[count++] = &chunk[i];
+    }
+    if (shape_elements(local, &elements, e) < 0 ||
+        (elements > 0 && cover_check(local, list, count, e) < 0))
+        return err_wrap(e, "the local slices of local_global_slices_pairs");
+    return 0;
+}
+
 int nano_slices(const char *text, const struct shape *local, const struct shape *whole,
                 struct arena *a, struct rank_boxes *out, struct err *e)
 {
@@ -288,8 +315,6 @@ int nano_slices(const char *text, const struct shape *local, const struct shape 
             return err_wrap(e, "pair %zu of local_global_slices_pairs", i);
         r.p += i + 1 < n;
     }
-    if (*r.p)
-        return err_set(e, EBADMSG, "text behind local_global_slices_pairs");
     *out = (struct rank_boxes){.nd = (uint32_t)nd, .count = n, .box = box};
-    return 0;
+    return check_local(out, local, a, e);
 }

@@ -45,7 +45,8 @@ bool nano_shape(const char *text, struct shape *out);
 /*
  * local_global_slices_pairs: "LOCAL#GLOBAL;LOCAL#GLOBAL;...", a slice "0,10,None" for each
  * dimension joined by '|'. The boxes of the piece of shape `local` in the whole. -EBADMSG for
- * what does not fit both shapes, -ENOTSUP for steps over 1.
+ * what does not fit both shapes or takes elements of the piece twice or not at all, -ENOTSUP
+ * for steps over 1.
  */
 int nano_slices(const char *text, const struct shape *local, const struct shape *whole,
                 struct arena *a, struct rank_boxes *out, struct err *e);
