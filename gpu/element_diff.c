@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "gpu/vectors.h"
+
 enum {
     BLOCK = 1024,
     LANES = 8, /* counts side by side, which become vectors */
@@ -140,8 +142,8 @@ struct lanes {
     double special[LANES]; /* not finite, or the same in other bits */
 };
 
-static void judge_lanes(struct lanes *l, const struct element_rule *r, const double *va,
-                        const double *vb)
+static inline void judge_lanes(struct lanes *l, const struct element_rule *r,
+                               const double *va, const double *vb)
 {
     for (int k = 0; k < LANES; k++) {
         double a = va[k], b = vb[k], apart = fabs(a - b), size = fabs(b);
@@ -162,8 +164,8 @@ static void judge_lanes(struct lanes *l, const struct element_rule *r, const dou
  * element by element: for special numbers, zeros that may have two signs, or the first one
  * outside.
  */
-static bool judge_quickly(struct element_diff *d, const struct element_rule *r,
-                          const double *va, const double *vb, size_t n)
+VECTORS static bool judge_quickly(struct element_diff *d, const struct element_rule *r,
+                                  const double *va, const double *vb, size_t n)
 {
     double differing = 0, outside = 0, special = 0, max_abs = 0, max_rel = 0;
     struct lanes l = {0};
