@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Reading from a server: 30 ms a request, 300 MB/s in all; the floor is `curl --parallel` of the same bytes on as many connections."""
+import contextlib
 import json
+import os
 import random
 import shutil
 import statistics
@@ -108,19 +110,39 @@ def data(requests):
     return [r for r in requests if r["status"] == 206]
 
 
-def first_byte(bench, server, name, cold):
+@contextlib.contextmanager
+def as_store(server):
+    """The server is where s3:// leads, and nobody asks for keys."""
+    before = dict(os.environ)
+    os.environ.update(AWS_ENDPOINT_URL=server.url, AWS_CONFIG_FILE="/dev/null", AWS_SHARED_CREDENTIALS_FILE="/dev/null", AWS_EC2_METADATA_DISABLED="true")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def first_byte(bench, server, source, cold):
     """(round trips, requests, milliseconds) from `unshard mount` to the first byte of a tensor."""
     if cold:
         bench.forget_index()
     empty_blocks(bench)
     server.new()
-    with bench.mount(f"{server.url}/{name}/") as mount:
+    with bench.mount(source) as mount:
         with open(mount / "raw" / KEY, "rb", buffering=0) as f:
             begin = time.monotonic()
             f.read(4096)
             seconds = mount.mounted_in + time.monotonic() - begin
         new = server.new()
     return round_trips(new), len(new), seconds * 1e3
+
+
+def first_byte_rows(bench, server, words, source):
+    for cold, goal in ((True, 6), (False, 2)):
+        taken = [first_byte(bench, server, source, cold) for _ in range(bench.rounds)]
+        trips, requests, ms = (statistics.median(t[i] for t in taken) for i in range(3))
+        yield Row(f"{words}: mount to first byte, {'cold' if cold else 'warm'} index", f"{DELAY * 1e3:.0f} ms a request", trips, unit="round trips",
+                  better=LOWER, goal=goal, ours=f"{requests:.0f} requests, {ms:.0f} ms", rounds=bench.rounds)
 
 
 def random_requests(bench, server, name, size, count=50):
@@ -157,11 +179,7 @@ def remote_requests(bench):
         for name in KINDS:
             url = f"{server.url}/{name}/"
             bench.unshard("ls", url)
-            for cold, goal in ((True, 6), (False, 2)):
-                taken = [first_byte(bench, server, name, cold) for _ in range(bench.rounds)]
-                trips, requests, ms = (statistics.median(t[i] for t in taken) for i in range(3))
-                yield Row(f"remote {name}: mount to first byte, {'cold' if cold else 'warm'} index", f"{DELAY * 1e3:.0f} ms a request", trips, unit="round trips",
-                          better=LOWER, goal=goal, ours=f"{requests:.0f} requests, {ms:.0f} ms", rounds=bench.rounds)
+            yield from first_byte_rows(bench, server, f"remote {name}", url)
             requests, kib = random_requests(bench, server, name, size)
             yield Row(f"remote {name}: a random read of 4 KiB", "one small range", requests, unit="requests", better=LOWER, ours=f"{kib:.1f} KiB each")
             empty_blocks(bench)
@@ -175,3 +193,6 @@ def remote_requests(bench):
                 empty_blocks(bench)
                 with bench.mount(source, options) as mount:
                     yield Row(f"{name}, {words}: private memory", "", private_peak(mount), unit="MiB", better=LOWER)
+        with as_store(server):
+            for name in KINDS:
+                yield from first_byte_rows(bench, server, f"remote {name}, a bucket", f"s3://{name}")
