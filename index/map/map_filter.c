@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/checked.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "base/keyset.h"
@@ -235,6 +236,16 @@ static int settle_weights(struct filter *f, struct err *e)
 
 /* ---- the end of a scan ---- */
 
+static void count_bytes(struct filter *f, const struct sink_taken *t)
+{
+    struct err ignored = {0};
+    uint64_t bytes;
+
+    if (shape_bytes(t->shape, t->dtype, &bytes, &ignored) == 0 &&
+        add_overflows(f->bytes, bytes, &f->bytes))
+        f->bytes = UINT64_MAX;
+}
+
 static int put_taken(struct filter *f, struct sink *s, const struct taken *t,
                      struct err *e)
 {
@@ -244,6 +255,7 @@ static int put_taken(struct filter *f, struct sink *s, const struct taken *t,
 
     if (ret < 0)
         return ret;
+    count_bytes(f, &t->t);
     return t->rule ? work_run(&w, e) : work_put(&w, NULL, e); /* NULL: only a cast */
 }
 

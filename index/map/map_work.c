@@ -12,6 +12,11 @@
 #include "index/map/scope.h"
 #include "index/map/shares.h"
 
+enum {
+    UNSTACK_FREE = 1 << 16,
+    UNSTACK_BYTES = 256,
+};
+
 static struct scope work_scope(const struct work *w, uint64_t dim)
 {
     return (struct scope){
@@ -263,6 +268,24 @@ static int put_result(const struct work *w, struct err *e)
 
 static int run_ops(struct work *w, size_t at, struct err *e);
 
+/*
+ * A tensor without elements may have any number of indices along an axis. Real results have
+ * a few KiB at least (a layer's norm), of the largest models there are some 100,000.
+ */
+static int allow_unstack(struct filter *f, uint64_t dim, struct err *e)
+{
+    uint64_t most = UNSTACK_FREE + f->bytes / UNSTACK_BYTES;
+
+    if (dim > most - MIN(most, f->unstacked))
+        return err_set(e, E2BIG,
+                       "\"unstack\" of an axis of %" PRIu64
+                       ": more than %d tensors and "
+                       "one for each %d bytes would come of it",
+                       dim, UNSTACK_FREE, UNSTACK_BYTES);
+    f->unstacked += dim;
+    return 0;
+}
+
 /* One tensor an index of the axis. Not deeper than the map has operations. */
 static int unstack(struct work *w, size_t at, struct err *e)
 {
@@ -271,6 +294,8 @@ static int unstack(struct work *w, size_t at, struct err *e)
     int ret = work_axis(w, op->axis, e);
 
     dim = ret == 0 ? w->boxes.shape.dim[op->axis] : 0;
+    if (ret == 0)
+        ret = allow_unstack(w->f, dim, e);
     for (uint64_t i = 0; ret == 0 && i < dim; i++) {
         const struct axis_piece piece = {.from = i, .step = 1, .count = 1};
         struct work one = *w;

@@ -21,8 +21,10 @@ struct filter {
     struct arena *arena;
     struct taken *taken;
     size_t ntaken, cap;
-    size_t *used; /* tensors a rule has taken */
-    size_t left;  /* tensors of the model that no rule names, and some of their keys */
+    size_t *used;       /* tensors a rule has taken */
+    uint64_t bytes;     /* of the tensors that rules were run on so far */
+    uint64_t unstacked; /* tensors that "unstack" has made of them */
+    size_t left; /* tensors of the model that no rule names, and some of their keys */
     char left_name[3][120];
 };
 

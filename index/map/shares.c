@@ -6,7 +6,7 @@
 
 #include "base/err.h"
 
-enum { PIECES_MAX = 4 << 20 };
+enum { PIECES_MAX = 1 << 18 }; /* of real maps: twice as many as heads, or fewer */
 
 void piece_list_release(struct piece_list *l)
 {
@@ -35,9 +35,10 @@ static int add(struct piece_list *l, struct axis_piece p, struct err *e)
 
 int shares_take(const struct share *s, struct piece_list *out, struct err *e)
 {
+    uint64_t groups = s->rows ? s->groups : 0; /* of nothing there may be any number */
     int ret = 0;
 
-    for (uint64_t g = 0; ret == 0 && g < s->groups; g++)
+    for (uint64_t g = 0; ret == 0 && g < groups; g++)
         ret = add(out,
                   (struct axis_piece){.from = g * s->group + s->at,
                                       .step = 1,
@@ -49,9 +50,10 @@ int shares_take(const struct share *s, struct piece_list *out, struct err *e)
 
 int shares_put(const struct share *s, struct piece_list *out, struct err *e)
 {
+    uint64_t groups = s->rows ? s->groups : 0;
     int ret = 0;
 
-    for (uint64_t g = 0; ret == 0 && g < s->groups; g++)
+    for (uint64_t g = 0; ret == 0 && g < groups; g++)
         ret = add(out,
                   (struct axis_piece){.from = g * s->rows,
                                       .step = 1,
