@@ -288,6 +288,38 @@ static void test_index(void **state)
     remove_folder(&f);
 }
 
+/* save_pretrained(variant="fp16", safe_serialization=False) of transformers 4. */
+static void test_index_of_a_variant(void **state)
+{
+    struct opened o;
+    struct folder f;
+
+    make_folder(&f);
+    copy_file(state, "numbered/pytorch_model-00001-of-00002.bin", &f,
+              "pytorch_model.fp16-00001-of-00002.bin");
+    write_text(&f, "pytorch_model.bin.index.fp16.json",
+               "{\"weight_map\": {\"a\": \"pytorch_model.fp16-00001-of-00002.bin\","
+               " \"b\": \"pytorch_model.fp16-00002-of-00002.bin\"}}");
+    open_checkpoint(f.dir, &o);
+    assert_string_equal(o.info.format, "hf-bin");
+    assert_int_equal(o.info.tensors, 2);
+    assert_null(tensor(&o, "a")->fault);
+    check_fault(&o, "b", "pytorch_model.fp16-00002-of-00002.bin is missing");
+    close_checkpoint(&o);
+
+    /* The whole set without a variant is what loaders take when nobody names one. */
+    copy_file(state, "numbered/pytorch_model-00002-of-00002.bin", &f,
+              "pytorch_model-00001-of-00001.bin");
+    write_text(&f, "pytorch_model.bin.index.json",
+               "{\"weight_map\": {\"b\": \"pytorch_model-00001-of-00001.bin\"}}");
+    open_checkpoint(f.dir, &o);
+    assert_string_equal(o.info.metadata_file, "pytorch_model.bin.index.json");
+    assert_int_equal(o.info.tensors, 1);
+    assert_null(tensor(&o, "b")->fault);
+    close_checkpoint(&o);
+    remove_folder(&f);
+}
+
 static void test_damaged_shard(void **state)
 {
     CLEANUP(buf_release) struct buf bytes = {0};
@@ -697,6 +729,7 @@ int main(int argc, char **argv)
         {.name = "many files", .test_func = test_many_files},
         {.name = "safetensors wins", .test_func = test_safetensors_wins},
         {.name = "index", .test_func = test_index},
+        {.name = "index of a variant", .test_func = test_index_of_a_variant},
         {.name = "damaged shard", .test_func = test_damaged_shard},
         {.name = "numbered", .test_func = test_numbered},
         {.name = "legacy view", .test_func = test_legacy_view},

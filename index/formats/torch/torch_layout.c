@@ -95,6 +95,28 @@ static void find_numbered(const struct listing *l, struct torch_layout *out)
     }
 }
 
+/* STEM.bin.index.VARIANT.json, as transformers calls the index of save_pretrained(variant=). */
+static bool is_variant_index(const char *name)
+{
+    static const char middle[] = ".bin.index.";
+    const char *at = strstr(name, middle);
+    const char *variant = at ? at + strlen(middle) : "", *end = strchr(variant, '.');
+
+    return end && end > variant && strcmp(end, ".json") == 0 &&
+           is_model_stem(name, (size_t)(at - name));
+}
+
+/* The first variant's. Its files are STEM.VARIANT-0000K-of-0000N.bin, and it names them. */
+static void find_variant(const struct listing *l, struct torch_layout *out)
+{
+    for (size_t i = 0; i < listing_count(l) && !out->main; i++) {
+        const char *name = find_file(l, listing_at(l, i)->name);
+
+        if (name && is_variant_index(name))
+            *out = (struct torch_layout){.kind = TORCH_LAYOUT_INDEXED, .main = name};
+    }
+}
+
 void torch_layout(const struct listing *l, struct torch_layout *out)
 {
     static const struct {
@@ -113,6 +135,8 @@ void torch_layout(const struct listing *l, struct torch_layout *out)
     }
     if (!out->main)
         find_numbered(l, out);
+    if (!out->main)
+        find_variant(l, out);
     if (!out->main && adapter && find_file(l, "adapter_config.json"))
         *out = (struct torch_layout){.kind = TORCH_LAYOUT_ADAPTER, .main = adapter};
 }

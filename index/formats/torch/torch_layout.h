@@ -10,7 +10,8 @@ struct listing;
 enum torch_layout_kind {
     TORCH_LAYOUT_NONE,
     TORCH_LAYOUT_SINGLE,  /* pytorch_model.bin */
-    TORCH_LAYOUT_INDEXED, /* pytorch_model.bin.index.json and the files that it names */
+    /* pytorch_model.bin.index.json, or a variant's, and the files that it names */
+    TORCH_LAYOUT_INDEXED,
     TORCH_LAYOUT_NUMBERED, /* pytorch_model-0000K-of-0000N.bin, without an index */
     TORCH_LAYOUT_ADAPTER,  /* adapter_model.bin with its adapter_config.json */
 };
