@@ -19,15 +19,15 @@ struct overlay {
 static bool is_weights(const char *name)
 {
     static const char *const ends[] = {
-        ".safetensors", ".safetensors.index.json",
-        ".bin",         ".bin.index.json",
-        ".pt",          ".pth",
-        ".ckpt",        ".h5",
-        ".msgpack",     ".gguf",
-        ".onnx",        ".npz",
+        ".safetensors", ".bin",     ".pt",   ".pth",  ".ckpt",
+        ".h5",          ".msgpack", ".gguf", ".onnx", ".npz",
     };
+    static const char *const indexes[] = {".safetensors.index.", ".bin.index."};
     size_t len = strlen(name);
 
+    for (size_t i = 0; i < ARRAY_SIZE(indexes); i++) /* .json, .fp16.json */
+        if (strstr(name, indexes[i]))
+            return true;
     for (size_t i = 0; i < ARRAY_SIZE(ends); i++) {
         size_t n = strlen(ends[i]);
 

@@ -94,6 +94,8 @@ def test_hf_lays_files_over(t):
     ckpt, map_ = made(t, config={"q": 3, "own": True})
     hf = hf_folder(t, 2)
     write_file(ckpt + "/notes.txt", b"kept")
+    for index in ("model.safetensors.index.json", "model.safetensors.index.fp16.json", "pytorch_model.bin.index.fp16.json"):
+        write_file(f"{hf}/{index}", b"{}")
     with Mount(ckpt, t + "/mnt", f"map={map_},hf={hf}") as m:
         same("the numbers of hf=", model(m / "model.safetensors"), mapped(2))
         same("config.json", json.loads(read_all(m / "config.json")), {"q": 2, "from": "hf"})
