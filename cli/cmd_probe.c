@@ -4,6 +4,7 @@
 
 #include "cli/cli.h"
 #include "index/formats/scan.h"
+#include "index/formats/unread.h"
 #include "remote/store.h"
 
 struct probe {
@@ -53,6 +54,18 @@ static void print_verdict(const struct place *place)
     }
 }
 
+static void print_unread(struct listing *l, const char *only)
+{
+    const char *name;
+    const struct unread_kind *kind = unread_find(l, only, &name);
+
+    if (!kind)
+        return;
+    fputs("   ", stdout);
+    out_text(stdout, name, strlen(name), 0);
+    printf(" is %s, which is not read: %s\n", kind->what, kind->then);
+}
+
 static int run(struct cli *c)
 {
     CLEANUP(reading_close) struct reading s;
@@ -76,6 +89,8 @@ static int run(struct cli *c)
                place.driver ? place.driver->name : "null", place.driver ? "\"" : "");
     else
         print_verdict(&place);
+    if (!p.json && place.kind == PLACE_PLAIN)
+        print_unread(l, s.store->file);
     return STATUS_DONE;
 }
 

@@ -12,6 +12,7 @@
 #include "cli/suggest.h"
 #include "index/dtype.h"
 #include "index/formats/scan.h"
+#include "index/formats/unread.h"
 #include "lib/unshard.h"
 #include "remote/store.h"
 
@@ -192,14 +193,11 @@ static int note_checkpoint(void *user, const char *dir, const char *file,
 }
 
 /* A save that is not finished has its shards and not yet what tells where they belong. */
-static size_t shards_without_metadata(struct reading *s)
+static size_t shards_without_metadata(const struct listing *l)
 {
-    CLEANUP(listing_freep) struct listing *l = NULL;
-    struct err ignored = {0};
     size_t shards = 0;
 
-    if (s->store->ops->list(s->store, "", &l, &ignored) < 0 ||
-        listing_find(l, ".metadata"))
+    if (listing_find(l, ".metadata"))
         return 0;
     for (size_t i = 0; i < listing_count(l); i++) {
         const char *dot = strrchr(listing_at(l, i)->name, '.');
@@ -211,7 +209,10 @@ static size_t shards_without_metadata(struct reading *s)
 
 int cli_no_checkpoint(struct cli *c, struct reading *s)
 {
-    size_t shards = shards_without_metadata(s);
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    struct err ignored = {0};
+    bool listed = s->store->ops->list(s->store, "", &l, &ignored) == 0;
+    size_t shards = listed ? shards_without_metadata(l) : 0;
 
     if (shards) {
         err_set(&c->err, ENOENT,
@@ -221,6 +222,8 @@ int cli_no_checkpoint(struct cli *c, struct reading *s)
                         "the save is not finished, or .metadata was not copied "
                         "along: names that begin with a dot are left out by *");
     }
+    if (listed && unread_tell(l, s->store->file, s->name, &c->err) < 0)
+        return -c->err.code;
     err_set(&c->err, ENOENT, "%s: no checkpoint that a driver recognises", s->name);
     return err_hint(&c->err, "`unshard probe %s` tells what each driver saw", s->name);
 }

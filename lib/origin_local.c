@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "gpu/tensor.h"
 #include "index/formats/scan.h"
+#include "index/formats/unread.h"
 #include "index/names.h"
 #include "lib/reading.h"
 #include "remote/store.h"
@@ -90,10 +91,16 @@ static int add_row(void *user, const struct tensor_info *t)
 static int find_checkpoint(struct local *l, struct checkpoint_info *info,
                            struct arena *a, struct err *e)
 {
+    CLEANUP(listing_freep) struct listing *names = NULL;
+    struct store *store = l->in.store;
+    struct err ignored = {0};
     int ret = reading_checkpoint(&l->in, a, info, e);
 
     if (ret <= 0)
         return ret;
+    if (store->file && store->ops->list(store, "", &names, &ignored) == 0 &&
+        unread_tell(names, store->file, l->in.name, e) < 0)
+        return -e->code;
     err_set(e, ENOENT, "%s: no checkpoint that a driver recognises", l->in.name);
     return err_hint(
         e,

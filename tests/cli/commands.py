@@ -604,6 +604,40 @@ def test_probe_and_formats(t):
     assert cli.run("version").stdout.startswith("unshard ")
 
 
+def test_what_no_driver_reads_has_a_name(t):
+    """Each row of index/formats/unread.c: `info` and `probe` say what the file is and what to do."""
+    cli = Cli(t)
+    kinds = (
+        ("m.keras", b"PK\3\4", "Keras"), ("m.h5", b"\x89HDF\r\n\x1a\n", "HDF5"), ("any", b"\x89HDF\r\n\x1a\n", "HDF5"),
+        ("saved_model.pb", b"\x08\x01", "SavedModel"), ("ckpt-1.data-00000-of-00001", b"", "tf.train.load_checkpoint"),
+        ("m.onnx", b"\x08\x08", "ONNX"), ("m.pdparams", b"\x80\x04", "PaddlePaddle"), ("m.pdopt", b"\x80\x04", "PaddlePaddle"),
+        ("m.eqx", b"\x93NUMPY", "Equinox"), ("m.mlmodel", b"\x08\x05", "Core ML"), ("m.tflite", b"\x1c\0\0\0TFL3", "TensorFlow Lite"),
+        ("m.pt2", b"PK\3\4", "torch.export"), ("ggml-model.bin", b"lmgg", "GGML"), ("a.bin", b"fmgg", "GGML"), ("b.bin", b"tjgg", "GGML"),
+        ("model.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        ("model.safetensors.gz", b"\x1f\x8b\x08", "gzip"), ("m.zst", b"\x28\xb5\x2f\xfd", "zstd"), ("m.xz", b"\xfd7zXZ\0", "xz"),
+        ("m.bz2", b"BZh9", "bzip2"), ("m.7z", b"7z\xbc\xaf\x27\x1c", "7-Zip"), ("m.tar", bytes(257) + b"ustar", "archive of tar"),
+        ("m.zip", b"PK\3\4", "archive of zip"), ("params.pkl", b"\x80\x04}.", "pickle"), ("params.pickle", b"\x80\x04}.", "pickle"),
+    )
+    for i, (name, head, word) in enumerate(kinds):
+        place = f"{t}/{i}"
+        os.mkdir(place)
+        write_file(f"{place}/{name}", head)
+        for source in (place, f"{place}/{name}"):
+            cli.error("info", source, status=SOURCE, words=["no checkpoint that a driver recognises", f"{name} is ", word])
+        shown = cli.run("probe", place).stdout
+        assert f"{name} is " in shown and word in shown and "-> a plain directory" in shown, shown
+    os.makedirs(t + "/core/M.mlpackage")
+    cli.error("info", t + "/core", status=SOURCE, words=["M.mlpackage is a model of Core ML"])
+    os.mkdir(t + "/none")
+    for name, head in (("m.onnx", b"\x89"), ("m.txt", b"PK\3\4"), ("m.tar", bytes(257) + b"usta"), ("m.keras", b"PK")):
+        write_file(f"{t}/none/{name}", head)
+    assert " is " not in cli.run("probe", t + "/none").stdout
+    cli.error("info", t + "/none", status=SOURCE, words=["(`unshard probe"])
+    shutil.copytree(DCP, t + "/run/step1")
+    write_file(t + "/run/logs.gz", b"\x1f\x8b\x08")
+    cli.error("info", t + "/run", status=SOURCE, words=["a tree with 1 checkpoint"])
+
+
 def test_maps_have_their_way_back(t):
     """To Hugging Face's names and back, by convert: seen through the first map again it is the same model."""
     cli = Cli(t)

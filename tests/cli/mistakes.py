@@ -46,8 +46,9 @@ class Place:
         os.remove(t + "/miss/__1_0.distcp")
         pathlib.Path(t + "/junk/.metadata").write_bytes(b"no pickle")
         os.chmod(t + "/locked/.metadata", 0)
-        for name in ("mnt", "empty", "full", "bin"):
+        for name in ("mnt", "empty", "full", "bin", "keras"):
             os.mkdir(f"{t}/{name}")
+        pathlib.Path(t + "/keras/model.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
         for name, text in (("file", ""), ("full/notes.txt", ""), ("none.json", '{"rules": []}\n'),
                            ("comma.json", '{"unshard_map": 1,\n "rules": [\n  {"from": "a", "to": "b",}\n ]}\n')):
             pathlib.Path(f"{t}/{name}").write_text(text, encoding="utf-8")
@@ -198,6 +199,7 @@ ROWS = [
     ("an option of umount(8)", "unshard umount -l mnt"),
     ("**Reading**",),
     ("no checkpoint there", "unshard info empty"),
+    ("a file of a kind that is not read", "unshard info keras"),
     ("a run, where one checkpoint is meant", "unshard cat run model.emb.weight"),
     ("a save that is not finished, or copied with `*`", "unshard info half"),
     ("the same, verified", "unshard verify half"),
