@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* tests/formats/test_verl.c - a file a rank, merged; and what is missing, damaged or unknown. */
-#include "made.h"
+#include "edited.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -470,6 +470,63 @@ static void test_run(void **state)
     made_end(&m);
 }
 
+/* ---- distributed tensors that contradict themselves ---- */
+
+#define SHARDED "verl_fsdp1_3r_shardedtensor", "model_world_size_3_rank_0.pt"
+#define DTENSOR "verl_fsdp2_tp_2x2", "model_world_size_4_rank_1.pt"
+
+static const struct edited rows[] = {
+    {SHARDED, EDIT("q\6K\1\205", "q\6K\1K\1\206"), "scale",
+     "its size is told twice, and not the same", NULL, NULL},
+    {SHARDED, EDIT("q\6K\1\205", "q\6J\377\377\377\377\205"), "scale",
+     "a distributed tensor of an impossible size", NULL, NULL},
+    {SHARDED, EDIT("q\6K\1\205", "q\6\212\10\377\377\377\377\377\377\377\177\205"),
+     "scale", "a distributed tensor of more than 2^63 bytes", NULL, NULL},
+    {SHARDED, EDIT("torch\nfloat32", "torch\nfloat99"), "scale",
+     "a distributed tensor of an unknown element type", NULL, NULL},
+    {SHARDED, EDIT("torch\nFloatStorage", "torch\nIntStorage"), "scale",
+     "its local part is I32, the whole F32", NULL, NULL},
+    {SHARDED, EDIT("shard_offsets", "-hard_offsets"), "scale",
+     "a shard without its place", NULL, NULL},
+    {SHARDED, EDIT("q&]q'K\0a", "q&]q'(K\0K\0e"), "scale",
+     "a shard of 1 dimensions, of 1", NULL, NULL},
+    {SHARDED, EDIT("q&]q'K\0a", "q&]q'K\1a"), "scale",
+     "a shard that reaches past the tensor", NULL, NULL},
+    {SHARDED, EDIT("q(]q)K\1a", "q(]q)K\0a"), "scale",
+     "a shard of another size than its place has", NULL, NULL},
+    {SHARDED, EDIT("X\4\0\0\0size", "X\4\0\0\0-ize"), "scale",
+     "a ShardedTensor without metadata", NULL, NULL},
+    {SHARDED, EDIT("torch\nSize\nqFK\1", "torch\nSize\nqFK\2"), "scale",
+     "its size is told twice, and not the same", NULL, NULL},
+    {DTENSOR, EDIT("q0K\2\205", "q0K\0\205"), "scale",
+     "axis 0 of the device mesh has 0 ranks", NULL, NULL},
+    {DTENSOR,
+     EDIT("torch.distributed.device_mesh\nDeviceMesh",
+          "torch.distributed.device_mesh\nDeviceMash"),
+     "scale", "a distributed tensor on no device mesh", NULL, NULL},
+    {DTENSOR, EDIT("hXK\0\205q]", "hXK\0K\0\206q]"), "scale",
+     "a place in the device mesh of another rank", NULL, NULL},
+    {DTENSOR, EDIT("hXK\0\205q]", "hXK\5\205q]"), "scale",
+     "coordinate 5 on axis 0 of the mesh, which has 2 ranks", NULL, NULL},
+    {DTENSOR, EDIT("hXK\0\205q]", "hXK\1\205q]"), "scale",
+     "its local part has another size than its placements give", NULL, NULL},
+    {DTENSOR, EDIT("X\3\0\0\0dim", "X\3\0\0\0-im"), "scale",
+     "a placement without a dimension", NULL, NULL},
+    {DTENSOR, EDIT("dimqcK\0", "dimqcK\1"), "scale",
+     "an order of shards that is not of its mesh", NULL, NULL},
+    {DTENSOR, EDIT("dimqcK\0sb\205", "dimqcK\0sb2\206"), "scale",
+     "2 placements on a mesh of 1 axes", NULL, NULL},
+    {DTENSOR, EDIT("placement_types\nShard", "placement_types\nShart"), "scale",
+     "its placement is Shart", NULL, NULL},
+    {DTENSOR, EDIT("placement_types\nShard", "placement_types\nReplicate"), "scale",
+     "an order of shards that is not of its mesh", NULL, NULL},
+};
+
+static void test_edited(void **state)
+{
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -479,7 +536,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_damaged_rank), cmocka_unit_test(test_all_damaged),
         cmocka_unit_test(test_bomb),         cmocka_unit_test(test_tampered),
         cmocka_unit_test(test_huggingface),  cmocka_unit_test(test_resumed),
-        cmocka_unit_test(test_run),
+        cmocka_unit_test(test_run),          cmocka_unit_test(test_edited),
     };
 
     return run_with_fixtures("verl", argc, argv, tests, ARRAY_SIZE(tests));
