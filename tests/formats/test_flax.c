@@ -254,6 +254,11 @@ static void test_chunked(void **state)
         {CHUNKED("\x83", "\xc3", SHAPE "\xa0\x01"),
          "a chunked array has an entry that flax does not write"},
         {CHUNKED("\x83", "\xc3",
+                 SHAPE "\x96"
+                       "chunks\x81\xa1"
+                       "0" TWO_FLOATS), /* six numbers */
+         "a chunked array has an entry that flax does not write"},
+        {CHUNKED("\x83", "\xc3",
                  SHAPE "\xa6"
                        "chunks\x91" TWO_FLOATS),
          "no map of positions"},

@@ -715,6 +715,7 @@ static void test_filter_names(void **state)
 static void test_lengths(void **state)
 {
     static const unsigned char lz4[] = {4, 0, 0, 0, 0x40, 'a', 'b', 'c', 'd'};
+    static const unsigned char far[] = {0, 0, 0, 0x80, 0x40, 'a', 'b', 'c', 'd'};
     static const unsigned char crc[] = {'a', 'b', 'c', 'd', 0x31, 0x0a, 0xc8, 0x92};
     unsigned char got[8];
     struct err e = {0};
@@ -724,6 +725,9 @@ static void test_lengths(void **state)
     assert_memory_equal(got, "abcd", 4);
     assert_int_equal(decode("lz4", lz4, sizeof lz4, got, 5, &e), -EBADMSG);
     assert_int_equal(decode("lz4", lz4, sizeof lz4 - 1, got, 4, &e), -EBADMSG);
+    e = (struct err){0};
+    assert_int_equal(decode("lz4", far, sizeof far, got, 4, &e), -EBADMSG);
+    assert_has(e.text, "lz4: length 2147483648, the chunk has 4 bytes");
     assert_ok(decode("crc32c", crc, sizeof crc, got, 4, &e), &e);
     assert_memory_equal(got, "abcd", 4);
     assert_int_equal(decode("crc32c", crc, sizeof crc, got, 3, &e), -EBADMSG);
