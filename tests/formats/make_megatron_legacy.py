@@ -261,6 +261,46 @@ def experts(folder):
     f.done()
 
 
+def own_tensor(folder, name, T, X, E, more=None):
+    """
+    Experts on X tensor ranks of their own: rank r of a stage has tensor rank r % T and, of Megatron Core's order of ranks, the experts' r % X and
+    expert rank r // X % E. Who is the first of either data parallel group saves (Megatron-LM's checkpointing.py).
+    """
+    f = Fixture(folder, name)
+    N, H = 4, 4
+    args = {"tensor_model_parallel_size": T, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": E, "num_experts": N,
+            "expert_tensor_parallel_size": X, "num_layers": 1, "swiglu": True, "untie_embeddings_and_output_weights": True}
+    args.update(more or {})
+    qkv, router = f.full(24, H), f.full(N, H)
+    experts = [(f.full(8, H), f.full(8, H), f.full(H, 8)) for _ in range(N)]
+    shared = f.full(H, 8)
+    p = "decoder.layers.0."
+    f.expect(p + "self_attention.linear_qkv.weight", qkv)
+    f.expect(p + "mlp.router.weight", router)
+    f.expect(p + "mlp.shared_experts.linear_fc2.weight", shared)
+    for i, (w, v, fc2) in enumerate(experts):
+        f.expect(p + f"mlp.experts.local_experts.{i}.linear_fc1.weight", np.concatenate([w, v]))
+        f.expect(p + f"mlp.experts.local_experts.{i}.linear_fc2.weight", fc2)
+    for r in range(max(T, X * E)):
+        t, x, e = r % T, r % X, r // X % E
+        d = f"mp_rank_{t:02d}_{e:03d}"
+        # What packs all experts of a rank in one tensor says neither which they are nor how they are cut.
+        packed = np.arange(6, dtype="<f4") + 10 * r
+        f.expect_raw(f"{d}/model_optim_rng.pt:model.{p}mlp.experts.weight1", packed)
+        m = collections.OrderedDict([
+            (p + "self_attention.linear_qkv.weight", Tensor(rows(qkv, t, T))),
+            (p + "mlp.router.weight", Tensor(router)),
+            (p + "mlp.shared_experts.linear_fc2.weight", Tensor(columns(shared, t, T))),
+            (p + "mlp.experts.weight1", Tensor(packed))])
+        for k in range(N // E):
+            w, v, fc2 = experts[e * (N // E) + k]
+            m[p + f"mlp.experts.local_experts.{k}.linear_fc1.weight"] = Tensor(gated(w, v, x, X))
+            m[p + f"mlp.experts.local_experts.{k}.linear_fc2.weight"] = Tensor(columns(fc2, x, X))
+        f.rank(d, args, 3.0, {"model": m})
+    f.warnings = 1
+    f.done()
+
+
 def old(folder, name, version, T):
     """Versions 0 and 1.0: nested names, and other orders of the rows of query_key_value."""
     f = Fixture(folder, name)
@@ -295,6 +335,10 @@ def main():
     virtual(folder)
     uneven(folder)
     experts(folder)
+    own_tensor(folder, "hand_expert_tensor1_tp2_ep4", 2, 1, 4)
+    own_tensor(folder, "hand_experts_packed_tp1_ep2", 1, 1, 2)
+    own_tensor(folder, "hand_expert_tensor1_tp4_ep2", 4, 1, 2)
+    own_tensor(folder, "hand_expert_tensor2_tp4_ep2", 4, 2, 2)
     old(folder, "hand_version0_tp1", None, 1)
     old(folder, "hand_version0_tp2", None, 2)
     old(folder, "hand_version1_tp2", 1.0, 2)

@@ -204,24 +204,83 @@ static void test_refused(void **state)
     temp_remove(&t);
 }
 
-/* Experts of one tensor rank: Megatron-LM makes a directory for each expert rank only. */
-static void test_expert_tensor(void **state)
+/* A fixture of experts on tensor ranks of their own, without one of its directories. */
+static void put_experts(void **state, struct temp *t, const char *fixture,
+                        const char *without, const char *was, const char *is)
 {
-    static const char *const dirs[] = {"mp_rank_00_000", "mp_rank_01_001"};
-    struct temp t;
+    static const char *const dirs[] = {"mp_rank_00_000", "mp_rank_01_000",
+                                       "mp_rank_02_001", "mp_rank_03_001",
+                                       "mp_rank_01_001", "mp_rank_02_000"};
 
-    temp_make(&t, "iter_0000010");
+    temp_make(t, "iter_0000010");
     for (size_t i = 0; i < ARRAY_SIZE(dirs); i++) {
-        char from[PATH_MAX], name[PATH_MAX];
+        char from[PATH_MAX], name[PATH_MAX], path[2 * PATH_MAX];
 
-        snprintf(from, sizeof from, "%s/hand_experts_tp2_ep2", (const char *)*state);
+        snprintf(from, sizeof from, "%s/%s", (const char *)*state, fixture);
         snprintf(name, sizeof name, "%s/model_optim_rng.pt", dirs[i]);
-        put_copy(&t, name, from, "expert_tensor_parallel_sizeq\tK\2",
-                 "expert_tensor_parallel_sizeq\tK\1", 1);
+        snprintf(path, sizeof path, "%s/%s", from, name);
+        if (strcmp(dirs[i], without) != 0 && access(path, F_OK) == 0)
+            put_copy(t, name, from, was, is, was ? 1 : 0);
     }
-    assert_error(&t, "experts with tensor parallelism 1 "
-                     "(args.expert_tensor_parallel_size) in files of 2 tensor ranks");
+}
+
+static const char expert_0[] =
+    "decoder.layers.0.mlp.experts.local_experts.0.linear_fc2.weight";
+static const char expert_2[] =
+    "decoder.layers.0.mlp.experts.local_experts.2.linear_fc2.weight";
+static const char dense[] = "decoder.layers.0.self_attention.linear_qkv.weight";
+
+/* Of a part that a lost directory had: a fault; what others have as well is read. */
+static void test_expert_tensor_lost(void **state)
+{
+    struct temp t;
+    struct opened o;
+
+    put_experts(state, &t, "hand_expert_tensor2_tp4_ep2", "mp_rank_03_001", NULL, NULL);
+    open_checkpoint(t.dir, &o);
+    assert_null(o.info.error);
+    assert_has(tensor(&o, dense)->fault, "tensor rank 3: it is missing");
+    assert_has(tensor(&o, expert_2)->fault, "tensor rank 1: it is missing");
+    assert_null(tensor(&o, expert_0)->fault);
+    close_checkpoint(&o);
     temp_remove(&t);
+    put_experts(state, &t, "hand_expert_tensor1_tp4_ep2", "mp_rank_03_001", NULL, NULL);
+    open_checkpoint(t.dir, &o);
+    assert_has(tensor(&o, dense)->fault, "tensor rank 3: it is missing");
+    assert_null(tensor(&o, expert_2)->fault);
+    close_checkpoint(&o);
+    temp_remove(&t);
+}
+
+/* Where args do not tell which part a rank has, each is shown as it is. */
+static void test_expert_tensor_untold(void **state)
+{
+    static const struct {
+        const char *was, *is;
+    } cases[] = {
+        /* Experts on more tensor ranks than all else: several would write one file. */
+        {"expert_tensor_parallel_sizeq\tK\2", "expert_tensor_parallel_sizeq\tK\10"},
+        {"expert_tensor_parallel_sizeq\tK\2", "expert_tensor_parallel_sizeq\tK\3"},
+        /* More experts than a rank of so many has. */
+        {"num_expertsq\10K\4", "num_expertsq\10K\2"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct temp t;
+        struct opened o;
+
+        put_experts(state, &t, "hand_expert_tensor2_tp4_ep2", "", cases[i].was,
+                    cases[i].is);
+        open_checkpoint(t.dir, &o);
+        assert_null(o.info.error);
+        assert_int_equal(o.count, 3 + 4 * 5);
+        assert_null(tensor(&o, "mp_rank_03_001/model_optim_rng.pt:model.decoder.layers."
+                               "0.mlp.experts.local_experts.1.linear_fc2.weight")
+                        ->fault);
+        assert_null(tensor(&o, dense)->fault);
+        close_checkpoint(&o);
+        temp_remove(&t);
+    }
 }
 
 /* A stage whose numbers do not start at 0 leaves open which layers it has. */
@@ -248,7 +307,8 @@ int main(int argc, char **argv)
         {.name = "lost rank", .test_func = test_lost_rank},
         {.name = "lost stage", .test_func = test_lost_stage},
         {.name = "refused", .test_func = test_refused},
-        {.name = "expert tensor", .test_func = test_expert_tensor},
+        {.name = "expert tensor lost", .test_func = test_expert_tensor_lost},
+        {.name = "expert tensor untold", .test_func = test_expert_tensor_untold},
         {.name = "gap", .test_func = test_gap},
     };
 

@@ -115,6 +115,7 @@ static void take_args(struct legacy *l, const char *text, size_t len)
     take_u64(state, "num_attention_heads", &l->args.heads);
     take_u64(state, "num_experts", &l->args.experts);
     take_u64(state, "expert_tensor_parallel_size", &l->args.expert_tensor);
+    l->args.extended = take_bool(state, "moe_extended_tp");
     l->args.groups = 0;
     if (take_bool(state, "group_query_attention"))
         take_u64(state, "num_query_groups", &l->args.groups);
@@ -341,8 +342,11 @@ static int tell_checkpoint(struct legacy *l, struct err *e)
 
 static int legacy_scan(const struct scan_context *c, struct sink *sink, struct err *e)
 {
-    struct legacy l = {
-        .c = c, .sink = sink, .entry = "model", .arena = arena_new(MAX_MEMORY)};
+    struct legacy l = {.c = c,
+                       .sink = sink,
+                       .entry = "model",
+                       .optimizer = "optimizer",
+                       .arena = arena_new(MAX_MEMORY)};
     struct err failed = {0};
     int r = l.arena ? report(&l, &failed) : err_nomem(&failed);
 

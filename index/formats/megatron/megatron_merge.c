@@ -19,6 +19,8 @@ struct merge {
     uint32_t p, v, e;            /* stage, model of it, expert rank */
     const struct rank_tensor *x; /* as the first tensor rank has it */
     struct megatron_name name;
+    bool expert;            /* it is an expert's, or of all experts that a rank has */
+    uint64_t local;         /* experts that this rank has, by the highest number */
     struct rank_part *part; /* by tensor rank; nparts of them */
     uint32_t nparts;
     struct torch_file absent; /* stands for the first directory that is not there */
@@ -90,7 +92,34 @@ static bool is_tied_copy(const struct merge *m)
             ends_in(m->x, "module.word_embeddings.weight"));
 }
 
+/*
+ * Of what Megatron Core calls experts (its MoELayer's `experts`, not `shared_experts` nor the
+ * router): each expert rank has its own.
+ */
+static bool is_expert(const struct rank_tensor *x, const struct megatron_name *name)
+{
+    static const char mark[] = ".experts.";
+
+    return name->expert.len > 0 || memmem(x->name, x->len, mark, sizeof mark - 1);
+}
+
 /* ---- rules ---- */
+
+/* Have experts a tensor parallelism of their own? */
+static bool own_tensor(const struct legacy *l)
+{
+    return l->args.expert_tensor > 0 && l->args.expert_tensor != l->tensor;
+}
+
+/*
+ * parallel_state.py of Megatron Core 0.13 numbers a stage's ranks by tensor rank first,
+ * for experts too: of rank r the tensor rank is r % T and the experts' is r % X, so r % T % X
+ * where X divides T. A larger X would have several ranks write one file.
+ */
+static bool tells_expert_tensor(const struct legacy *l)
+{
+    return l->args.expert_tensor > 0 && l->tensor % l->args.expert_tensor == 0;
+}
 
 /* How the tensor is put together here; MEGATRON_UNKNOWN: not at all. */
 static enum megatron_rule rule_of(const struct merge *m)
@@ -101,18 +130,18 @@ static enum megatron_rule rule_of(const struct merge *m)
 
     if (l->rule)
         return l->rule(m->l, m->x, rule);
-    if (m->name.expert.len > 0 && l->expert > 1 &&
-        (args->experts == 0 || args->experts % l->expert != 0))
+    if (m->expert && l->expert > 1 &&
+        (m->name.expert.len == 0 || args->extended || args->experts == 0 ||
+         args->experts % l->expert != 0 || m->local != args->experts / l->expert))
         return MEGATRON_UNKNOWN;
     if (rule == MEGATRON_KV && l->version < 2.0)
         return MEGATRON_UNKNOWN;
     if (rule == MEGATRON_QKV && l->version < 2.0)
         return MEGATRON_QKV;
-    if (l->tensor == 1)
-        return MEGATRON_SAME;
-    if (m->name.expert.len > 0 && args->expert_tensor > 0 &&
-        args->expert_tensor != l->tensor)
+    if (m->expert && own_tensor(l) && !tells_expert_tensor(l))
         return MEGATRON_UNKNOWN;
+    if ((m->expert && own_tensor(l) ? args->expert_tensor : l->tensor) == 1)
+        return MEGATRON_SAME;
     /* With fewer groups than ranks keys and values are repeated. */
     if (rule == MEGATRON_QKV && args->groups > 0 && args->groups < l->tensor)
         return MEGATRON_UNKNOWN;
@@ -207,12 +236,33 @@ static bool same_shape(const struct rank_tensor *a, const struct rank_tensor *b)
     return a->nd == b->nd && memcmp(a->dim, b->dim, a->nd * sizeof *a->dim) == 0;
 }
 
+/*
+ * The directory of part `t`. Where experts are cut as all else it is that of the tensor rank;
+ * else the first expert rank's that has the tensor rank, or of experts any of the tensor
+ * ranks that have the part.
+ */
+static const struct rank *rank_of_part(const struct merge *m, uint32_t t)
+{
+    const struct legacy *l = m->l;
+    const struct rank *r = NULL;
+
+    if (!own_tensor(l))
+        return legacy_rank(l, t, m->p, m->e);
+    if (!m->expert)
+        for (uint32_t e = 0; !r && e < l->expert; e++)
+            r = legacy_rank(l, t, m->p, e);
+    else
+        for (uint32_t i = t; !r && i < l->tensor; i += m->nparts)
+            r = legacy_rank(l, i, m->p, m->e);
+    return r;
+}
+
 /* What each tensor rank has. */
 static void find_parts(struct merge *m)
 {
     m->absent.path = NULL;
     for (uint32_t t = 0; t < m->nparts; t++) {
-        const struct rank *r = legacy_rank(m->l, t, m->p, m->e);
+        const struct rank *r = rank_of_part(m, t);
         struct rank_part *part = &m->part[t];
 
         *part = (struct rank_part){.file = r ? &r->file : &m->absent};
@@ -301,7 +351,8 @@ static int merge_parts(struct merge *m, enum megatron_rule rule, struct err *e)
     CLEANUP(buf_release) struct buf key = {0};
     struct sink_tensor t = {.role = ROLE_MODEL};
 
-    m->nparts = m->l->tensor;
+    m->nparts = m->expert && own_tensor(m->l) ? (uint32_t)m->l->args.expert_tensor
+                                              : m->l->tensor;
     find_parts(m);
     if (write_key(m, &key, e) < 0)
         return -e->code;
@@ -376,8 +427,9 @@ static int merge_tensor(struct merge *m, const struct rank_tensor *x, struct err
 
     m->x = x;
     megatron_name(x->name, x->len, &m->name);
+    m->expert = is_expert(x, &m->name);
     /* What is no expert's is the same on all expert ranks. */
-    if (m->e > 0 && m->name.expert.len == 0)
+    if (m->e > 0 && !m->expert)
         return 0;
     if (ends_in(x, "_extra_state"))
         return add_raws(m, e);
@@ -392,32 +444,33 @@ static int merge_tensor(struct merge *m, const struct rank_tensor *x, struct err
     return add_raws(m, e);
 }
 
-/* Then a directory is of one expert rank and one of some of the tensor ranks only. */
-static int refuse_expert_tensor(const struct legacy *l, struct err *e)
+static uint64_t count_experts(const struct rank_tensors *model)
 {
-    err_set(e, ENOTSUP,
-            "experts with tensor parallelism %" PRIu64 " (args."
-            "expert_tensor_parallel_size) in files of %" PRIu32
-            " tensor ranks are not supported",
-            l->args.expert_tensor, l->tensor);
-    return err_hint(e, "load it with Megatron-LM and save it with --ckpt-format "
-                       "torch_dist");
+    struct megatron_name name;
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < model->count; i++) {
+        megatron_name(model->tensor[i].name, model->tensor[i].len, &name);
+        if (name.expert.len > 0)
+            n = MAX(n, name.expert.value + 1);
+    }
+    return n;
 }
 
 static int merge_model(struct merge *m, struct err *e)
 {
-    const struct rank *first = legacy_rank(m->l, 0, m->p, m->e);
+    const struct rank *first = own_tensor(m->l) && m->e > 0
+                                   ? legacy_rank_any(m->l, m->p, m->e)
+                                   : legacy_rank(m->l, 0, m->p, m->e);
     const struct rank_tensors *model;
 
-    if (!first && m->l->expert > 1 && m->l->args.expert_tensor > 0 &&
-        m->l->args.expert_tensor != m->l->tensor)
-        return refuse_expert_tensor(m->l, e);
     if (!first || first->err.code)
         return err_set(e, EBADMSG,
                        "tensor rank 0 of pipeline rank %" PRIu32
                        " cannot be read: nothing tells what that stage has%s%s",
                        m->p, first ? ": " : "", first ? first->err.text : "");
     model = &first->model[m->v];
+    m->local = count_experts(model);
     for (size_t i = 0; i < model->count; i++)
         if (merge_tensor(m, &model->tensor[i], e) < 0)
             return -e->code;

@@ -44,6 +44,15 @@ struct rank *legacy_rank(const struct legacy *l, uint32_t t, uint32_t p, uint32_
                      : NULL;
 }
 
+struct rank *legacy_rank_any(const struct legacy *l, uint32_t p, uint32_t e)
+{
+    struct rank *r = NULL;
+
+    for (uint32_t t = 0; !r && t < l->tensor; t++)
+        r = legacy_rank(l, t, p, e);
+    return r;
+}
+
 /* ---- loading ---- */
 
 void legacy_entry(const struct legacy *l, uint32_t v, char name[LEGACY_ENTRY])

@@ -35,6 +35,7 @@ struct rank {
 struct legacy_args {
     uint64_t layers, heads, groups, experts, expert_tensor;
     bool known, gated, untied;
+    bool extended; /* moe_extended_tp: each expert is cut over tensor and expert ranks */
 };
 
 /* Layers of one kind ("decoder.layers."): how many each stage has, and what is before. */
@@ -67,6 +68,7 @@ struct legacy {
      */
     const char *entry;
     bool several;
+    const char *optimizer; /* the entry of that dict that is role optimizer */
     /*
      * NULL, or how another framework than Megatron-LM cuts the tensor that tensor rank 0 has
      * as `x`, where Megatron-LM would by `rule`. All ranks have parts of one shape then.
@@ -84,6 +86,12 @@ int legacy_sort(struct legacy *l, struct err *e);
 
 /* The rank, or NULL: its directory is missing. */
 struct rank *legacy_rank(const struct legacy *l, uint32_t t, uint32_t p, uint32_t e);
+
+/*
+ * The first tensor rank whose directory is there, of a stage and expert rank; NULL: none. With
+ * experts of their own tensor parallelism not every pair of ranks has one.
+ */
+struct rank *legacy_rank_any(const struct legacy *l, uint32_t p, uint32_t e);
 
 /* Loads the file and finds its tensors; damage is r->err, other errors are returned. */
 int legacy_load(struct legacy *l, struct rank *r, struct err *e);

@@ -26,7 +26,7 @@ static enum part part_of(const struct legacy *l, const struct pv *key)
         if (pv_str_is(key, name))
             return PART_MODEL;
     }
-    return pv_str_is(key, "optimizer") ? PART_OPTIMIZER : PART_REST;
+    return pv_str_is(key, l->optimizer) ? PART_OPTIMIZER : PART_REST;
 }
 
 /* Names of the outermost dict's entries but for those of one kind. */
