@@ -243,11 +243,22 @@ static bool is_open(const struct stack *s, const struct pv *v)
     return false;
 }
 
+/* The container that a node of OmegaConf is in, its _parent: that is being looked at. */
+static bool is_parent(const struct stack *s, const struct pv *v)
+{
+    struct pv class;
+
+    if (v->kind != PV_OBJECT)
+        return false;
+    class = pv_class(v);
+    return class.kind == PV_GLOBAL && in_module(&class, "omegaconf.") && is_open(s, v);
+}
+
 static int push(struct torch_walk *w, struct stack *s, const struct visit *x,
                 struct err *e)
 {
     if (s->count == MAX_FRAMES || is_open(s, &x->v)) {
-        w->too_deep++;
+        w->too_deep += !is_parent(s, &x->v);
         w->others++; /* the object says so */
         return 0;
     }
