@@ -237,6 +237,23 @@ static bool hidden_above(const struct slot *above, const struct node *dir,
            slot_hides(above, path);
 }
 
+/* Checkpoints that are sets of files in subdirectories, which are not shown then. */
+static int add_sets(struct builder *b)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < b->place.nfiles; i++) {
+        const struct place_file *f = &b->place.files[i];
+
+        if (f->set_dir)
+            rc = add(b, &(struct shown_entry){.kind = SHOWN_FILE_DIR,
+                                              .name = f->name,
+                                              .part = f->set_dir,
+                                              .st = f->st});
+    }
+    return rc;
+}
+
 static int add_mirrored(struct builder *b)
 {
     const struct listing *l = b->shown->listing;
@@ -244,10 +261,12 @@ static int add_mirrored(struct builder *b)
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < listing_count(l); i++)
-        if (!hidden_above(above, b->dir, listing_at(l, i)->name))
+        if (!hidden_above(above, b->dir, listing_at(l, i)->name) &&
+            !(listing_at(l, i)->st.kind == ENTRY_DIR &&
+              place_hides(&b->place, listing_at(l, i)->name)))
             rc = add_entry(b, listing_at(l, i), NULL);
     slot_unref(b->fs, above, 1);
-    return rc;
+    return rc == 0 ? add_sets(b) : rc;
 }
 
 static bool is_part(const struct slot *slot, const char *name)

@@ -573,6 +573,32 @@ static void local_closep(struct local_store **ls)
         store_close(&(*ls)->base);
 }
 
+/*
+ * A checkpoint of a file in each of several subdirectories (format_set of
+ * index/formats/format.h) is called as if that file lay in their directory: is there one
+ * that has it? All that are known end in .ckpt.
+ */
+static bool is_set(const char *path)
+{
+    CLEANUP_FREE char *dir = NULL;
+    CLEANUP_FREE char *file = NULL;
+    size_t len = strlen(path);
+    char below[PATH_MAX];
+    struct stat st;
+    bool found = false, named = len > 5 && strcmp(path + len - 5, ".ckpt") == 0;
+    DIR *d = named && split_path(path, &dir, &file) == 0 ? opendir(dir) : NULL;
+
+    for (struct dirent *x; d && !found && (x = readdir(d)) != NULL;)
+        found = x->d_name[0] != '.' &&
+                (size_t)snprintf(below, sizeof below, "%s/%s", x->d_name, file) <
+                    sizeof below &&
+                fstatat(dirfd(d), below, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+                S_ISREG(st.st_mode);
+    if (d)
+        closedir(d);
+    return found;
+}
+
 int store_open_local(const char *path, const struct store_options *options,
                      struct store **out, struct err *e)
 {
@@ -586,9 +612,12 @@ int store_open_local(const char *path, const struct store_options *options,
     ls->anchor.fd = -1;
     ls->on.table = -1;
     ls->follow = options && options->follow_symlinks;
-    if (stat(path, &st) < 0)
-        return err_set(e, errno, "%s: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode))
+    rc = stat(path, &st) < 0 ? errno : 0;
+    if (rc != 0)
+        rc = rc == ENOENT && is_set(path)
+                 ? open_in_dir(ls, path, e)
+                 : err_set(e, rc, "%s: %s", path, strerror(rc));
+    else if (S_ISDIR(st.st_mode))
         rc = open_dir(ls, path, e);
     else if (S_ISREG(st.st_mode))
         rc = open_file(ls, path, e);

@@ -118,7 +118,8 @@ char *store_name_shown(const char *name);
  * A local directory or a single file. For the snapshots of a Hugging Face cache
  * (models--ORG--NAME/snapshots, also below) links may lead anywhere below the
  * models--… (datasets--…) directory, for all others below the directory that was opened.
- * It can look into tar archives (remote/archives.h).
+ * It can look into tar archives (remote/archives.h). A file NAME.ckpt that is not there, but
+ * in a subdirectory of its directory, is taken for a set of files (index/formats/format.h).
  */
 int store_open_local(const char *path, const struct store_options *options,
                      struct store **out, struct err *e);

@@ -37,7 +37,19 @@ struct scan_context {
     struct listing *listing; /* of the checkpoint's directory, or of the file's */
     const char *dir;         /* the directory, relative to the store */
     const char *file;        /* NULL, or the one file of it that is the checkpoint */
+    bool among;              /* file: beside others that are checkpoints as well */
 };
+
+/*
+ * A checkpoint of which each of several subdirectories has a file of the same name, as the
+ * ranks of NeMo 1 save. It stands in their directory under that name. All is the listing's.
+ */
+struct format_set {
+    const char *name;     /* of the files */
+    const char *dir;      /* the first subdirectory that has one */
+    struct entry_stat st; /* of that file */
+};
+typedef int format_set_fn(void *user, const struct format_set *set);
 
 /*
  * How a format is written: by the name that --to and save= take. layout() fills an empty
@@ -65,6 +77,14 @@ struct format_driver {
     void (*bid)(struct listing *l, struct bid *out);
     /* Optional: is this single file by itself a checkpoint? Same scores. */
     void (*bid_file)(struct listing *l, const char *name, struct bid *out);
+    /*
+     * Optional: calls fn for each checkpoint that is a set of files in subdirectories, until
+     * it returns other than 0; that, or -ENOMEM. Where there are some, subdirectories of
+     * which is_set_dir() is true hold nothing else, and are not shown beside them. scan()
+     * gets the name as its `file`.
+     */
+    int (*sets)(struct listing *l, format_set_fn *fn, void *user);
+    bool (*is_set_dir)(const char *name);
     int (*scan)(const struct scan_context *c, struct sink *sink, struct err *e);
     /* Encodings of this format's chunks, NULL-terminated, or NULL. */
     const struct chunk_codec *const *codecs;

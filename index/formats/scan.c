@@ -49,8 +49,8 @@ static const struct format_driver *winner(struct listing *l, const char *file,
     return best;
 }
 
-static int add_file(struct place *p, size_t *cap, const char *name,
-                    const struct format_driver *d, struct err *e)
+static int add_file(struct place *p, size_t *cap, const struct place_file *file,
+                    struct err *e)
 {
     if (p->nfiles == *cap) {
         size_t more = *cap ? *cap * 2 : FIRST_FILES;
@@ -61,8 +61,48 @@ static int add_file(struct place *p, size_t *cap, const char *name,
         p->files = files;
         *cap = more;
     }
-    p->files[p->nfiles++] = (struct place_file){name, d};
+    p->files[p->nfiles++] = *file;
     return 0;
+}
+
+/* Sets of files in subdirectories, of one driver. */
+struct finding {
+    struct listing *l;
+    const struct format_driver *driver;
+    struct place *place;
+    size_t cap;
+    const char *only; /* NULL: all */
+    struct err *e;
+};
+
+/* What has the name in the directory itself goes before a set. */
+static int add_set(void *user, const struct format_set *set)
+{
+    struct finding *f = user;
+    const struct place_file file = {
+        .name = set->name, .driver = f->driver, .set_dir = set->dir, .st = set->st};
+
+    if ((f->only && strcmp(f->only, set->name) != 0) || listing_find(f->l, set->name))
+        return 0;
+    return add_file(f->place, &f->cap, &file, f->e);
+}
+
+static int find_sets(struct finding *f)
+{
+    for (const struct format_driver *const *d = format_drivers; *d; d++) {
+        f->driver = *d;
+        if ((*d)->sets && (*d)->sets(f->l, add_set, f) < 0)
+            return err_nomem(f->e);
+    }
+    return 0;
+}
+
+bool place_hides(const struct place *p, const char *dir)
+{
+    for (size_t i = 0; i < p->nfiles; i++)
+        if (p->files[i].set_dir && p->files[i].driver->is_set_dir(dir))
+            return true;
+    return false;
 }
 
 static int find_files(struct listing *l, struct place *p, struct err *e)
@@ -72,17 +112,19 @@ static int find_files(struct listing *l, struct place *p, struct err *e)
 
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
-        const struct format_driver *d;
+        struct place_file file = {.name = entry->name};
 
         if (entry->st.kind != ENTRY_FILE)
             continue;
-        d = winner(l, entry->name, &piece);
-        if (d && !piece && add_file(p, &cap, entry->name, d, e) < 0) {
-            place_release(p);
-            return -e->code;
-        }
+        file.driver = winner(l, entry->name, &piece);
+        if (file.driver && !piece && add_file(p, &cap, &file, e) < 0)
+            break;
     }
-    return 0;
+    if (!e->code)
+        find_sets(&(struct finding){.l = l, .place = p, .cap = cap, .e = e});
+    if (e->code)
+        place_release(p);
+    return -e->code;
 }
 
 static void set_one_file(struct place *p, const char *name,
@@ -94,17 +136,30 @@ static void set_one_file(struct place *p, const char *name,
     p->file = name;
 }
 
-static void place_of_file(struct listing *l, const char *name, struct place *out)
+static int place_of_set(struct listing *l, const char *name, struct place *out,
+                        struct err *e)
+{
+    if (find_sets(&(struct finding){.l = l, .place = out, .only = name, .e = e}) == 0 &&
+        out->nfiles > 0)
+        set_one_file(out, out->files[0].name, out->files[0].driver);
+    return -e->code;
+}
+
+static int place_of_file(struct listing *l, const char *name, struct place *out,
+                         struct err *e)
 {
     const struct listing_entry *entry = listing_find(l, name);
     const struct format_driver *d;
     bool piece; /* asked for by name it stands for all of them */
 
-    if (!entry || entry->st.kind != ENTRY_FILE)
-        return;
+    if (!entry)
+        return place_of_set(l, name, out, e);
+    if (entry->st.kind != ENTRY_FILE)
+        return 0;
     d = winner(l, entry->name, &piece);
     if (d)
         set_one_file(out, entry->name, d);
+    return 0;
 }
 
 /*
@@ -128,10 +183,8 @@ static int judge(struct listing *l, const char *only, struct place *out, struct 
 {
     bool piece;
 
-    if (only) {
-        place_of_file(l, only, out);
-        return 0;
-    }
+    if (only)
+        return place_of_file(l, only, out, e);
     out->driver = winner(l, NULL, &piece);
     if (out->driver)
         out->kind = PLACE_CHECKPOINT;

@@ -22,6 +22,9 @@ enum place_kind {
 struct place_file {
     const char *name; /* borrowed from the listing */
     const struct format_driver *driver;
+    /* NULL, or where the first file of a set lies (format.h), and that file's stat. */
+    const char *set_dir;
+    struct entry_stat st;
 };
 
 struct place {
@@ -44,6 +47,9 @@ struct place {
  */
 int place_of(struct listing *l, const char *only, struct place *out, struct err *e);
 void place_release(struct place *p);
+
+/* Of PLACE_FILES: is this subdirectory one of the files of sets alone? */
+bool place_hides(const struct place *p, const char *dir);
 
 /* Every driver's bid, for `unshard probe`. */
 void place_bids(struct listing *l,

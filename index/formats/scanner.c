@@ -27,6 +27,7 @@ enum {
         1 << 29, /* rows of the files of one checkpoint, each some 300 bytes */
     CONFIG_MAX = 16 << 20, /* as hf_config_read */
     SWEEP_FROM = 256,      /* places that are known before old ones are forgotten */
+    SET_NAMES = 1,         /* stands for those of a set, whose files are watched */
     TRIES = 3,             /* other processes may scan the same place meanwhile */
 };
 
@@ -520,6 +521,9 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     if (place.kind != PLACE_CHECKPOINT)
         return place.trouble ? -e->code : drop(s, k, e);
     context.file = place.file;
+    context.among = k->file != NULL;
+    if (k->file && where.names_hash == 0)
+        where.names_hash = SET_NAMES;
     if (make_filter(s, l, &filter, e) < 0)
         return -e->code;
     where.filter = filter;

@@ -69,14 +69,15 @@ static int push(struct walk *w, const char *path, struct above *above, struct er
     return w->stack[w->count].path ? (w->count++, 0) : err_nomem(e);
 }
 
-static int push_dirs(struct walk *w, const struct listing *l, const char *path,
-                     struct above *above, struct err *e)
+static int push_dirs(struct walk *w, const struct listing *l, const struct place *p,
+                     const char *path, struct above *above, struct err *e)
 {
     for (size_t i = listing_count(l); i-- > 0;) { /* the stack turns them round */
         const struct listing_entry *entry = listing_at(l, i);
         char below[PATH_MAX];
 
-        if (entry->st.kind != ENTRY_DIR || entry->st.is_link)
+        if (entry->st.kind != ENTRY_DIR || entry->st.is_link ||
+            place_hides(p, entry->name))
             continue;
         if (store_join(path, entry->name, below, sizeof below) < 0)
             log_msg(LOG_FORMAT, LOG_WARN, "%s/%s: the path is too long", path,
@@ -195,7 +196,7 @@ static int visit(struct walk *w, const char *path, struct above *above, struct e
         return rc;
     if (place.kind == PLACE_CHECKPOINT && new_above(w, path, &above, e) < 0)
         return -e->code;
-    return push_dirs(w, l, path, above, e);
+    return push_dirs(w, l, &place, path, above, e);
 }
 
 int scanner_walk(struct scanner *s, const char *path,

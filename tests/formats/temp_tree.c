@@ -71,21 +71,36 @@ static void drop_checksums(struct buf *b)
         put_le32(at + 16, 0);
 }
 
-void put_copy(const struct temp *t, const char *name, const char *from, const char *was,
-              const char *is, size_t times)
+/* How often it was there. */
+static size_t put_replaced(const struct temp *t, const char *name, const char *path,
+                           const char *was, const char *is)
 {
     CLEANUP(buf_release) struct buf bytes = {0};
-    char path[PATH_MAX], *at;
     size_t done = 0, len = was ? strlen(was) : 0;
+    char *at;
 
-    snprintf(path, sizeof path, "%s/%s", from, name);
     read_file(path, &bytes);
     for (at = bytes.data;
          was && (at = memmem(at, (size_t)(bytes.data + bytes.len - at), was, len));
          done++)
         memcpy(at, is, len);
-    assert_int_equal(done, times);
     if (done > 0)
         drop_checksums(&bytes);
     put(t, name, bytes.data, bytes.len);
+    return done;
+}
+
+void put_copy(const struct temp *t, const char *name, const char *from, const char *was,
+              const char *is, size_t times)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof path, "%s/%s", from, name);
+    assert_int_equal(put_replaced(t, name, path, was, is), times);
+}
+
+void put_changed(const struct temp *t, const char *name, const char *from,
+                 const char *was, const char *is)
+{
+    assert_int_equal(put_replaced(t, name, from, was, is) > 0, was != NULL);
 }

@@ -25,4 +25,8 @@ void put_text(const struct temp *t, const char *name, const char *text);
 void put_copy(const struct temp *t, const char *name, const char *from, const char *was,
               const char *is, size_t times);
 
+/* The same of the file `from`, whatever its name; `was` must be there once or more. */
+void put_changed(const struct temp *t, const char *name, const char *from,
+                 const char *was, const char *is);
+
 #endif

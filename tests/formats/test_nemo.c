@@ -11,6 +11,8 @@
 #include "base/json.h"
 #include "index/formats/format.h"
 #include "index/formats/nemo/nemo_rules.h"
+#include "index/formats/scan.h"
+#include "temp_tree.h"
 #include "tests/unit/tar_build.h"
 #include "tests/unit/unit.h"
 
@@ -464,13 +466,148 @@ static void test_oddities(void **state)
     made_end(&m);
 }
 
+/* ---- training checkpoints ---- */
+
+static const char train_fixture[] = "real_train_tp2_pp2";
+static const char train_file[] =
+    "megatron_gpt--val_loss=1.25-step=10-consumed_samples=80.0.ckpt";
+static const char *const train_ranks[] = {
+    "tp_rank_00_pp_rank_000", "tp_rank_01_pp_rank_000", "tp_rank_00_pp_rank_001",
+    "tp_rank_01_pp_rank_001"};
+
+/* The fixture's file of one rank, under another rank's name. */
+static void put_train(void **state, const struct temp *t, size_t rank, const char *dir,
+                      const char *was, const char *is)
+{
+    char from[PATH_MAX], name[PATH_MAX];
+
+    snprintf(from, sizeof from, "%s/%s/%s/%s", (const char *)*state, train_fixture,
+             train_ranks[rank], train_file);
+    snprintf(name, sizeof name, "%s/%s", dir, train_file);
+    put_changed(t, name, from, was, is);
+}
+
+static const char train_early[] =
+    "model.language_model.encoder.layers.1.mlp.dense_4h_to_h.weight";
+static const char train_late[] =
+    "model.language_model.encoder.layers.3.mlp.dense_4h_to_h.weight";
+
+/* A rank that is missing or damaged: what it has a part of cannot be read. */
+static void test_train_lost(void **state)
+{
+    for (int damaged = 0; damaged < 2; damaged++) {
+        char name[PATH_MAX];
+        struct opened o;
+        struct temp t;
+
+        temp_make(&t, "checkpoints");
+        for (size_t i = 0; i < 3; i++)
+            put_train(state, &t, i, train_ranks[i], NULL, NULL);
+        snprintf(name, sizeof name, "%s/%s", train_ranks[3], train_file);
+        if (damaged)
+            put_text(&t, name, "PK\3\4 not");
+        open_checkpoint(t.dir, &o);
+        if (o.info.error)
+            fail_msg("%s", o.info.error);
+        assert_string_equal(o.info.format, "nemo-ckpt");
+        assert_int_equal(o.info.step, 10);
+        assert_has(tensor(&o, train_late)->fault,
+                   damaged ? "zip at byte 0" : "tensor rank 1: it is missing");
+        assert_null(tensor(&o, train_early)->fault);
+        close_checkpoint(&o);
+        temp_remove(&t);
+    }
+}
+
+/* Files that are not of one save, or do not tell how they are cut. */
+static void test_train_not_merged(void **state)
+{
+    static const struct {
+        const char *was, *is; /* in the files of ranks from `from` on */
+        size_t from;
+        const char *dir; /* of the last one, NULL: its own */
+        const char *why;
+    } cases[] = {
+        {"global_stepq\2K\12", "global_stepq\2K\13", 3, NULL,
+         "of step 11: they are of two saves"},
+        {"hyper_parameters", "hyper_parameterz", 0, NULL,
+         "it has no hyper_parameters that are a dict"},
+        {"hyper_parameters", "hyper_parameterz", 2, NULL,
+         "it has no hyper_parameters that are a dict"},
+        {"DictConfig", "DictConfog", 0, NULL,
+         "does not tell tensor_model_parallel_size"},
+        {"ffn_hidden_size", "ffn_hidden_sizX", 1, NULL,
+         "tell of different configurations"},
+        {"num_layers", "num_layerX", 0, NULL, "tells of 0 layers, the files have 4"},
+        {"state_dict", "state_dicX", 0, NULL, "it holds no state_dict"},
+        {".layers.", ".layerX.", 0, NULL, "they have no layers in state_dict"},
+        {NULL, NULL, 0, "tp_rank_01_pp_rank_002",
+         "2 pipeline ranks, and there is tp_rank_01_pp_rank_002"},
+        {NULL, NULL, 0, "tp_rank_1_pp_rank_0", "are of one rank"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        CLEANUP(buf_release) struct buf said = {0};
+        char key[PATH_MAX];
+        struct opened o;
+        struct temp t;
+
+        temp_make(&t, "checkpoints");
+        for (size_t r = 0; r < ARRAY_SIZE(train_ranks); r++) {
+            bool odd = r >= cases[i].from;
+
+            put_train(state, &t, r,
+                      r == 3 && cases[i].dir ? cases[i].dir : train_ranks[r],
+                      odd ? cases[i].was : NULL, cases[i].is);
+        }
+        open_checkpoint(t.dir, &o);
+        if (o.info.error)
+            fail_msg("%s", o.info.error);
+        all_warnings(&o, &said);
+        assert_has(said.data, "not-merged: the files of 4 model parallel ranks");
+        assert_has(said.data, cases[i].why);
+        assert_int_equal(o.info.faults, 0);
+        snprintf(key, sizeof key, "%s/%s:optimizer_states.0.state.0.exp_avg",
+                 train_ranks[0], train_file);
+        assert_int_equal(tensor(&o, key)->role, ROLE_OPTIMIZER);
+        for (size_t k = 0; k < o.count; k++)
+            assert_int_not_equal(o.t[k].role, ROLE_MODEL);
+        close_checkpoint(&o);
+        temp_remove(&t);
+    }
+}
+
+/* Directories of ranks with other things in them are what they are. */
+static void test_train_odd(void **state)
+{
+    struct temp t;
+    struct listing *l;
+    struct store *s;
+    struct place p;
+    struct err e = {0};
+
+    temp_make(&t, "checkpoints");
+    put_train(state, &t, 0, train_ranks[0], NULL, NULL);
+    put_text(&t, "tp_rank_00_pp_rank_000/notes.txt", "x");
+    assert_ok(store_open_local(t.dir, NULL, &s, &e), &e);
+    assert_ok(s->ops->list(s, "", &l, &e), &e);
+    assert_ok(place_of(l, NULL, &p, &e), &e);
+    assert_int_equal(p.kind, PLACE_PLAIN);
+    place_release(&p);
+    listing_free(l);
+    store_close(s);
+    temp_remove(&t);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_megatron),  cmocka_unit_test(test_unpacked),
-        cmocka_unit_test(test_nemo2),     cmocka_unit_test(test_not_merged),
-        cmocka_unit_test(test_rules),     cmocka_unit_test(test_unlike),
-        cmocka_unit_test(test_lost_rank), cmocka_unit_test(test_oddities),
+        cmocka_unit_test(test_megatron),   cmocka_unit_test(test_unpacked),
+        cmocka_unit_test(test_nemo2),      cmocka_unit_test(test_not_merged),
+        cmocka_unit_test(test_rules),      cmocka_unit_test(test_unlike),
+        cmocka_unit_test(test_lost_rank),  cmocka_unit_test(test_oddities),
+        cmocka_unit_test(test_train_lost), cmocka_unit_test(test_train_not_merged),
+        cmocka_unit_test(test_train_odd),
     };
 
     return run_with_fixtures("nemo", argc, argv, others, ARRAY_SIZE(others));

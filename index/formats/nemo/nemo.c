@@ -11,6 +11,7 @@
 #include "base/yaml_tree.h"
 #include "index/formats/format.h"
 #include "index/formats/nemo/nemo_ranks.h"
+#include "index/formats/nemo/nemo_train.h"
 #include "index/formats/scan.h"
 #include "index/formats/torch/torch_file.h"
 #include "remote/archives.h"
@@ -378,6 +379,8 @@ static int nemo_scan(const struct scan_context *c, struct sink *sink, struct err
 {
     struct scan s = {.c = c, .sink = sink, .base = "", .listing = c->listing};
 
+    if (c->file && !archive_is_named(c->file))
+        return nemo_train_scan(c, sink, e);
     if (c->file)
         return scan_archive(&s, e);
     snprintf(s.dir, sizeof s.dir, "%s", c->dir);
@@ -389,5 +392,7 @@ const struct format_driver format_nemo = {
     .title = "NeMo: .nemo archives (tar, tar.gz), unpacked ones, context/ and weights/",
     .bid = nemo_bid,
     .bid_file = nemo_bid_file,
+    .sets = nemo_train_sets,
+    .is_set_dir = nemo_train_is_dir,
     .scan = nemo_scan,
 };

@@ -94,6 +94,24 @@ const struct nemo_sizes *nemo_config_sizes(const struct nemo_config *c,
     return &c->encoder;
 }
 
+static bool same_sizes(const struct nemo_sizes *a, const struct nemo_sizes *b)
+{
+    return a->layers == b->layers && a->hidden == b->hidden && a->ffn == b->ffn &&
+           a->heads == b->heads && a->groups == b->groups &&
+           a->channels == b->channels && a->activation == b->activation &&
+           a->fast == b->fast && a->glu == b->glu;
+}
+
+bool nemo_config_same(const struct nemo_config *a, const struct nemo_config *b)
+{
+    return a->tensor == b->tensor && a->pipeline == b->pipeline &&
+           a->virtual_pipeline == b->virtual_pipeline && a->expert == b->expert &&
+           a->untied == b->untied && a->megatron_core == b->megatron_core &&
+           a->old_qkv == b->old_qkv && a->stacks == b->stacks &&
+           same_sizes(&a->model, &b->model) && same_sizes(&a->encoder, &b->encoder) &&
+           same_sizes(&a->decoder, &b->decoder);
+}
+
 /* ---- ranks ---- */
 
 static int take_ranks(const struct json *v, struct nemo_config *out, struct err *e)

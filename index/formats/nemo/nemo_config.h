@@ -34,6 +34,9 @@ struct nemo_config {
  */
 int nemo_config_learn(const struct json *v, struct nemo_config *out, struct err *e);
 
+/* Do both tell the same? */
+bool nemo_config_same(const struct nemo_config *a, const struct nemo_config *b);
+
 /* The sizes of the stack that a tensor is of, by its name. */
 const struct nemo_sizes *nemo_config_sizes(const struct nemo_config *c,
                                            const char *name, size_t len);

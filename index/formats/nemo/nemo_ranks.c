@@ -85,14 +85,17 @@ static int find_ranks(struct legacy *l, const struct nemo_ranks *r,
 
 /* ---- what the configuration must agree with ---- */
 
-static int check_config(const struct nemo_config *c, struct err *e)
+static int check_config(const struct nemo_config *c, bool training, struct err *e)
 {
     if (c->tensor > MAX_RANKS || c->pipeline > MAX_RANKS ||
         c->tensor * c->pipeline > MAX_RANKS)
         return err_set(e, ENOTSUP, "more than %d ranks", MAX_RANKS);
     if (c->expert > 1)
         return err_set(e, ENOTSUP, "experts are on ranks of their own");
-    if (c->virtual_pipeline > 1)
+    if (c->virtual_pipeline > MEGATRON_MAX_VIRTUAL)
+        return err_set(e, ENOTSUP, "more than %d virtual pipelines",
+                       MEGATRON_MAX_VIRTUAL);
+    if (c->virtual_pipeline > 1 && !training)
         return err_set(e, ENOTSUP,
                        "the models of virtual pipelines have no places of their own");
     return 0;
@@ -124,11 +127,13 @@ static enum megatron_rule rule_of(struct legacy *l, const struct rank_tensor *x,
 static int prepare(struct legacy *l, const struct nemo_ranks *r,
                    const struct nemo_config *config, struct err *e)
 {
-    if (check_config(config, e) < 0 || find_ranks(l, r, config, e) < 0)
+    if (check_config(config, r->training, e) < 0 || find_ranks(l, r, config, e) < 0)
         return -e->code;
     l->tensor = (uint32_t)config->tensor;
     l->pipeline = (uint32_t)config->pipeline;
-    l->models = 1;
+    /* on_save_checkpoint() of megatron_gpt_model.py: state_dict is empty then. */
+    l->several = config->virtual_pipeline > 1;
+    l->models = (uint32_t)config->virtual_pipeline;
     l->expert = 1;
     l->args.untied = config->untied;
     l->version = 3;
@@ -136,14 +141,20 @@ static int prepare(struct legacy *l, const struct nemo_ranks *r,
     l->user = config;
     if (legacy_count_layers(l, e) < 0)
         return -e->code;
+    if (r->training && !l->kinds)
+        return err_set(e, EBADMSG, "they have no layers in %s",
+                       l->several ? "model0, model1, ..." : l->entry);
     return check_layers(l, config, e);
 }
 
 int nemo_ranks_report(const struct nemo_ranks *r, const struct nemo_config *config,
                       bool *merged, struct err *why, struct err *e)
 {
-    struct legacy l = {
-        .c = r->c, .sink = r->sink, .entry = "", .arena = arena_new(MAX_MEMORY)};
+    struct legacy l = {.c = r->c,
+                       .sink = r->sink,
+                       .entry = r->training ? "state_dict" : "",
+                       .optimizer = "optimizer_states",
+                       .arena = arena_new(MAX_MEMORY)};
 
     *merged = false;
     if (!l.arena) {

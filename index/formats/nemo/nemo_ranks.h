@@ -20,8 +20,13 @@ bool nemo_rank_name(const char *name, uint32_t *tensor, uint32_t *pipeline);
 struct nemo_ranks {
     const struct scan_context *c;
     struct sink *sink;
-    /* In each rank's directory, all of it the model; where it is not the rank is missing. */
+    /* In each rank's directory; where it is not the rank is missing. */
     const char *file;
+    /*
+     * It is Lightning's: the model is its entry state_dict, with virtual pipelines model0,
+     * model1, ...; else all of the file is the model.
+     */
+    bool training;
 };
 
 /*
