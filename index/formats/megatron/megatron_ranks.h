@@ -35,7 +35,8 @@ struct rank {
 struct legacy_args {
     uint64_t layers, heads, groups, experts, expert_tensor;
     bool known, gated, untied;
-    bool extended; /* moe_extended_tp: each expert is cut over tensor and expert ranks */
+    bool
+        extended; /* moe_extended_tp: each expert is cut over tensor and expert ranks */
 };
 
 /* Layers of one kind ("decoder.layers."): how many each stage has, and what is before. */
