@@ -9,7 +9,7 @@ struct listing;
 
 enum torch_layout_kind {
     TORCH_LAYOUT_NONE,
-    TORCH_LAYOUT_SINGLE,  /* pytorch_model.bin */
+    TORCH_LAYOUT_SINGLE, /* pytorch_model.bin */
     /* pytorch_model.bin.index.json, or a variant's, and the files that it names */
     TORCH_LAYOUT_INDEXED,
     TORCH_LAYOUT_NUMBERED, /* pytorch_model-0000K-of-0000N.bin, without an index */
