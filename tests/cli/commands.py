@@ -604,6 +604,14 @@ def test_probe_and_formats(t):
     assert cli.run("version").stdout.startswith("unshard ")
 
 
+def test_buffers_that_a_module_does_not_save_are_no_weights(t):
+    """register_buffer(persistent=False) in a module pickled whole: state_dict() leaves it out, model.safetensors too."""
+    cli = Cli(t)
+    for name in ("module_unsaved", "module_unsaved_p4"):  # a call of set with a list, and a set
+        tensors = cli.json("info", f"{DATA}/torch_file/{name}")["tensors"]
+        same(name, {x["key"]: x["role"] for x in tensors}, {"w": "model", "rope.scale": "model", "rope.inv_freq": "other"})
+
+
 def test_what_no_driver_reads_has_a_name(t):
     """Each row of index/formats/unread.c: `info` and `probe` say what the file is and what to do."""
     cli = Cli(t)

@@ -9,8 +9,9 @@
 #include "base/err.h"
 
 enum {
-    MAX_FRAMES = 512,     /* real objects: under 60 */
-    VISITS_A_BYTE = 4,    /* of the pickle: an honest value takes a byte or more */
+    MAX_FRAMES = 512,  /* real objects: under 60 */
+    MAX_UNSAVED = 256, /* each buffer of a module is compared with so many; real: 4 */
+    VISITS_A_BYTE = 4, /* of the pickle: an honest value takes a byte or more */
     FREE_VISITS = 1 << 16 /* so many are no attack */
 };
 
@@ -60,6 +61,7 @@ struct frame {
     enum rule rule;
     bool opaque, shard;
     bool told; /* its first argument is a storage whose elements were shown already */
+    struct pv unsaved; /* names of buffers that state_dict() leaves out, or none */
 };
 
 /* The next value to look at, and what it is within. */
@@ -69,7 +71,8 @@ struct visit {
     enum rule rule;
     bool skip;
     bool opaque, shard;
-    bool told; /* a storage whose elements were shown already */
+    bool told;         /* a storage whose elements were shown already */
+    struct pv unsaved; /* struct frame */
 };
 
 struct stack {
@@ -210,6 +213,51 @@ static bool is_module_dict(const struct pv *key)
            pv_str_is(key, "_modules");
 }
 
+/*
+ * The names of a module's buffers that are not persistent: a set, or with protocols below 4 a
+ * call of one with a list (torch/nn/modules/module.py of torch 2.1 to 2.14, register_buffer and
+ * _save_to_state_dict).
+ */
+static struct pv unsaved_buffers(const struct pv *state)
+{
+    struct pv names, class, args;
+
+    if (!pv_dict_get(state, "_non_persistent_buffers_set", &names))
+        return (struct pv){.kind = PV_NONE};
+    if (names.kind == PV_OBJECT) {
+        class = pv_class(&names);
+        args = pv_args(&names);
+        if (class.kind == PV_GLOBAL && pv_count(&args) == 1 &&
+            (pv_is(&class, "builtins", "set") || pv_is(&class, "__builtin__", "set")))
+            names = pv_at(&args, 0);
+    }
+    if ((names.kind == PV_SET || names.kind == PV_LIST) &&
+        pv_count(&names) <= MAX_UNSAVED)
+        return names;
+    return (struct pv){.kind = PV_NONE};
+}
+
+static bool is_unsaved(const struct frame *f, const struct pv *key)
+{
+    const char *name, *other;
+    size_t len, other_len;
+
+    if ((f->unsaved.kind != PV_SET && f->unsaved.kind != PV_LIST) ||
+        key->kind != PV_STR)
+        return false;
+    name = pv_bytes(key, &len);
+    for (size_t i = 0; i < pv_count(&f->unsaved); i++) {
+        struct pv item = pv_at(&f->unsaved, i);
+
+        if (item.kind != PV_STR)
+            continue;
+        other = pv_bytes(&item, &other_len);
+        if (other_len == len && memcmp(other, name, len) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* A call whose arguments object_to_json() does not show: they only tell the class. */
 static bool is_plain_instance(const struct pv *v)
 {
@@ -281,6 +329,7 @@ static int push(struct torch_walk *w, struct stack *s, const struct visit *x,
         .opaque = x->opaque,
         .shard = x->shard,
         .told = x->told,
+        .unsaved = x->unsaved,
     };
     return 0;
 }
@@ -544,7 +593,10 @@ static bool next_item(struct torch_walk *w, struct frame *f, struct visit *x)
         x->v = pv_value_at(&f->v, f->i);
         add_key(w, f, &key);
         /* Other attributes are not in state_dict(): LSTM's list of all its weights. */
-        x->opaque = x->opaque || (f->rule == RULE_MODULE && !is_module_dict(&key));
+        x->opaque = x->opaque || (f->rule == RULE_MODULE && !is_module_dict(&key)) ||
+                    is_unsaved(f, &key);
+        if (f->rule == RULE_MODULE && pv_str_is(&key, "_buffers"))
+            x->unsaved = unsaved_buffers(&f->v);
     } else {
         x->v = pv_at(&f->v, f->i);
         x->told = f->told && f->i == 0;

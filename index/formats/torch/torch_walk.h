@@ -25,7 +25,7 @@ struct torch_item {
     const char *why;                   /* then; "" for what `claims` took */
     const struct pv *value;
     /* Within an instance of a class that is only data to us, or an attribute of a module
-     * that is neither parameter nor buffer. */
+     * that is neither parameter nor buffer, or a buffer that is not persistent. */
     bool opaque;
     bool shard; /* within one of torch.distributed: a piece of some larger tensor */
 };
