@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "fs/side.h"
+#include "index/formats/hf/hf_index.h"
 
 struct overlay {
     struct store *store;
@@ -22,12 +23,12 @@ static bool is_weights(const char *name)
         ".safetensors", ".bin",     ".pt",   ".pth",  ".ckpt",
         ".h5",          ".msgpack", ".gguf", ".onnx", ".npz",
     };
-    static const char *const indexes[] = {".safetensors.index.", ".bin.index."};
+    struct hf_index_name index;
     size_t len = strlen(name);
 
-    for (size_t i = 0; i < ARRAY_SIZE(indexes); i++) /* .json, .fp16.json */
-        if (strstr(name, indexes[i]))
-            return true;
+    if (hf_index_name(name, ".safetensors", &index) ||
+        hf_index_name(name, ".bin", &index))
+        return true;
     for (size_t i = 0; i < ARRAY_SIZE(ends); i++) {
         size_t n = strlen(ends[i]);
 

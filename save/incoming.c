@@ -12,13 +12,13 @@
 #include "base/err.h"
 #include "base/fsutil.h"
 #include "base/json.h"
+#include "index/formats/hf/hf_index.h"
 #include "index/formats/hf/safetensors_header.h"
 #include "index/names.h"
 #include "index/npy.h"
 #include "remote/source.h"
 
 static const char safetensors_end[] = ".safetensors";
-static const char index_end[] = ".safetensors.index.json";
 static const char npy_end[] = ".npy";
 
 static bool ends_in(const char *text, const char *end)
@@ -39,6 +39,7 @@ static const char *below(const char *path, const char *dir)
 enum incoming_kind incoming_kind(const char *path)
 {
     const char *name = below(path, "optimizer");
+    struct hf_index_name index;
 
     if (below(path, ".unshard"))
         return INCOMING_IGNORED;
@@ -53,7 +54,7 @@ enum incoming_kind incoming_kind(const char *path)
     name = name ? name : path;
     if (strchr(name, '/'))
         return INCOMING_SIDE;
-    if (ends_in(name, index_end))
+    if (hf_index_name(name, safetensors_end, &index))
         return INCOMING_INDEX;
     return ends_in(name, safetensors_end) && name[0] != '.' ? INCOMING_SAFETENSORS
                                                             : INCOMING_SIDE;

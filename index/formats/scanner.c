@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "index/formats/hf/hf_index.h"
 #include "index/formats/scan_priv.h"
 #include "index/formats/scan_time.h"
 #include "index/map/map.h"
@@ -473,6 +474,30 @@ static int watch_config(const struct scanner *s, struct listing *l, struct sink 
 }
 
 /*
+ * An index whose files are not here (people copy it with the config of a model) would lead
+ * loaders that look for it first to files that nobody has.
+ */
+static int hide_indexes(struct listing *l, const char *suffix, struct sink *sink,
+                        struct err *e)
+{
+    struct hf_index_name x;
+    size_t n = strlen(suffix);
+    int rc = sink_enter(sink, "", e);
+
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const char *name = listing_at(l, i)->name;
+        size_t len = strlen(name);
+
+        if (len > n && strcmp(name + len - n, suffix) == 0)
+            return rc;
+    }
+    for (size_t i = 0; rc == 0 && i < listing_count(l); i++)
+        if (hf_index_name(listing_at(l, i)->name, suffix, &x))
+            rc = sink_hide(sink, listing_at(l, i)->name, false, e);
+    return rc;
+}
+
+/*
  * Drivers leave out what they cannot look into, as it may be anything: so it is told here.
  * Rights change with the file; what the disk refuses is tried again.
  */
@@ -535,6 +560,10 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         rc = place.driver->scan(&context, sink, &failed);
     if (rc == 0)
         rc = tell_unread(k, l, sink, &failed);
+    if (rc == 0 && !k->file)
+        rc = hide_indexes(l, ".safetensors", sink, &failed);
+    if (rc == 0 && !k->file)
+        rc = hide_indexes(l, ".bin", sink, &failed);
     rc = scan_time_end(&time, rc, &failed);
     if (rc < 0 && (is_ours(failed.code) || (again && rc == -ESTALE))) {
         sink_abort(sink);

@@ -670,8 +670,8 @@ static void test_bids(void **state)
         {".pt", zip_head, sizeof zip_head - 1, 0, 0},
         {"pytorch_model.bin", zip_head, sizeof zip_head - 1, 50, 58},
         {"pytorch_model.bin", "x", 1, 0, 25},
-        {"pytorch_model.bin.index.json", "{\"weight_map\": {", 16, 0, 78},
-        {"pytorch_model.bin.index.json", "{", 1, 0, 43},
+        {"pytorch_model.bin.index.json", "{\"weight_map\": {", 16, 0, 26},
+        {"pytorch_model.bin.index.json", "{", 1, 0, 26},
         {"pytorch_model-00001-of-00001.bin", zip_head, sizeof zip_head - 1, 50, 53},
         {"pytorch_model-00001-of-00002.bin", zip_head, sizeof zip_head - 1, 50, 38},
         {"pytorch_model-00003-of-00002.bin", zip_head, sizeof zip_head - 1, 50, 0},
@@ -694,6 +694,27 @@ static void test_bids(void **state)
     }
 }
 
+static void test_bids_of_an_index(void **state)
+{
+    static const struct {
+        const char *head;
+        int score;
+    } cases[] = {{"{\"weight_map\": {", 78}, {"{", 43}};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const struct made files[] = {
+            {"pytorch_model.bin.index.json", cases[i].head, strlen(cases[i].head)},
+            {"pytorch_model-00001-of-00001.bin", zip_head, sizeof zip_head - 1},
+        };
+        CLEANUP(listing_freep) struct listing *l = made_listing(files, 2);
+        struct bid bid = {0};
+
+        format_torch_file.bid(l, &bid);
+        assert_int_equal(bid.score, cases[i].score);
+    }
+}
+
 static void test_bids_beside(void **state)
 {
     static const struct made model = {"pytorch_model.bin", zip_head,
@@ -704,7 +725,7 @@ static void test_bids_beside(void **state)
     } cases[] = {
         {{"config.json", "{}", 2}, 73},
         {{"model.safetensors", "x", 1}, 15},
-        {{"model.safetensors.index.json", "{}", 2}, 15},
+        {{"model.safetensors.index.json", "{}", 2}, 58}, /* of files elsewhere */
         {{"readme.txt", "x", 1}, 58},
     };
 
@@ -741,6 +762,7 @@ int main(int argc, char **argv)
         {.name = "one file of a composite", .test_func = test_report},
         {.name = "bids", .test_func = test_bids},
         {.name = "bids beside", .test_func = test_bids_beside},
+        {.name = "bids of an index", .test_func = test_bids_of_an_index},
     };
 
     return run_with_fixtures("torch_file", argc, argv, others, ARRAY_SIZE(others));

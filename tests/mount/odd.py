@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Sources with what no checkpoint should have: loops, fifos, links that lead out, names of ours."""
 import errno
+import json
 import os
+import pathlib
+import shutil
 import socket
 
 from mountlib import Mount, fails, main, make_tensors, read_all, safetensors_image, same, write_checkpoint, write_file
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 
 
 def test_links_fifos_and_sockets(t):
@@ -34,6 +39,24 @@ def test_links_fifos_and_sockets(t):
         count = sum(len(files) for _, _, files in os.walk(m.path))  # comes to an end
         assert count < 100
         assert m.alive()
+
+
+def test_an_index_whose_files_are_elsewhere(t):
+    """People copy a model's config with all JSON beside it: the index of its shards makes no checkpoint, and leads loaders astray."""
+    shutil.copytree(DATA / "torch_dcp/dcp_minimal_handmade", t + "/run")
+    for name, to in (("model.safetensors.index.json", "model-00001-of-00002.safetensors"),
+                     ("model.safetensors.index.fp16.json", "model.fp16-00001-of-00002.safetensors"),
+                     ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin")):
+        write_file(f"{t}/run/{name}", json.dumps({"weight_map": {"w": to}}).encode())
+    write_file(t + "/run/config.json", b"{}")
+    with Mount(t + "/run", t + "/mnt") as m:
+        same("format", json.loads(read_all(m / ".unshard/checkpoint.json"))["format"], "torch-dcp")
+        same("shown", [n for n in os.listdir(m.path) if n.endswith(".json")], ["config.json"])
+        assert os.listdir(m / "raw")
+    os.mkdir(t + "/gone")  # alone it tells what lacks
+    shutil.copy(t + "/run/model.safetensors.index.json", t + "/gone")
+    with Mount(t + "/gone", t + "/mnt2") as m:
+        fails("a missing file", errno.EIO, lambda: read_all(m / "raw/w"))
 
 
 def test_follow_symlinks(t):

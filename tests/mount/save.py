@@ -47,6 +47,27 @@ def test_a_new_checkpoint(t):
     same("leftovers", leftovers(t + "/run"), [])
 
 
+def test_a_variant_is_saved(t):
+    """save_pretrained(variant="fp16"): its index is one, and is gone where the shards are others."""
+    os.makedirs(t + "/run")
+    tensors = make_tensors(1)
+    parts = {f"model.fp16-{i + 1:05}-of-00002.safetensors": {k: tensors[k] for k in list(tensors)[i::2]} for i in range(2)}
+    index = json.dumps({"weight_map": {k: name for name, part in parts.items() for k in part}})
+    for step, form in (("a", "hf"), ("b", "dcp:ranks=2")):
+        with Mount(t + "/run", f"{t}/mnt-{step}", "rw,save=" + form) as m:
+            os.mkdir(m / step)
+            for name, part in parts.items():
+                with open(m / f"{step}/{name}", "wb") as f:
+                    f.write(safetensors_image(part))
+            with open(m / f"{step}/model.safetensors.index.fp16.json", "w") as f:
+                f.write(index)
+            umount(m)
+        with Mount(f"{t}/run/{step}", f"{t}/mnt-{step}2") as m:
+            for key, (_, _, data) in tensors.items():
+                assert read_all(m / f"raw/{key}") == data, (form, key)
+        assert "model.safetensors.index.fp16.json" not in os.listdir(f"{t}/run/{step}")
+
+
 def test_how_far_a_publication_is(t):
     """What `unshard umount` shows while it waits: bytes done and all, by an attribute of the root."""
     os.makedirs(t + "/run")

@@ -34,6 +34,25 @@ static bool ends_with(const char *name, const char *suffix)
     return len > n && strcmp(name + len - n, suffix) == 0;
 }
 
+bool hf_index_name(const char *name, const char *suffix, struct hf_index_name *out)
+{
+    static const char middle[] = ".index.", end[] = ".json";
+    const char *at = strstr(name, middle);
+    size_t n = strlen(suffix), stem = at ? (size_t)(at - name) : 0;
+    const char *rest = at ? at + strlen(middle) : "", *dot = strchr(rest, '.');
+
+    if (stem <= n || memcmp(at - n, suffix, n) != 0)
+        return false;
+    *out = (struct hf_index_name){.stem_len = stem - n};
+    if (strcmp(rest, end + 1) == 0)
+        return true;
+    if (!dot || dot == rest || strcmp(dot, end) != 0)
+        return false;
+    out->variant = rest;
+    out->variant_len = (size_t)(dot - rest);
+    return true;
+}
+
 static bool is_other_kind(const char *name, const char *suffix)
 {
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)

@@ -38,6 +38,20 @@ int hf_index_parse(const char *text, size_t len, const char *suffix,
 
 void hf_index_release(struct hf_index *x);
 
+/* STEM.safetensors.index.json taken apart. */
+struct hf_index_name {
+    size_t stem_len;
+    const char *variant; /* within the name, not terminated; NULL: none */
+    size_t variant_len;
+};
+
+/*
+ * Is it the name of an index of files of this suffix? Also that of a variant:
+ * STEM.safetensors.index.fp16.json, as transformers and diffusers write it for
+ * save_pretrained(variant="fp16").
+ */
+bool hf_index_name(const char *name, const char *suffix, struct hf_index_name *out);
+
 /* Position of a key, or -1. */
 ptrdiff_t hf_index_find(const struct hf_index *x, const char *key, size_t len);
 

@@ -54,13 +54,18 @@ static void say_damaged(struct bid *out, const char *name)
     say(out, 25, "%s by its name, but no safetensors header", name);
 }
 
-static void bid_index(struct listing *l, const char *name, struct bid *out)
+/* Alone it tells of a model that is not here: people copy it with the config. */
+static void bid_index(struct listing *l, const struct safetensors_layout *x,
+                      struct bid *out)
 {
+    const char *name = x->main;
     char head[INDEX_HEAD];
     size_t got = 0;
 
-    if (listing_peek(l, name, head, sizeof head, &got) == 0 &&
-        memmem(head, got, "\"weight_map\"", 12))
+    if (x->present == 0)
+        say(out, 27, "%s, but no .safetensors file", name);
+    else if (listing_peek(l, name, head, sizeof head, &got) == 0 &&
+             memmem(head, got, "\"weight_map\"", 12))
         say(out, 80, "%s with a weight_map", name);
     else
         say(out, 45, "%s by its name", name);
@@ -76,7 +81,7 @@ static void bid_layout(struct listing *l, const struct safetensors_layout *x,
     if (x->kind == SAFETENSORS_PIECES)
         return; /* hf_dcp's */
     if (x->kind == SAFETENSORS_INDEXED)
-        bid_index(l, x->main, out);
+        bid_index(l, x, out);
     else if (!has_magic(l, x->main))
         say_damaged(out, x->main);
     else if (x->kind == SAFETENSORS_NUMBERED)

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "index/formats/hf/hf_index.h"
 #include "remote/listing.h"
 
 static const char suffix[] = ".safetensors";
@@ -233,28 +234,10 @@ static bool is_known_stem(const char *name, size_t len)
     return false;
 }
 
-/* STEM.safetensors.index.VARIANT.json, as transformers and diffusers call the index of
- * save_pretrained(variant=): where the variant stands and how long it is, or false. */
-static bool variant_index(const char *name, size_t *stem_len, const char **variant,
-                          size_t *variant_len)
-{
-    static const char middle[] = ".safetensors.index.";
-    const char *at = strstr(name, middle);
-    const char *end = at ? strchr(at + strlen(middle), '.') : NULL;
-
-    if (!end || at == name || end == at + strlen(middle) || strcmp(end, ".json") != 0)
-        return false;
-    *stem_len = (size_t)(at - name);
-    *variant = at + strlen(middle);
-    *variant_len = (size_t)(end - *variant);
-    return true;
-}
-
 /* Its files are STEM.VARIANT-0000K-of-0000N.safetensors; diffusers before 0.32 called
  * them STEM-0000K-of-0000N.VARIANT.safetensors, which have no stem here. */
-static void set_variant(const struct listing *l, const char *index, size_t stem_len,
-                        const char *variant, size_t variant_len,
-                        struct safetensors_layout *out)
+static void set_variant(const struct listing *l, const char *index,
+                        const struct hf_index_name *x, struct safetensors_layout *out)
 {
     struct safetensors_number n;
 
@@ -264,9 +247,9 @@ static void set_variant(const struct listing *l, const char *index, size_t stem_
         const char *name = listing_at(l, i)->name;
 
         if (!safetensors_numbered(name, &n) ||
-            n.stem_len != stem_len + 1 + variant_len ||
-            memcmp(name, index, stem_len) != 0 || name[stem_len] != '.' ||
-            memcmp(name + stem_len + 1, variant, variant_len) != 0)
+            n.stem_len != x->stem_len + 1 + x->variant_len ||
+            memcmp(name, index, x->stem_len) != 0 || name[x->stem_len] != '.' ||
+            memcmp(name + x->stem_len + 1, x->variant, x->variant_len) != 0)
             continue;
         out->stem = name;
         out->stem_len = n.stem_len;
@@ -283,15 +266,14 @@ static void find_variant(const struct listing *l, struct safetensors_layout *out
         return;
     for (size_t i = 0; i < listing_count(l) && !known; i++) {
         const struct listing_entry *entry = listing_at(l, i);
-        const char *variant;
-        size_t stem_len, variant_len;
+        struct hf_index_name x;
 
-        if (entry->st.kind != ENTRY_FILE ||
-            !variant_index(entry->name, &stem_len, &variant, &variant_len))
+        if (entry->st.kind != ENTRY_FILE || !hf_index_name(entry->name, suffix, &x) ||
+            !x.variant)
             continue;
-        known = is_known_stem(entry->name, stem_len);
+        known = is_known_stem(entry->name, x.stem_len);
         if (known || out->kind != SAFETENSORS_INDEXED)
-            set_variant(l, entry->name, stem_len, variant, variant_len, out);
+            set_variant(l, entry->name, &x, out);
     }
 }
 
@@ -302,6 +284,15 @@ static const char *find_adapter(const struct listing *l)
     return name && file_named(l, "adapter_config.json") ? name : NULL;
 }
 
+static uint32_t count_files(const struct listing *l)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < listing_count(l); i++)
+        n += safetensors_is_named(l, listing_at(l, i)->name);
+    return n;
+}
+
 void safetensors_layout(const struct listing *l, struct safetensors_layout *out)
 {
     *out = (struct safetensors_layout){0};
@@ -309,6 +300,8 @@ void safetensors_layout(const struct listing *l, struct safetensors_layout *out)
         find_numbered(l, out);
         find_variant(l, out);
     }
+    if (out->kind == SAFETENSORS_INDEXED)
+        out->present = count_files(l);
     if (out->kind == SAFETENSORS_NONE) {
         out->main = find_adapter(l);
         out->kind = out->main ? SAFETENSORS_ADAPTER : SAFETENSORS_NONE;

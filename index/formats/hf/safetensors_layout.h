@@ -22,8 +22,9 @@ struct safetensors_layout {
     const char *main; /* the model, the index, or the first file of the set */
     const char *stem; /* of numbered files; not terminated */
     size_t stem_len;
-    uint32_t total, present; /* of a numbered set */
-    const char *adapter;     /* an adapter beside a model, or NULL */
+    uint32_t total;      /* of a numbered set */
+    uint32_t present;    /* of a numbered set; beside an index all .safetensors files */
+    const char *adapter; /* an adapter beside a model, or NULL */
 };
 
 /* Decides by names alone. */

@@ -59,13 +59,16 @@ static const char *kind_name(enum torch_kind kind)
     return "nothing that torch.save writes";
 }
 
-static void bid_index(struct listing *l, const char *name, struct bid *out)
+static void bid_index(struct listing *l, const struct torch_layout *x, struct bid *out)
 {
+    const char *name = x->main;
     char head[INDEX_HEAD];
     size_t got = 0;
 
-    if (listing_peek(l, name, head, sizeof head, &got) == 0 &&
-        memmem(head, got, "\"weight_map\"", 12))
+    if (x->present == 0)
+        say(out, 26, "%s, but no .bin file", name);
+    else if (listing_peek(l, name, head, sizeof head, &got) == 0 &&
+             memmem(head, got, "\"weight_map\"", 12))
         say(out, 78, "%s with a weight_map", name);
     else
         say(out, 43, "%s by its name", name);
@@ -97,7 +100,8 @@ static void yield_to_safetensors(const struct listing *l, const struct torch_lay
     struct safetensors_layout other;
 
     safetensors_layout(l, &other);
-    if (other.kind == SAFETENSORS_NONE)
+    if (other.kind == SAFETENSORS_NONE ||
+        (other.kind == SAFETENSORS_INDEXED && other.present == 0))
         return;
     if (other.kind == SAFETENSORS_ADAPTER && x->kind != TORCH_LAYOUT_ADAPTER)
         out->score += out->score >= 50 ? 4 : 0;
@@ -113,7 +117,7 @@ static void tf_bid(struct listing *l, struct bid *out)
     if (layout.kind == TORCH_LAYOUT_NONE)
         return;
     if (layout.kind == TORCH_LAYOUT_INDEXED)
-        bid_index(l, layout.main, out);
+        bid_index(l, &layout, out);
     else
         bid_model(l, &layout, out);
     yield_to_safetensors(l, &layout, out);

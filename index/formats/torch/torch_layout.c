@@ -5,6 +5,7 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "index/formats/hf/hf_index.h"
 #include "remote/listing.h"
 
 enum { MAX_DIGITS = 9 };
@@ -95,26 +96,31 @@ static void find_numbered(const struct listing *l, struct torch_layout *out)
     }
 }
 
-/* STEM.bin.index.VARIANT.json, as transformers calls the index of save_pretrained(variant=). */
-static bool is_variant_index(const char *name)
-{
-    static const char middle[] = ".bin.index.";
-    const char *at = strstr(name, middle);
-    const char *variant = at ? at + strlen(middle) : "", *end = strchr(variant, '.');
-
-    return end && end > variant && strcmp(end, ".json") == 0 &&
-           is_model_stem(name, (size_t)(at - name));
-}
-
 /* The first variant's. Its files are STEM.VARIANT-0000K-of-0000N.bin, and it names them. */
 static void find_variant(const struct listing *l, struct torch_layout *out)
 {
     for (size_t i = 0; i < listing_count(l) && !out->main; i++) {
         const char *name = find_file(l, listing_at(l, i)->name);
+        struct hf_index_name x;
 
-        if (name && is_variant_index(name))
+        if (name && hf_index_name(name, suffix, &x) && x.variant &&
+            is_model_stem(name, x.stem_len))
             *out = (struct torch_layout){.kind = TORCH_LAYOUT_INDEXED, .main = name};
     }
+}
+
+static uint32_t count_files(const struct listing *l)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const char *name = find_file(l, listing_at(l, i)->name);
+        size_t len = name ? strlen(name) : 0;
+
+        n += len >= sizeof suffix &&
+             strcmp(name + len - (sizeof suffix - 1), suffix) == 0;
+    }
+    return n;
 }
 
 void torch_layout(const struct listing *l, struct torch_layout *out)
@@ -137,6 +143,8 @@ void torch_layout(const struct listing *l, struct torch_layout *out)
         find_numbered(l, out);
     if (!out->main)
         find_variant(l, out);
+    if (out->kind == TORCH_LAYOUT_INDEXED)
+        out->present = count_files(l);
     if (!out->main && adapter && find_file(l, "adapter_config.json"))
         *out = (struct torch_layout){.kind = TORCH_LAYOUT_ADAPTER, .main = adapter};
 }

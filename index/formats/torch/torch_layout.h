@@ -19,9 +19,10 @@ enum torch_layout_kind {
 /* Names are borrowed from the listing. */
 struct torch_layout {
     enum torch_layout_kind kind;
-    const char *main;        /* the model, the index, or the first file of the set */
-    size_t stem_len;         /* of numbered files: of `main` */
-    uint32_t total, present; /* of a numbered set */
+    const char *main; /* the model, the index, or the first file of the set */
+    size_t stem_len;  /* of numbered files: of `main` */
+    uint32_t total;   /* of a numbered set */
+    uint32_t present; /* of a numbered set; beside an index all .bin files */
 };
 
 /* Decides by names alone; transformers' own order. */
