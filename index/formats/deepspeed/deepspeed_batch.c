@@ -27,13 +27,6 @@ static void close_batch(struct batch *b)
     b->count = 0;
 }
 
-/* What says nothing about the file's content stops the scan. */
-static bool is_damage(int code)
-{
-    return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
-           code == EINVAL || code == EIO;
-}
-
 static int load_nth(void *user, size_t i, struct err *e)
 {
     struct batch *b = user;
@@ -43,7 +36,7 @@ static int load_nth(void *user, size_t i, struct err *e)
     if (torch_file_load(b->s->c, &b->file[i], why) == 0)
         return 0;
     err_wrap(why, "%s", b->file[i].path);
-    if (b->tolerant && is_damage(why->code)) {
+    if (b->tolerant && torch_file_is_damaged(why->code)) {
         torch_file_close(&b->file[i]);
         return 0;
     }

@@ -119,7 +119,7 @@ int legacy_load(struct legacy *l, struct rank *r, struct err *e)
     if (torch_file_register(l->sink, &r->file, &r->err) == 0 &&
         torch_file_load(l->c, &r->file, &r->err) == 0)
         collect_models(l, r, &r->err);
-    if (r->err.code && !rank_file_is_damaged(r->err.code)) {
+    if (r->err.code && !torch_file_is_damaged(r->err.code)) {
         *e = r->err;
         legacy_unload(r);
         return -e->code;

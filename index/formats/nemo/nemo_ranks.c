@@ -160,7 +160,7 @@ int nemo_ranks_report(const struct nemo_ranks *r, const struct nemo_config *conf
     if (!l.arena) {
         err_nomem(e);
     } else if (prepare(&l, r, config, why) < 0) {
-        if (!rank_file_is_damaged(why->code))
+        if (!torch_file_is_damaged(why->code))
             *e = *why;
     } else {
         *merged = true;

@@ -227,7 +227,7 @@ static int learn_rank(struct scan *s, const char *path, struct err *e)
         torch_file_load(s->c, &f, &damage) == 0)
         learn_file(s, &f);
     torch_file_close(&f);
-    if (damage.code && !rank_file_is_damaged(damage.code))
+    if (damage.code && !torch_file_is_damaged(damage.code))
         *e = damage;
     else if (s->why.code == ENOMEM)
         *e = s->why;
@@ -285,7 +285,7 @@ static int show_rank(struct scan *s, const char *path, struct err *e)
         torch_file_load(s->c, &f, &damage) == 0)
         show_loaded(s, &f, e);
     torch_file_close(&f);
-    if (damage.code && !rank_file_is_damaged(damage.code))
+    if (damage.code && !torch_file_is_damaged(damage.code))
         *e = damage;
     else if (damage.code &&
              sink_warning(s->sink, "damaged-file", "%s: %s", path, damage.text) < 0)

@@ -195,7 +195,7 @@ static int learn_first(struct neox *n, struct err *e)
         root = torch_zip_root(f.zip);
         learn(n, &root);
     }
-    if (!rank_file_is_damaged(why.code)) {
+    if (!torch_file_is_damaged(why.code)) {
         *e = why;
         return -e->code;
     }
@@ -485,7 +485,7 @@ static int join_optimizer(struct neox *n, struct err *e)
 
     if (n->nlayers == 0 || deepspeed_report(n->c, n->sink, &how, &told, &why) == 0)
         return n->nlayers > 0;
-    if (!rank_file_is_damaged(why.code)) {
+    if (!torch_file_is_damaged(why.code)) {
         *e = why;
         return -e->code;
     }

@@ -317,13 +317,6 @@ static int report_safetensors(const struct scan_context *c, struct sink *sink,
 
 /* ---- torch files ---- */
 
-/* What is wrong with the file itself, and no reason to give up on the others. */
-static bool is_damage(int code)
-{
-    return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
-           code == EIO;
-}
-
 static int report_torch_file(const struct scan_context *c, struct sink *sink,
                              const struct torch_report *how, const char *path,
                              struct err *e)
@@ -360,7 +353,7 @@ static int report_torch(const struct scan_context *c, struct sink *sink,
                            name[i]);
         if (report_torch_file(c, sink, &report, path, &why) == 0) {
             good++;
-        } else if (!is_damage(why.code) || (i + 1 == count && good == 0)) {
+        } else if (!torch_file_is_damaged(why.code) || (i + 1 == count && good == 0)) {
             *e = why;
             return -e->code;
         } else if (sink_warning(sink, "damaged-file", "%s: %s", path, why.text) < 0) {

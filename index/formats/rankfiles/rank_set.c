@@ -371,16 +371,9 @@ static int report_entries(struct rank_set *s, const struct rank_file *f, bool fi
     return torch_file_report_loaded(s->sink, &f->file, &own, e);
 }
 
-/* Damage of one file is told with its tensors; other errors stop the scan. */
-static bool is_damage(int code)
-{
-    return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
-           code == EIO || code == ENOENT;
-}
-
 static int give_up(struct rank_set *s, struct rank_file *f, struct err *e)
 {
-    if (!is_damage(f->err.code)) {
+    if (!torch_file_is_damaged(f->err.code)) {
         *e = f->err;
         return -e->code;
     }
@@ -440,7 +433,7 @@ static int load_batch(struct rank_set *s, size_t first, size_t n, struct err *e)
 
         f->file.path = f->path;
         if (torch_file_register(s->sink, &f->file, &f->err) < 0 &&
-            !is_damage(f->err.code)) {
+            !torch_file_is_damaged(f->err.code)) {
             *e = f->err;
             return -e->code;
         }

@@ -26,12 +26,6 @@ void rank_files_free(struct rank_file *f, size_t n)
     free(f);
 }
 
-bool rank_file_is_damaged(int code)
-{
-    return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
-           code == ENOENT || code == EINVAL || code == EIO || code == EACCES;
-}
-
 struct loading {
     const struct scan_context *c;
     struct sink *sink;
@@ -44,7 +38,7 @@ static int load_nth(void *user, size_t i, struct err *e)
     struct rank_file *f = &l->file[i];
 
     if (f->err.code || torch_file_load(l->c, &f->file, &f->err) == 0 ||
-        rank_file_is_damaged(f->err.code))
+        torch_file_is_damaged(f->err.code))
         return 0;
     *e = f->err;
     return -e->code;
@@ -68,7 +62,7 @@ static int see(struct loading *l, size_t at, size_t n, rank_file_fn *fn, void *u
         struct rank_file *f = &l->file[i];
 
         if (!f->err.code && fn(user, at + i, f, &f->err) < 0 &&
-            !rank_file_is_damaged(f->err.code)) {
+            !torch_file_is_damaged(f->err.code)) {
             *e = f->err;
             return -e->code;
         }

@@ -18,12 +18,6 @@ struct rank_file {
     struct err err;              /* code 0: it was loaded; ENOENT: it is missing */
 };
 
-/*
- * Is the error one of a file's content? That is told with its tensors; any other (no
- * memory, no descriptors, changed meanwhile, stopped) says nothing, and ends the scan.
- */
-bool rank_file_is_damaged(int code);
-
 /* `n` empty ones, or NULL. */
 struct rank_file *rank_files_new(size_t n);
 void rank_files_free(struct rank_file *f, size_t n);

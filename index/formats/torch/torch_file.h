@@ -34,6 +34,13 @@ int torch_file_register(struct sink *sink, struct torch_file *f, struct err *e);
  */
 int torch_file_load(const struct scan_context *c, struct torch_file *f, struct err *e);
 
+/*
+ * Is the error of one of these one of a file's content? That is told with its tensors, and the
+ * others go on; any other (no memory, no descriptors, changed meanwhile, stopped) says nothing
+ * of the file, and ends the scan.
+ */
+bool torch_file_is_damaged(int code);
+
 /* Frees graph and source; number and path stay. */
 void torch_file_close(struct torch_file *f);
 

@@ -43,6 +43,12 @@ int torch_file_register(struct sink *sink, struct torch_file *f, struct err *e)
     return 0;
 }
 
+bool torch_file_is_damaged(int code)
+{
+    return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
+           code == ENOENT || code == EINVAL || code == EIO || code == EACCES;
+}
+
 int torch_file_load(const struct scan_context *c, struct torch_file *f, struct err *e)
 {
     char path[PATH_MAX];
@@ -588,13 +594,6 @@ int torch_file_report_loaded(struct sink *sink, const struct torch_file *f,
     return report_graph(&r, &w, e);
 }
 
-/* Errors of a file's content: others say nothing about it. */
-static bool is_damage(int code)
-{
-    return code == EBADMSG || code == ENOTSUP || code == EFBIG || code == EOVERFLOW ||
-           code == ENOENT || code == EINVAL || code == EIO;
-}
-
 int torch_file_report(const struct scan_context *c, struct sink *sink, const char *path,
                       const struct torch_report *how, struct err *e)
 {
@@ -609,7 +608,7 @@ int torch_file_report(const struct scan_context *c, struct sink *sink, const cha
         if (torch_file_report_loaded(sink, &f, how, &why) == 0)
             return 0;
     }
-    if (!how->strict && is_damage(why.code))
+    if (!how->strict && torch_file_is_damaged(why.code))
         return object_unreadable(sink, object, strlen(object), &why, e);
     *e = why;
     return -e->code;
