@@ -157,6 +157,11 @@ def root_in(setup):
     return lambda command: f"unshare -m /bin/bash -c {shlex.quote(f'{setup} && {command}')}"
 
 
+def has_own_mounts():
+    """Not where / is no mount point (a bare chroot), or the kernel allows none."""
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
 def stranger(command):
     return f"{AS_NOBODY} {command}"
 
@@ -263,7 +268,7 @@ ROWS = [
 def replay(p, mistake, typed, how):
     """The row as it is here, or None: it cannot be had."""
     by = how.get("by")
-    if (by and os.geteuid() != 0) or how.get("unless", lambda: False)():
+    if (by and os.geteuid() != 0) or (by not in (None, stranger) and not has_own_mounts()) or how.get("unless", lambda: False)():
         return None
     with how.get("at", plain)(p) as env:
         done = p.run(by(typed) if by else typed, {**env, **how.get("env", {})})
