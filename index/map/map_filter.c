@@ -323,7 +323,11 @@ static int finish(struct sink_filter *base, struct sink *s, struct err *e)
         ret = finish_rules(f, s, e);
     if (ret == 0)
         ret = tell_unused(f, s, e);
-    return ret < 0 ? err_wrap(e, "map %s", f->map->name) : 0;
+    if (ret == 0)
+        return 0;
+    if (e->code == EINVAL)
+        err_hint(e, "the map is not for this model: see unshard-maps(5)");
+    return err_wrap(e, "map %s", f->map->name);
 }
 
 int map_filter_new(const struct map *m, const char *config, size_t config_len,

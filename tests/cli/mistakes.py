@@ -50,6 +50,8 @@ class Place:
             os.mkdir(f"{t}/{name}")
         pathlib.Path(t + "/keras/model.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
         for name, text in (("file", ""), ("full/notes.txt", ""), ("none.json", '{"rules": []}\n'),
+                           ("seven.json", '{"unshard_map": 1, "rules": [{"from": "{name}", "role": "any", "split": {"axis": 0, "groups": 7, "parts": '
+                                          '[{"to": "{name}.a"}, {"to": "{name}.b"}]}}]}\n'),
                            ("comma.json", '{"unshard_map": 1,\n "rules": [\n  {"from": "a", "to": "b",}\n ]}\n')):
             pathlib.Path(f"{t}/{name}").write_text(text, encoding="utf-8")
         os.symlink(UNSHARD, t + "/bin/unshard")
@@ -227,6 +229,7 @@ ROWS = [
     ("**Maps and casts**",),
     ("a map that there is not", "unshard ls step -o map=megatron-to-fh"),
     ("a comma too many in a map", "unshard ls step -o map=comma.json"),
+    ("a map that does not fit the checkpoint", "unshard ls step -o map=seven.json"),
     ("a JSON file that is no map", "unshard ls step -o map=none.json"),
     ("a type that nothing is cast to", "unshard convert step out --to hf --dtype int4"),
     ("**Converting**",),
