@@ -14,6 +14,7 @@
 #include "index/formats/format.h"
 #include "index/formats/zarr/zarr_array.h"
 #include "index/formats/zarr/zarr_priv.h"
+#include "index/formats/zstd_fail.h"
 #include "remote/open_files.h"
 #include "remote/source.h"
 #include "tests/unit/unit.h"
@@ -859,6 +860,18 @@ static void test_decoded_ahead(void **state)
     finish(&m, &o);
 }
 
+/* That zstd found no memory says nothing of the data, and must not be kept as damage. */
+static void test_zstd_without_memory(void **state)
+{
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(zstd_fail((size_t)-ZSTD_error_memory_allocation, &e), -ENOMEM);
+    e = (struct err){0};
+    assert_int_equal(zstd_fail((size_t)-ZSTD_error_corruption_detected, &e), -EBADMSG);
+    assert_has(e.text, "zstd: ");
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -882,6 +895,7 @@ int main(int argc, char **argv)
         {.name = "lengths", .test_func = test_lengths},
         {.name = "behind lzma", .test_func = test_behind_lzma},
         {.name = "decoded ahead", .test_func = test_decoded_ahead},
+        {.name = "zstd without memory", .test_func = test_zstd_without_memory},
     };
 
     return run_with_fixtures("zarr", argc, argv, others, ARRAY_SIZE(others));

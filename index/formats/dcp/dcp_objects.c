@@ -11,6 +11,7 @@
 #include "base/pool.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/torch/torch_zip.h"
+#include "index/formats/zstd_fail.h"
 #include "index/sink.h"
 #include "remote/source.h"
 
@@ -148,7 +149,7 @@ static int decode(const void *data, size_t len, struct buf *out, struct err *e)
         left = ZSTD_decompressStream(ctx, &piece, &in);
         out->len -= step - piece.pos;
         if (ZSTD_isError(left)) {
-            err_set(e, EBADMSG, "zstd: %s", ZSTD_getErrorName(left));
+            zstd_fail(left, e);
             break;
         }
         if (left > 0 && in.pos == in.size && piece.pos < piece.size) {

@@ -111,6 +111,8 @@ static int inflate_some(z_stream *z, const void *in, size_t len, void *dst, size
     z->avail_out = (uInt)want;
     rc = inflate(z, Z_SYNC_FLUSH);
     *got = want - z->avail_out;
+    if (rc == Z_MEM_ERROR)
+        return err_nomem(e);
     if (rc != Z_OK && rc != Z_STREAM_END && rc != Z_BUF_ERROR)
         return err_set(e, EBADMSG, "damaged deflate data");
     return 0;

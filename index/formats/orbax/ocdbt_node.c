@@ -12,6 +12,7 @@
 #include "base/crc32c.h"
 #include "base/endian.h"
 #include "base/err.h"
+#include "index/formats/zstd_fail.h"
 
 enum {
     ENVELOPE = 12, /* magic and length in front */
@@ -146,7 +147,7 @@ static int inflate(ZSTD_DCtx *ctx, const struct cursor *in, struct buf *out,
             return err_nomem(e);
         left = ZSTD_decompressStream(ctx, &output, &input);
         if (ZSTD_isError(left))
-            return err_set(e, EBADMSG, "zstd: %s", ZSTD_getErrorName(left));
+            return zstd_fail(left, e);
         out->len = had + output.pos;
         if (left != 0 && input.pos == input.size && output.pos < output.size)
             return err_set(e, EBADMSG, "zstd: the frame is cut");

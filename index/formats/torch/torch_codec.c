@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "index/formats/torch/torch_zip.h"
+#include "index/formats/zstd_fail.h"
 #include "remote/decoded.h"
 #include "remote/source.h"
 
@@ -325,7 +326,7 @@ static int zstd_step(struct zstd_run *z, ZSTD_inBuffer *input, size_t *left,
 
         *left = ZSTD_decompressStream(z->ctx, &output, input);
         if (ZSTD_isError(*left))
-            return err_set(e, EBADMSG, "zstd: %s", ZSTD_getErrorName(*left));
+            return zstd_fail(*left, e);
         if (output.pos > z->limit - z->written)
             return err_set(e, EFBIG, "zstd: more than %" PRIu64 " bytes come out",
                            z->limit);

@@ -683,6 +683,8 @@ static int inflate_all(const struct zip *z, const struct zip_entry *entry,
         return err_nomem(e);
     rc = inflate(&s, Z_FINISH);
     inflateEnd(&s);
+    if (rc == Z_MEM_ERROR)
+        return err_nomem(e);
     if (rc != Z_STREAM_END || s.avail_in != 0 || s.avail_out != 0)
         return entry_error(z, entry, EBADMSG, e, "damaged deflate data");
     if (crc32_z(0, out, entry->size) != entry->crc)

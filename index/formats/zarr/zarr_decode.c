@@ -15,6 +15,7 @@
 #include "base/guard.h"
 #include "index/formats/zarr/zarr_decode.h"
 #include "index/formats/zarr/zarr_priv.h"
+#include "index/formats/zstd_fail.h"
 #include "remote/source.h"
 
 enum {
@@ -265,7 +266,8 @@ static enum step zstd_step(struct stream *s, bool last)
     s->in_len -= in.pos;
     s->out_len -= out.pos;
     if (ZSTD_isError(rc))
-        return STEP_BAD;
+        return ZSTD_getErrorCode(rc) == ZSTD_error_memory_allocation ? STEP_MEMORY
+                                                                     : STEP_BAD;
     return rc == 0 ? STEP_END : STEP_MORE;
 }
 
@@ -399,7 +401,7 @@ static int decode_zstd(struct zarr_input *in, struct zarr_output *out, struct er
         return -e->code;
     rc = ZSTD_decompress(out->data, out->cap, in->data, in->len);
     if (ZSTD_isError(rc))
-        return err_set(e, EBADMSG, "zstd: %s", ZSTD_getErrorName(rc));
+        return zstd_fail(rc, e);
     out->len = rc;
     return 0;
 }
