@@ -6,14 +6,13 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/json.h"
 
 #include "world.h"
-
-enum { MAX_EXPECTED = 1 << 26 };
 
 static const char suffix[] = ".expected.json";
 
@@ -24,15 +23,15 @@ static struct json *expected_of(const char *fixture)
     CLEANUP_FREE char *text = NULL;
     struct json *doc = NULL;
     struct err e = {0};
+    struct stat st;
     size_t len;
     FILE *f;
 
     snprintf(path, sizeof path, "%s%s", fixture, suffix);
     f = fopen(path, "rb");
-    text = malloc(MAX_EXPECTED);
-    if (!f || !text)
+    if (!f || fstat(fileno(f), &st) < 0 || !(text = malloc((size_t)st.st_size + 1)))
         fail_msg("%s: cannot be read", path);
-    len = fread(text, 1, MAX_EXPECTED, f);
+    len = fread(text, 1, (size_t)st.st_size, f);
     fclose(f);
     assert_ok(json_parse(text, len, NULL, &doc, &e), &e);
     return doc;
