@@ -262,6 +262,15 @@ static void test_only_regular_files(void **state)
     assert_int_equal(tmp_open_fds(), before); /* owned also on failure */
 }
 
+/*
+ * To ask whether a page is there makes the kernel (6.x) fetch it with all of its read-ahead
+ * window, 8 MiB on some machines: for what is read at random it is that page alone.
+ */
+static void ask_for_single_pages(struct source *s)
+{
+    assert_int_equal(posix_fadvise(source_fd(s), 0, 0, POSIX_FADV_RANDOM), 0);
+}
+
 static void test_residence_follows_the_page_cache(void **state)
 {
     const struct tmp *t = *state;
@@ -274,11 +283,12 @@ static void test_residence_follows_the_page_cache(void **state)
     s = file(t, "a");
     assert_true(source_resident(s, 0, SIZE));
     assert_false(source_resident(s, 0, SIZE + 1));
+    ask_for_single_pages(s);
     fd = open(tmp_at(t, "a"), O_RDONLY | O_CLOEXEC);
     assert_int_equal(fsync(fd), 0);
     assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
     close(fd);
-    if (source_resident(s, 0, SIZE)) { /* tmpfs keeps its pages */
+    if (source_resident(s, 0, 1) || source_resident(s, SIZE - 1, 1)) { /* tmpfs does */
         source_put(s);
         leave_out("this file system keeps its pages");
     }
@@ -314,14 +324,17 @@ static void test_short_windows_are_looked_up_now_and_then(void **state)
     s = read_by_short_windows(t);
     bytes = read_by_short_windows(t);
     fresh = file(t, "a");
+    ask_for_single_pages(s);
+    ask_for_single_pages(bytes);
+    ask_for_single_pages(fresh);
     fd = open(tmp_at(t, "a"), O_RDONLY | O_CLOEXEC);
     assert_int_equal(fsync(fd), 0);
     assert_int_equal(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
     close(fd);
-    kept = source_resident(fresh, 0, 4096); /* tmpfs keeps its pages */
+    kept = source_resident(fresh, 3 << 20, 4096); /* tmpfs keeps its pages */
     if (!kept) {
         assert_false(source_resident(bytes, SHORT_SIZE - 1, 1));
-        assert_false(source_resident(bytes, 0, 4096));
+        assert_false(source_resident(bytes, (3 << 20) + 8192, 4096));
         while (trusted < 100 && source_resident(s, (uint64_t)trusted * 4096, 4096))
             trusted++;
         assert_int_equal(trusted, 7);
