@@ -211,6 +211,25 @@ static void test_index_of_a_variant(void **state)
     release(&k);
 }
 
+/* torch_checkpointing 0.1.1: the file itself does not tell that it has a part. */
+static void test_a_rank_of_torch_checkpointing(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "model_0.safetensors", NULL, "a:3");
+    tmp_file(t, "metadata.pkl", "other");
+    look_at(&k, t, "");
+    assert_null(k.info.error);
+    release(&k);
+    tmp_file(t, "metadata.pkl", "}(metadata}(model}(nested_path_to_metadata}(");
+    look_at(&k, t, "");
+    assert_has(k.info.error, "model_0.safetensors: one rank's parts, saved by "
+                             "torch_checkpointing");
+    assert_int_equal(k.count, 0);
+    release(&k);
+}
+
 /* As diffusers before 0.32 called them. */
 static void test_variant_behind_the_number(void **state)
 {
@@ -478,6 +497,7 @@ int main(void)
         tmp_test(test_single_wins_over_index),
         tmp_test(test_index_and_its_leftovers),
         tmp_test(test_index_of_a_variant),
+        tmp_test(test_a_rank_of_torch_checkpointing),
         tmp_test(test_variant_behind_the_number),
         tmp_test(test_variants_beside_the_model),
         tmp_test(test_index_with_a_damaged_file),

@@ -581,6 +581,38 @@ static int tell_checkpoint(struct scan *s, const char *main, struct err *e)
     return sink_checkpoint(s->sink, &about, e);
 }
 
+/*
+ * torch_checkpointing (0.1.1; metadata.pkl is a pickled dict of plain values) saves a
+ * rank's parts of tensors as ITEM_RANK.safetensors, under the names of the whole ones: only
+ * what lies beside it tells.
+ */
+static bool is_rank_of_checkpointing(struct listing *l, const char *name)
+{
+    static const char mark[] = "nested_path_to_metadata";
+    size_t len = strlen(name) - strlen(".safetensors"), digits = len;
+    char head[INDEX_HEAD];
+    size_t got = 0;
+
+    while (digits > 0 && name[digits - 1] >= '0' && name[digits - 1] <= '9')
+        digits--;
+    return digits < len && digits > 1 && name[digits - 1] == '_' &&
+           listing_find(l, "metadata.pkl") &&
+           listing_peek(l, "metadata.pkl", head, sizeof head, &got) == 0 &&
+           memmem(head, got, mark, sizeof mark - 1);
+}
+
+static int scan_single_model(struct scan *s, const char *main, struct err *e)
+{
+    if (!is_rank_of_checkpointing(s->c->listing, main))
+        return scan_single(s, main, e);
+    err_set(
+        e, ENOTSUP,
+        "%s: one rank's parts, saved by torch_checkpointing (metadata.pkl beside it), "
+        "which are not put together",
+        main);
+    return err_hint(e, "load it there, and save it with torch.distributed.checkpoint");
+}
+
 static int scan_model(struct scan *s, const char *main, struct err *e)
 {
     switch (s->layout.kind) {
@@ -595,7 +627,7 @@ static int scan_model(struct scan *s, const char *main, struct err *e)
     case SAFETENSORS_ADAPTER:
         break;
     }
-    return scan_single(s, main, e);
+    return scan_single_model(s, main, e);
 }
 
 static int scan_beside(struct scan *s, struct err *e)
