@@ -485,6 +485,39 @@ static const struct {
      SAFETENSORS_PIECES, "shard-00001-model-00001-of-00001.safetensors", 0},
 };
 
+static void test_names_of_indexes(void **state)
+{
+    static const struct {
+        const char *name;
+        size_t stem; /* 0: none */
+        const char *variant;
+    } names[] = {
+        {"model.safetensors.index.json", 5, NULL},
+        {"model.safetensors.index.fp16.json", 5, "fp16"},
+        {"a.safetensors.index.b.safetensors.index.json", 0, NULL},
+        {"a.index.b.safetensors.index.json", 9, NULL},
+        {"a.safetensors-b.safetensors.index.json", 15, NULL},
+        {"model.bin.index.json", 0, NULL},
+        {".safetensors.index.json", 0, NULL},
+        {"model.safetensors.index..json", 0, NULL},
+        {"model.safetensors.index.a.b.json", 0, NULL},
+        {"model.safetensors.index.jsonl", 0, NULL},
+        {"model.safetensors", 0, NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        struct hf_index_name x = {0};
+        const char *variant = names[i].variant;
+        bool is = hf_index_name(names[i].name, ".safetensors", &x);
+
+        if (is != (names[i].stem > 0) || (is && x.stem_len != names[i].stem) ||
+            (is && !x.variant != !variant) ||
+            (is && variant && strncmp(x.variant, variant, x.variant_len) != 0))
+            fail_msg("%s: %d, stem of %zu", names[i].name, is, x.stem_len);
+    }
+}
+
 static void test_layouts_and_bids(void **state)
 {
     (void)state;
@@ -550,6 +583,7 @@ int main(void)
         cmocka_unit_test(test_codec),
         cmocka_unit_test(test_index),
         cmocka_unit_test(test_bad_indexes),
+        cmocka_unit_test(test_names_of_indexes),
         cmocka_unit_test(test_layouts_and_bids),
         cmocka_unit_test(test_bids_for_files),
         cmocka_unit_test(test_adapter_beside),

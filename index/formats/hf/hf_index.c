@@ -37,13 +37,16 @@ static bool ends_with(const char *name, const char *suffix)
 bool hf_index_name(const char *name, const char *suffix, struct hf_index_name *out)
 {
     static const char middle[] = ".index.", end[] = ".json";
-    const char *at = strstr(name, middle);
-    size_t n = strlen(suffix), stem = at ? (size_t)(at - name) : 0;
-    const char *rest = at ? at + strlen(middle) : "", *dot = strchr(rest, '.');
+    const char *at = strstr(name, suffix), *rest, *dot;
+    size_t n = strlen(suffix), m = strlen(middle);
 
-    if (stem <= n || memcmp(at - n, suffix, n) != 0)
+    while (at && strncmp(at + n, middle, m) != 0) /* in the stem */
+        at = strstr(at + 1, suffix);
+    if (!at || at == name)
         return false;
-    *out = (struct hf_index_name){.stem_len = stem - n};
+    rest = at + n + m;
+    dot = strchr(rest, '.');
+    *out = (struct hf_index_name){.stem_len = (size_t)(at - name)};
     if (strcmp(rest, end + 1) == 0)
         return true;
     if (!dot || dot == rest || strcmp(dot, end) != 0)
