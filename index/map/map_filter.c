@@ -325,7 +325,7 @@ static int finish(struct sink_filter *base, struct sink *s, struct err *e)
         ret = tell_unused(f, s, e);
     if (ret == 0)
         return 0;
-    if (e->code == EINVAL)
+    if ((e->code == EINVAL || e->code == E2BIG) && !e->hint[0])
         err_hint(e, "the map is not for this model: see unshard-maps(5)");
     return err_wrap(e, "map %s", f->map->name);
 }
