@@ -437,7 +437,7 @@ static bool hash_object(const struct object_id *id, uint64_t serial, struct obje
     XXH3_freeState(h);
     o->hash[0] = sum.low64;
     o->hash[1] = sum.high64;
-    o->owner = (uint32_t)XXH3_64bits(id->store, strlen(id->store));
+    o->owner = block_owner_of(id->store);
     o->size = id->size;
     return true;
 }

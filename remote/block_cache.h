@@ -52,6 +52,15 @@ void block_cache_free(struct block_cache *c);
 int block_cache_over(void *user, struct source *inner, const struct object_id *id,
                      struct source **out, struct err *e);
 
+/*
+ * store_recall_fn and store_note_fn; `user` is the cache. Hints are blocks on disk as others
+ * are, for all processes, of at most BLOCK_BYTES; without a disk there are none.
+ */
+size_t block_cache_recall(void *user, const char *store, const char *name, void *dst,
+                          size_t size);
+void block_cache_note(void *user, const char *store, const char *name, const void *data,
+                      size_t len);
+
 struct block_cache_counts {
     uint64_t from_memory, from_disk, fetched; /* bytes */
     uint64_t not_kept;                        /* bytes that the disk was too slow for */

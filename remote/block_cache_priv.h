@@ -5,7 +5,10 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <time.h>
+
+#include <xxhash.h>
 
 #include "base/err.h"
 #include "remote/block_cache.h"
@@ -86,6 +89,12 @@ struct block_cache {
     atomic_uint_least32_t named_owner; /* the last one that got its name */
     atomic_uint_least64_t from_memory, from_disk, fetched, not_kept;
 };
+
+/* The number that groups the blocks of a store (its identity) for people. */
+static inline uint32_t block_owner_of(const char *store)
+{
+    return (uint32_t)XXH3_64bits(store, strlen(store));
+}
 
 /* ---- block_extents.c: all with the lock held ---- */
 

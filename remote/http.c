@@ -354,7 +354,7 @@ static bool step_all(struct batch *b)
         step(b, c);
         if (c->state != CALL_ENDED)
             continue;
-        if (c->rc < 0)
+        if (c->rc < 0 && !(c->r->flags & HTTP_MAY_FAIL))
             note_failure(b, c->index, &c->err);
         call_free(c);
         b->call[i] = b->call[--b->count];

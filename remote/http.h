@@ -85,6 +85,7 @@ enum http_flags {
     HTTP_ANY_STATUS = 4,  /* 4xx (but 408, 425 and 429) and 501 are answers */
     HTTP_NO_PROXY =
         8, /* for this machine and its host: secrets that no proxy may see */
+    HTTP_MAY_FAIL = 16, /* of http_do_many(): then its answer has the status 0 */
 };
 
 /*

@@ -74,12 +74,24 @@ struct object_id {
 typedef int store_cache_fn(void *user, struct source *inner, const struct object_id *id,
                            struct source **out, struct err *e);
 
+/*
+ * A few KiB that may help when the same is opened again: hints, each known by its store's
+ * identity and a name. Any of them may be gone at any time, and be of another moment. Of
+ * recall: how many bytes of `dst` were filled; 0: there is none.
+ */
+typedef size_t store_recall_fn(void *user, const char *store, const char *name,
+                               void *dst, size_t size);
+typedef void store_note_fn(void *user, const char *store, const char *name,
+                           const void *data, size_t len);
+
 /* Zero is the default of every field. */
 struct store_options {
     bool follow_symlinks;  /* links may leave the source */
     unsigned refresh;      /* remote: seconds until a directory is listed anew; 0: 60 */
     store_cache_fn *cache; /* remote: over every source that is opened; or NULL */
-    void *cache_user;      /* outlives the store */
+    store_recall_fn *recall; /* remote: hints, or NULL */
+    store_note_fn *note;     /* with recall */
+    void *cache_user;        /* of these; outlives the store */
 };
 
 enum { STORE_REFRESH = 60 };

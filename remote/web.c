@@ -16,11 +16,8 @@
 #include "remote/objects.h"
 #include "remote/store.h"
 
-enum {
-    ASKED_AT_ONCE = 256, /* files that are asked what they are */
-    MOMENT_SECONDS =
-        2, /* directories that are listed one after the other share a fetch */
-};
+/* Directories that are listed one after the other share a fetch. */
+enum { MOMENT_SECONDS = 2 };
 
 static const int64_t second_ns = 1000000000;
 
@@ -49,6 +46,7 @@ void web_close(void *self)
     free(p->file);
     manifest_put(p->manifest);
     buf_release(&p->page);
+    web_early_release(&p->early);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }
@@ -81,9 +79,10 @@ static int web_url(void *self, const char *path, const char *version, struct buf
     return web_add_url(self, path, "", out, e);
 }
 
-/* A GET of something that is no file of the checkpoint. */
+/* A GET of what lists a directory; HEADs of the files that it had go along. */
 static int get(const struct web *p, const char *path, const char *tail, size_t max,
-               unsigned deadline_s, struct http_answer *a, struct err *e)
+               unsigned deadline_s, struct http_answer *a, struct web_early *early,
+               struct err *e)
 {
     CLEANUP(buf_release) struct buf url = {0}, what = {0};
     struct http_request r = {.auth = &web_auth,
@@ -97,49 +96,35 @@ static int get(const struct web *p, const char *path, const char *tail, size_t m
         return err_nomem(e);
     r.url = url.data;
     r.what = what.data;
-    return http_do(p->http, &r, a, e);
+    return web_do_early(p, path, &r, 1, a, early, e);
 }
 
-/* ---- what files are ---- */
+/* ---- directories ---- */
 
-/* Names of one directory, until they are asked what they are. */
-struct names {
-    char **name;
-    size_t count, cap;
+/* Where the names of one directory go until they are asked what they are. */
+struct taken {
+    struct web_names names;
+    struct web_early early;
     struct object_list *out;
     struct err *e;
 };
 
-static void names_release(struct names *n)
+static void taken_release(struct taken *t)
 {
-    for (size_t i = 0; i < n->count; i++)
-        free(n->name[i]);
-    free(n->name);
-}
-
-static int note_name(struct names *n, const char *name)
-{
-    if (n->count == n->cap) {
-        size_t cap = n->cap ? 2 * n->cap : 64;
-        char **grown = reallocarray(n->name, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(n->e);
-        n->name = grown;
-        n->cap = cap;
-    }
-    n->name[n->count] = strdup(name);
-    return n->name[n->count] ? (n->count++, 0) : err_nomem(n->e);
+    web_names_release(&t->names);
+    web_early_release(&t->early);
 }
 
 static int note_link(void *user, const char *name, bool is_dir)
 {
-    struct names *n = user;
+    struct taken *t = user;
 
     if (is_dir)
         return object_list_add(
-            n->out, &(struct object_entry){.name = name, .is_dir = true}, n->e);
-    return strcmp(name, MANIFEST_NAME) == 0 ? 0 : note_name(n, name);
+            t->out, &(struct object_entry){.name = name, .is_dir = true}, t->e);
+    return strcmp(name, MANIFEST_NAME) == 0
+               ? 0
+               : web_names_add(&t->names, name, strlen(name), t->e);
 }
 
 static int note_entry(void *user, const char *name, bool is_dir, uint64_t size)
@@ -148,108 +133,12 @@ static int note_entry(void *user, const char *name, bool is_dir, uint64_t size)
     return note_link(user, name, is_dir);
 }
 
-/* One file as it told of itself. */
-static int take_head(const struct web *p, const char *what, const char *name,
-                     const struct http_answer *a, struct object_list *out,
-                     struct err *e)
+/* Of the root, what came along a moment ago; once. Locked. */
+static void take_early(struct web *p, struct web_early *out)
 {
-    const struct object_entry entry = {.name = name,
-                                       .size = a->size,
-                                       .modified = a->modified,
-                                       .etag = http_answer_header(a, "ETag")};
-    const char *why = NULL;
-
-    (void)p;
-    if (a->status / 100 != 2)
-        why = a->status == 403 || a->status == 401 ? "may not be read" : "is not there";
-    else if (a->size == UINT64_MAX)
-        why = "its server does not tell its length";
-    else if (!entry.etag && !entry.modified)
-        why = "its server tells neither ETag nor Last-Modified, so that changes would "
-              "not be seen";
-    if (!why)
-        return object_list_add(out, &entry, e);
-    log_msg(LOG_REMOTE, LOG_WARN, "%s is left out: %s (HTTP %d)", what, why, a->status);
-    return 0;
+    *out = p->early;
+    p->early = (struct web_early){0};
 }
-
-struct head {
-    struct buf url, what;
-};
-
-/* Asks up to ASKED_AT_ONCE files. */
-static int ask_some(const struct web *p, const char *dir, char *const *name, size_t n,
-                    unsigned deadline_s, struct object_list *out, struct err *e)
-{
-    CLEANUP_FREE struct http_request *r = calloc(n, sizeof *r);
-    CLEANUP_FREE struct http_answer *a = calloc(n, sizeof *a);
-    CLEANUP_FREE struct head *h = calloc(n, sizeof *h);
-    int rc = r && a && h ? 0 : err_nomem(e);
-
-    for (size_t i = 0; rc == 0 && i < n; i++) {
-        char path[PATH_MAX];
-
-        if (store_join(dir, name[i], path, sizeof path) < 0) {
-            rc = err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", dir, name[i]);
-            break;
-        }
-        rc = web_add_url(p, path, "", &h[i].url, e);
-        if (rc == 0 && buf_addf(&h[i].what, "%s%s", p->shown, path) < 0)
-            rc = err_nomem(e);
-        r[i] = (struct http_request){.method = "HEAD",
-                                     .url = h[i].url.data,
-                                     .what = h[i].what.data,
-                                     .auth = &web_auth,
-                                     .auth_user = (void *)(uintptr_t)p,
-                                     .flags = HTTP_ANY_STATUS,
-                                     .deadline_s = deadline_s};
-    }
-    if (rc == 0)
-        rc = http_do_many(p->http, r, n, a, e);
-    for (size_t i = 0; h && a && i < n; i++) {
-        if (rc == 0)
-            rc = take_head(p, h[i].what.data, name[i], &a[i], out, e);
-        buf_release(&h[i].url);
-        buf_release(&h[i].what);
-        http_answer_release(&a[i]);
-    }
-    return rc;
-}
-
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-/* Pages may link to one file many times: it is asked once. */
-static void drop_doubles(struct names *n)
-{
-    size_t kept = 0;
-
-    if (n->count > 1)
-        qsort(n->name, n->count, sizeof *n->name, compare_names);
-    for (size_t i = 0; i < n->count; i++) {
-        if (kept > 0 && strcmp(n->name[kept - 1], n->name[i]) == 0)
-            free(n->name[i]);
-        else
-            n->name[kept++] = n->name[i];
-    }
-    n->count = kept;
-}
-
-static int ask_all(const struct web *p, const char *dir, struct names *n,
-                   unsigned deadline_s, struct err *e)
-{
-    int rc = 0;
-
-    drop_doubles(n);
-    for (size_t i = 0; rc == 0 && i < n->count; i += ASKED_AT_ONCE)
-        rc = ask_some(p, dir, n->name + i, MIN(n->count - i, (size_t)ASKED_AT_ONCE),
-                      deadline_s, n->out, e);
-    return rc;
-}
-
-/* ---- directories ---- */
 
 void web_keep_manifest(struct web *p, struct manifest *m)
 {
@@ -263,13 +152,17 @@ void web_keep_manifest(struct web *p, struct manifest *m)
     manifest_put(old);
 }
 
-static struct manifest *kept_manifest(struct web *p)
+static struct manifest *kept_manifest(struct web *p, const char *path,
+                                      struct web_early *early)
 {
     struct manifest *m = NULL;
 
     pthread_mutex_lock(&p->lock);
-    if (p->manifest && !is_over(p->until))
+    if (p->manifest && !is_over(p->until)) {
         m = manifest_get(p->manifest);
+        if (!path[0])
+            take_early(p, early);
+    }
     pthread_mutex_unlock(&p->lock);
     return m;
 }
@@ -278,7 +171,7 @@ static int fetch_manifest(struct web *p, unsigned deadline_s, struct manifest **
                           struct err *e)
 {
     CLEANUP(http_answer_release) struct http_answer a = {0};
-    int rc = get(p, "", MANIFEST_NAME, MANIFEST_BYTES_MAX, deadline_s, &a, e);
+    int rc = get(p, "", MANIFEST_NAME, MANIFEST_BYTES_MAX, deadline_s, &a, NULL, e);
 
     if (rc == 0)
         rc = manifest_parse(a.body.data, a.body.len, out, e);
@@ -288,13 +181,13 @@ static int fetch_manifest(struct web *p, unsigned deadline_s, struct manifest **
 }
 
 static int list_manifest(struct web *p, const char *path, unsigned deadline_s,
-                         struct names *n, struct err *e)
+                         struct taken *t, struct err *e)
 {
-    CLEANUP(manifest_putp) struct manifest *m = kept_manifest(p);
+    CLEANUP(manifest_putp) struct manifest *m = kept_manifest(p, path, &t->early);
     int rc = m ? 0 : fetch_manifest(p, deadline_s, &m, e);
 
     if (rc == 0)
-        rc = manifest_list(m, path, note_entry, n);
+        rc = manifest_list(m, path, note_entry, t);
     if (rc == -ENOENT && !e->code)
         return err_set(e, ENOENT, "%s%s: not in the manifest", p->shown, path);
     return rc;
@@ -308,7 +201,7 @@ bool web_is_html(const struct http_answer *a)
 }
 
 /* The root's page as find_out() has fetched it, once. */
-static bool take_kept_page(struct web *p, struct buf *out)
+static bool take_kept_page(struct web *p, struct buf *out, struct web_early *early)
 {
     bool there;
 
@@ -316,6 +209,8 @@ static bool take_kept_page(struct web *p, struct buf *out)
     there = p->page.data && !is_over(p->until);
     *out = p->page;
     p->page = (struct buf){0};
+    if (there)
+        take_early(p, early);
     pthread_mutex_unlock(&p->lock);
     if (!there)
         buf_release(out);
@@ -323,12 +218,12 @@ static bool take_kept_page(struct web *p, struct buf *out)
 }
 
 static int fetch_page(const struct web *p, const char *path, unsigned deadline_s,
-                      struct buf *out, struct err *e)
+                      struct buf *out, struct web_early *early, struct err *e)
 {
     CLEANUP(http_answer_release) struct http_answer a = {0};
     const char *type;
 
-    if (get(p, path, path[0] ? "/" : "", PAGE_MAX, deadline_s, &a, e) < 0)
+    if (get(p, path, path[0] ? "/" : "", PAGE_MAX, deadline_s, &a, early, e) < 0)
         return -e->code;
     if (!web_is_html(&a)) {
         type = http_answer_header(&a, "Content-Type");
@@ -342,33 +237,33 @@ static int fetch_page(const struct web *p, const char *path, unsigned deadline_s
 }
 
 static int list_page(struct web *p, const char *path, unsigned deadline_s,
-                     struct names *n, struct err *e)
+                     struct taken *t, struct err *e)
 {
     CLEANUP(buf_release) struct buf page = {0}, dir = {0};
 
-    if ((path[0] || !take_kept_page(p, &page)) &&
-        fetch_page(p, path, deadline_s, &page, e) < 0)
+    if ((path[0] || !take_kept_page(p, &page, &t->early)) &&
+        fetch_page(p, path, deadline_s, &page, &t->early, e) < 0)
         return -e->code;
     buf_addf(&dir, "%s%s%s", p->dir, path, path[0] ? "/" : "");
     if (buf_failed(&dir) < 0)
         return err_nomem(e);
-    return page_links(page.data, page.len, dir.data, note_link, n);
+    return page_links(page.data, page.len, dir.data, note_link, t);
 }
 
 static int web_list(void *self, const char *path, unsigned deadline_s,
                     struct object_list *out, struct err *e)
 {
     struct web *p = self;
-    CLEANUP(names_release) struct names n = {.out = out, .e = e};
+    CLEANUP(taken_release) struct taken t = {.out = out, .e = e};
     int rc;
 
     if (p->file)
-        rc = note_name(&n, p->file);
+        rc = web_names_add(&t.names, p->file, strlen(p->file), e);
     else if (p->has_manifest)
-        rc = list_manifest(p, path, deadline_s, &n, e);
+        rc = list_manifest(p, path, deadline_s, &t, e);
     else
-        rc = list_page(p, path, deadline_s, &n, e);
-    return rc < 0 ? rc : ask_all(p, path, &n, deadline_s, e);
+        rc = list_page(p, path, deadline_s, &t, e);
+    return rc < 0 ? rc : web_ask(p, path, &t.names, &t.early, deadline_s, out, e);
 }
 
 const struct object_protocol web_protocol = {

@@ -140,7 +140,7 @@ static int ask_name(struct web *p, struct http_answer *a, struct err *e)
     return http_do(p->http, &r, a, e);
 }
 
-/* Asks a directory for its manifest and its page, at once. */
+/* Asks a directory for its manifest and its page, and the files that it had, at once. */
 static int ask_directory(struct web *p, struct http_answer a[2], struct err *e)
 {
     CLEANUP(buf_release) struct buf manifest = {0}, page = {0};
@@ -157,7 +157,7 @@ static int ask_directory(struct web *p, struct http_answer a[2], struct err *e)
         r[i].auth_user = p;
         r[i].flags = HTTP_ANY_STATUS;
     }
-    return http_do_many(p->http, r, 2, a, e);
+    return web_do_early(p, "", r, 2, a, &p->early, e);
 }
 
 /* Servers may send any page in the place of what is not there. */
@@ -272,6 +272,11 @@ int web_open(const char *url, const struct store_options *options, struct store 
     if (!p)
         return err_nomem(e);
     pthread_mutex_init(&p->lock, NULL);
+    if (options) {
+        p->recall = options->recall;
+        p->note = options->note;
+        p->user = options->cache_user;
+    }
     rc = take_url(p, url, e);
     if (rc == 0)
         rc = check_scheme(url, p->shown, e);

@@ -130,6 +130,59 @@ def test_round_trips_of_a_mount_whose_index_is_there(t):
             assert rounds(server) <= 3, server.log()  # a header and its bytes may be two requests, made at once
 
 
+def flights(server, page):
+    """Seconds between the page and the HEADs that the server noted, each after its delay."""
+    at = min(r["at"] for r in server.log(page, "GET"))
+    return [r["at"] - at for r in server.log("", "HEAD") if r["path"].rpartition("/")[2]]
+
+
+def test_files_that_were_there_are_asked_along_with_the_page(t):
+    """The page (or the manifest) and the HEADs of what it named last time go out at once; then the bytes."""
+    tensors = make_tensors(5, count=4, rows=4096, cols=64)
+    for how in ("pages", "manifest"):
+        write_checkpoint(f"{t}/{how}/hf", tensors, shards=2)
+        if how == "manifest":
+            subprocess.run([UNSHARD, "manifest", "-q", f"{t}/{how}/hf"], check=True)
+        with Server(f"{t}/{how}", delay=1.0) as server:
+            for turn, key in (("cold", sorted(tensors)[0]), ("warm", sorted(tensors)[-1])):
+                server.forget()
+                with Mount(server.url + "/hf/", f"{t}/{how}/{turn}", f"cache_dir={t}/{how}/cache") as m:
+                    with open(m / f"raw/{key}", "rb", buffering=0) as f:
+                        same(key, f.read(16), tensors[key][2][:16])
+                late = flights(server, "/hf/$")
+                assert len(late) == 4, [(r["method"], r["path"], round(r["at"], 2)) for r in server.log()]
+                assert all((at < 1.0) == (turn == "warm") for at in late), f"{how}, {turn}: {late}"
+            assert len(server.log(r"safetensors$", "GET")) == 1, server.log()
+
+
+def test_files_that_were_there_and_are_others_now(t):
+    """What a server had last time is only a hint: files that went, came, changed or do not answer are as they are."""
+    old, new = make_tensors("old", count=4, rows=4096, cols=64), make_tensors("new", count=5, rows=4096, cols=64)
+
+    def check_mount(server, name, tensors):
+        with Mount(server.url + "/hf/", f"{t}/{name}", f"cache_dir={t}/cache") as m:
+            same(name, sorted(os.listdir(m / "raw")), sorted(tensors))
+            for key, (_, _, data) in tensors.items():
+                same(f"{name}: {key}", read_all(m / f"raw/{key}"), data)
+            return sorted(os.listdir(m.path))
+
+    write_checkpoint(t + "/src/hf", old, shards=3)
+    write_file(t + "/src/hf/gone.txt", b"gone")
+    with Server(t + "/src") as server:
+        assert "gone.txt" in check_mount(server, "first", old)
+        shutil.rmtree(t + "/src/hf")
+        write_checkpoint(t + "/src/hf", new, shards=2)
+        write_file(t + "/src/hf/come.txt", b"come")
+        shown = check_mount(server, "second", new)
+        assert "come.txt" in shown and "gone.txt" not in shown, shown
+        for kind, times in (("reset", 3), ("stall", 1)):
+            server.forget()
+            fault = server.fault(kind, times=times, method="HEAD", match=r"00001-of|come")
+            same(kind, check_mount(server, kind, new), shown)
+            same(f"{kind}s", fault.used, times)
+            server.clear()
+
+
 def test_one_tensor_moves_little_more_than_its_bytes(t):
     tensors = make_tensors(6, count=20, rows=1024, cols=1024)
     write_checkpoint(t + "/src", tensors, shards=4)
