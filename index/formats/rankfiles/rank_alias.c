@@ -94,7 +94,7 @@ void rank_set_at(const struct rank_set *s, size_t i, struct rank_set_tensor *out
 
     *out = (struct rank_set_tensor){.path = t->path,
                                     .len = t->len,
-                                    .distributed = t->distributed,
+                                    .distributed = t->distributed && !t->plain,
                                     .dtype = t->dtype,
                                     .nd = t->nd,
                                     .dim = t->dim,

@@ -6,20 +6,13 @@
 #include "index/formats/rankfiles/rank_set_priv.h"
 #include "index/formats/torch/torch_walk.h"
 
-enum {
-    /*
-     * A tensor is 200 bytes of a pickle and about as many here. References can multiply
-     * that: one tensor of 64 dimensions under any number of names.
-     */
-    MEMORY_A_BYTE = 16,
-};
-
 /* ---- one tensor of one file ---- */
 
 struct collect {
     struct rank_set *s;
     uint32_t file;
     struct rank_entry *t; /* the one that is read */
+    const struct dist_tensor *whole;
 };
 
 /* dist_piece_fn */
@@ -27,8 +20,17 @@ static int collect_piece(void *user, const struct torch_tensor *x,
                          const uint64_t *start, struct err *e)
 {
     const struct collect *k = user;
+    const struct rank_set_how *how = k->s->how;
+    const struct rank_set_piece piece = {.path = k->t->path,
+                                         .len = k->t->len,
+                                         .dtype = k->whole->dtype,
+                                         .shape = &k->whole->shape,
+                                         .x = x,
+                                         .start = start};
+    const char *why = how->doubt ? how->doubt(how->user, k->file, &piece) : NULL;
 
-    return rank_entry_piece(k->s, k->t, k->file, x, start, e);
+    return why ? rank_entry_fault(k->s, k->t, k->file, why, e)
+               : rank_entry_piece(k->s, k->t, k->file, x, start, e);
 }
 
 static int collect_distributed(struct collect *k, const struct pv *v, struct err *e)
@@ -37,9 +39,10 @@ static int collect_distributed(struct collect *k, const struct pv *v, struct err
     struct rank_entry *t = k->t;
     struct dist_tensor whole;
     struct err why = {0};
-    int rc =
-        dist_tensor_read(s->file[k->file].file.zip, v, &whole, collect_piece, k, &why);
+    int rc;
 
+    k->whole = &whole;
+    rc = dist_tensor_read(s->file[k->file].file.zip, v, &whole, collect_piece, k, &why);
     if (rc == -ENOMEM) {
         *e = why;
         return rc;
@@ -124,7 +127,7 @@ int rank_collect_file(struct rank_set *s, uint32_t file, struct err *e)
     int taken;
 
     s->cursor = s->entry;
-    s->budget += MEMORY_A_BYTE * torch_zip_pickle_len(zip);
+    s->budget += RANK_MEMORY_A_BYTE * torch_zip_pickle_len(zip);
     taken = s->how->on_file ? s->how->on_file(s->how->user, file, zip, e) : 0;
     if (taken != 0)
         return taken;

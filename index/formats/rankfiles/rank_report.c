@@ -67,8 +67,10 @@ static bool is_sliced(const struct rank_set *s)
 /* Is each rank's tensor shown as it is? */
 static bool is_slice(const struct report *r, const struct rank_entry *t)
 {
-    if (t->distributed || rank_set_world(r->s) == 1)
+    if (t->distributed || (rank_set_world(r->s) == 1 && !r->s->how->own))
         return false;
+    if (r->s->how->own)
+        return true;
     if (t->loose || t->uneven || rank_set_is_flat(r->s))
         return true;
     return r->sliced && (t->nd > 0 || !r->s->how->optimizer);
@@ -319,7 +321,7 @@ static int add_slices(struct report *r, const struct rank_entry *t, struct err *
 
     if (place.role != ROLE_OPTIMIZER)
         place.role = ROLE_OTHER;
-    if (!t->loose)
+    if (!t->loose && !s->how->own)
         note(&r->slices, t);
     for (const struct rank_piece *p = t->piece; p; p = p->next) {
         buf_clear(&key);

@@ -44,12 +44,19 @@ static void keep_node(void *p)
     (void)p; /* entries are in the arena */
 }
 
+static void close_file(struct rank_file *f)
+{
+    torch_file_close(&f->file);
+    safetensors_header_release(&f->header);
+    f->header = (struct safetensors_header){0};
+}
+
 void rank_set_free(struct rank_set *s)
 {
     if (!s)
         return;
     for (size_t i = 0; i < s->nfiles; i++) {
-        torch_file_close(&s->file[i].file);
+        close_file(&s->file[i]);
         free(s->file[i].path);
         free(s->file[i].why);
     }
@@ -85,6 +92,14 @@ int rank_set_add(struct rank_set *s, const char *path, struct err *e)
     if (!f->path)
         return err_nomem(e);
     s->nfiles++;
+    return 0;
+}
+
+int rank_set_add_safetensors(struct rank_set *s, const char *path, struct err *e)
+{
+    if (rank_set_add(s, path, e) < 0)
+        return -e->code;
+    s->file[s->nfiles - 1].safetensors = true;
     return 0;
 }
 
@@ -286,6 +301,31 @@ int rank_entry_meet(struct rank_set *s, uint32_t file, const char *path, size_t 
     return 0;
 }
 
+int rank_set_fault(struct rank_set *s, uint32_t file, const char *path, size_t len,
+                   const char *why, struct err *e)
+{
+    struct rank_entry *t;
+
+    if (rank_entry_meet(s, file, path, len, true, &t, e) < 0 || !t)
+        return -e->code;
+    s->distributed = t->distributed = true;
+    return rank_entry_fault(s, t, file, why, e);
+}
+
+int rank_set_require(struct rank_set *s, const char *path, size_t len, struct err *e)
+{
+    static const char why[] = "no rank's file that can be read has it";
+    struct rank_entry *t = entry_of(s, path, len);
+
+    if (!t)
+        return err_nomem(e);
+    if (t->last_file > 0 || t->why)
+        return 0;
+    t->distributed = true;
+    t->why = arena_memdup(s->arena, why, sizeof why - 1);
+    return t->why ? 0 : err_nomem(e);
+}
+
 /* ---- objects ---- */
 
 static int add_text(struct buf *b, const char *text, size_t len)
@@ -323,21 +363,22 @@ static int report_objects(struct rank_set *s, const struct rank_file *f, bool fi
 {
     static const char *const same[] = {"param_groups", NULL};
     CLEANUP(buf_release) struct buf prefix = {0};
-    struct objects o = {.s = s, .file = rank_set_is_flat(s) ? f->path : NULL};
+    struct objects o = {.s = s,
+                        .file = rank_set_is_flat(s) || s->how->own ? f->path : NULL};
     struct torch_report how = {.prefix = "",
                                .entries = true,
                                .role = ROLE_OTHER,
                                .elsewhere = key_of_path,
                                .user = &o};
 
-    if (first) {
+    if (first && !s->how->own) {
         how.object = s->how->object;
     } else if (o.file) {
         buf_addf(&prefix, "%s:", f->path);
         if (buf_failed(&prefix))
             return err_nomem(e);
         how.object = prefix.data;
-        how.skip = same;
+        how.skip = s->how->own ? NULL : same;
     } else {
         return 0;
     }
@@ -385,14 +426,22 @@ static int give_up(struct rank_set *s, struct rank_file *f, struct err *e)
     return 0;
 }
 
+static int collect(struct rank_set *s, uint32_t i, struct err *e)
+{
+    return s->file[i].safetensors ? rank_image_collect(s, i, e)
+                                  : rank_collect_file(s, i, e);
+}
+
 static int take_file(struct rank_set *s, uint32_t i, struct err *e)
 {
     struct rank_file *f = &s->file[i];
-    int taken = f->err.code == 0 ? rank_collect_file(s, i, &f->err) : -f->err.code;
+    int taken = f->err.code == 0 ? collect(s, i, &f->err) : -f->err.code;
 
     if (taken >= 0) {
         bool first = s->read++ == 0;
 
+        if (f->safetensors)
+            return 0;
         if (first && s->how->on_first &&
             (rank_set_settle(s, e) < 0 ||
              s->how->on_first(s->how->user, &f->file, e) < 0))
@@ -419,7 +468,9 @@ static int load_nth(void *user, size_t i, struct err *e)
     struct rank_file *f = &b->s->file[b->first + i];
 
     (void)e;
-    if (f->err.code == 0)
+    if (f->err.code == 0 && f->safetensors)
+        rank_image_load(b->s->c, f, &f->err);
+    else if (f->err.code == 0)
         torch_file_load(b->s->c, &f->file, &f->err);
     return 0;
 }
@@ -443,7 +494,7 @@ static int load_batch(struct rank_set *s, size_t first, size_t n, struct err *e)
     for (size_t i = first; i < first + n; i++) {
         if (take_file(s, (uint32_t)i, e) < 0)
             return -e->code;
-        torch_file_close(&s->file[i].file);
+        close_file(&s->file[i]);
     }
     return 0;
 }
@@ -471,6 +522,8 @@ int rank_set_load(struct rank_set *s, struct err *e)
                      s->missing, rank_set_world(s),
                      s->nfiles > 0 ? s->file[0].path : "none") < 0)
         return err_nomem(e);
+    if (s->how->on_read && s->how->on_read(s->how->user, s, e) < 0)
+        return -e->code;
     return rank_set_settle(s, e);
 }
 

@@ -10,6 +10,7 @@
 
 struct buf;
 struct err;
+struct rank_boxes;
 struct rank_set;
 struct scan_context;
 struct torch_item;
@@ -31,6 +32,16 @@ struct rank_set_place {
     enum role role;
 };
 
+/* All of a rank's x is the box that begins at `start` of the tensor `path`. */
+struct rank_set_piece {
+    const char *path;
+    size_t len;
+    enum dtype dtype;
+    const struct shape *shape; /* of the full tensor; elements */
+    const struct torch_tensor *x;
+    const uint64_t *start; /* units */
+};
+
 struct rank_set_how {
     const char *part;   /* sink_tensor.part, or NULL */
     enum role role;     /* of all tensors */
@@ -48,6 +59,11 @@ struct rank_set_how {
      * it each rank has for itself: tensors FILE:PATH of role other, objects FILE:ENTRY.
      */
     const char *const *merged;
+    /*
+     * Each rank saved what is its own: plain tensors and objects are shown for each of them,
+     * FILE:PATH of role other. Distributed tensors are merged.
+     */
+    bool own;
     /* Optional: part and role of the tensor of this path, in place of those above. */
     void (*place)(void *user, const char *path, size_t len, struct rank_set_place *out);
     /*
@@ -62,6 +78,16 @@ struct rank_set_how {
      */
     int (*on_tensor)(void *user, uint32_t file, const struct torch_item *item,
                      struct err *e);
+    /*
+     * Optional: called once all files are read, before tensors are counted; may call
+     * rank_set_require().
+     */
+    int (*on_read)(void *user, struct rank_set *s, struct err *e);
+    /*
+     * Optional: sees each piece that a distributed tensor gives; NULL, or why it is not to be
+     * believed, which becomes the tensor's fault.
+     */
+    const char *(*doubt)(void *user, uint32_t file, const struct rank_set_piece *piece);
     void *user;
 };
 
@@ -73,6 +99,9 @@ void rank_set_freep(struct rank_set **s);
 
 /* A rank's file, relative to the checkpoint's directory; in the order of ranks. */
 int rank_set_add(struct rank_set *s, const char *path, struct err *e);
+
+/* The same of a safetensors file: each tensor is a plain one, and there are no objects. */
+int rank_set_add_safetensors(struct rank_set *s, const char *path, struct err *e);
 
 /* `missing` more files should be there: their names are not, or are no use. */
 void rank_set_expect(struct rank_set *s, uint64_t missing);
@@ -102,15 +131,38 @@ struct rank_flat {
 int rank_set_flat(struct rank_set *s, uint32_t file, const struct rank_flat *flat,
                   struct err *e);
 
+/*
+ * The same where x has these boxes of the tensor, of elements of whole bytes. `exact`: there
+ * is one box, and x has its size and no more. A box outside of x is the tensor's fault.
+ */
+struct rank_set_boxes {
+    const char *path;
+    size_t len;
+    enum dtype dtype;          /* of the full tensor */
+    const struct shape *shape; /* elements of the full tensor */
+    const struct torch_tensor *x;
+    const struct rank_boxes *boxes; /* within the full tensor */
+    bool exact;
+};
+int rank_set_boxes(struct rank_set *s, uint32_t file, const struct rank_set_boxes *b,
+                   struct err *e);
+
+/* What it tells of the tensor of this path cannot be used: that tensor has a fault. */
+int rank_set_fault(struct rank_set *s, uint32_t file, const char *path, size_t len,
+                   const char *why, struct err *e);
+
+/* For on_read(): there has to be a tensor of this path. Where there is none, it has a fault. */
+int rank_set_require(struct rank_set *s, const char *path, size_t len, struct err *e);
+
 /* The same of a tensor that is no shard, under this path. */
 int rank_set_plain(struct rank_set *s, uint32_t file, const char *path, size_t len,
                    const struct torch_item *item, struct err *e);
 
-/* What was found, in the order of the first file; in on_first(), and once it is loaded. */
+/* What was found, in the order of the first file (of safetensors: that of its bytes); in on_first(), and once it is loaded. */
 struct rank_set_tensor {
     const char *path; /* NUL-terminated */
     size_t len;
-    bool distributed;
+    bool distributed; /* not: a plain one of rank_set_boxes() */
     enum dtype dtype;
     uint32_t nd;
     const uint64_t *dim; /* of the full tensor; elements */

@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "index/formats/hf/safetensors_header.h"
 #include "index/formats/rankfiles/rank_set.h"
 
 /* One piece in as few bytes as it takes: there may be a million. */
@@ -23,6 +24,7 @@ struct rank_entry {
     const char *path;
     size_t len;
     bool distributed;
+    bool plain;       /* distributed only by what rank_set_boxes() was told */
     bool loose;       /* plain, and within an object that is only data to us */
     bool uneven;      /* plain, and of several shapes or types */
     enum dtype dtype; /* of the full tensor; DTYPE_NONE: it is not known */
@@ -39,8 +41,10 @@ struct rank_entry {
 struct rank_file {
     struct torch_file file;
     char *path;
-    char *why;      /* NULL: it was read, or will be */
-    struct err err; /* while it is loaded */
+    bool safetensors;
+    struct safetensors_header header; /* then, while it is loaded */
+    char *why;                        /* NULL: it was read, or will be */
+    struct err err;                   /* while it is loaded */
 };
 
 struct rank_set {
@@ -112,8 +116,19 @@ int rank_piece_equal(const struct rank_piece *a, const struct rank_piece *b);
  */
 int rank_collect_file(struct rank_set *s, uint32_t file, struct err *e);
 
+/* The same of safetensors files: reads the header, collects what it names. */
+int rank_image_load(const struct scan_context *c, struct rank_file *f, struct err *e);
+int rank_image_collect(struct rank_set *s, uint32_t file, struct err *e);
+
 /* Once all files are read: fills in `at`, and finds tied tensors. */
 int rank_set_settle(struct rank_set *s, struct err *e);
+
+/*
+ * Memory that a file of so many bytes of names and shapes may take: a tensor is 200 bytes of a
+ * pickle and about as many here. References can multiply that: one tensor of 64 dimensions
+ * under any number of names.
+ */
+enum { RANK_MEMORY_A_BYTE = 16 };
 
 /* How many files there should be. */
 static inline uint64_t rank_set_world(const struct rank_set *s)
