@@ -106,7 +106,10 @@ struct sink_tensor {
 int sink_tensor_begin(struct sink *s, const struct sink_tensor *t, struct err *e);
 /* Parameter and piece's shape stay the caller's and must last until the tensor's end. */
 int sink_chunk(struct sink *s, const struct chunk *c, struct err *e);
-/* A fault that the driver found itself; the first one is kept. */
+/*
+ * A fault that the driver found itself; the first one is kept. It stands in the place of the
+ * sink's own words for a tensor of DTYPE_NONE, whose type the driver knows by name.
+ */
 int sink_fault(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
 int sink_tensor_end(struct sink *s, struct err *e);
 

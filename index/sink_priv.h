@@ -29,6 +29,7 @@ struct open_tensor {
     int role;
     struct shape shape, units;
     bool has_units; /* false: the shape is impossible, chunks are only counted */
+    bool untyped;   /* and the only fault is that it has no element type */
     bool beyond;    /* a chunk lies where no file reaches: none is kept */
     uint64_t bytes;
     uint64_t chunks;

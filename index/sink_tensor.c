@@ -67,6 +67,9 @@ int sink_fault(struct sink *s, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+    if (s->t.untyped) /* the driver knows why */
+        buf_clear(&s->t.fault);
+    s->t.untyped = false;
     set_fault(&s->t, "%s", text);
     return buf_failed(&s->t.fault);
 }
@@ -142,6 +145,7 @@ static void take_shape(struct open_tensor *t, const struct sink_tensor *in)
                    shape_units(&t->shape, t->stored, &t->units, &e) == 0;
     if (!t->has_units) {
         t->bytes = 0;
+        t->untyped = t->dtype == DTYPE_NONE;
         set_fault(t, "%s", e.text);
     }
 }

@@ -71,6 +71,8 @@ static int open_store(struct reading *r, const char *source,
     int ret = store_is_url(source) ? block_cache_new(&bo, &r->blocks, e) : 0;
 
     so.cache = r->blocks ? block_cache_over : NULL;
+    so.recall = r->blocks ? block_cache_recall : NULL;
+    so.note = r->blocks ? block_cache_note : NULL;
     so.cache_user = r->blocks;
     return ret < 0 ? ret : store_open(source, &so, &r->store, e);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/step.h"
 
 enum {
     FIRST_FILES = 8,
@@ -99,9 +100,15 @@ static int find_sets(struct finding *f)
 
 bool place_hides(const struct place *p, const char *dir)
 {
-    for (size_t i = 0; i < p->nfiles; i++)
-        if (p->files[i].set_dir && p->files[i].driver->is_set_dir(dir))
+    const struct format_driver *asked = NULL;
+
+    for (size_t i = p->nfiles; i-- > 0 && p->files[i].set_dir;) {
+        const struct format_driver *d = p->files[i].driver;
+
+        if (d != asked && d->is_set_dir(dir))
             return true;
+        asked = d;
+    }
     return false;
 }
 
@@ -163,12 +170,13 @@ static int place_of_file(struct listing *l, const char *name, struct place *out,
 }
 
 /*
- * NeMo AutoModel's mark of a save that runs or was cut off. It lies above the model and
- * the optimizer: what is complete in itself (shards without an index) may lack files.
+ * A save that runs or was cut off: NeMo AutoModel's mark, which lies above the model and
+ * the optimizer, or Orbax's name. What is complete in itself (shards without an index, one
+ * array of zarr) may lack files, or chunks.
  */
 static bool is_unfinished(const struct listing *l)
 {
-    return listing_marked(l, ".incomplete", MARKED_LEVELS);
+    return listing_marked(l, ".incomplete", MARKED_LEVELS) || step_is_temporary(l);
 }
 
 /* Among many files some are often other people's; one that was asked for is not. */

@@ -31,7 +31,7 @@ struct place {
     enum place_kind kind;
     const struct format_driver *driver; /* PLACE_CHECKPOINT */
     const char *file;         /* PLACE_CHECKPOINT by its only model file, else NULL */
-    struct place_file *files; /* PLACE_FILES; malloc */
+    struct place_file *files; /* PLACE_FILES; malloc; those of sets are the last */
     size_t nfiles;
     /*
      * Of what is no PLACE_CHECKPOINT: a file whose first bytes could not be read, so that

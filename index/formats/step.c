@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* index/formats/step.c - the training step that a directory's name tells. */
+/* index/formats/step.c - a step, and a save that goes on, by a directory's name. */
 #include "index/formats/step.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "remote/listing.h"
 
 enum { MAX_DIGITS = 18 }; /* what an int64_t holds */
 
@@ -36,4 +38,13 @@ bool step_of_name(const char *name, int64_t *step)
     if (digits > 0 && (name[digits - 1] == '-' || name[digits - 1] == '_'))
         digits--;
     return ends_in_word(name, digits);
+}
+
+bool step_is_temporary(const struct listing *l)
+{
+    static const char mark[] = ".orbax-checkpoint-tmp";
+
+    return strstr(listing_path(l), mark) || strstr(listing_name(l), mark) ||
+           (strncmp(listing_name(l), "tmp_", 4) == 0 &&
+            listing_find(l, "metadata.pkl"));
 }

@@ -84,12 +84,6 @@ static const struct mark marks[] = {
     {BYTES(4, "TFL3"),
      .kind = {"a model of TensorFlow Lite",
               "it was made from another; that one's own checkpoint may be read"}},
-    /* torch/export of torch 2.9: a zip, weights among others under names of its own. */
-    {.suffix = ".pt2",
-     BYTES(0, "PK\3\4"),
-     .kind = {"a program of torch.export",
-              "torch.export.load(FILE).state_dict has its tensors; torch.save of that "
-              "writes a file that is read"}},
     /* llama.cpp before GGUF: the four letters as a little-endian number. */
     {BYTES(0, "lmgg"), .kind = {"GGML, llama.cpp's format before GGUF", gguf_tools}},
     {BYTES(0, "fmgg"), .kind = {"GGML, llama.cpp's format before GGUF", gguf_tools}},

@@ -30,6 +30,7 @@ struct ds_param {
     uint32_t group; /* its list in param_shapes */
     uint64_t elements;
     uint64_t at;    /* stages 1, 2: element of the group; 3: of a rank's sub-groups */
+    uint64_t dealt; /* stages 1, 2: where it lay before the group was dealt out */
     bool elsewhere; /* an earlier pipeline stage has it too */
 };
 

@@ -607,10 +607,9 @@ static int scan_single_model(struct scan *s, const char *main, struct err *e)
         return scan_single(s, main, e);
     err_set(
         e, ENOTSUP,
-        "%s: one rank's parts, saved by torch_checkpointing (metadata.pkl beside it), "
-        "which are not put together",
+        "%s: one rank's parts, saved by torch_checkpointing (metadata.pkl beside it)",
         main);
-    return err_hint(e, "load it there, and save it with torch.distributed.checkpoint");
+    return err_hint(e, "name its directory, which is read whole");
 }
 
 static int scan_model(struct scan *s, const char *main, struct err *e)

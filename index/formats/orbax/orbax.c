@@ -80,8 +80,8 @@ static void look_into(struct listing *l, const char *above, unsigned levels,
             store_join(above, entry->name, found.dir, PATH_MAX) < 0)
             continue;
         found.l = sub;
-        found.kind = orbax_in_temporary(sub) ? ORBAX_UNFINISHED
-                                             : orbax_dir_kind(sub, &found.file);
+        found.kind = step_is_temporary(sub) ? ORBAX_UNFINISHED
+                                            : orbax_dir_kind(sub, &found.file);
         x->unfinished |= found.kind == ORBAX_UNFINISHED;
         if (found.kind != ORBAX_NONE)
             add_item(x, &found);
@@ -147,7 +147,7 @@ static void orbax_bid(struct listing *l, struct bid *out)
     const char *file;
 
     *out = (struct bid){0};
-    if (orbax_in_temporary(l))
+    if (step_is_temporary(l))
         return;
     switch (orbax_dir_kind(l, &file)) {
     case ORBAX_TREE:

@@ -22,6 +22,11 @@ enum {
 static const char NAME[] = "checkpoint";
 static const char PLACEHOLDER[] = "\"PLACEHOLDER://";
 
+/* T5X's outermost map, {"version": N, "optimizer": …} (t5x/checkpoints.py, VERSION 3). */
+static const char T5X_BEGIN[] = "\x82\xa7version", T5X_NEXT[] = "\xa9optimizer";
+static const char T5X_TOP[] = "optimizer."; /* names of its directories lack that */
+static const char T5X_KEY[] = "\"$type\":\"tensor\",\"key\":\"optimizer.";
+
 bool orbax_has_aggregate(struct listing *l)
 {
     const struct listing_entry *entry = listing_find(l, NAME);
@@ -35,6 +40,7 @@ bool orbax_has_aggregate(struct listing *l)
 struct aggregate {
     struct sink *sink;
     uint32_t file;
+    bool t5x;
     const char *part;
     int (*role)(const char *part, const char *key, size_t len);
 };
@@ -43,13 +49,16 @@ static int on_array(void *user, struct buf *key, const struct flax_array *a,
                     struct err *e)
 {
     const struct aggregate *x = user;
+    size_t top = sizeof T5X_TOP - 1;
+    size_t cut =
+        x->t5x && key->len > top && memcmp(key->data, T5X_TOP, top) == 0 ? top : 0;
     const struct sink_tensor t = {
-        .key = key->data,
-        .key_len = key->len,
+        .key = key->data + cut,
+        .key_len = key->len - cut,
         .part = x->part,
         .dtype = a->dtype,
         .shape = &a->shape,
-        .role = x->role(x->part, key->data, key->len),
+        .role = x->role(x->part, key->data + cut, key->len - cut),
     };
     int rc;
 
@@ -131,6 +140,27 @@ static void replace(const char *json, size_t len, struct buf *out)
     buf_add(out, p, (size_t)(end - p));
 }
 
+/* Tensors that T5X's "optimizer" names, by the keys that they are shown under. */
+static void replace_t5x(const char *json, size_t len, struct buf *out)
+{
+    const char *end = json + len, *p = json, *found;
+    size_t n = sizeof T5X_KEY - 1, kept = n - (sizeof T5X_TOP - 1);
+
+    while ((found = memmem(p, (size_t)(end - p), T5X_KEY, n))) {
+        buf_add(out, p, (size_t)(found - p) + kept);
+        p = found + n;
+    }
+    buf_add(out, p, (size_t)(end - p));
+}
+
+static bool is_t5x(const char *head, size_t len)
+{
+    size_t begin = sizeof T5X_BEGIN - 1, next = sizeof T5X_NEXT - 1;
+
+    return len >= begin + 1 + next && memcmp(head, T5X_BEGIN, begin) == 0 &&
+           memcmp(head + begin + 1, T5X_NEXT, next) == 0;
+}
+
 static int on_object(void *user, const char *key, size_t len, const char *json,
                      size_t json_len, struct err *e)
 {
@@ -145,7 +175,10 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
     if (x->part)
         buf_addf(&name, "%s/", x->part);
     buf_add(&name, key, len);
-    replace(json, json_len, &value);
+    if (x->t5x)
+        replace_t5x(json, json_len, &value);
+    else
+        replace(json, json_len, &value);
     if (buf_failed(&name) || buf_failed(&value))
         return err_nomem(e);
     return sink_object(x->sink, name.data, name.len, value.data, value.len, e);
@@ -158,11 +191,19 @@ int orbax_aggregate_report(struct orbax_files *files, const char *part,
     struct aggregate x = {.sink = files->sink, .part = part, .role = role};
     const struct flax_visitor v = {.array = on_array, .object = on_object, .user = &x};
     struct source *src;
+    char head[HEAD];
+    size_t len;
 
     if (orbax_files_add(files, NAME, strlen(NAME), &x.file, e) < 0 ||
         orbax_files_source(files, x.file, &src, e) < 0)
         return -e->code;
     src = source_get(src);
+    len = MIN(src->size, sizeof head);
+    if (source_read(src, 0, len, head, e) < 0) {
+        source_put(src);
+        return -e->code;
+    }
+    x.t5x = is_t5x(head, len);
     if (flax_walk(src, 0, src->size, &v, e) < 0)
         err_wrap(e, "%s", NAME);
     source_put(src);

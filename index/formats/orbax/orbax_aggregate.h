@@ -15,7 +15,7 @@ bool orbax_has_aggregate(struct listing *l);
 /*
  * Reports the arrays and values of the file, which Orbax wrote until 0.5 (and flax before
  * it): leaves that are arrays elsewhere stand in it as "PLACEHOLDER://NAME". Keys that are
- * there already are left out.
+ * there already are left out. T5X's has arrays below "optimizer", which their keys lack.
  */
 int orbax_aggregate_report(struct orbax_files *files, const char *part,
                            int (*role)(const char *part, const char *key, size_t len),

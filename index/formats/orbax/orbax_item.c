@@ -31,7 +31,6 @@ static const char SHARDING[] = "_sharding";
 static const char STRINGS[] = "_strings.json";
 static const char MARK[] = "commit_success.txt";
 static const char PROCESS[] = "ocdbt.process_";
-static const char TEMPORARY[] = ".orbax-checkpoint-tmp";
 static const char CUSTOM[] = "custom_metadata";
 static const char ALWAYS_STORED[] = "store_array_data_equal_to_fill_value";
 
@@ -47,11 +46,6 @@ static bool has_file(const struct listing *l, const char *name)
 bool orbax_is_process(const char *name)
 {
     return strncmp(name, PROCESS, strlen(PROCESS)) == 0;
-}
-
-bool orbax_in_temporary(const struct listing *l)
-{
-    return strstr(listing_path(l), TEMPORARY) || strstr(listing_name(l), TEMPORARY);
 }
 
 static bool has_process(const struct listing *l)
@@ -247,6 +241,7 @@ static void read_mesh(struct item *x)
 static int role_of_leaf(const char *part, const char *key, size_t len)
 {
     static const char name[] = "opt_state", generator[] = "random_key";
+    static const char states[] = "state.param_states."; /* T5X, of flax.optim */
     size_t n = sizeof name - 1, end = part ? strlen(part) : 0;
 
     if (end >= sizeof generator - 1 &&
@@ -255,6 +250,8 @@ static int role_of_leaf(const char *part, const char *key, size_t len)
 
     if ((part && strncmp(part, name, n) == 0) ||
         (len >= n && memcmp(key, name, n) == 0 && (len == n || key[n] == '.')))
+        return ROLE_OPTIMIZER;
+    if (len >= sizeof states - 1 && memcmp(key, states, sizeof states - 1) == 0)
         return ROLE_OPTIMIZER;
     return (int)role_of(part, key, len);
 }
@@ -364,13 +361,45 @@ static int put_number(struct item *x, const struct orbax_leaf *leaf, struct err 
     return put_unreadable(x, leaf, &why, e);
 }
 
+/*
+ * A text is kept under the leaf's name as a JSON pointer (RFC 6901; orbax-checkpoint
+ * 0.12.8, _src/serialization/type_handlers.py): "/" goes a level down, "~1" is "/" and
+ * "~0" is "~". *out is NULL where nothing is.
+ */
+static int string_at(const struct json *doc, const char *name, const struct json **out,
+                     struct err *e)
+{
+    CLEANUP_FREE char *part = malloc(strlen(name) + 1);
+    size_t len = 0;
+
+    if (!part)
+        return err_nomem(e);
+    for (; *name; name++) {
+        if (*name == '/') {
+            part[len] = '\0';
+            doc = json_get(doc, part);
+            len = 0;
+        } else if (name[0] == '~' && (name[1] == '0' || name[1] == '1')) {
+            part[len++] = *++name == '0' ? '~' : '/';
+        } else {
+            part[len++] = *name;
+        }
+    }
+    part[len] = '\0';
+    *out = json_get(doc, part);
+    return 0;
+}
+
 static int put_string(struct item *x, const struct orbax_leaf *leaf, struct err *e)
 {
     CLEANUP(buf_release) struct buf json = {0};
     struct err why = {0};
+    const struct json *value = NULL;
     const char *text;
 
-    if (!json_string(json_get(x->strings, leaf->name), &text)) {
+    if (string_at(x->strings, leaf->name, &value, e) < 0)
+        return -e->code;
+    if (!json_string(value, &text)) {
         err_set(&why, EBADMSG, "%s does not hold it", STRINGS);
         return put_unreadable(x, leaf, &why, e);
     }

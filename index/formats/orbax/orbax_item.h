@@ -24,9 +24,6 @@ enum orbax_dir {
 /* What the directory is, by its names; *file: of ORBAX_JSON. */
 enum orbax_dir orbax_dir_kind(struct listing *l, const char **file);
 
-/* Is the directory, or one above it, called as one that a save is still going on in? */
-bool orbax_in_temporary(const struct listing *l);
-
 /* Has the name that Orbax gives the stores of single processes? */
 bool orbax_is_process(const char *name);
 
