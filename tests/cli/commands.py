@@ -620,7 +620,7 @@ def test_what_no_driver_reads_has_a_name(t):
         ("saved_model.pb", b"\x08\x01", "SavedModel"), ("ckpt-1.data-00000-of-00001", b"", "tf.train.load_checkpoint"),
         ("m.onnx", b"\x08\x08", "ONNX"), ("m.pdparams", b"\x80\x04", "PaddlePaddle"), ("m.pdopt", b"\x80\x04", "PaddlePaddle"),
         ("m.eqx", b"\x93NUMPY", "Equinox"), ("m.mlmodel", b"\x08\x05", "Core ML"), ("m.tflite", b"\x1c\0\0\0TFL3", "TensorFlow Lite"),
-        ("m.pt2", b"PK\3\4", "torch.export"), ("ggml-model.bin", b"lmgg", "GGML"), ("a.bin", b"fmgg", "GGML"), ("b.bin", b"tjgg", "GGML"),
+        ("ggml-model.bin", b"lmgg", "GGML"), ("a.bin", b"fmgg", "GGML"), ("b.bin", b"tjgg", "GGML"),
         ("model.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
         ("model.safetensors.gz", b"\x1f\x8b\x08", "gzip"), ("m.zst", b"\x28\xb5\x2f\xfd", "zstd"), ("m.xz", b"\xfd7zXZ\0", "xz"),
         ("m.bz2", b"BZh9", "bzip2"), ("m.7z", b"7z\xbc\xaf\x27\x1c", "7-Zip"), ("m.tar", bytes(257) + b"ustar", "archive of tar"),

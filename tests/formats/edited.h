@@ -26,7 +26,8 @@ struct edit {
 /* A fixture with one file edited, and what is said of it. */
 struct edited {
     const char *fixture, *file; /* DATA/fixture/file */
-    struct edit edit; /* of its data.pkl where the file is one of torch.save */
+    struct edit edit; /* of its data.pkl where the file is one of torch.save, of what
+                         says of the weights where it is one of torch.export */
     const char *key;  /* whose fault it is; NULL: the checkpoint is refused;
                                    EDITED_WARNS: there is a warning; EDITED_SOUND: nothing
                                    is said, and all bytes are those of the fixture */

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "edited.h"
 #include "fixture.h"
 #include "index/formats/format.h"
 #include "index/formats/megatron/megatron.h"
@@ -682,6 +683,33 @@ static void test_settings(void **state)
     assert_int_equal(f.iteration, 30);
 }
 
+/* Blocks of ranks, flat in the last axis: what is noted of a chunk must be within one. */
+static void test_flat_blocks(void **state)
+{
+    static const struct edited rows[] = {
+#define FLAT "mcore012_torch_dist_flat_tp2_dp2", ".metadata"
+#define QKV "optimizer.state.fp32_param.decoder.layers.self_attention.linear_qkv.weight"
+        {FLAT, EDIT("K\4K\2K\1K<t", "K\4K\2K\1K;t"), QKV,
+         "stored with size [4, 2, 1, 59], which is no reformulation of the tensor's own "
+         "shape",
+         NULL, NULL},
+        {FLAT, EDIT("K\4K\2K\1K<t", "K\4K\0K\1K<t"), QKV,
+         "stored with size [4, 0, 1, 60], which is no reformulation", NULL, NULL},
+        {FLAT, EDIT("(K\1K\1K\1K-t", "(K\1K\2K\1K-t"), QKV,
+         "chunk at [0, 0, 0, 0]: it spans several blocks", NULL, NULL},
+        {FLAT, EDIT("(K\1K\1K\1K-t", "(K\1K\0K\1K-t"), QKV,
+         "hole at [0, 0, 0]: no chunk holds it", NULL, NULL},
+        {FLAT, EDIT("(K\0K\0K\0K\0t", "(K\0K\2K\0K\0t"), QKV,
+         "chunk at [0, 2, 0, 0]: storage_data has no entry for it", NULL, NULL},
+        {FLAT, EDIT("(K\1K\1K\1K-t", "(K\1K\1K\1K=t"), QKV,
+         "a chunk that reaches past the end of its block", NULL, NULL},
+#undef FLAT
+#undef QKV
+    };
+
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -703,6 +731,7 @@ int main(int argc, char **argv)
         {.name = "zarr missing chunk", .test_func = test_zarr_missing_chunk},
         {.name = "cells", .test_func = test_cells},
         {.name = "settings", .test_func = test_settings},
+        cmocka_unit_test(test_flat_blocks),
     };
 
     return run_with_fixtures("megatron", argc, argv, others, ARRAY_SIZE(others));

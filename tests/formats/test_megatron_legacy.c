@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "base/err.h"
+#include "edited.h"
 #include "fixture.h"
 #include "index/formats/megatron/megatron_rules.h"
 #include "temp_tree.h"
@@ -299,6 +300,36 @@ static void test_gap(void **state)
     temp_remove(&t);
 }
 
+/* Before version 2, rows of q, k and v are told apart by the heads that a rank has. */
+static void test_heads(void **state)
+{
+    static const struct edited rows[] = {
+#define ARGS "hand_version1_tp2", "mp_rank_00/model_optim_rng.pt"
+#define QKV "language_model.encoder.layers.0.attention.query_key_value.weight"
+#define HEADS(is) EDIT("num_attention_headsq\10K\4", "num_attention_headsq\10" is)
+        {ARGS, HEADS("K\5"), QKV,
+         "checkpoint version 1, and args do not tell how many attention heads a rank has",
+         NULL, NULL},
+        {ARGS, HEADS("K\0"), QKV, "args do not tell how many attention heads", NULL,
+         NULL},
+        {ARGS, HEADS("K\1"), QKV, "args do not tell how many attention heads", NULL,
+         NULL},
+        {ARGS, HEADS("N"), QKV, "args do not tell how many attention heads", NULL,
+         NULL},
+        {ARGS, HEADS("K\10"), QKV,
+         "its rows in mp_rank_00/model_optim_rng.pt are not those of 4 heads", NULL,
+         NULL},
+        {ARGS, HEADS("K\22"), QKV,
+         "its rows in mp_rank_00/model_optim_rng.pt are not those of 9 heads", NULL,
+         NULL},
+#undef ARGS
+#undef QKV
+#undef HEADS
+    };
+
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -310,6 +341,7 @@ int main(int argc, char **argv)
         {.name = "expert tensor lost", .test_func = test_expert_tensor_lost},
         {.name = "expert tensor untold", .test_func = test_expert_tensor_untold},
         {.name = "gap", .test_func = test_gap},
+        cmocka_unit_test(test_heads),
     };
 
     return run_with_fixtures("megatron_legacy", argc, argv, others, ARRAY_SIZE(others));

@@ -333,6 +333,16 @@ static const struct edited flat_rows[] = {
     {                                                                                  \
         TORCH20_1, edit, EDITED_WARNS, why, NULL, NULL                                 \
     }
+    /* One name too many: which is whose is not told. */
+    {"local_w3", "optim/rank1.pt",
+     EDIT("K\0K\1K\2K\3K\4K\5K\6K\7e", "K\0K\1K\2K\3K\4K\5K\6e"),
+     "state.transformer.blocks.0.att_proj.weight.exp_avg", "hole", NULL, NULL},
+    {"local_w3", "optim/rank1.pt",
+     EDIT("K\0K\1K\2K\3K\4K\5K\6K\7e", "K\0K\1K\2K\3K\4K\5K\6K\6e"), EDITED_WARNS,
+     "two parameters have the number 6", NULL, NULL},
+    {"local_w3", "optim/rank1.pt",
+     EDIT("K\0K\1K\2K\3K\4K\5K\6K\7e", "K\0K\1K\2K\3K\4K\5K\6Ne"), EDITED_WARNS,
+     "a group whose params are no numbers with names", NULL, NULL},
     TOLD(EDIT("q%K\0", "q%J\377\377\377\377"),
          "a flat parameter without its data or its padding"),
     TOLD(EDIT("q%K\0", "q%K\245"),
@@ -365,6 +375,10 @@ static const struct edited flat_rows[] = {
      "model/rank1.pt: its range is not within its shape", NULL, NULL},
     TOLD20(EDIT("q$K\0K\0\206", "q$K\2K\2\206"),
            "a flat parameter whose _shard_indices are not those of its names"),
+    TOLD20(EDIT("q$K\0K\0\206", "q$K\0"),
+           "a flat parameter that does not tell which elements a rank has"),
+    TOLD20(EDIT("q$K\0K\0\206", "q$K\0\205"),
+           "a flat parameter that does not tell which elements a rank has"),
     TOLD20(EDIT("q$K\0K\0\206", "q$NK\2\206"),
            "a flat parameter whose _shard_indices are not those of its names"),
     TOLD20(EDIT("q$K\0K\0\206", "q$K\0\205"),

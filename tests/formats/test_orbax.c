@@ -620,6 +620,43 @@ static void test_aggregate(void **state)
     finish(&m, &o);
 }
 
+/* T5X: arrays in the file go by the names that its directories have. */
+static void test_t5x(void **state)
+{
+    static const char msgpack[] =
+        "\x82\xa7version\x03\xa9optimizer\x82\xa6target\x82\xa1"
+        "w\x81\xa6"
+        "driver\xa4zarr\xa1"
+        "b\xc7\x19\1\x93\x91\3\xa7"
+        "float32\xc4\x0c\0\0\0\0\0\0\x80\x3f\0\0\0\x40\xa5"
+        "state\x81\xa4step\x07";
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "checkpoint_7");
+    made_file(&m, "checkpoint", msgpack, sizeof msgpack - 1);
+    made_text(&m, "target.w/.zarray", ZARRAY);
+    made_file(&m, "target.w/0", six, 12);
+    made_file(&m, "target.w/1", six + 3, 12);
+    made_text(&m, "state.param_states.w.v/.zarray", ZARRAY);
+    made_file(&m, "state.param_states.w.v/0", six, 12);
+    made_file(&m, "state.param_states.w.v/1", six + 3, 12);
+    made_open(&m, &o);
+    no_error(&o);
+    check_floats(&o, "target.w", six, 6);
+    check_floats(&o, "target.b", six, 3);
+    check_floats(&o, "state.param_states.w.v", six, 6);
+    assert_int_equal(o.count, 3);
+    assert_int_equal(tensor(&o, "target.w")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "target.b")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "state.param_states.w.v")->role, ROLE_OPTIMIZER);
+    check_objects(&o, "optimizer={\"target\":{\"w\":{\"driver\":\"zarr\"},"
+                      "\"b\":{\"$type\":\"tensor\",\"key\":\"target.b\"}},"
+                      "\"state\":{\"step\":7}}\nversion=3\n");
+    finish(&m, &o);
+}
+
 /* ---- steps ---- */
 
 static void test_step(void **state)
@@ -669,6 +706,35 @@ static void check_no_checkpoint(const struct made *m)
     made_end(m);
 }
 
+/* Texts are kept under JSON pointers. */
+static void test_strings(void **state)
+{
+    static const struct ob_entry x[] = {TEXT("w/.zarray", ZARRAY), HALF("w/0", 0),
+                                        HALF("w/1", 1)};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "tree");
+    put_leaf(&m, "", &node, x, 3);
+    made_text(
+        &m, "_METADATA",
+        TREE(LEAF("w", "jax.Array") ", " LEAF("a.b/c/d", "string") ", " LEAF(
+                 "e~1", "string") ", " LEAF("~0~", "string") ", " LEAF("a.b", "string"),
+             ""));
+    made_text(&m, "_strings.json",
+              "{\"a.b\": {\"c\": {\"d\": \"deep\"}}, \"e/\": \"slash\", "
+              "\"~~\": \"tilde\"}");
+    made_open(&m, &o);
+    check_floats(&o, "w", six, 6);
+    check_objects(&o, "a.b={\"$type\":\"opaque\",\"class\":\"unreadable\",\"error\":"
+                      "\"_strings.json does not hold it\"}\n"
+                      "a.b/c/d=\"deep\"\n"
+                      "e~1=\"slash\"\n"
+                      "~0~=\"tilde\"\n");
+    finish(&m, &o);
+}
+
 /* A save that runs, or was cut off, shows as the plain directory that it is. */
 static void test_unfinished(void **state)
 {
@@ -680,6 +746,10 @@ static void test_unfinished(void **state)
     made_begin(&m, "30.orbax-checkpoint-tmp-5");
     put_leaf(&m, "", &node, x, 3);
     made_text(&m, "_METADATA", TREE(LEAF("w", "jax.Array"), ""));
+    check_no_checkpoint(&m);
+    made_begin(&m, "40.orbax-checkpoint-tmp");
+    made_text(&m, "w/.zarray", ZARRAY);
+    made_text(&m, "_CHECKPOINT_METADATA", "{}");
     check_no_checkpoint(&m);
     made_begin(&m, "tree");
     put_leaf(&m, "ocdbt.process_0/", &node, x, 3);
@@ -714,7 +784,9 @@ int main(int argc, char **argv)
         {.name = "flag", .test_func = test_flag},
         {.name = "damaged tree", .test_func = test_damaged_tree},
         {.name = "aggregate", .test_func = test_aggregate},
+        {.name = "t5x", .test_func = test_t5x},
         {.name = "step", .test_func = test_step},
+        {.name = "strings", .test_func = test_strings},
         {.name = "unfinished", .test_func = test_unfinished},
     };
 

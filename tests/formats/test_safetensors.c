@@ -424,6 +424,30 @@ static void test_pieces_are_refused(void **state)
     }
 }
 
+/* Nor where an index names them, here or in a directory below. */
+static void test_pieces_of_an_index(void **state)
+{
+    static const char piece[] = "shard-00000-model-00001-of-00001.safetensors";
+    const struct tmp *t = *state;
+
+    assert_int_equal(mkdir(tmp_at(t, "below"), 0755), 0);
+    for (int below = 0; below < 2; below++) {
+        char name[100], text[300];
+        struct look k;
+
+        snprintf(name, sizeof name, "%s%s", below ? "below/" : "", piece);
+        snprintf(text, sizeof text, "{\"weight_map\": {\"w\": \"%s\"}}", name);
+        put(t, name, "null", "w:4");
+        tmp_file(t, "model.safetensors.index.json", text);
+        look_at(&k, t, "");
+        assert_null(k.info.error);
+        assert_int_equal(k.count, 1);
+        assert_int_equal(k.info.faults, 1);
+        release(&k);
+        assert_int_equal(unlink(tmp_at(t, name)), 0);
+    }
+}
+
 static int count_object(void *user, const char *key, size_t key_len, const char *json,
                         size_t len)
 {
@@ -507,6 +531,7 @@ int main(void)
         tmp_test(test_adapter),
         tmp_test(test_adapter_beside_a_model),
         tmp_test(test_pieces_are_refused),
+        tmp_test(test_pieces_of_an_index),
         tmp_test(test_tied),
         tmp_test(test_config_is_watched),
     };

@@ -344,6 +344,36 @@ static void test_images(void **state)
     check_edited(*state, rows, ARRAY_SIZE(rows));
 }
 
+/* What .metadata says of a tensor. All edits keep the length, which a frame counts. */
+static void test_metadata(void **state)
+{
+    static const struct edited rows[] = {
+#define LAYOUTS "dcp_layouts", ".metadata"
+        {LAYOUTS, EDIT("TensorStorageMetadata", "tensorStorageMetadata"), "transposed",
+         "its metadata is of class torch.distributed.checkpoint.metadata."
+         "tensorStorageMetadata, neither a tensor nor an object",
+         NULL, NULL},
+        {LAYOUTS, EDIT("TensorProperties", "tensorProperties"), "transposed",
+         "it has no TensorProperties", NULL, NULL},
+        {LAYOUTS, EDIT("torch.strided", "torch.mkldnn_"), "transposed",
+         "not a strided tensor", NULL, NULL},
+        {LAYOUTS, EDIT("float32", "float31"), "transposed",
+         "element type torch.float31 is not supported", NULL, NULL},
+        {LAYOUTS,
+         EDIT("K\13K\7\206\224\205\224R\224\214\6chunks",
+              "NN\206N0\224\205\224R\224\214\6chunks"),
+         "transposed", "its size is no list of at most 64 integers", NULL, NULL},
+        {LAYOUTS, EDIT("ChunkStorageMetadata", "chunkStorageMetadata"), "transposed",
+         "its chunks are no list of ChunkStorageMetadata", NULL, NULL},
+        {LAYOUTS, EDIT("offsets\224h\42K\0K\0\206", "offsets\224h\42NN\206N0"),
+         "transposed", "a chunk whose offsets or sizes are no lists of integers", NULL,
+         NULL},
+#undef LAYOUTS
+    };
+
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -354,6 +384,7 @@ int main(int argc, char **argv)
         {.name = "damaged image", .test_func = test_damaged_image},
         {.name = "bids", .test_func = test_bids},
         cmocka_unit_test(test_images),
+        cmocka_unit_test(test_metadata),
     };
 
     return run_with_fixtures("torch_dcp", argc, argv, others, ARRAY_SIZE(others));

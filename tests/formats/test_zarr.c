@@ -305,6 +305,186 @@ static void test_v3_codecs(void **state)
     }
 }
 
+/* ---- documents with one member that is none ---- */
+
+#define BYTES "[{\"name\": \"bytes\", \"configuration\": {\"endian\": \"little\"}}]"
+#define GRID(shape)                                                                    \
+    "{\"name\": \"regular\", \"configuration\": {\"chunk_shape\": " shape "}}"
+#define V3(head, shape, grid, type, keys, codecs)                                      \
+    "{" head ", \"shape\": " shape ", \"chunk_grid\": " grid ", \"data_type\": " type  \
+    ", \"fill_value\": 0, \"chunk_key_encoding\": " keys ", \"codecs\": " codecs "}"
+#define HEAD3 "\"zarr_format\": 3, \"node_type\": \"array\""
+#define SHARD(index)                                                                   \
+    "[{\"name\": \"sharding_indexed\", \"configuration\": {\"chunk_shape\": [2], "     \
+    "\"codecs\": " BYTES ", \"index_codecs\": " index "}}]"
+#define V2(head, shape, chunks, order, filters, compressor)                            \
+    "{" head ", \"shape\": " shape ", \"chunks\": " chunks                             \
+    ", \"dtype\": \"<i4\", \"order\": " order ", \"filters\": " filters                \
+    ", \"compressor\": " compressor ", \"fill_value\": 0}"
+#define HEAD2 "\"zarr_format\": 2"
+#define ZLIB "{\"id\": \"zlib\"}"
+#define DELTA(from, to)                                                                \
+    "[{\"id\": \"delta\", \"dtype\": \"" from "\", \"astype\": \"" to "\"}]"
+#define SHUFFLE(size) "[{\"id\": \"shuffle\", \"elementsize\": " size "}]"
+#define SCALE(more)                                                                    \
+    "[{\"id\": \"fixedscaleoffset\", \"dtype\": \"<f4\", \"astype\": \"<i4\"" more "}]"
+
+static void test_documents(void **state)
+{
+    static const struct {
+        unsigned format;
+        const char *text, *why; /* "": it is taken */
+    } cases[] = {
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"default\"", BYTES), ""},
+        {3, "[]", "its zarr.json is no JSON object"},
+        {3, "{", "its zarr.json: "},
+        {3,
+         V3("\"node_type\": \"array\"", "[4]", GRID("[2]"), "\"int8\"", "\"v2\"",
+            BYTES),
+         "its zarr.json is not of zarr_format 3"},
+        {3,
+         V3("\"zarr_format\": 2, \"node_type\": \"array\"", "[4]", GRID("[2]"),
+            "\"int8\"", "\"v2\"", BYTES),
+         "its zarr.json is not of zarr_format 3"},
+        {3,
+         V3("\"zarr_format\": 3, \"node_type\": \"group\"", "[4]", GRID("[2]"),
+            "\"int8\"", "\"v2\"", BYTES),
+         "node_type \"group\" is not array"},
+        {3, V3("\"zarr_format\": 3", "[4]", GRID("[2]"), "\"int8\"", "\"v2\"", BYTES),
+         "node_type \"\" is not array"},
+        {3, V3(HEAD3, "4", GRID("[2]"), "\"int8\"", "\"v2\"", BYTES),
+         "shape is no list of numbers"},
+        {3, V3(HEAD3, "[-4]", GRID("[2]"), "\"int8\"", "\"v2\"", BYTES),
+         "shape is no list of numbers"},
+        {3, V3(HEAD3, "[4.5]", GRID("[2]"), "\"int8\"", "\"v2\"", BYTES),
+         "shape is no list of numbers"},
+        {3, V3(HEAD3, "[4]", "{\"name\": \"odd\"}", "\"int8\"", "\"v2\"", BYTES),
+         "chunk_grid \"odd\" is not supported"},
+        {3, V3(HEAD3, "[4]", "7", "\"int8\"", "\"v2\"", BYTES),
+         "chunk_grid \"\" is not supported"},
+        {3, V3(HEAD3, "[4]", "\"regular\"", "\"int8\"", "\"v2\"", BYTES),
+         "chunk_shape is no list of numbers"},
+        {3, V3(HEAD3, "[4]", GRID("2"), "\"int8\"", "\"v2\"", BYTES),
+         "chunk_shape is no list of numbers"},
+        {3, V3(HEAD3, "[4]", GRID("[2, 2]"), "\"int8\"", "\"v2\"", BYTES),
+         "shape has 1 dimensions, chunks have 2"},
+        {3, V3(HEAD3, "[4]", GRID("[0]"), "\"int8\"", "\"v2\"", BYTES),
+         "a chunk of no elements"},
+        {3,
+         V3(HEAD3, "[4194304, 4194304, 4194304]", GRID("[1, 1, 1]"), "\"int8\"",
+            "\"v2\"", BYTES),
+         "its shape: "},
+        {3,
+         V3(HEAD3, "[1, 1, 1]", GRID("[4194304, 4194304, 4194304]"), "\"int8\"",
+            "\"v2\"", BYTES),
+         "its chunks: "},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "8", "\"v2\"", BYTES),
+         "data_type has no name"},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "{\"configuration\": {}}", "\"v2\"", BYTES),
+         "data_type has no name"},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v3\"", BYTES),
+         "chunk_key_encoding \"v3\" is not supported"},
+        {3,
+         V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"",
+            "{\"name\": \"v2\", \"configuration\": {\"separator\": \"..\"}}", BYTES),
+         "the separator of chunk keys is neither"},
+        {3,
+         V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"",
+            "{\"name\": \"v2\", \"configuration\": {\"separator\": 1}}", BYTES),
+         "the separator of chunk keys is neither"},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"", "{}"),
+         "codecs are no list"},
+        {3,
+         V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"",
+            "[\"bytes\", {\"name\": \"numcodecs.delta\"}]"),
+         "codec \"numcodecs.delta\" is not supported where bytes are"},
+        {3,
+         V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"",
+            "[\"bytes\", \"gzip\", \"gzip\", \"gzip\", \"gzip\", \"gzip\", \"gzip\", "
+            "\"gzip\", \"gzip\"]"),
+         ""},
+        {3,
+         V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"",
+            "[\"bytes\", \"gzip\", \"gzip\", \"gzip\", \"gzip\", \"gzip\", \"gzip\", "
+            "\"gzip\", \"gzip\", \"gzip\"]"),
+         "more than 8 codecs"},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"", SHARD(BYTES)), ""},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"", SHARD("[]")),
+         "index_codecs do not begin with bytes of an endian"},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"", SHARD("{}")),
+         "index_codecs do not begin with bytes of an endian"},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"", SHARD("[\"crc32c\"]")),
+         "index_codecs do not begin with bytes of an endian"},
+        {3, V3(HEAD3, "[4]", GRID("[2]"), "\"int8\"", "\"v2\"", SHARD("[\"bytes\"]")),
+         "index_codecs do not begin with bytes of an endian"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", "null", "null"), ""},
+        {2, "7", "its .zarray is no JSON object"},
+        {2, "{", "its .zarray: "},
+        {2, V2("\"zarr_format\": 3", "[4]", "[2]", "\"C\"", "null", "null"),
+         "its .zarray is not of zarr_format 2"},
+        {2, V2(HEAD2, "{}", "[2]", "\"C\"", "null", "null"),
+         "shape is no list of numbers"},
+        {2, V2(HEAD2, "[4]", "[\"2\"]", "\"C\"", "null", "null"),
+         "chunks is no list of numbers"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"A\"", "null", "null"),
+         "order \"A\" is neither C nor F"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", "{}", "null"), "filters are no list"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", "[7]", "null"), "a filter without an id"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", "null", "{\"level\": 1}"),
+         "a compressor without an id"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", DELTA("<i4", "|i1"), ZLIB), ""},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", DELTA("<i4", "<f4"), ZLIB),
+         "filter \"delta\" from \"<i4\" to \"<f4\""},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", DELTA("<f4", "<f8"), ZLIB),
+         "filter \"delta\" from \"<f4\" to \"<f8\""},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", DELTA("|i4", "|i4"), ZLIB),
+         "filter \"delta\" from \"|i4\""},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", DELTA("i4", "<i4"), ZLIB),
+         "filter \"delta\" from \"i4\""},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", "null", "{\"id\": \"lzma\"}"), ""},
+        {2,
+         V2(HEAD2, "[4]", "[2]", "\"C\"", "null", "{\"id\": \"lzma\", \"format\": 2}"),
+         ""},
+        {2,
+         V2(HEAD2, "[4]", "[2]", "\"C\"", "null", "{\"id\": \"lzma\", \"format\": 3}"),
+         "compressor \"lzma\" of a format other than"},
+        {2,
+         V2(HEAD2, "[4]", "[2]", "\"C\"", "null",
+            "{\"id\": \"lzma\", \"format\": \"1\"}"),
+         "compressor \"lzma\" of a format other than"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", SHUFFLE("9999"), ZLIB), ""},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", SHUFFLE("10000"), ZLIB),
+         "filter \"shuffle\" of no size of elements"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", SHUFFLE("-1"), ZLIB),
+         "filter \"shuffle\" of no size of elements"},
+        {2,
+         V2(HEAD2, "[4]", "[2]", "\"C\"", SCALE(", \"scale\": 2, \"offset\": 0"), ZLIB),
+         ""},
+        {2,
+         V2(HEAD2, "[4]", "[2]", "\"C\"", SCALE(", \"scale\": 0, \"offset\": 0"), ZLIB),
+         "filter \"fixedscaleoffset\" without scale and offset"},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", SCALE(", \"scale\": 2"), ZLIB),
+         "filter \"fixedscaleoffset\" without scale and offset"},
+        {2,
+         V2(HEAD2, "[4]", "[2]", "\"C\"",
+            "[{\"id\": \"astype\", \"decode_dtype\": \"<i4\", \"encode_dtype\": "
+            "\"<i3\"}]",
+            ZLIB),
+         "filter \"astype\" from \"<i4\" to \"<i3\""},
+        {2, V2(HEAD2, "[4]", "[2]", "\"C\"", "null", "{\"id\": \"crc32c\"}"),
+         "compressor \"crc32c\" is not supported"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct zarr_array a = parse(cases[i].format, cases[i].text);
+
+        if (cases[i].why[0] ? !strstr(a.why, cases[i].why) : a.why[0])
+            fail_msg("%s: \"%s\", it should say \"%s\"", cases[i].text, a.why,
+                     cases[i].why);
+    }
+}
+
 /* ---- what the index keeps ---- */
 
 static void test_spec(void **state)
@@ -742,6 +922,50 @@ static void test_lengths(void **state)
     assert_int_equal(decode("lzma", "", 0, got, 4, &e), -EBADMSG);
 }
 
+/* Two streams behind each other are one; what begins no stream is damage. */
+static void test_two_streams(void **state)
+{
+    static const unsigned char gzip[] = {
+        0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0x03, 0x4b, 0x4c,
+        0x4a, 0x4e, 0x01, 0x00, 0x11, 0xcd, 0x82, 0xed, 0x04, 0x00, 0x00, 0x00};
+    static const unsigned char bz2[] = {0x42, 0x5a, 0x68, 0x39, 0x31, 0x41, 0x59, 0x26,
+                                        0x53, 0x59, 0x3d, 0x4c, 0x33, 0x4b, 0x00, 0x00,
+                                        0x00, 0x01, 0x00, 0x3c, 0x00, 0x20, 0x00, 0x21,
+                                        0x9a, 0x68, 0x33, 0x4d, 0x13, 0x3c, 0x5d, 0xc9,
+                                        0x14, 0xe1, 0x42, 0x40, 0xf5, 0x30, 0xcd, 0x2c};
+    static const unsigned char zstd[] = {0x28, 0xb5, 0x2f, 0xfd, 0x20, 0x04, 0x21,
+                                         0x00, 0x00, 0x61, 0x62, 0x63, 0x64};
+    static const struct {
+        const char *codec;
+        const unsigned char *one;
+        size_t len;
+    } cases[] = {{"gzip", gzip, sizeof gzip},
+                 {"bz2", bz2, sizeof bz2},
+                 {"zstd", zstd, sizeof zstd}};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        size_t len = cases[i].len;
+        unsigned char twice[200], got[9];
+        struct err e = {0};
+
+        memcpy(twice, cases[i].one, len);
+        memcpy(twice + len, cases[i].one, len);
+        twice[2 * len] = 'x';
+        assert_ok(decode(cases[i].codec, twice, len, got, 4, &e), &e);
+        assert_memory_equal(got, "abcd", 4);
+        assert_ok(decode(cases[i].codec, twice, 2 * len, got, 8, &e), &e);
+        assert_memory_equal(got, "abcdabcd", 8);
+        for (size_t cut = 1; cut < len; cut++)
+            if (decode(cases[i].codec, twice, 2 * len - cut, got, 8, &e) != -EBADMSG)
+                fail_msg("%s without %zu bytes: %s", cases[i].codec, cut, e.text);
+        assert_int_equal(decode(cases[i].codec, twice, 2 * len + 1, got, 8, &e),
+                         -EBADMSG);
+        assert_int_equal(decode(cases[i].codec, twice, 2 * len, got, 7, &e), -EBADMSG);
+        assert_int_equal(decode(cases[i].codec, twice, 2 * len, got, 9, &e), -EBADMSG);
+    }
+}
+
 /* Streams of .xz and of .lzma: several are one, and nothing else may follow them. */
 static void test_behind_lzma(void **state)
 {
@@ -880,6 +1104,7 @@ int main(int argc, char **argv)
         {.name = "bad fill values", .test_func = test_bad_fill_values},
         {.name = "refused", .test_func = test_refused},
         {.name = "v3 codecs", .test_func = test_v3_codecs},
+        {.name = "documents", .test_func = test_documents},
         {.name = "spec", .test_func = test_spec},
         {.name = "sparse grids", .test_func = test_sparse_grids},
         {.name = "huge grid", .test_func = test_huge_grid},
@@ -893,6 +1118,7 @@ int main(int argc, char **argv)
         {.name = "filters", .test_func = test_filters},
         {.name = "names of filters", .test_func = test_filter_names},
         {.name = "lengths", .test_func = test_lengths},
+        {.name = "two streams", .test_func = test_two_streams},
         {.name = "behind lzma", .test_func = test_behind_lzma},
         {.name = "decoded ahead", .test_func = test_decoded_ahead},
         {.name = "zstd without memory", .test_func = test_zstd_without_memory},

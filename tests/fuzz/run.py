@@ -8,6 +8,7 @@ and the run is added to the table of docs/fuzzing.md. --rounds goes over all of 
 A find is left in --work/finds and ends the run of that target only.
 """
 import argparse
+import fcntl
 import os
 import re
 import shutil
@@ -53,6 +54,8 @@ def read_ledger():
 
 def write_ledger(target, seconds, executions, coverage, finds):
     """Adds a run: minutes, executions and finds add up, coverage is the latest."""
+    lock = os.open(HERE, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     lines, rows = read_ledger()
     row = rows.setdefault(target, [0.0, 0, 0, 0, 0])
     corpus = os.path.join(HERE, "corpus", target)
@@ -67,6 +70,7 @@ def write_ledger(target, seconds, executions, coverage, finds):
     rest = [line for line in lines[head + 1:] if not ROW.match(line)]
     with open(LEDGER, "w", encoding="utf-8") as f:
         f.write("\n".join(lines[:head + 1] + table + rest))
+    os.close(lock)
 
 
 # ---- one target ----

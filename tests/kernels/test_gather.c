@@ -248,6 +248,8 @@ struct refusal {
 
 static uint64_t two_rows[2] = {0, 0}, size_all[2] = {4, 8}, size_half[2] = {2, 8};
 static uint64_t far_start[2] = {3, 0}, no_blocks[2] = {0, 0};
+static uint64_t size_wide[2] = {4, 9}, tiles[2] = {2, 3};
+static int64_t back_step[2] = {-32, 4};
 static int64_t long_step[2] = {INT64_MAX / 2, 4}, steps[2] = {32, 4};
 static const float one_factor[2] = {1, 1};
 
@@ -330,6 +332,89 @@ static void spoil_factors(struct gather_request *r, struct gather_piece *piece,
     r->scale = scale;
 }
 
+static void spoil_stored(struct gather_request *r, struct gather_piece *piece,
+                         struct gather_scale *scale)
+{
+    (void)piece, (void)scale;
+    r->stored = DTYPE_NONE;
+}
+
+static void spoil_dtype(struct gather_request *r, struct gather_piece *piece,
+                        struct gather_scale *scale)
+{
+    (void)piece, (void)scale;
+    r->dtype = DTYPE_COUNT;
+}
+
+static void spoil_scaled(struct gather_request *r, struct gather_piece *piece,
+                         struct gather_scale *scale)
+{
+    (void)piece;
+    r->stored = r->dtype = DTYPE_I32;
+    r->scale = scale;
+}
+
+static void spoil_start(struct gather_request *r, struct gather_piece *piece,
+                        struct gather_scale *scale)
+{
+    (void)piece, (void)scale;
+    r->start = two_rows;
+}
+
+static void spoil_size(struct gather_request *r, struct gather_piece *piece,
+                       struct gather_scale *scale)
+{
+    (void)piece, (void)scale;
+    r->size = size_half;
+}
+
+static void spoil_column(struct gather_request *r, struct gather_piece *piece,
+                         struct gather_scale *scale)
+{
+    (void)piece, (void)scale;
+    r->start = two_rows;
+    r->size = size_wide;
+}
+
+static void spoil_no_source(struct gather_request *r, struct gather_piece *piece,
+                            struct gather_scale *scale)
+{
+    static struct source *const none[1];
+
+    (void)piece, (void)scale;
+    r->source = none;
+}
+
+static void spoil_before(struct gather_request *r, struct gather_piece *piece,
+                         struct gather_scale *scale)
+{
+    (void)r, (void)scale;
+    piece->step = back_step;
+}
+
+static void spoil_far_base(struct gather_request *r, struct gather_piece *piece,
+                           struct gather_scale *scale)
+{
+    (void)r, (void)scale;
+    piece->base = UINT64_MAX - 63;
+}
+
+static void spoil_blocks(struct gather_request *r, struct gather_piece *piece,
+                         struct gather_scale *scale)
+{
+    (void)piece;
+    scale->block = tiles;
+    r->scale = scale;
+}
+
+static void spoil_few_factors(struct gather_request *r, struct gather_piece *piece,
+                              struct gather_scale *scale)
+{
+    (void)piece;
+    scale->count = 0;
+    r->scale = scale;
+}
+
 static const struct refusal refusals[] = {
     {NULL, 0, spoil_none},
     {"hole", EBADMSG, spoil_hole},
@@ -342,6 +427,17 @@ static const struct refusal refusals[] = {
     {"part 3+2 of dimension 0", EINVAL, spoil_part},
     {"a cast of F32 to I32", EINVAL, spoil_cast},
     {"2 factors for 1 blocks", EINVAL, spoil_factors},
+    {"0 factors for 1 blocks", EINVAL, spoil_few_factors},
+    {"1 factors for 6 blocks", EINVAL, spoil_blocks}, /* 2 rows of 3 columns */
+    {"an element type that is not known", EINVAL, spoil_stored},
+    {"an element type that is not known", EINVAL, spoil_dtype},
+    {"a cast of I32 to I32 with factors", EINVAL, spoil_scaled},
+    {"a start and a size, or neither", EINVAL, spoil_start},
+    {"a start and a size, or neither", EINVAL, spoil_size},
+    {"part 0+9 of dimension 1", EINVAL, spoil_column},
+    {"a source that is wanted is not there", EINVAL, spoil_no_source},
+    {"outside", EBADMSG, spoil_before},
+    {"piece 0 lies outside its source", EBADMSG, spoil_far_base},
 };
 
 static void test_refused(void **state)
@@ -372,6 +468,48 @@ static void test_refused(void **state)
         assert_int_equal(gather_new(&r, &g, &e), -refusals[i].code);
         if (refusals[i].says && !strstr(e.text, refusals[i].says))
             fail_msg("\"%s\" does not say \"%s\"", e.text, refusals[i].says);
+        gather_free(g);
+    }
+    source_put(src);
+}
+
+/* One more dimension with blocks of its own than an element's factor is found by. */
+static void test_many_blocks(void **state)
+{
+    enum { ND = CAST_SCALE_TERMS + 1, N = 1 << ND };
+    struct shape shape = {.nd = ND};
+    uint64_t start[ND] = {0}, block[ND];
+    int64_t step[ND];
+    static float bytes[N], factors[N];
+    struct source *src;
+    struct err e = {0};
+
+    (void)state;
+    for (uint32_t k = 0; k < ND; k++) {
+        shape.dim[k] = 2;
+        block[k] = 1;
+        step[k] = (int64_t)sizeof *bytes << (ND - 1 - k);
+    }
+    assert_int_equal(source_from_memory(bytes, sizeof bytes, false, "shard", &src, &e),
+                     0);
+    for (unsigned more = 0; more < 2; more++) {
+        const struct gather_piece piece = {
+            .start = start, .size = shape.dim, .step = step};
+        const struct gather_scale scale = {factors, more ? N : N / 2, block};
+        const struct gather_request r = {.shape = &shape,
+                                         .stored = DTYPE_F32,
+                                         .dtype = DTYPE_F32,
+                                         .piece = &piece,
+                                         .pieces = 1,
+                                         .source = &src,
+                                         .sources = 1,
+                                         .scale = &scale};
+        struct gather *g = NULL;
+
+        block[0] = more ? 1 : 2;
+        assert_int_equal(gather_new(&r, &g, &e), more ? -EINVAL : 0);
+        if (more && !strstr(e.text, "factors of blocks along more than 8 dimensions"))
+            fail_msg("%s", e.text);
         gather_free(g);
     }
     source_put(src);
@@ -532,7 +670,7 @@ int main(void)
         cmocka_unit_test(test_random),    cmocka_unit_test(test_transposed),
         cmocka_unit_test(test_refused),   cmocka_unit_test(test_watch),
         cmocka_unit_test(test_stale),     cmocka_unit_test(test_many_jobs),
-        cmocka_unit_test(test_many_dims),
+        cmocka_unit_test(test_many_dims), cmocka_unit_test(test_many_blocks),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,10 +10,12 @@
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <xxhash.h>
 
 #include "catalog_fixture.h"
 
 #include "base/log.h"
+#include "index/catalog_tensor.h"
 
 /* Takes libc's place: the file system says that it is NFS. */
 static bool on_network;
@@ -429,6 +431,7 @@ struct walk {
     struct catalog *c;
     int64_t id;
     uint32_t dir;
+    struct err *e;
 };
 
 static int read_object(void *user, const char *key, size_t key_len, const char *json,
@@ -448,20 +451,18 @@ static int read_all_of_tensor(void *user, const struct tensor_info *t)
     CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
     const struct chunk *chunk;
     struct tensor_info again;
-    struct err e = {0};
     size_t n;
-    int rc = catalog_tensor_by_name(w->c, w->id, t->name, false, a, &again, &e);
+    int rc = catalog_tensor_by_name(w->c, w->id, t->name, false, a, &again, w->e);
 
-    return rc < 0 ? rc : catalog_chunks(w->c, w->id, t, a, &chunk, &n, &e);
+    return rc < 0 ? rc : catalog_chunks(w->c, w->id, t, a, &chunk, &n, w->e);
 }
 
 static int read_dir(void *user, const struct tree_entry *t)
 {
     const struct walk *w = user;
     struct tree_entry again;
-    struct err e = {0};
 
-    return catalog_tree_find(w->c, w->id, w->dir, t->name, &again, &e);
+    return catalog_tree_find(w->c, w->id, w->dir, t->name, &again, w->e);
 }
 
 static int read_file(void *user, const struct catalog_file *f)
@@ -489,30 +490,29 @@ static int read_view(struct walk *w, struct arena *a, struct err *e)
 }
 
 /* Reads all there is of the checkpoint "run": 0, or the first error. */
-static int read_everything(struct catalog *c)
+static int read_everything(struct catalog *c, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(16 << 20);
     struct checkpoint_info cp;
-    struct walk w = {.c = c};
+    struct walk w = {.c = c, .e = e};
     struct tree_entry entry;
-    struct err e = {0};
-    int rc = catalog_checkpoint(c, "run", NULL, a, &cp, &e);
+    int rc = catalog_checkpoint(c, "run", NULL, a, &cp, e);
 
     w.id = cp.id;
     if (rc == 0)
-        rc = catalog_files(c, w.id, read_file, NULL, &e);
+        rc = catalog_files(c, w.id, read_file, NULL, e);
     if (rc == 0)
-        rc = catalog_tensors(c, w.id, 0, read_all_of_tensor, &w, &e);
+        rc = catalog_tensors(c, w.id, 0, read_all_of_tensor, &w, e);
     if (rc == 0)
-        rc = catalog_objects(c, w.id, read_object, NULL, &e);
+        rc = catalog_objects(c, w.id, read_object, NULL, e);
     if (rc == 0)
-        rc = catalog_tree_list(c, w.id, 0, 0, read_dir, &w, &e);
+        rc = catalog_tree_list(c, w.id, 0, 0, read_dir, &w, e);
     if (rc == 0)
-        rc = catalog_tree_find(c, w.id, 0, "a", &entry, &e);
+        rc = catalog_tree_find(c, w.id, 0, "a", &entry, e);
     w.dir = rc == 0 ? entry.dir : 0;
     if (rc == 0)
-        rc = catalog_tree_list(c, w.id, w.dir, 0, read_dir, &w, &e);
-    return rc == 0 ? read_view(&w, a, &e) : rc;
+        rc = catalog_tree_list(c, w.id, w.dir, 0, read_dir, &w, e);
+    return rc == 0 ? read_view(&w, a, e) : rc;
 }
 
 /*
@@ -558,16 +558,182 @@ static void test_changed_rows(void **state)
         scan_plain(s, "a.c", 4, number, 16);
         assert_ok(sink_object(s, "o", 1, "0", 1, &e), &e);
         scan_commit(s);
-        assert_int_equal(read_everything(c), 0);
+        assert_int_equal(read_everything(c, &e), 0);
         catalog_close(c);
         run_sql(index_file(*state, "sqlite"), changes[i]);
         c = index_open(*state, "source");
-        rc = read_everything(c);
+        rc = read_everything(c, &e);
         if (rc != -EBADMSG)
             fail_msg("%d: %s", rc, changes[i]);
         if (count(c, "run", NULL) != -1)
             fail_msg("still there: %s", changes[i]);
         catalog_close(c);
+    }
+    log_to(2);
+    close(null);
+}
+
+/* ---- rows whose sum is right, and which say what cannot be ---- */
+
+static struct cell cell_of_value(sqlite3_value *v)
+{
+    switch (sqlite3_value_type(v)) {
+    case SQLITE_INTEGER:
+        return cell_int((uint64_t)sqlite3_value_int64(v));
+    case SQLITE_BLOB:
+        return cell_blob(sqlite3_value_blob(v), (size_t)sqlite3_value_bytes(v));
+    default:
+        return (struct cell){.kind = CELL_NULL};
+    }
+}
+
+/* row_sum(columns...) of SQL. */
+static void row_sum(sqlite3_context *context, int n, sqlite3_value **v)
+{
+    struct cell cell[TENSOR_COLUMNS];
+
+    assert_true(n <= TENSOR_COLUMNS);
+    for (int i = 0; i < n; i++)
+        cell[i] = cell_of_value(v[i]);
+    sqlite3_result_int64(context, (int64_t)cells_sum(cell, (size_t)n));
+}
+
+/* blob_sum(blob) of SQL. */
+static void blob_sum(sqlite3_context *context, int n, sqlite3_value **v)
+{
+    assert_int_equal(n, 1);
+    sqlite3_result_int64(context,
+                         (int64_t)XXH3_64bits(sqlite3_value_blob(v[0]),
+                                              (size_t)sqlite3_value_bytes(v[0])));
+}
+
+/* All sums as the index would have made them. */
+static void sum_rows(sqlite3 *db)
+{
+    static const char *const lists[][2] = {
+        {"tensor", TENSOR_LIST("")},
+        {"tensor_name", "checkpoint, hash, data, sum"},
+        {"tree", "dir, pos, parent, data, sum"},
+        {"file", "id, path, dev, ino, size, mtime_ns, ctime_ns, mode, storage, whole, "
+                 "tensors, sum"},
+        {"object", "id, key, json, sum"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+        CLEANUP(buf_release) struct buf sql = {0};
+        size_t columns = strlen(lists[i][1]) - strlen(", sum");
+        char *message = NULL;
+
+        buf_addf(&sql, "UPDATE %s SET sum = row_sum(%.*s)", lists[i][0], (int)columns,
+                 lists[i][1]);
+        if (sqlite3_exec(db, sql.data, NULL, NULL, &message) != SQLITE_OK)
+            fail_msg("%s: %s", sql.data, message);
+    }
+}
+
+static void run_sql_summed(const char *path, const char *sql)
+{
+    sqlite3 *db;
+    char *message = NULL;
+
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    sqlite3_create_function(db, "row_sum", -1, SQLITE_UTF8, NULL, row_sum, NULL, NULL);
+    sqlite3_create_function(db, "blob_sum", 1, SQLITE_UTF8, NULL, blob_sum, NULL, NULL);
+    if (sqlite3_exec(db, sql, NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s: %s", sql, message);
+    sum_rows(db);
+    sqlite3_close(db);
+}
+
+#define PIECES(set)                                                                    \
+    "UPDATE tensor SET " set "; UPDATE tensor SET pieces_sum = blob_sum(pieces)"
+
+static void test_rows_that_lie(void **state)
+{
+    static const struct {
+        const char *sql, *why; /* NULL: the row is sound */
+    } changes[] = {
+        {"UPDATE tensor SET mode = 256", NULL},
+        {"UPDATE tensor SET name = x'2f'", "its file name is impossible"},
+        {"UPDATE tensor SET name = x''", "its file name is impossible"},
+        {"UPDATE tensor SET name = x'4100'", "its file name is impossible"},
+        {"UPDATE tensor SET name = zeroblob(256)", "its file name is impossible"},
+        {"UPDATE tensor SET name_npy = x'2f'", "its file name is impossible"},
+        {"UPDATE tensor SET name_npy = x''", "its file name is impossible"},
+        {"UPDATE tensor SET key = x'612f62'", "its file name is impossible"},
+        {"UPDATE tensor SET dtype = 200", "its element type is unknown"},
+        {"UPDATE tensor SET dtype = -1", "its element type is unknown"},
+        {"UPDATE tensor SET stored = 200", "its element type is unknown"},
+        {"UPDATE tensor SET bits = bits + 1", "its element type is unknown"},
+        {"UPDATE tensor SET role = 4", "its role is unknown"},
+        {"UPDATE tensor SET mode = 512", "a number is out of range"},
+        {"UPDATE tensor SET uid = 4294967296", "a number is out of range"},
+        {"UPDATE tensor SET gid = -1", "a number is out of range"},
+        {"UPDATE tensor SET wrapper = length(key) + 1", "a number is out of range"},
+        {"UPDATE tensor SET bytes = -1", "a number is out of range"},
+        {"UPDATE tensor SET ino = ino + 1", "its inode number is out of range"},
+        {"UPDATE tensor SET ino = 4294967294", "its inode number is out of range"},
+        {"UPDATE tensor SET bytes = bytes + 4",
+         "its size does not follow from its shape"},
+        {"UPDATE tensor SET shape = x'0105'",
+         "its size does not follow from its shape"},
+        {"UPDATE tensor SET shape = x''", "its shape is malformed"},
+        {"UPDATE tensor SET shape = x'41'", "its shape is malformed"},
+        {"UPDATE tensor SET shape = x'01'", "its shape is malformed"},
+        {"UPDATE tensor SET shape = x'010404'", "its shape is malformed"},
+        {"UPDATE tensor_name SET data = CAST(data || x'00' AS BLOB)",
+         "hashes of names are malformed"},
+        {"UPDATE tensor_name SET data = CAST(substr(data, 1, 8) || x'63000000' AS BLOB)",
+         "tensor 99 of a name is missing"},
+        /* one chunk: its tag, file, offset, length, start and size */
+        {PIECES("pieces = CAST(pieces || x'00' AS BLOB)"), "chunks of tensor 0: "},
+        {PIECES("pieces = x'00'"), NULL}, /* the plan will see the hole */
+        {PIECES("pieces = x'01000200200008'"),
+         "chunks of tensor 0: chunk 0 is in file 1 of 1"},
+        {PIECES("pieces = x'0100000020020a'"),
+         "chunks of tensor 0: chunk 0 lies outside the tensor"},
+        {PIECES("pieces = x'01000000200a00'"),
+         "chunks of tensor 0: chunk 0 lies outside the tensor"},
+        {PIECES("pieces = x'010000feffffffffffffffff01200008'"),
+         "chunks of tensor 0: chunk 0 lies beyond any file"},
+        {"UPDATE tensor SET pieces = x'01000000200008', pieces_sum = 7",
+         "chunks of tensor 0: their sum is wrong"},
+        {PIECES("pieces = x''"), "chunks of tensor 0: there are none"},
+        {"UPDATE tree SET parent = 2147483648", "a row of tree/ is impossible"},
+        {"UPDATE tree SET data = x'0000'", "an entry of tree/ is malformed"},
+        {"UPDATE tree SET data = x'05006162'", "an entry of tree/ is malformed"},
+        {"UPDATE tree SET data = x'010000'", "an entry of tree/ is impossible"},
+        {"UPDATE tree SET data = x'01808080802061'", "an entry of tree/ is impossible"},
+        {"UPDATE file SET path = x''", "the path of a file is impossible"},
+        {"UPDATE file SET path = x'6100'", "the path of a file is impossible"},
+        {"UPDATE file SET path = zeroblob(4096)", "the path of a file is impossible"},
+    };
+    int null = open("/dev/null", O_WRONLY);
+
+    log_to(null);
+    for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
+        struct catalog *c = index_open(*state, "source");
+        struct fake_store store = the_store();
+        struct sink *s = scan_begin(c, &store, "run", NULL);
+        uint32_t number = scan_file(s, "shard");
+        struct err e = {0};
+        int rc;
+
+        scan_plain(s, "a.b", 4, number, 0);
+        assert_ok(sink_object(s, "o", 1, "0", 1, &e), &e);
+        scan_commit(s);
+        catalog_close(c);
+        run_sql_summed(index_file(*state, "sqlite"), changes[i].sql);
+        c = index_open(*state, "source");
+        rc = read_everything(c, &e);
+        if (rc != (changes[i].why ? -EBADMSG : 0))
+            fail_msg("%s: %d, %s", changes[i].sql, rc, e.text);
+        if (changes[i].why && !strstr(e.text, changes[i].why))
+            fail_msg("%s: it should say %s: %s", changes[i].sql, changes[i].why,
+                     e.text);
+        catalog_close(c);
+        if (!changes[i].why) /* the next is scanned anew */
+            run_sql(index_file(*state, "sqlite"), "PRAGMA user_version = 999");
     }
     log_to(2);
     close(null);
@@ -935,6 +1101,7 @@ int main(void)
         tmp_test(test_calls_in_callbacks),
         tmp_test(test_made_anew),
         tmp_test(test_changed_rows),
+        tmp_test(test_rows_that_lie),
         cmocka_unit_test(test_directory_cannot_be_written),
         tmp_test(test_full_disk),
         tmp_test(test_processes_at_once),

@@ -1268,6 +1268,77 @@ static void test_an_arena_that_is_full(void **state)
     assert_int_equal(last, 0);
 }
 
+/* ---- where the elements of a chunk lie ---- */
+
+static void test_chunk_steps(void **state)
+{
+    static const struct {
+        uint32_t nd;
+        uint64_t size[2];
+        bool strided; /* else row-major */
+        int64_t step[2];
+        uint64_t first, units;
+        bool fits;
+        int64_t want[2];
+    } cases[] = {
+        {2, {2, 3}, false, {0}, 0, 6, true, {3, 1}},
+        {2, {2, 3}, false, {0}, 0, 5, false, {0}},
+        {2, {2, 3}, false, {0}, 1, 7, true, {3, 1}},
+        {2, {2, 3}, false, {0}, 1, 6, false, {0}},
+        {2, {2, 3}, true, {1, 2}, 0, 6, true, {1, 2}},
+        {2, {2, 3}, true, {0, 1}, 0, 3, true, {0, 1}},
+        {2, {2, 3}, true, {-3, 1}, 3, 6, true, {-3, 1}},
+        {2,
+         {2, 3},
+         true,
+         {-3, 1},
+         2,
+         6,
+         false,
+         {0}}, /* only its beginning is outside */
+        {2, {2, 3}, true, {-3, 1}, 4, 6, false, {0}}, /* only its end */
+        {2, {1, 3}, true, {-3, -1}, 2, 3, true, {-3, -1}},
+        {2, {1, 3}, true, {-3, -1}, 1, 3, false, {0}},
+        {0, {0}, false, {0}, 0, 1, true, {0}},
+        {0, {0}, false, {0}, 1, 1, false, {0}},
+        {2, {0, UINT64_MAX}, false, {0}, 9, 0, true, {0, 0}},
+        {1, {INT64_MAX}, false, {0}, 0, INT64_MAX, true, {1}},
+        {1, {INT64_MAX}, false, {0}, UINT64_MAX, UINT64_MAX, false, {0}},
+        {1, {UINT64_C(1) << 63}, false, {0}, 0, UINT64_MAX, false, {0}},
+        {2,
+         {UINT64_C(1) << 32, UINT64_C(1) << 32},
+         false,
+         {0},
+         0,
+         UINT64_MAX,
+         false,
+         {0}},
+        {1, {2}, true, {INT64_MAX}, 0, UINT64_MAX, true, {INT64_MAX}},
+        {1, {3}, true, {INT64_MAX}, 0, UINT64_MAX, false, {0}},
+        {1, {2}, true, {INT64_MIN}, UINT64_C(1) << 63, UINT64_MAX, true, {INT64_MIN}},
+        {1, {3}, true, {INT64_MIN}, UINT64_MAX, UINT64_MAX, false, {0}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        static const uint64_t start[2];
+        const struct chunk c = {.start = start,
+                                .size = cases[i].size,
+                                .step = cases[i].strided ? cases[i].step : NULL,
+                                .first = cases[i].first};
+        int64_t step[2] = {7, 7};
+        struct err e = {0};
+        int rc = chunk_steps(&c, cases[i].nd, cases[i].units, step, &e);
+
+        if (rc != (cases[i].fits ? 0 : -EBADMSG))
+            fail_msg("case %zu: %d, %s", i, rc, e.text);
+        for (uint32_t k = 0; cases[i].fits && k < cases[i].nd; k++)
+            assert_int_equal(step[k], cases[i].want[k]);
+        if (!cases[i].fits)
+            assert_has(e.text, "a box that reaches past what is stored");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1297,6 +1368,7 @@ int main(void)
         cmocka_unit_test(test_windows_of_62_loops),
         cmocka_unit_test(test_windows_widen_to_units),
         cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_chunk_steps),
         cmocka_unit_test(test_spans_of_a_million_copies),
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_an_arena_that_is_full),

@@ -367,6 +367,14 @@ static void test_shapes_that_cannot_be(void **state)
     assert_ok(sink_tensor_plain(t.s, &in, t.file, 0, &t.e), &t.e);
     in = f32("none", &one);
     in.dtype = DTYPE_NONE;
+    assert_ok(sink_tensor_plain(t.s, &in, t.file, 0, &t.e), &t.e);
+    in = f32("told", &one);
+    in.dtype = DTYPE_NONE;
+    assert_ok(sink_tensor_begin(t.s, &in, &t.e), &t.e);
+    sink_fault(t.s, "elements of int1");
+    sink_fault(t.s, "a second fault");
+    assert_ok(sink_tensor_end(t.s, &t.e), &t.e);
+    in = f32("wide", &huge);
     assert_ok(sink_tensor_begin(t.s, &in, &t.e), &t.e);
     sink_fault(t.s, "a second fault");
     assert_ok(sink_tensor_end(t.s, &t.e), &t.e);
@@ -379,6 +387,8 @@ static void test_shapes_that_cannot_be(void **state)
     assert_null(get(&t, "even").fault);
     assert_int_equal(get(&t, "even").bytes, 3);
     assert_has(get(&t, "none").fault, "unknown element type");
+    assert_string_equal(get(&t, "told").fault, "elements of int1");
+    assert_has(get(&t, "wide").fault, "more than 2^63");
     end(&t);
 }
 

@@ -411,6 +411,7 @@ static void test_damaged_tensors(void **state)
          "2^63"},
         {{.class = "torch\nQInt8Storage"}, -EBADMSG, "unknown storage class"},
         {{.class = "os\nFloatStorage"}, -EBADMSG, "unknown storage class"},
+        {{.class = "torch\nBoldStorage"}, -EBADMSG, "unknown storage class"},
         {{.class = "torch\nLongStorage",
           .numel = "I3\n",
           .sizes = "(I3\nt",
