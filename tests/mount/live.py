@@ -2,6 +2,7 @@
 """Nobody waits for what somebody else asked: a scan of one checkpoint stops no other request."""
 import concurrent.futures
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -9,6 +10,10 @@ import threading
 import time
 
 from mountlib import PATIENCE, SANITIZED, Mount, main, make_tensors, read_all, same, safetensors_image, wait_for, write_checkpoint, write_file
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "remote"))
+
+from fault_server import Server  # noqa: E402
 
 COUNT = 200_000 if SANITIZED else 400_000  # takes seconds to scan
 TELLS_SCANS = {**os.environ, "UNSHARD_LOG": "format:info"}
@@ -151,19 +156,24 @@ def test_ending_does_not_wait_for_a_scan(t):
 
 def test_a_scan_that_takes_too_long(t):
     """It is ended and told; the checkpoint beside it is served, and the next mount tries again."""
-    small = slow_source(t)
-    key = next(iter(small))
+    tensors = make_tensors(1)
+    key = next(iter(tensors))
+    for name in ("late", "small"):
+        write_checkpoint(f"{t}/src/run/{name}", tensors)
     env = {**TELLS_SCANS, "UNSHARD_SCAN_SECONDS": "1"}
-    with Mount(t + "/run", t + "/mnt", f"cache_dir={t}/cache", env=env) as m:
-        for _ in range(3):
-            told = read_all(m / "big/.unshard/checkpoint.json")
-            assert b"the scan took longer than 1 s" in told and b"UNSHARD_SCAN_SECONDS" in told, told[:1000]
-            time.sleep(1.1)
-        same("scans of it", m.messages().count("scan path=big"), 1)
-        same("nothing is shown of it", os.path.exists(m / "big/raw"), False)
-        same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
-    with Mount(t + "/run", t + "/mnt", f"cache_dir={t}/cache") as m:
-        same("with more time", len(os.listdir(m / "big/raw")), COUNT)
+    with Server(t + "/src") as server:
+        server.fault("slow", times=-1, match="late/.*safetensors$", seconds=0.002)
+        with Mount(server.url + "/run", t + "/mnt", f"cache_dir={t}/cache", env=env) as m:
+            for _ in range(3):
+                told = read_all(m / "late/.unshard/checkpoint.json")
+                assert b"the scan took longer than 1 s" in told and b"UNSHARD_SCAN_SECONDS" in told, told[:1000]
+                time.sleep(1.1)
+            same("scans of it", m.messages().count("scan path=late"), 1)
+            same("nothing is shown of it", os.path.exists(m / "late/raw"), False)
+            same("the other checkpoint", read_all(m / f"small/raw/{key}"), tensors[key][2])
+        server.clear()
+        with Mount(server.url + "/run", t + "/mnt", f"cache_dir={t}/cache") as m:
+            same("with more time", read_all(m / f"late/raw/{key}"), tensors[key][2])
 
 
 def test_soak(t):
