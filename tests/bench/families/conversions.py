@@ -75,7 +75,9 @@ def convert_and_back(bench):
 def convert_peers_dcp(bench):
     """The same beside torch's dcp_to_torch_save and OLMo-core's unshard."""
     mesh = bench.make("dcp", "mesh", 32, bench.size(FULL) // 32, "--mesh", "2x2")
-    yield from peer_rows(bench, "DCP 2x2 mesh → .pt", (("dcp_to_torch", "torch dcp_to_torch_save", 7), ("olmo_unshard", "OLMo-core unshard_checkpoint", None)),
+    words = "torch dcp_to_torch_save"
+    yield from peer_rows(bench, "DCP 2x2 mesh → .pt", (("dcp_to_torch", words, 7), ("dcp_to_torch", words + ", on the disk as ours", 7, True),
+                                                       ("olmo_unshard", "OLMo-core unshard_checkpoint", None)),
                          mesh, ("--to", "pt"))
 
 
