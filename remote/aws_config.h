@@ -10,7 +10,8 @@ struct err;
 
 enum aws_file {
     AWS_FILE_CREDENTIALS, /* [NAME] is a profile */
-    AWS_FILE_CONFIG, /* [default] and [profile NAME] are; [services NAME] too is kept */
+    /* [default] and [profile NAME] are; [services NAME] and [sso-session NAME] too are kept */
+    AWS_FILE_CONFIG,
 };
 
 /* Without any settings; NULL: out of memory. */
@@ -43,10 +44,14 @@ const char *aws_config_get(const struct aws_config *c, const char *profile,
 
 /*
  * The URL of a service's endpoint in the [services NAME] that the profile names, or NULL:
- * service "s3", "sts".
+ * service "s3", "sts", "sso", "sso_oidc".
  */
 const char *aws_config_service_endpoint(const struct aws_config *c, const char *profile,
                                         const char *service);
+
+/* The setting of an [sso-session NAME], or NULL. */
+const char *aws_config_sso_session(const struct aws_config *c, const char *session,
+                                   const char *key);
 
 bool aws_config_has_profile(const struct aws_config *c, const char *profile);
 

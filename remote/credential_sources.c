@@ -24,6 +24,15 @@ enum {
     STS_S = 30,
 };
 
+int base_url_add(const char *base, struct buf *url)
+{
+    size_t len = strlen(base);
+
+    while (len && base[len - 1] == '/')
+        len--;
+    return buf_add(url, base, len);
+}
+
 static int take(const char *text, char **out)
 {
     if (!text || !text[0])
@@ -32,8 +41,8 @@ static int take(const char *text, char **out)
     return *out ? 0 : -ENOMEM;
 }
 
-static int take_keys(const char *id, const char *secret, const char *token,
-                     time_t expires, struct aws_keys *out, struct err *e)
+int keys_take(const char *id, const char *secret, const char *token, time_t expires,
+              struct aws_keys *out, struct err *e)
 {
     out->expires = expires;
     if (take(id, &out->id) < 0 || take(secret, &out->secret) < 0 ||
@@ -54,7 +63,7 @@ int keys_from_environment(struct aws_keys *out, struct err *e)
     if (!secret || !secret[0])
         return err_set(e, EACCES,
                        "AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is not");
-    return take_keys(id, secret, getenv("AWS_SESSION_TOKEN"), 0, out, e);
+    return keys_take(id, secret, getenv("AWS_SESSION_TOKEN"), 0, out, e);
 }
 
 /* ---- JSON ---- */
@@ -74,7 +83,7 @@ static int keys_from_object(const struct json *doc, const char *token_name,
         if (!expires)
             return err_set(e, EBADMSG, "its Expiration is no date");
     }
-    return take_keys(id, secret, token, expires, out, e);
+    return keys_take(id, secret, token, expires, out, e);
 }
 
 int keys_from_json(const char *text, size_t len, const char *token,
@@ -96,8 +105,7 @@ int keys_from_json(const char *text, size_t len, const char *token,
 
 /* ---- the container's endpoint ---- */
 
-/* The file's text without blanks at its end. */
-static int read_token(const char *path, struct buf *out, struct err *e)
+int secret_file_read(const char *path, struct buf *out, struct err *e)
 {
     CLEANUP_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n;
@@ -118,7 +126,8 @@ static int read_token(const char *path, struct buf *out, struct err *e)
     while (out->len && strchr(" \t\r\n", out->data[out->len - 1]))
         out->data[--out->len] = '\0';
     if (buf_failed(out) || out->len == 0 || strlen(out->data) != out->len)
-        return err_set(e, EBADMSG, "%s: is no token", path);
+        return err_set(e, EBADMSG, "%s: empty, no text, or more than %d bytes", path,
+                       MAX_TOKEN);
     return 0;
 }
 
@@ -139,11 +148,7 @@ static bool host_of(const char *url, char host[64])
     return true;
 }
 
-/*
- * May this URL be told the container's token without TLS? Loopback, and the addresses of
- * ECS and EKS (botocore's utils.py, ContainerMetadataFetcher).
- */
-static bool is_local(const char *url)
+bool url_is_private(const char *url)
 {
     static const char *const hosts[] = {"localhost",      "[::1]",
                                         "169.254.170.2",  "169.254.170.23",
@@ -151,6 +156,8 @@ static bool is_local(const char *url)
     struct in_addr v4;
     char host[64];
 
+    if (strncasecmp(url, "https://", 8) == 0)
+        return true;
     if (!host_of(url, host))
         return false;
     for (size_t i = 0; hosts[i]; i++)
@@ -168,7 +175,7 @@ static int container_url(struct buf *url, struct err *e)
         return buf_addf(url, "http://169.254.170.2%s", relative) < 0 ? err_nomem(e) : 1;
     if (!full || !full[0])
         return 0;
-    if (strncasecmp(full, "https://", 8) != 0 && !is_local(full))
+    if (!url_is_private(full))
         return err_set(e, EACCES,
                        "AWS_CONTAINER_CREDENTIALS_FULL_URI: neither https nor an "
                        "address of this machine or of its container service");
@@ -183,7 +190,7 @@ static int container_header(struct buf *header, struct err *e)
     CLEANUP(buf_release) struct buf text = {0};
 
     if (file && file[0]) {
-        if (read_token(file, &text, e) < 0)
+        if (secret_file_read(file, &text, e) < 0)
             return -e->code;
         token = text.data;
     }
@@ -242,9 +249,7 @@ static int instance_ask(const struct key_context *k, const char *method,
     if (!base || !base[0])
         base = mode && strcasecmp(mode, "IPv6") == 0 ? "http://[fd00:ec2::254]"
                                                      : "http://169.254.169.254";
-    buf_adds(&url, base);
-    while (url.len && url.data[url.len - 1] == '/')
-        url.data[--url.len] = '\0';
+    base_url_add(base, &url);
     if (buf_adds(&url, path) < 0)
         return err_nomem(e);
     r.url = url.data;
@@ -355,9 +360,7 @@ static int sts_url(const struct key_context *k, struct buf *url)
     bool china = k->region && strncmp(k->region, "cn-", 3) == 0;
 
     if (endpoint) {
-        buf_adds(url, endpoint);
-        while (url->len && url->data[url->len - 1] == '/')
-            url->data[--url->len] = '\0';
+        base_url_add(endpoint, url);
         return buf_addc(url, '/');
     }
     if (!k->region)
@@ -476,7 +479,7 @@ int keys_from_web_identity(const struct key_context *k, const char *role,
 
     if (!role || !role[0])
         return err_set(e, EACCES, "%s: a web identity, and no role for it", token_file);
-    rc = read_token(token_file, &token, e);
+    rc = secret_file_read(token_file, &token, e);
     if (rc == 0) {
         begin_form(&form, "AssumeRoleWithWebIdentity", role, session);
         add_field(&form, "WebIdentityToken", token.data);

@@ -2,6 +2,7 @@
 /* remote/credentials.c - the keys that AWS requests are signed with, and their renewal. */
 #include "remote/credentials.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -76,10 +77,13 @@ const char *aws_region(const struct aws_config *config)
 
 const char *aws_endpoint(const struct aws_config *config, const char *service)
 {
-    const char *variable =
-        strcmp(service, "s3") == 0 ? "AWS_ENDPOINT_URL_S3" : "AWS_ENDPOINT_URL_STS";
-    const char *url = set_variable(variable), *ignore;
+    CLEANUP(buf_release) struct buf variable = {0};
+    const char *url, *ignore;
 
+    buf_adds(&variable, "AWS_ENDPOINT_URL_");
+    for (const char *p = service; *p; p++)
+        buf_addc(&variable, (char)toupper((unsigned char)*p));
+    url = buf_failed(&variable) ? NULL : set_variable(variable.data);
     if (!url)
         url = set_variable("AWS_ENDPOINT_URL");
     if (url)
@@ -140,19 +144,6 @@ static int process_of_profile(const struct key_context *k, const char *profile,
     return command ? keys_from_process(command, out, e) : 0;
 }
 
-/* What the profile wants and is not to be had here. */
-static int refuse_sso(const struct key_context *k, const char *profile, struct err *e)
-{
-    if (!aws_config_get(k->config, profile, "sso_session") &&
-        !aws_config_get(k->config, profile, "sso_start_url"))
-        return 0;
-    err_set(e, ENOTSUP, "SSO sessions are not read");
-    return err_hint(e,
-                    "let credential_process = aws configure export-credentials "
-                    "--profile %s of another profile get the keys",
-                    profile);
-}
-
 static int keys_of_named_source(const struct key_context *k, const char *source,
                                 struct aws_keys *out, struct err *e)
 {
@@ -189,7 +180,7 @@ static int add_role(const struct key_context *k, const char *profile,
     return rc;
 }
 
-/* All but roles: web identity, keys, command, as this profile has them. */
+/* All but roles: web identity, SSO, keys, command, as this profile has them. */
 static int plain_profile(const struct key_context *k, const char *profile,
                          struct aws_keys *out, struct err *e)
 {
@@ -200,7 +191,7 @@ static int plain_profile(const struct key_context *k, const char *profile,
         return keys_from_web_identity(
             k, aws_config_get(k->config, profile, "role_arn"),
             aws_config_get(k->config, profile, "role_session_name"), token, out, e);
-    rc = refuse_sso(k, profile, e);
+    rc = keys_from_sso(k, profile, out, e);
     if (rc == 0)
         rc = keys_of_profile(k, profile, out, e);
     if (rc == 0)

@@ -27,7 +27,8 @@ const char *aws_profile(void);
 const char *aws_region(const struct aws_config *config);
 
 /*
- * Where a service ("s3", "sts") is when it is not at AWS: $AWS_ENDPOINT_URL_S3,
+ * Where a service ("s3", "sts", "sso", "sso_oidc") is when it is not at AWS:
+ * $AWS_ENDPOINT_URL_S3 (of s3; _STS, _SSO, _SSO_OIDC are those of the others),
  * $AWS_ENDPOINT_URL, the profile's [services] section, the profile's endpoint_url; NULL:
  * nobody says. The order is that of "Service-specific endpoints" in AWS's SDK guide.
  */
@@ -39,13 +40,13 @@ const char *aws_endpoint(const struct aws_config *config, const char *service);
  *  - AWS_NO_SIGN_REQUEST=1: anonymous;
  *  - AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN;
  *  - the profile's role (role_arn with source_profile or credential_source), then web
- *    identity (AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, or the profile's), then its
- *    keys, then its credential_process;
+ *    identity (AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, or the profile's), then what
+ *    its `aws sso login` left, then its keys, then its credential_process;
  *  - the container's endpoint (AWS_CONTAINER_CREDENTIALS_*), then the instance's (IMDSv2,
  *    unless AWS_EC2_METADATA_DISABLED);
  *  - anonymous.
  * Files are read anew at each renewal. What is asked for by name and fails is an error,
- * never a reason to try the next. SSO sessions are refused by name.
+ * never a reason to try the next.
  *
  * `http` is borrowed; `region` is for the token service and may be NULL.
  */

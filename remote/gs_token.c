@@ -6,10 +6,11 @@
 #include <pthread.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "base/err.h"
-#include "base/json.h"
 #include "base/log.h"
+#include "remote/gs_account.h"
 #include "remote/http.h"
 
 enum {
@@ -19,12 +20,15 @@ enum {
 };
 
 struct gs_token {
-    struct http *http;    /* borrowed */
-    char *given;          /* a token of the environment; it cannot be renewed */
+    struct http *http; /* borrowed */
+    /* A token of the environment, which cannot be renewed; "": none is to be used. */
+    char *given;
+    char *file;           /* of credentials, or NULL */
     struct aws_keys keys; /* HMAC keys of the environment */
 
     pthread_mutex_t lock;
-    char *token; /* guarded by lock: of the instance; "" when there is none */
+    /* guarded by lock: of the file or the instance; "" when there is none */
+    char *token;
     time_t expires;
 };
 
@@ -35,12 +39,38 @@ static const char *set_variable(const char *name)
     return value && value[0] ? value : NULL;
 }
 
+/*
+ * The file that GOOGLE_APPLICATION_CREDENTIALS names, or the one that gcloud's login left
+ * (google-auth's _default.py). That is nothing for an emulator, which nobody has named.
+ */
+static int take_file(struct gs_token *t, struct err *e)
+{
+    const char *path = set_variable("GOOGLE_APPLICATION_CREDENTIALS");
+    const char *home = set_variable("HOME"), *folder = set_variable("CLOUDSDK_CONFIG");
+    CLEANUP(buf_release) struct buf known = {0};
+
+    if (!path && !set_variable("STORAGE_EMULATOR_HOST") && (folder || home)) {
+        buf_addf(&known, "%s%s/application_default_credentials.json",
+                 folder ? folder : home, folder ? "" : "/.config/gcloud");
+        if (buf_failed(&known))
+            return err_nomem(e);
+        path = access(known.data, F_OK) == 0 ? known.data : NULL;
+    }
+    t->file = path ? strdup(path) : NULL;
+    return path && !t->file ? err_nomem(e) : 0;
+}
+
 static int take_environment(struct gs_token *t, struct err *e)
 {
     const char *token = set_variable("GOOGLE_OAUTH_ACCESS_TOKEN");
     const char *id = set_variable("GS_ACCESS_KEY_ID");
     const char *secret = set_variable("GS_SECRET_ACCESS_KEY");
+    const char *unsigned_ones = set_variable("GS_NO_SIGN_REQUEST");
 
+    if (unsigned_ones && strcasecmp(unsigned_ones, "NO") != 0) {
+        t->given = strdup("");
+        return t->given ? 0 : err_nomem(e);
+    }
     if (!token)
         token = set_variable("CLOUDSDK_AUTH_ACCESS_TOKEN");
     if (token) {
@@ -56,13 +86,7 @@ static int take_environment(struct gs_token *t, struct err *e)
         t->keys.secret = strdup(secret);
         return t->keys.id && t->keys.secret ? 0 : err_nomem(e);
     }
-    if (!set_variable("GOOGLE_APPLICATION_CREDENTIALS"))
-        return 0;
-    err_set(e, ENOTSUP,
-            "GOOGLE_APPLICATION_CREDENTIALS: files of service accounts are "
-            "not read");
-    return err_hint(e, "export GOOGLE_OAUTH_ACCESS_TOKEN=$(gcloud auth "
-                       "application-default print-access-token)");
+    return take_file(t, e);
 }
 
 int gs_token_new(struct http *http, struct gs_token **out, struct err *e)
@@ -95,25 +119,9 @@ void gs_token_free(struct gs_token *t)
     pthread_mutex_destroy(&t->lock);
     aws_keys_release(&t->keys);
     wipe(t->given);
+    free(t->file);
     wipe(t->token);
     free(t);
-}
-
-static int token_from_json(const struct http_answer *a, char **token, time_t *expires,
-                           struct err *e)
-{
-    CLEANUP(json_freep) struct json *doc = NULL;
-    struct err why = {0}; /* its words might quote the token */
-    const char *text;
-    uint64_t seconds;
-
-    if (json_parse(a->body.data, a->body.len, NULL, &doc, &why) < 0 ||
-        !json_string(json_get(doc, "access_token"), &text) || !text[0] ||
-        !json_u64(json_get(doc, "expires_in"), &seconds) || seconds > 86400)
-        return err_set(e, EBADMSG, "the instance's metadata: no token in the answer");
-    *token = strdup(text);
-    *expires = time(NULL) + (time_t)seconds;
-    return *token ? 0 : err_nomem(e);
 }
 
 /* "" when no metadata server is there, or the instance has no account. */
@@ -146,7 +154,9 @@ static int ask_instance(const struct gs_token *t, char **token, time_t *expires,
         return err_set(e, -rc, "%s", nobody.text);
     flavour = rc == 0 ? http_answer_header(&answer, "Metadata-Flavor") : NULL;
     if (answer.status == 200 && flavour && strcasecmp(flavour, "Google") == 0)
-        return token_from_json(&answer, token, expires, e);
+        return gs_token_take(&answer, token, expires, e) < 0
+                   ? err_wrap(e, "the instance's metadata")
+                   : 0;
     *token = strdup("");
     *expires = 0;
     return *token ? 0 : err_nomem(e);
@@ -157,7 +167,8 @@ static int renew(struct gs_token *t, bool *changed, struct err *e)
 {
     char *token = NULL;
     time_t expires;
-    int rc = ask_instance(t, &token, &expires, e);
+    int rc = t->file ? gs_account_token(t->http, t->file, &token, &expires, e)
+                     : ask_instance(t, &token, &expires, e);
 
     if (rc < 0)
         return rc;
@@ -179,6 +190,8 @@ int gs_token_get(struct gs_token *t, struct buf *header, struct aws_keys *keys,
         *keys = t->keys;
         return 0;
     }
+    if (t->given && !t->given[0])
+        return 0;
     if (t->given)
         return buf_addf(header, "Bearer %s", t->given) < 0 ? err_nomem(e) : 0;
     pthread_mutex_lock(&t->lock);

@@ -11,19 +11,22 @@ struct err;
 struct gs_token;
 struct http;
 
-/* `http` is borrowed. Files of service accounts and of `gcloud` are not read: -ENOTSUP. */
+/*
+ * `http` is borrowed. The first of these that is there: GS_NO_SIGN_REQUEST, a token of the
+ * environment, HMAC keys, a file of credentials (remote/gs_account.h), the instance.
+ */
 int gs_token_new(struct http *http, struct gs_token **out, struct err *e);
 void gs_token_free(struct gs_token *t); /* NULL is fine */
 
 /*
  * Appends "Bearer TOKEN" to *header, or sets *keys to HMAC keys (borrowed, from the
- * environment), or neither: anonymous. Tokens of the instance are asked for anew before
+ * environment), or neither: anonymous. Tokens of files and instances are asked for anew before
  * they expire. Any thread.
  */
 int gs_token_get(struct gs_token *t, struct buf *header, struct aws_keys *keys,
                  struct err *e);
 
-/* The server refused it: asks the instance anew. Is it another one? */
+/* The server refused it: asks anew. Is it another one? */
 bool gs_token_renew(struct gs_token *t);
 
 #endif

@@ -13,30 +13,31 @@
 #include "remote/aws_config.h"
 #include "remote/credentials.h"
 #include "remote/gs_token.h"
+#include "remote/s3_name.h"
 #include "remote/sigv4.h"
 #include "remote/xml.h"
 
-enum { MAX_SIGNED = 32, MAX_REGION = 64 };
+enum { MAX_SIGNED = 32 };
 
 struct s3 {
     struct http *http; /* borrowed */
-    bool google, virtual_host, aws;
+    struct s3_name name;
+    bool virtual_host, aws;
     bool dualstack, fips;
-    char *bucket;
-    char *shown, *identity;
+    char *identity;
     char *
         endpoint; /* "https://HOST[:PORT][/PATH]" without a slash at its end; NULL: aws */
     struct credentials *credentials;
     struct gs_token *token; /* of gs:// */
 
     pthread_mutex_t lock;
-    char region[MAX_REGION]; /* guarded by lock: an answer may tell another one */
-    bool anonymous;          /* guarded by lock: the last request went unsigned */
+    char region[S3_REGION_SIZE]; /* guarded by lock: an answer may tell another one */
+    bool anonymous;              /* guarded by lock: the last request went unsigned */
 };
 
 const char *s3_shown(const struct s3 *s)
 {
-    return s->shown;
+    return s->name.shown;
 }
 
 const char *s3_identity(const struct s3 *s)
@@ -46,19 +47,11 @@ const char *s3_identity(const struct s3 *s)
 
 /* ---- where it is ---- */
 
-static void region_get(struct s3 *s, char region[MAX_REGION])
+static void region_get(struct s3 *s, char region[S3_REGION_SIZE])
 {
     pthread_mutex_lock(&s->lock);
-    memcpy(region, s->region, MAX_REGION);
+    memcpy(region, s->region, S3_REGION_SIZE);
     pthread_mutex_unlock(&s->lock);
-}
-
-static bool region_is_safe(const char *name)
-{
-    size_t len = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                              "0123456789-_");
-
-    return len > 0 && len < MAX_REGION && name[len] == '\0';
 }
 
 /* True when an answer told a region that is not the one that we took. */
@@ -67,7 +60,7 @@ static bool region_learn(struct s3 *s, const struct http_answer *a)
     const char *told = http_answer_header(a, "x-amz-bucket-region");
     bool other = false;
 
-    if (!told || !region_is_safe(told) || s->google)
+    if (!told || !s3_region_is_safe(told) || s->name.google)
         return false;
     pthread_mutex_lock(&s->lock);
     if (strcmp(s->region, told) != 0) {
@@ -84,23 +77,24 @@ static int add_base(const struct s3 *s, const char *region, struct buf *out)
 
     if (s->endpoint && s->virtual_host && scheme)
         buf_addf(out, "%.*s%s.%s", (int)(scheme + 3 - s->endpoint), s->endpoint,
-                 s->bucket, scheme + 3);
+                 s->name.bucket, scheme + 3);
     else if (s->endpoint)
         buf_adds(out, s->endpoint);
     else
-        buf_addf(out, "https://%s%ss3%s%s.%s.amazonaws.com%s",
-                 s->virtual_host ? s->bucket : "", s->virtual_host ? "." : "",
-                 s->fips ? "-fips" : "", s->dualstack ? ".dualstack" : "", region,
+        buf_addf(out, "https://%s%ss3%s%s%s.%s.amazonaws.com%s",
+                 s->virtual_host ? s->name.bucket : "", s->virtual_host ? "." : "",
+                 s->name.access_point ? "-accesspoint" : "", s->fips ? "-fips" : "",
+                 s->dualstack ? ".dualstack" : "", region,
                  strncmp(region, "cn-", 3) == 0 ? ".cn" : "");
     if (!s->virtual_host)
-        buf_addf(out, "/%s", s->bucket);
+        buf_addf(out, "/%s", s->name.bucket);
     return buf_failed(out);
 }
 
 int s3_url(struct s3 *s, const char *key, const char *query, struct buf *out,
            struct err *e)
 {
-    char region[MAX_REGION];
+    char region[S3_REGION_SIZE];
 
     region_get(s, region);
     add_base(s, region, out);
@@ -188,7 +182,7 @@ static int sign(struct s3 *s, struct http_try *t, const struct aws_keys *keys,
     CLEANUP(buf_release) struct buf own = {0};
     CLEANUP(buf_release) struct buf value = {0};
     struct sigv4_header headers[MAX_SIGNED];
-    char region[MAX_REGION], date[SIGV4_DATE_SIZE], hex[65];
+    char region[S3_REGION_SIZE], date[SIGV4_DATE_SIZE], hex[65];
     const char *hash;
     size_t n = 0, added;
     int rc = split_url(t->url, &url, e);
@@ -254,7 +248,7 @@ static int s3_authorize(void *user, struct http_try *t, struct err *e)
     struct s3 *s = user;
     int rc;
 
-    if (s->google)
+    if (s->name.google)
         return authorize_google(s, t, e);
     rc = credentials_get(s->credentials, &keys, e);
     if (rc < 0)
@@ -317,7 +311,7 @@ static bool s3_refused(void *user, const struct http_answer *a)
 {
     struct s3 *s = user;
 
-    if (s->google)
+    if (s->name.google)
         return a->status == 401 && gs_token_renew(s->token);
     if (region_learn(s, a))
         return !s->aws; /* there the host is another one too: not by this URL */
@@ -362,7 +356,7 @@ int s3_explain(struct s3 *s, struct err *e)
         return err_hint(e, "%s", todo);
     if (e->code != EACCES || !anonymous)
         return -e->code;
-    return err_hint(e, s->google
+    return err_hint(e, s->name.google
                            ? "no credentials: set GOOGLE_OAUTH_ACCESS_TOKEN, or "
                              "GS_ACCESS_KEY_ID and GS_SECRET_ACCESS_KEY"
                            : "no credentials were found: set AWS_ACCESS_KEY_ID and "
@@ -370,64 +364,6 @@ int s3_explain(struct s3 *s, struct err *e)
 }
 
 /* ---- making one ---- */
-
-static bool bucket_is_safe(const char *name)
-{
-    size_t len = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                              "0123456789._-");
-
-    return len > 0 && len <= 255 && name[len] == '\0' && !strstr(name, "..") &&
-           name[0] != '.';
-}
-
-/* Can it be a part of a host's name under the certificate for *.s3.REGION...? */
-static bool bucket_is_label(const char *name)
-{
-    size_t len = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-");
-
-    return len >= 3 && len <= 63 && name[len] == '\0' && name[0] != '-' &&
-           name[len - 1] != '-';
-}
-
-static bool ends_with(const char *text, const char *end)
-{
-    size_t len = strlen(text), n = strlen(end);
-
-    return len >= n && strcmp(text + len - n, end) == 0;
-}
-
-/* "s3://BUCKET/KEY" in its parts; the key is literal. */
-static int take_url(struct s3 *s, const char *url, char **key, struct err *e)
-{
-    const char *name = strstr(url, "://"), *slash;
-    size_t len;
-
-    if (!name)
-        return err_set(e, EINVAL, "%s: is no URL of a bucket", url);
-    s->google = strncasecmp(url, "gs:", 3) == 0;
-    name += 3;
-    len = strcspn(name, "/");
-    slash = name + len + (name[len] == '/');
-    s->bucket = strndup(name, len);
-    *key = strdup(slash);
-    if (!s->bucket || !*key ||
-        asprintf(&s->shown, "%s://%s", s->google ? "gs" : "s3", s->bucket) < 0) {
-        s->shown = NULL;
-        return err_nomem(e);
-    }
-    if (strncmp(name, "arn:", 4) == 0) {
-        err_set(e, ENOTSUP, "%s: an access point's ARN", url);
-        return err_hint(e, "its alias is a bucket's name: s3://ALIAS/PREFIX");
-    }
-    if (ends_with(s->bucket, "--x-s3"))
-        return err_set(e, ENOTSUP, "%s: directory buckets (S3 Express) are not read",
-                       s->shown);
-    if (!bucket_is_safe(s->bucket))
-        return err_set(e, EINVAL, "%s: is no bucket's name", s->shown);
-    for (size_t n = strlen(*key); n && (*key)[n - 1] == '/';)
-        (*key)[--n] = '\0';
-    return 0;
-}
 
 /* A scheme and a host, no user, no query. */
 static int take_endpoint(struct s3 *s, const char *url, struct err *e)
@@ -472,15 +408,19 @@ static int place_at_amazon(struct s3 *s, const struct aws_config *config, struct
     const char *endpoint = aws_endpoint(config, "s3"), *region = aws_region(config);
     const char *style = aws_config_get(config, aws_profile(), "s3.addressing_style");
 
-    if (region && !region_is_safe(region))
+    if (s->name.access_point)
+        region = s->name.region;
+    if (region && !s3_region_is_safe(region))
         return err_set(e, EINVAL, "%s: is no region's name", region);
     snprintf(s->region, sizeof s->region, "%s", region ? region : "us-east-1");
     s->aws = !endpoint;
-    s->virtual_host = s->aws && bucket_is_label(s->bucket);
-    if (style && strcasecmp(style, "path") == 0)
+    s->virtual_host = s->aws && s3_name_is_label(s->name.bucket);
+    if (s->name.access_point)
+        s->virtual_host = true;
+    else if (style && strcasecmp(style, "path") == 0)
         s->virtual_host = false;
     else if (style && strcasecmp(style, "virtual") == 0)
-        s->virtual_host = bucket_is_label(s->bucket);
+        s->virtual_host = s3_name_is_label(s->name.bucket);
     s->dualstack = variable_is_true("AWS_USE_DUALSTACK_ENDPOINT");
     s->fips = variable_is_true("AWS_USE_FIPS_ENDPOINT");
     return endpoint ? take_endpoint(s, endpoint, e) : 0;
@@ -490,18 +430,19 @@ static int place_at_amazon(struct s3 *s, const struct aws_config *config, struct
 static int set_up(struct s3 *s, const char *url, char **key, struct err *e)
 {
     CLEANUP(aws_config_freep) struct aws_config *config = NULL;
-    int rc = take_url(s, url, key, e);
+    int rc = s3_name_parse(url, &s->name, key, e);
 
-    if (rc == 0 && !s->google)
+    if (rc == 0 && !s->name.google)
         rc = aws_config_load(&config, e);
     if (rc == 0)
-        rc = s->google ? place_at_google(s, e) : place_at_amazon(s, config, e);
+        rc = s->name.google ? place_at_google(s, e) : place_at_amazon(s, config, e);
     if (rc == 0)
-        rc = s->google
+        rc = s->name.google
                  ? gs_token_new(s->http, &s->token, e)
                  : credentials_new(s->http, aws_region(config), &s->credentials, e);
-    if (rc == 0 && asprintf(&s->identity, "%s %s", s->endpoint ? s->endpoint : "aws",
-                            s->bucket) < 0) {
+    if (rc == 0 &&
+        asprintf(&s->identity, "%s %s%s", s->endpoint ? s->endpoint : "aws",
+                 s->name.access_point ? "accesspoint " : "", s->name.bucket) < 0) {
         s->identity = NULL;
         rc = err_nomem(e);
     }
@@ -513,7 +454,7 @@ int s3_locate(struct s3 *s, struct err *e)
     CLEANUP(http_answer_release) struct http_answer answer = {0};
     CLEANUP(buf_release) struct buf url = {0};
     struct http_request r = {.method = "HEAD",
-                             .what = s->shown,
+                             .what = s->name.shown,
                              .auth = &s3_auth,
                              .auth_user = s,
                              .flags = HTTP_NO_REDIRECT | HTTP_ANY_STATUS};
@@ -525,7 +466,7 @@ int s3_locate(struct s3 *s, struct err *e)
     if (rc < 0)
         return s3_explain(s, e);
     if (answer.status == 404) {
-        err_set(e, ENOENT, "%s: there is no such bucket", s->shown);
+        err_set(e, ENOENT, "%s: there is no such bucket", s->name.shown);
         return err_hint(e, "check its name, and AWS_ENDPOINT_URL if it is another "
                            "store's");
     }
@@ -562,8 +503,7 @@ void s3_free(struct s3 *s)
     credentials_free(s->credentials);
     gs_token_free(s->token);
     pthread_mutex_destroy(&s->lock);
-    free(s->bucket);
-    free(s->shown);
+    s3_name_release(&s->name);
     free(s->identity);
     free(s->endpoint);
     free(s);

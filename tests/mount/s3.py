@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Checkpoints in buckets: fixtures through s3://, odd keys, long listings, regions, and every place that keys come from."""
+import base64
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -258,19 +260,93 @@ def test_instance_behind_a_proxy(t):
 
 
 def test_what_is_refused_by_name(t):
-    for url, status, why in (("s3://arn:aws:s3:eu-west-1:1:accesspoint/a", 2, b"ARN"), ("s3://", 3, b"no bucket's name"),
+    for url, status, why in (("s3://arn:aws:s3::1:accesspoint/a.mrap", 2, b"ARN"), ("s3://arn:aws:s3-outposts:eu-1:1:outpost/a", 2, b"ARN"),
+                             ("s3://arn:aws:s3:eu-1:1:accesspoint", 2, b"ARN"), ("s3://arn:aws:s3:eu-1:1:accesspoint/a.b/x", 2, b"ARN"), ("s3://", 3, b"no bucket's name"),
                              ("s3://b--usw2-az1--x-s3/run", 2, b"S3 Express"), ("s3://a..b/x", 3, b"no bucket's name"),
                              ("s3://B@d/x", 3, b"no bucket's name")):
         done = unshard(clean_env(), "ls", url, status=status)
         assert why in done.stderr, done.stderr
-    write_file(t + "/config", b"[default]\nsso_session = x\n")
-    done = unshard(clean_env(AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL="http://127.0.0.1:9"), "ls", "s3://b/x", status=2)
-    assert b"SSO" in done.stderr and b"export-credentials" in done.stderr, done.stderr
     for endpoint in ("ftp://x", "http://u:p@x", "http://"):
         done = unshard(clean_env(AWS_ENDPOINT_URL=endpoint), "ls", "s3://b/x", status=3)
         assert b"endpoint must be" in done.stderr, done.stderr
-    done = unshard(clean_env(GOOGLE_APPLICATION_CREDENTIALS="/x.json"), "ls", "gs://b/x", status=2)
-    assert b"service accounts" in done.stderr, done.stderr
+
+
+def test_access_point(t):
+    """By its ARN: the host is made of its name and account, its region is the one that signs."""
+    tensors = bucket_with_one(t, "ap-123456789012")
+    with S3Server(t + "/root") as s3:
+        s3.region = "eu-9"
+        env = s3.env(AWS_ENDPOINT_URL_S3=s3.url.replace("127.0.0.1", "localhost"), AWS_REGION="us-1")
+        for form in ("accesspoint/ap", "accesspoint:ap"):
+            cat_one(env, f"s3://arn:aws:s3:eu-9:123456789012:{form}/run", tensors)
+        same("refusals", {c for c in s3.codes if c}, set())
+        with Mount("s3://arn:aws:s3:eu-9:123456789012:accesspoint/ap", t + "/mnt", env=env) as m:
+            key = next(iter(tensors))
+            same("raw", read_all(f"{m.path}/run/raw/{key}"), tensors[key][2])
+
+
+# ---- who is logged in at AWS ----
+
+LOGIN = (b"[profile me]\nsso_session = work\nsso_account_id = 123456789012\nsso_role_name = re ader\n"
+         b"[sso-session work]\nsso_region = eu-9\nsso_start_url = https://start\n"
+         b"[profile old]\nsso_account_id = 123456789012\nsso_role_name = re ader\nsso_region = eu-9\nsso_start_url = https://start\n"
+         b"[profile other]\nsso_session = work\nsso_account_id = 123456789012\nsso_role_name = writer\n")
+
+
+def login_file(t, name, seconds, **more):
+    """What `aws sso login` leaves of a session called `name` (of the older form: of its start URL)."""
+    path = f"{t}/home/.aws/sso/cache/{hashlib.sha1(name.encode()).hexdigest()}.json"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+    write_file(path, json.dumps({"startUrl": "https://start", "region": "eu-9", "accessToken": "login-1", "expiresAt": until, **more}).encode())
+    return path
+
+
+def test_sso(t):
+    tensors = bucket_with_one(t)
+    write_file(t + "/config", LOGIN)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
+        keys.issue("AKIDROLE", "role-secret", "role-token")
+        env = s3.env(None, AWS_PROFILE="me", AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL_SSO=keys.url, AWS_ENDPOINT_URL_SSO_OIDC=keys.url, HOME=t + "/home")
+        done = unshard(env, "ls", "s3://b/run", status=5)
+        assert b"nobody has logged in" in done.stderr and b"aws sso login --profile me" in done.stderr, done.stderr
+        login_file(t, "work", 3600)
+        let_in(t, s3, env, tensors, "AKIDROLE")
+        same("asked", [(m, p.partition("?")[0]) for m, p, _ in keys.log], [("GET", "/federation/credentials")])
+        done = unshard({**env, "AWS_PROFILE": "other"}, "ls", "s3://b/run", status=5)
+        assert b"role writer of account 123456789012" in done.stderr, done.stderr
+        login_file(t, "https://start", 3600)
+        let_in(t, s3, {**env, "AWS_PROFILE": "old"}, tensors, "AKIDROLE")
+        keys.login = "another"
+        done = unshard(env, "ls", "s3://b/run", status=5)
+        assert b"does not take the login" in done.stderr and b"login-1" not in done.stderr, done.stderr
+
+
+def test_sso_renewed(t):
+    """A login that ends is renewed where its session allows that, and left for the next who needs it."""
+    tensors = bucket_with_one(t)
+    write_file(t + "/config", LOGIN)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
+        keys.issue("AKIDROLE", "role-secret", "role-token")
+        env = s3.env(None, AWS_PROFILE="me", AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL_SSO=keys.url, AWS_ENDPOINT_URL_SSO_OIDC=keys.url, HOME=t + "/home")
+        login_file(t, "work", -60)
+        done = unshard(env, "ls", "s3://b/run", status=5)
+        assert b"the login is over" in done.stderr, done.stderr
+        same("nobody asked", keys.log, [])
+        client = {"clientId": "client", "clientSecret": "client-secret", "refreshToken": "refresh-1"}
+        login_file(t, "work", -60, registrationExpiresAt="2001-01-01T00:00:00Z", **client)
+        unshard(env, "ls", "s3://b/run", status=5)
+        path = login_file(t, "work", -60, registrationExpiresAt="2099-01-01T00:00:00Z", **client)
+        let_in(t, s3, env, tensors, "AKIDROLE")
+        left = json.loads(read_all(path))
+        same("left", {k: left[k] for k in ("accessToken", "refreshToken", "clientId", "startUrl", "region")},
+             {"accessToken": "login-2", "refreshToken": "refresh-2", "clientId": "client", "startUrl": "https://start", "region": "eu-9"})
+        same("for nobody else", (os.stat(path).st_mode & 0o777, len(os.listdir(os.path.dirname(path)))), (0o600, 1))
+        keys.log.clear()
+        let_in(t, s3, env, tensors, "AKIDROLE")
+        same("not again", [m for m, _, _ in keys.log], ["GET"])
 
 
 def test_role_of_a_profile(t):
@@ -347,6 +423,80 @@ def test_google(t):
         instance = clean_env(STORAGE_EMULATOR_HOST=s3.url, GCE_METADATA_HOST=keys.url[7:], NO_GCE_CHECK="false")
         cat_one(instance, "gs://b/run", tensors)
         same("asked", keys.log[0][1], "/computeMetadata/v1/instance/service-accounts/default/token")
+
+
+def unpadded(text):
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def google_check(t, keys):
+    """Is this an assertion by the key of t, as RFC 7523 and Google want it?"""
+    def check(assertion):
+        signed, _, signature = assertion.rpartition(".")
+        head, claims = (json.loads(unpadded(part)) for part in signed.split("."))
+        write_file(t + "/signed", signed.encode())
+        write_file(t + "/signature", unpadded(signature))
+        subprocess.run(["openssl", "dgst", "-sha256", "-verify", t + "/public.pem", "-signature", t + "/signature", t + "/signed"], check=True, capture_output=True)
+        same("head", head, {"alg": "RS256", "typ": "JWT", "kid": "k1"})
+        assert claims["iss"] == "me@project" and claims["aud"] == "https://oauth2.googleapis.com/token" and claims["exp"] - claims["iat"] == 3600 and "devstorage" in claims["scope"], claims
+        return abs(claims["iat"] - time.time()) < 60
+    keys.check_assertion = check
+
+
+def google_file(t, **fields):
+    write_file(t + "/google.json", json.dumps(fields).encode())
+    return t + "/google.json"
+
+
+def test_google_accounts(t):
+    """Files of credentials: each kind's request is held against what Google's servers want."""
+    tensors = bucket_with_one(t)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.bearer, url = "google-token", keys.url + "/google"
+        keys.issue("", "", "google-token")
+        env = clean_env(STORAGE_EMULATOR_HOST=s3.url, GOOGLE_APPLICATION_CREDENTIALS=t + "/google.json")
+        subprocess.run(["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", t + "/key.pem"], check=True, capture_output=True)
+        subprocess.run(["openssl", "pkey", "-in", t + "/key.pem", "-pubout", "-out", t + "/public.pem"], check=True, capture_output=True)
+        google_check(t, keys)
+        service = {"type": "service_account", "client_email": "me@project", "private_key": read_all(t + "/key.pem").decode(), "private_key_id": "k1", "token_uri": url}
+        google_file(t, **service)
+        cat_one(env, "gs://b/run", tensors)
+        user = {"type": "authorized_user", "client_id": "client", "client_secret": "client-secret", "refresh_token": "refresh-1", "token_uri": url}
+        google_file(t, **user)
+        cat_one(env, "gs://b/run", tensors)
+        act = keys.url + "/v1/projects/-/serviceAccounts/x:generateAccessToken"
+        keys.next.insert(0, {"id": "", "secret": "", "token": "source-token", "seconds": 3600})
+        google_file(t, type="impersonated_service_account", service_account_impersonation_url=act, source_credentials=user, delegates=["d"])
+        cat_one(env, "gs://b/run", tensors)
+        same("delegates", keys.log[-1][2]["json"]["delegates"], ["d"])
+        write_file(t + "/subject", b"subject-1\n")
+        other = {"type": "external_account", "audience": "//pool", "subject_token_type": "urn:ietf:params:oauth:token-type:jwt", "token_url": url}
+        google_file(t, **other, credential_source={"file": t + "/subject"})
+        cat_one(env, "gs://b/run", tensors)
+        keys.next.insert(0, {"id": "", "secret": "", "token": "source-token", "seconds": 3600})
+        google_file(t, **other, service_account_impersonation_url=act, credential_source={
+            "url": keys.url + "/subject", "headers": {"X-Who": "me"}, "format": {"type": "json", "subject_token_field_name": "id"}})
+        cat_one(env, "gs://b/run", tensors)
+
+
+def test_google_accounts_refused(t):
+    bucket_with_one(t)
+    with S3Server(t + "/root") as s3, KeyServer() as keys:
+        s3.bearer = "google-token"
+        env = clean_env(STORAGE_EMULATOR_HOST=s3.url, GOOGLE_APPLICATION_CREDENTIALS=t + "/google.json")
+        user = {"type": "authorized_user", "client_id": "client", "client_secret": "hush-1", "refresh_token": "hush-2", "token_uri": keys.url + "/google"}
+        for fields, status, why in (
+                (user, 5, b"400 invalid_grant (gcloud auth application-default login)"), ({**user, "refresh_token": ""}, 3, b"no refresh_token"),
+                ({**user, "token_uri": "http://example.com/token"}, 5, b"not https"), ({"type": "gdch_service_account"}, 2, b"not read"),
+                ({"type": "service_account", "client_email": "e", "private_key": "hush", "token_uri": keys.url + "/google"}, 3, b"no key of RSA"),
+                ({"type": "external_account", "audience": "a", "subject_token_type": "s", "token_url": keys.url, "credential_source": {"environment_id": "aws1"}}, 2, b"AWS")):
+            google_file(t, **fields)
+            done = unshard(env, "ls", "gs://b/run", status=status)
+            assert why in done.stderr and b"hush" not in done.stderr, done.stderr
+        os.remove(t + "/google.json")
+        assert b"google.json: No such file" in unshard(env, "ls", "gs://b/run", status=3).stderr
+        s3.public = True
+        unshard(clean_env(STORAGE_EMULATOR_HOST=s3.url, GOOGLE_APPLICATION_CREDENTIALS=t + "/google.json", GS_NO_SIGN_REQUEST="YES"), "ls", "gs://b/run")
 
 
 def test_no_secret_shows(t):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Doubles of the places that hand out keys: AWS's token service, a container's and an instance's endpoint, Google's.
+"""Doubles of the places that hand out keys: AWS's token service and sign-in portal, a container's and an instance's endpoint, Google's.
 
     with KeyServer() as k: k.issue("ID", "secret", "token", seconds=900); env.update(k.instance_env()); k.log
 
@@ -49,6 +49,10 @@ class KeyHandler(http.server.BaseHTTPRequestHandler):
             if self.headers.get("Authorization") != "container-secret":
                 return self.answer(403, '{"message":"no"}')
             return self.answer(200, owner.json("Token"))
+        if self.path.startswith("/federation/credentials?"):
+            return self.role_of_a_login(dict(urllib.parse.parse_qsl(self.path.partition("?")[2])))
+        if self.path == "/subject":
+            return self.answer(200, json.dumps({"id": owner.subject})) if self.headers.get("X-Who") == "me" else self.answer(403)
         if self.path == "/computeMetadata/v1/instance/service-accounts/default/token":
             if self.headers.get("Metadata-Flavor") != "Google":
                 return self.answer(403)
@@ -57,10 +61,54 @@ class KeyHandler(http.server.BaseHTTPRequestHandler):
                                                 "token_type": "Bearer"}), Metadata_Flavor="Google")
         return self.answer(404)
 
+    def role_of_a_login(self, asked):
+        """IAM Identity Center's portal: GetRoleCredentials."""
+        owner = self.server.owner
+        if self.headers.get("x-amz-sso_bearer_token") != owner.login:
+            return self.answer(401, '{"__type":"UnauthorizedException","message":"Session token not found or invalid"}')
+        if asked != {"role_name": "re ader", "account_id": "123456789012"}:
+            return self.answer(403, '{"__type":"ForbiddenException","message":"No access"}')
+        keys = owner.take()
+        return self.answer(200, json.dumps({"roleCredentials": {
+            "accessKeyId": keys["id"], "secretAccessKey": keys["secret"], "sessionToken": keys["token"],
+            "expiration": int(1000 * (time.time() + keys["seconds"]))}}))
+
+    def token_of_a_login(self, asked):
+        """Its token server: CreateToken with a refresh token, which is used up."""
+        owner = self.server.owner
+        if asked != {"grantType": "refresh_token", "clientId": "client", "clientSecret": "client-secret", "refreshToken": owner.refresh}:
+            return self.answer(400, '{"error":"invalid_grant"}')
+        owner.login, owner.refresh = "login-2", "refresh-2"
+        return self.answer(200, json.dumps({"accessToken": owner.login, "expiresIn": 3600, "refreshToken": owner.refresh, "tokenType": "Bearer"}))
+
+    def google_token(self, form):
+        """Google's token servers: each kind of grant with what it has to prove."""
+        owner, kind = self.server.owner, form.get("grant_type", "")
+        good = {"refresh_token": lambda: (form["client_id"], form["client_secret"], form["refresh_token"]) == ("client", "client-secret", owner.refresh),
+                "urn:ietf:params:oauth:grant-type:jwt-bearer": lambda: owner.check_assertion(form["assertion"]),
+                "urn:ietf:params:oauth:grant-type:token-exchange": lambda: (form["subject_token"], form["audience"]) == (owner.subject, "//pool")}
+        if kind not in good or not good[kind]():
+            return self.answer(400, '{"error":"invalid_grant","error_description":"Bad"}')
+        return self.answer(200, json.dumps({"access_token": owner.take()["token"], "expires_in": 3600, "token_type": "Bearer"}))
+
+    def act_as(self, asked):
+        """IAM's service for credentials: generateAccessToken."""
+        owner = self.server.owner
+        if self.headers.get("Authorization") != "Bearer source-token" or asked["lifetime"] != "3600s" or not asked["scope"]:
+            return self.answer(403, '{"error":{"code":403,"status":"PERMISSION_DENIED"}}')
+        keys = owner.take()
+        return self.answer(200, json.dumps({"accessToken": keys["token"], "expireTime": keys["until"]}))
+
     def do_POST(self):
         owner = self.server.owner
-        form = dict(urllib.parse.parse_qsl(self.rfile.read(int(self.headers["Content-Length"])).decode()))
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self.headers["Content-Type"] == "application/json":
+            owner.log.append(("POST", self.path, {**dict(self.headers), "json": json.loads(body)}))
+            return (self.act_as if self.path.endswith(":generateAccessToken") else self.token_of_a_login)(json.loads(body))
+        form = dict(urllib.parse.parse_qsl(body))
         owner.log.append(("POST", self.path, {**dict(self.headers), "form": form}))
+        if self.path == "/google":
+            return self.google_token(form)
         action = form.get("Action")
         if action == "AssumeRoleWithWebIdentity" and form.get("WebIdentityToken") != "identity":
             return self.answer(400, "<ErrorResponse><Error><Code>InvalidIdentityToken</Code></Error></ErrorResponse>")
@@ -79,6 +127,8 @@ class KeyServer:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), KeyHandler)
         self.server.owner, self.server.daemon_threads = self, True
         self.next, self.log, self.lock = [], [], threading.Lock()
+        self.login, self.refresh, self.subject = "login-1", "refresh-1", "subject-1"
+        self.check_assertion = lambda text: False
 
     @property
     def url(self):

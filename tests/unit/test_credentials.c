@@ -143,6 +143,15 @@ static void test_refused(void **state)
     check_fails(ENOENT, "absent");
     write_file("AWS_CONFIG_FILE", "config",
                "[profile sso]\nsso_session = x\nsso_account_id = 1\n"
+               "[profile lone]\nsso_session = x\nsso_account_id = 1\n"
+               "sso_role_name = r\n[sso-session other]\nsso_region = eu-1\n"
+               "[profile two]\nsso_session = s\nsso_account_id = 1\n"
+               "sso_role_name = r\nsso_region = eu-2\n"
+               "[sso-session s]\nsso_region = eu-1\nsso_start_url = https://u\n"
+               "[profile host]\nsso_account_id = 1\nsso_role_name = r\n"
+               "sso_start_url = u\nsso_region = a.example/\n"
+               "[profile out]\nsso_account_id = 1\nsso_role_name = r\n"
+               "sso_start_url = u\nsso_region = eu-1\n"
                "[profile half]\naws_access_key_id = HUSH\n"
                "[profile a]\nrole_arn = r\nsource_profile = b\n"
                "[profile b]\nrole_arn = r\nsource_profile = a\n"
@@ -153,7 +162,15 @@ static void test_refused(void **state)
                "[profile keys]\naws_access_key_id = K\naws_secret_access_key = s\n"
                "[profile id]\nrole_arn = r\nweb_identity_token_file = /no/such\n");
     setenv("AWS_PROFILE", "sso", 1);
-    check_fails(ENOTSUP, "SSO");
+    check_fails(EINVAL, "sso_role_name");
+    setenv("AWS_PROFILE", "lone", 1);
+    check_fails(EINVAL, "sso_start_url is not set in it, nor in sso-session x");
+    setenv("AWS_PROFILE", "two", 1);
+    check_fails(EINVAL, "sso_region is another one");
+    setenv("AWS_PROFILE", "host", 1);
+    check_fails(EINVAL, "no region");
+    setenv("AWS_PROFILE", "out", 1);
+    check_fails(EACCES, "nobody has logged in");
     setenv("AWS_PROFILE", "half", 1);
     check_fails(EACCES, "aws_secret_access_key");
     setenv("AWS_PROFILE", "a", 1);
