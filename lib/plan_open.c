@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/xattr.h>
 
+#include "base/buf.h"
 #include "base/checked.h"
 #include "base/err.h"
 #include "remote/source.h"
@@ -24,19 +26,18 @@ static void sources_release(struct sources *s)
 }
 
 /* A regular file; a fifo that took its place is not waited for. */
-static int open_plain(const char *path, struct source **out, struct err *e)
+static int open_fd(const char *path, int *fd, struct err *e)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-
-    if (fd < 0)
-        return err_set(e, errno, "%s: %s", path, strerror(errno));
-    return source_from_fd(fd, path, out, e);
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    return *fd < 0 ? err_set(e, errno, "%s: %s", path, strerror(errno)) : 0;
 }
 
 static int open_source(const struct wire_source *w, struct source **out, struct err *e)
 {
-    int ret = open_plain(w->path, out, e);
+    int fd, ret = open_fd(w->path, &fd, e);
 
+    if (ret == 0)
+        ret = source_from_fd(fd, w->path, out, e);
     if (ret < 0)
         return ret;
     if ((*out)->size == w->size && (*out)->id.mtime_ns == w->mtime_ns)
@@ -127,10 +128,37 @@ int plan_gather(const struct plan_wire *p, const struct gather_part *part,
     return gather_new(&r, out, e);
 }
 
+/* Is the attribute of the open file this text, or not there at all? */
+static bool attribute_is(int fd, const char *name, const char *want)
+{
+    char value[SHAPE_MAX_DIMS * 24];
+    ssize_t n = fgetxattr(fd, name, value, sizeof value);
+
+    if (n < 0)
+        return errno == ENODATA || errno == EOPNOTSUPP;
+    return (size_t)n == strlen(want) && memcmp(value, want, (size_t)n) == 0;
+}
+
+/* What a mount says of the file must be what its reader takes it for. */
+static int check_shown(int fd, const char *path, const struct shape *shape,
+                       enum dtype dtype, struct err *e)
+{
+    CLEANUP(buf_release) struct buf text = {0};
+
+    if (shape_format(shape, &text) < 0)
+        return err_nomem(e);
+    if (attribute_is(fd, "user.unshard.dtype", dtype_name(dtype)) &&
+        attribute_is(fd, "user.unshard.shape", text.data))
+        return 0;
+    err_set(e, ESTALE, "%s: the checkpoint changed since it was opened", path);
+    return err_hint(e, "open it again");
+}
+
 int plan_gather_file(const char *path, const struct shape *shape, enum dtype dtype,
                      const struct gather_part *part, struct gather **out, struct err *e)
 {
     CLEANUP(source_putp) struct source *src = NULL;
+    CLEANUP_FD int fd = -1;
     uint64_t start[SHAPE_MAX_DIMS] = {0}, bytes;
     int64_t step[SHAPE_MAX_DIMS];
     struct shape units;
@@ -150,7 +178,11 @@ int plan_gather_file(const char *path, const struct shape *shape, enum dtype dty
     if (ret == 0)
         ret = shape_bytes(shape, dtype, &bytes, e);
     if (ret == 0)
-        ret = open_plain(path, &src, e);
+        ret = open_fd(path, &fd, e);
+    if (ret == 0)
+        ret = check_shown(fd, path, shape, dtype, e);
+    if (ret == 0)
+        ret = source_from_fd(steal_fd(&fd), path, &src, e);
     if (ret < 0)
         return ret;
     if (src->size < bytes)

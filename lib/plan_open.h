@@ -17,7 +17,10 @@ struct err;
 int plan_gather(const struct plan_wire *p, const struct gather_part *part,
                 struct gather **out, struct err *e);
 
-/* The same of a file that ends in the whole tensor, as it is shown (raw/KEY, KEY.npy). */
+/*
+ * The same of a file that ends in the whole tensor, as it is shown (raw/KEY, KEY.npy).
+ * -ESTALE: its attributes tell of another type or shape.
+ */
 int plan_gather_file(const char *path, const struct shape *shape, enum dtype dtype,
                      const struct gather_part *part, struct gather **out,
                      struct err *e);

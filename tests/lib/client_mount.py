@@ -117,6 +117,16 @@ def moved(path, old):
         return False
 
 
+def has_shape(path, shape):
+    """Not while it changes."""
+    try:
+        return os.getxattr(path, "user.unshard.shape") == shape
+    except OSError as e:
+        if e.errno not in (errno.ESTALE, errno.ENOENT):
+            raise
+        return False
+
+
 def test_a_checkpoint_that_changes(t):
     """The new bytes, or an error once shapes are others; never a mixture."""
     write_checkpoint(t + "/src", make_tensors(3))
@@ -128,6 +138,26 @@ def test_a_checkpoint_that_changes(t):
         write_checkpoint(t + "/src", new)
         wait_for("the new one", PATIENCE, lambda: moved(m / ("raw/" + key), old))
         same("new", data_of(c.load(key, to="dlpack")), new[key][2])
+
+
+def test_a_tensor_that_changes_shape(t):
+    """Without a service too it is not taken for what it was: part of a larger one, or elements of another type."""
+    def tensors(dtype, shape):
+        n = 8 if dtype == "F64" else 4
+        for d in shape:
+            n *= d
+        return {"a.w": (dtype, list(shape), bytes(range(n)))}
+
+    env = {k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"}
+    for name, changed in (("larger", tensors("F32", (4, 4))), ("retyped", tensors("F64", (2, 2)))):
+        src, mnt = f"{t}/{name}", f"{t}/mnt-{name}"
+        write_checkpoint(src, tensors("F32", (2, 4)))
+        with Mount(src, mnt, "index=memory", env=env) as m, unshard.open(m.path) as c:
+            same("old", data_of(c.load("a.w", to="dlpack")), tensors("F32", (2, 4))["a.w"][2])
+            write_checkpoint(src, changed)
+            shape = str(changed["a.w"][1]).encode()
+            wait_for("the new one", PATIENCE, lambda: has_shape(m / "raw/a.w", shape))
+            fails(unshard.Error, "changed since it was opened", lambda: c.load("a.w", to="dlpack"))
 
 
 def test_without_a_service(t):
