@@ -3,6 +3,7 @@
 """python/unshard on checkpoints that a mount shows: by plans of its server, and through its files where there is none."""
 import errno
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -115,6 +116,25 @@ def moved(path, old):
         if e.errno not in (errno.ESTALE, errno.ENOENT):
             raise
         return False
+
+
+def test_a_tensor_of_an_unknown_type(t):
+    """It is listed with its fault, as without a mount; the others are loaded."""
+    src = t + "/src"
+    shutil.copytree(os.path.join(DATA, "torch_dcp", "dcp_plain_dtypes_objects"), src)
+    with open(src + "/.metadata", "rb") as f:
+        metadata = f.read()
+    with open(src + "/.metadata", "wb") as f:
+        f.write(metadata.replace(b"float16", b"float99"))
+    with Mount(src, t + "/mnt") as m, unshard.open(m.path) as c, unshard.open(src, cache_dir=t) as plain:
+        infos = [c.info(k) for k in c]
+        same("infos", infos, [plain.info(k) for k in plain])
+        assert [i.key for i in infos if i.dtype == "NONE" and i.fault], infos
+        for i in infos:
+            if i.fault:
+                fails(unshard.Error, i.fault, lambda i=i: c.load(i.key, to="dlpack"))
+            else:
+                same(i.key, data_of(c.load(i.key, to="dlpack")), data_of(plain.load(i.key, to="dlpack")))
 
 
 def has_shape(path, shape):
