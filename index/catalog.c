@@ -478,16 +478,40 @@ int catalog_warnings(struct catalog *c, int64_t checkpoint,
     return rc;
 }
 
+/*
+ * What tensors of one role and type add up to, out of the sums of the upper and the lower
+ * halves of their sizes: sqlite's own sum fails where it passes 63 bits, as the sizes that
+ * sparse arrays tell soon do. Then it stays at INT64_MAX, as totals in the index.
+ */
+static bool read_total(const struct cell *cell, struct type_total *out)
+{
+    uint64_t bits, high = cell[3].num, low = cell[4].num;
+
+    if (cell[0].num > ROLE_OTHER || cell[1].num >= DTYPE_COUNT)
+        return false;
+    *out = (struct type_total){.role = (enum role)cell[0].num,
+                               .dtype = (enum dtype)cell[1].num,
+                               .tensors = cell[2].num,
+                               .bytes = INT64_MAX};
+    if (high <= INT32_MAX && low <= INT64_MAX - (high << 32))
+        out->bytes = (high << 32) + low;
+    bits = dtype_bits(out->dtype);
+    if (bits)
+        out->elements = (uint64_t)((unsigned __int128)out->bytes * 8 / bits);
+    return true;
+}
+
 int catalog_types(struct catalog *c, int64_t checkpoint,
                   int (*fn)(void *user, const struct type_total *t), void *user,
                   struct err *e)
 {
-    static const char sql[] = "SELECT role, dtype, count(*), sum(bytes) FROM tensor"
+    static const char sql[] = "SELECT role, dtype, count(*), sum(bytes >> 32),"
+                              " sum(bytes & 0xffffffff) FROM tensor"
                               " WHERE id BETWEEN ?1 AND ?2 GROUP BY role, dtype"
                               " ORDER BY role, dtype";
     CLEANUP(conn_putp) struct conn *n = NULL;
     CLEANUP(query_end) struct query q = {0};
-    struct cell cell[4];
+    struct cell cell[5];
     int rc = conn_take(c, false, &n, e);
 
     if (rc == 0)
@@ -496,16 +520,11 @@ int catalog_types(struct catalog *c, int64_t checkpoint,
         rc = begin_range(n, sql, checkpoint, &q, e);
     if (rc < 0)
         return rc;
-    while ((rc = query_step(&q, e)) == 1 && (rc = query_row(&q, cell, 4, e)) == 0) {
-        struct type_total t = {.tensors = cell[2].num, .bytes = cell[3].num};
-        unsigned bits;
+    while ((rc = query_step(&q, e)) == 1 && (rc = query_row(&q, cell, 5, e)) == 0) {
+        struct type_total t;
 
-        if (cell[0].num > ROLE_OTHER || cell[1].num >= DTYPE_COUNT)
+        if (!read_total(cell, &t))
             return conn_damaged(n, e, "a tensor is impossible");
-        t.role = (enum role)cell[0].num;
-        t.dtype = (enum dtype)cell[1].num;
-        bits = dtype_bits(t.dtype);
-        t.elements = bits >= 8 ? t.bytes / (bits / 8) : bits ? t.bytes * 8 / bits : 0;
         rc = fn(user, &t);
         if (rc != 0)
             return rc;

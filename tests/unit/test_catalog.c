@@ -189,6 +189,34 @@ static void test_callbacks_stop(void **state)
     catalog_close(c);
 }
 
+static int see_total(void *user, const struct type_total *t)
+{
+    *(struct type_total *)user = *t;
+    return 0;
+}
+
+/* Sparse arrays may say any size: what they add up to must not look like damage. */
+static void test_totals_past_63_bits(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    struct fake_store store = the_store();
+    struct sink *s = scan_begin(c, &store, "run", NULL);
+    struct type_total total = {0};
+    struct err e = {0};
+    int64_t id;
+
+    for (unsigned i = 0; i < 3; i++)
+        scan_plain(s, (const char *[]){"a", "b", "c"}[i], UINT64_C(1) << 60,
+                   scan_file(s, "shard"), 0);
+    id = scan_commit(s);
+    assert_ok(catalog_types(c, id, see_total, &total, &e), &e);
+    assert_int_equal(total.tensors, 3);
+    assert_int_equal(total.bytes, INT64_MAX);
+    assert_int_equal(total.elements, INT64_MAX / 4);
+    assert_ok(catalog_has(c, id, &e), &e); /* the index was not made anew */
+    catalog_close(c);
+}
+
 /* Nothing of a checkpoint that was replaced or dropped stays in the tables. */
 static void test_old_rows_go(void **state)
 {
@@ -1095,6 +1123,7 @@ int main(void)
         tmp_test(test_sources_are_apart),
         tmp_test(test_places_and_ids),
         tmp_test(test_callbacks_stop),
+        tmp_test(test_totals_past_63_bits),
         tmp_test(test_old_rows_go),
         tmp_test(test_touch),
         cmocka_unit_test(test_in_memory),
