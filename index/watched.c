@@ -11,6 +11,7 @@
 
 #define SECOND_NS INT64_C(1000000000)
 #define RACY_NS (2 * SECOND_NS) /* what file systems with coarse clocks need */
+#define BY_NAMES INT64_MIN      /* in the place of a time that no directory has */
 
 uint64_t watched_names(const struct listing *l, uint64_t seed)
 {
@@ -44,6 +45,7 @@ static int by_names(struct store *s, const char *path, const struct entry_stat *
         return -e->code;
     *out = (struct file_id){.dev = st->id.dev,
                             .ino = st->id.ino,
+                            .mtime_ns = BY_NAMES,
                             .ctime_ns = (int64_t)(watched_names(l, 1) >> 1)};
     return 0;
 }
@@ -56,7 +58,7 @@ int watched_directory(struct store *s, const char *path, const struct entry_stat
     *out = st->id;
     if (!is_racy(st) || by_names(s, path, st, out, &why) == 0)
         return 0;
-    out->mtime_ns = 0; /* it cannot be listed: it is never the same */
+    out->mtime_ns = BY_NAMES; /* it cannot be listed: it is never the same */
     return why.code == ENOMEM ? err_nomem(e) : 0;
 }
 
@@ -66,7 +68,7 @@ bool watched_same(struct store *s, const char *path, const struct entry_stat *st
     struct file_id now = st->id;
     struct err ignored = {0};
 
-    if (was->ino && was->mtime_ns == 0 && by_names(s, path, st, &now, &ignored) < 0)
+    if (was->mtime_ns == BY_NAMES && by_names(s, path, st, &now, &ignored) < 0)
         return false;
     return file_id_equal(&now, was);
 }

@@ -15,7 +15,7 @@ uint64_t watched_names(const struct listing *l, uint64_t seed);
 /*
  * The identity of a watched directory, whose stat is `st`. Its times tell of every later
  * change, but for one within a tick of its clock: where it has just been changed, it is
- * known by its names instead (mtime 0, and what stands for them in ctime).
+ * known by its names instead (a time of its own kind, and what stands for them in ctime).
  */
 int watched_directory(struct store *s, const char *path, const struct entry_stat *st,
                       struct file_id *out, struct err *e);

@@ -13,6 +13,7 @@
 #include "index/catalog.h"
 #include "index/formats/scan.h"
 #include "index/formats/scan_priv.h"
+#include "index/watched.h"
 #include "remote/store.h"
 
 /* ---- a store that counts, and that something happens behind the back of ---- */
@@ -736,6 +737,45 @@ static void test_walk_goes_round_what_it_may_not_read(void **state)
     rig_close(&r);
 }
 
+/* Trees that are made the same everywhere have files and directories of time 0. */
+static void test_a_directory_of_time_0(void **state)
+{
+    struct tmp *t = *state;
+    CLEANUP(store_closep) struct store *s = NULL;
+    struct entry_stat st;
+    struct file_id was;
+    struct err e = {0};
+
+    tmp_dir(t, "part");
+    assert_ok(store_open_local(t->path, NULL, &s, &e), &e);
+    assert_ok(s->ops->stat(s, "part", &st, &e), &e);
+    st.id.mtime_ns = 0;
+    st.id.ctime_ns = 1; /* long ago */
+    assert_ok(watched_directory(s, "part", &st, &was, &e), &e);
+    assert_true(watched_same(s, "part", &st, &was));
+    st.id.ctime_ns = 2;
+    assert_false(watched_same(s, "part", &st, &was));
+}
+
+/* One that has just been changed is known by its names. */
+static void test_a_directory_just_changed(void **state)
+{
+    struct tmp *t = *state;
+    CLEANUP(store_closep) struct store *s = NULL;
+    struct entry_stat st;
+    struct file_id was;
+    struct err e = {0};
+
+    tmp_dir(t, "part");
+    assert_ok(store_open_local(t->path, NULL, &s, &e), &e);
+    assert_ok(s->ops->stat(s, "part", &st, &e), &e);
+    assert_ok(watched_directory(s, "part", &st, &was, &e), &e);
+    st.id.ctime_ns++;
+    assert_true(watched_same(s, "part", &st, &was));
+    tmp_dir(t, "part/more");
+    assert_false(watched_same(s, "part", &st, &was));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -754,6 +794,8 @@ int main(void)
         tmp_test(test_what_is_known_is_not_looked_at_twice),
         tmp_test(test_old_places_are_forgotten),
         tmp_test(test_a_place_in_use_is_not_forgotten),
+        tmp_test(test_a_directory_of_time_0),
+        tmp_test(test_a_directory_just_changed),
         tmp_test(test_walk),
         tmp_test(test_walk_of_one_file),
         tmp_test(test_walk_goes_round_what_it_may_not_read),
