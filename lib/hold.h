@@ -70,11 +70,11 @@ struct hold_place {
 };
 
 /*
- * The part, loaded now or before; any thread. `part` names no memory. -ENOSPC: it does not
- * fit the budget beside what clients map.
+ * The part, loaded now or before; any thread. `part` names no memory; its box, if it has
+ * one, has `nd` numbers. -ENOSPC: it does not fit the budget beside what clients map.
  */
 int hold_table_get(struct hold_table *t, struct hold_client *c, const char *key,
-                   size_t key_len, const struct unshard_part *part,
+                   size_t key_len, const struct unshard_part *part, uint32_t nd,
                    struct hold_place *out, struct err *e);
 
 /* A descriptor of a block that a client maps; the caller's to close. */

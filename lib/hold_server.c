@@ -56,6 +56,7 @@ struct question {
     struct unshard_part part;
     char dtype[HOLD_NAME + 1];
     uint64_t start[UNSHARD_DIMENSIONS], count[UNSHARD_DIMENSIONS];
+    uint32_t nd; /* of the box */
     char *key;
     uint32_t key_len;
 };
@@ -82,6 +83,7 @@ static bool receive_question(int fd, struct question *q)
             q->start[k] = get_le64(rows + 8 * k);
             q->count[k] = get_le64(rows + 8 * (nd + k));
         }
+        q->nd = nd;
         q->part.start = q->start;
         q->part.count = q->count;
     }
@@ -126,7 +128,8 @@ static int answer(struct caller *c, struct hold_client *client,
     CLEANUP_FD int passed = -1;
     struct hold_place place;
     struct err e = {0};
-    int ret = hold_table_get(t, client, q->key, q->key_len, &q->part, &place, &e);
+    int ret =
+        hold_table_get(t, client, q->key, q->key_len, &q->part, q->nd, &place, &e);
 
     if (ret == 0 && place.first)
         ret = hold_table_export(t, place.block, &passed, &e);

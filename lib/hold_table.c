@@ -383,8 +383,20 @@ static int get_from(struct hold_table *t, struct hold_client *c, struct edition 
     return ret;
 }
 
+/* Of a box in fewer dimensions the others would be taken for empty. */
+static int check_box(const struct edition *x, const struct unshard_part *p, uint32_t nd,
+                     struct err *e)
+{
+    struct unshard_tensor t = {0};
+
+    if (!p->start || unshard_tensor(x->u, p->tensor, &t) < 0 || t.nd == nd)
+        return 0;
+    return err_set(e, EINVAL, "%s: a box of %u dimensions, the tensor has %u", t.key,
+                   nd, t.nd);
+}
+
 int hold_table_get(struct hold_table *t, struct hold_client *c, const char *key,
-                   size_t key_len, const struct unshard_part *part,
+                   size_t key_len, const struct unshard_part *part, uint32_t nd,
                    struct hold_place *out, struct err *e)
 {
     struct unshard_part p = *part;
@@ -398,6 +410,8 @@ int hold_table_get(struct hold_table *t, struct hold_client *c, const char *key,
         ret = err_set(e, ENOENT, "%s: no tensor %.*s", t->options.source, (int)key_len,
                       key);
     else
+        ret = check_box(x, &p, nd, e);
+    if (ret == 0)
         ret = get_from(t, c, x, &p, out, e);
     pthread_mutex_lock(&t->lock);
     edition_put(x);

@@ -143,6 +143,8 @@ class _Wanted:
         self.part.bytes = self.bytes
 
     def _take_scale(self, values, block):
+        if len(block) != len(self.info.shape):
+            raise ValueError(f"unshard: scale: {len(block)} lengths of blocks, one a dimension of {self.info.shape} are needed")
         flat = [float(v) for v in (values.flatten().tolist() if hasattr(values, "flatten") else values)]
         self.part.scale, self.part.scales = (_ffi.c_float * max(len(flat), 1))(*flat), len(flat)
         self.part.scale_block = _ffi.numbers(block)
@@ -424,6 +426,8 @@ class Holder:
         if handle is None or os.getpid() != handle.pid:
             raise ValueError("unshard: the holder is closed, or was attached before a fork")
         held, words = _ffi.Held(), ctypes.create_string_buffer(_ffi.ERROR)
+        if (start is None) != (count is None) or (start is not None and len(start) != len(count)):
+            raise ValueError(f"unshard: start {start} and count {count} do not go together")
         box = (None, None, 0) if start is None else (_ffi.numbers(start), _ffi.numbers(count), len(start))
         name = dtype_name(dtype).encode() if dtype is not None else None
         code = handle.library.unshard_hold_get(handle.pointer, _bytes(key), len(_bytes(key)), name, *box, ctypes.byref(held), words)

@@ -125,6 +125,8 @@ def test_scales(t):
                                      for r in range(rows) for k in range(columns)))
             same(f"blocks of {block}", got.tobytes(), want.tobytes())
         fails(unshard.Error, "", lambda: c.load(key, scale=([1.0, 2.0], (0, 0)), to="dlpack"))
+        for block in ((), (0,), (0, 0, 0)):
+            fails(ValueError, "one a dimension", lambda block=block: c.load(key, scale=([1.0], block), to="dlpack"))
 
 
 def test_many(t):

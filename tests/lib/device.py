@@ -344,6 +344,10 @@ def test_nonsense(t):
                 same("only its greeting", (len(said), said[:8]), (24, b"UFSHOLD1"))
         os.close(folder)
         with unshard.attach(holder.socket) as h:
+            rows = expected(DCP)[KEY]["shape"][0]
+            for start, count in (([0], [rows]), ([0, 0, 0], [rows, 1, 1]), ([], [])):
+                fails(unshard.Error, "dimensions", lambda s=start, n=count: h.load(KEY, start=s, count=n, to="dlpack"))
+            fails(ValueError, "count", lambda: h.load(KEY, start=[0, 0], count=[rows], to="dlpack"))
             same("it goes on", sha256(held(h.load(KEY, to="dlpack"))), expected(DCP)[KEY]["sha256"])
 
 
