@@ -191,6 +191,9 @@ static int take_part(const struct unshard *u, const struct unshard_part *part,
         return err_set(e, EINVAL, "%s is no element type", w->part.dtype);
     if (!w->part.start != !w->part.count)
         return err_set(e, EINVAL, "%s: a box has start and count", w->row->key);
+    if (w->part.scale && !w->part.scale_block && w->shape.nd)
+        return err_set(e, EINVAL, "%s: factors need the lengths of their blocks",
+                       w->row->key);
     if (w->part.start)
         ret = take_box(w, e);
     w->scale = (struct gather_scale){

@@ -107,6 +107,23 @@ static void test_errors(void **state)
     assert_int_equal(unshard_open("/nowhere/at/all", NULL, &u, NULL), -ENOENT);
 }
 
+static void test_factors_without_blocks(void **state)
+{
+    const float one = 1;
+    struct unshard_part p = {.size = sizeof p, .scale = &one, .scales = 1};
+    struct unshard_result r;
+    struct unshard *u = open_it(state);
+    char error[UNSHARD_ERROR] = "", memory[1];
+
+    assert_int_equal(unshard_find(u, "model.emb.weight", 16, &p.tensor), 0);
+    assert_int_equal(unshard_measure(u, &p, &r, error), -EINVAL);
+    assert_has(error, "block");
+    p.address = (uintptr_t)memory;
+    assert_int_equal(unshard_load(u, &p, 1, UNSHARD_HOST, NULL, NULL, NULL, error),
+                     -EINVAL);
+    unshard_close(u);
+}
+
 static int stop(void *user, uint64_t done, uint64_t total)
 {
     (void)done;
@@ -183,6 +200,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_prestate(test_measure_and_load, argv[1]),
         cmocka_unit_test_prestate(test_shorter_structs, argv[1]),
         cmocka_unit_test_prestate(test_errors, argv[1]),
+        cmocka_unit_test_prestate(test_factors_without_blocks, argv[1]),
         cmocka_unit_test_prestate(test_watch, argv[1]),
         cmocka_unit_test_prestate(test_threads, argv[1]),
     };
