@@ -306,7 +306,10 @@ class Checkpoint:
     def load_into(self, key, tensor, slice=None, tp=None, scale=None):
         """Into a contiguous torch tensor (of the host or of a GPU), or numpy array: cast to its type. Returns it."""
         is_torch = hasattr(tensor, "data_ptr")
-        contiguous = tensor.is_contiguous() if is_torch else tensor.flags.c_contiguous and tensor.flags.writeable
+        if is_torch:  # what is to be conjugated or negated when it is read is no plain memory either
+            contiguous = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        else:
+            contiguous = tensor.flags.c_contiguous and tensor.flags.writeable
         if not contiguous:
             raise ValueError("unshard: load_into takes contiguous memory that can be written")
         want = _Wanted(self, key, _type_into(tensor, self.info(key).dtype, is_torch), slice, tp, scale)
@@ -474,6 +477,7 @@ def _type_into(tensor, stored, is_torch):
         return stored
     if not is_torch and have == TYPES[stored][1]:
         return stored
-    if str(have).endswith("uint8") and TYPES[stored][0] <= 8 and (torch_dtype(stored) if is_torch else None) is None:
+    plain = torch_dtype(stored) is None if is_torch else TYPES[stored][0] < 8 or TYPES[stored][1] == "V1"
+    if str(have).endswith("uint8") and plain:
         return stored
     return dtype_name(have)

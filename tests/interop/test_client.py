@@ -95,6 +95,21 @@ class Client(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "shape"):
                 c.load_into(key, into[1:])
 
+    def test_into_bytes(self):
+        """Bytes take what numpy has no type of its own for; integers and flags are not taken for other ones."""
+        with client().open(ROOT / "tests" / "data" / "safetensors" / "hf_safetensors_dtypes") as c:
+            for key in c:
+                info = c.info(key)
+                if info.dtype.startswith("F8"):
+                    array = np.zeros(info.shape, "u1")
+                    self.assertEqual(c.load_into(key, array).tobytes(), bytes(c.load(key, to="numpy").data))
+                elif info.dtype in ("I8", "BOOL"):
+                    with self.assertRaises(OSError):
+                        c.load_into(key, np.zeros(info.shape, "u1"))
+        path, flat = self.tensors("dcp_fsdp2_adamw_2r")
+        with client().open(path) as c, self.assertRaisesRegex(ValueError, "contiguous"):
+            c.load_into("model.emb.weight", torch.zeros(flat["model.emb.weight"].shape, dtype=torch.complex64).conj())
+
     def test_dlpack(self):
         path, flat = self.tensors("dcp_fsdp2_adamw_2r")
         with client().open(path) as c:
