@@ -341,10 +341,7 @@ static int commit(struct sink *s, const char *error, int64_t *id, struct err *e)
     return rc == 0 ? stage_commit(s->stage, s->catalog, &r, id, e) : rc;
 }
 
-/*
- * What the filter has kept comes back, in place of what it took. What it finds wrong is
- * the checkpoint's failure; what we lack is ours.
- */
+/* What the filter has kept comes back, in place of what it took. */
 static int finish_filter(struct sink *s, struct err *failed)
 {
     struct sink_filter *f = s->filter;
@@ -356,6 +353,15 @@ static int finish_filter(struct sink *s, struct err *failed)
     return f->finish(f, s, failed);
 }
 
+/*
+ * What a filter finds wrong is the checkpoint's failure. What we lack, or that nobody waits
+ * any more, says nothing about it.
+ */
+static bool is_ours(int code)
+{
+    return code == ENOSPC || source_is_trouble(-code);
+}
+
 int sink_commit(struct sink *s, const struct err *failed, int64_t *id, struct err *e)
 {
     struct err unmapped = {0};
@@ -363,7 +369,7 @@ int sink_commit(struct sink *s, const struct err *failed, int64_t *id, struct er
     int rc;
 
     if (s->filter && !failed && finish_filter(s, &unmapped) < 0) {
-        if (unmapped.code == ENOMEM || unmapped.code == ENOSPC) {
+        if (is_ours(unmapped.code)) {
             *e = unmapped;
             sink_free(s);
             return -e->code;

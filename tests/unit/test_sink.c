@@ -1367,6 +1367,65 @@ static void test_out_of_memory(void **state)
     }
 }
 
+/* --- a filter that is given up --- */
+
+static int take_none(struct sink_filter *f, const struct sink_taken *t, struct err *e)
+{
+    (void)f;
+    (void)t;
+    (void)e;
+    return 0;
+}
+
+static int give_up(struct sink_filter *f, struct sink *s, struct err *e)
+{
+    (void)f;
+    (void)s;
+    return err_set(e, EINTR, "out of time");
+}
+
+static int not_for_it(struct sink_filter *f, struct sink *s, struct err *e)
+{
+    (void)f;
+    (void)s;
+    return err_set(e, EINVAL, "no such axis");
+}
+
+/* That nobody waits any more says nothing about the checkpoint: what is kept stays. */
+static void test_filter_that_is_given_up(void **state)
+{
+    struct catalog *c = index_open(NULL, "s");
+    struct fake_store store = fake_new();
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct sink_filter filter = {.take = take_none, .finish = give_up};
+    const struct catalog_place place = {.path = "run",
+                                        .store = &store.store,
+                                        .dir_id = {1, 2, 3, 4, 5},
+                                        .names_hash = 77,
+                                        .filter = &filter};
+    struct checkpoint_info cp;
+    struct sink *s;
+    struct err e = {0};
+    int64_t id, none = 0;
+
+    (void)state;
+    fake_add(&store, "run/x", 64);
+    s = scan_begin(c, &store, "run", NULL);
+    scan_plain(s, "a", 4, scan_file(s, "x"), 0);
+    id = scan_commit(s);
+    assert_ok(sink_begin(c, &place, &s, &e), &e);
+    assert_int_equal(sink_commit(s, NULL, &none, &e), -EINTR);
+    e = (struct err){0};
+    assert_ok(catalog_checkpoint_by_id(c, id, a, &cp, &e), &e);
+    assert_null(cp.error);
+    filter.finish = not_for_it;
+    assert_ok(sink_begin(c, &place, &s, &e), &e);
+    assert_ok(sink_commit(s, NULL, &id, &e), &e);
+    assert_ok(catalog_checkpoint_by_id(c, id, a, &cp, &e), &e);
+    assert_string_equal(cp.error, "no such axis");
+    catalog_close(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1379,6 +1438,7 @@ int main(void)
         tmp_test(test_chunk_of_no_file),
         tmp_test(test_files),
         tmp_test(test_hidden_and_watched),
+        cmocka_unit_test(test_filter_that_is_given_up),
         tmp_test(test_key_twice),
         tmp_test(test_parts_that_meet),
         tmp_test(test_odd_keys),
