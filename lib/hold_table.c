@@ -99,6 +99,12 @@ static int edition_open(const struct hold_options *o, struct edition **out,
         free(x);
         return err_set(e, -ret, "%s", words);
     }
+    if (!x->u->origin->ops->current) { /* whether it is still that, nobody can tell */
+        unshard_close(x->u);
+        free(x);
+        err_set(e, ENOTSUP, "%s is in a mount", o->source);
+        return err_hint(e, "hold what it is a mount of");
+    }
     x->refs = 1;
     *out = x;
     return 0;
@@ -479,10 +485,6 @@ int hold_table_new(const struct hold_options *o, struct hold_table **out, struct
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->changed, NULL);
     ret = edition_open(o, &t->edition, e);
-    if (ret == 0 && t->edition->u->origin->ops->current == NULL) {
-        ret = err_set(e, ENOTSUP, "%s is in a mount", o->source);
-        err_hint(e, "hold what it is a mount of");
-    }
     if (ret == 0)
         ret = device_open(&device, &t->device, e);
     if (ret == 0)

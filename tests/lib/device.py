@@ -246,6 +246,26 @@ def test_a_checkpoint_that_changes(t):
         same("who maps the old one keeps it", held(old), tensors["w0"][2])
 
 
+def test_a_source_that_becomes_a_mount(t):
+    """Nobody can tell whether what a mount shows is what was loaded: it is refused then too."""
+    source, tensors = big_checkpoint(t, 2, MIB)
+    os.symlink(source, t + "/link")
+    with Mount(source, t + "/mnt") as m, Hold(t, t + "/link") as holder, unshard.attach(holder.socket) as h:
+        h.load("w0", to="dlpack")
+        os.symlink(m.path, t + "/new")
+        os.replace(t + "/new", t + "/link")
+        write_checkpoint(source, {k: (d, s, b[::-1]) for k, (d, s, b) in tensors.items()})
+
+        def refused():
+            try:
+                h.load("w0", to="dlpack")
+            except unshard.Error as e:
+                return "in a mount" in str(e)
+            return False
+        wait_for("the refusal", PATIENCE, refused)
+        assert refused()
+
+
 def test_a_holder_that_dies(t):
     source, tensors = big_checkpoint(t, 2, MIB)
     holder = Hold(t, source)
