@@ -312,7 +312,9 @@ class Checkpoint:
             contiguous = tensor.flags.c_contiguous and tensor.flags.writeable
         if not contiguous:
             raise ValueError("unshard: load_into takes contiguous memory that can be written")
-        want = _Wanted(self, key, _type_into(tensor, self.info(key).dtype, is_torch), slice, tp, scale)
+        info = self.info(key)
+        dtype = None if info.fault else _type_into(tensor, info.dtype, is_torch)
+        want = _Wanted(self, key, dtype, slice, tp, scale)
         if tuple(tensor.shape) != packed_shape(want.dtype, want.shape):
             raise ValueError(f"unshard: {key} has shape {want.shape}, the tensor {tuple(tensor.shape)}")
         device = -1

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import types
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from clientlib import DATA, data_of, expected  # noqa: E402
@@ -130,9 +131,11 @@ def test_a_tensor_of_an_unknown_type(t):
         infos = [c.info(k) for k in c]
         same("infos", infos, [plain.info(k) for k in plain])
         assert [i.key for i in infos if i.dtype == "NONE" and i.fault], infos
+        memory = types.SimpleNamespace(flags=types.SimpleNamespace(c_contiguous=True, writeable=True), dtype="float16", shape=())
         for i in infos:
             if i.fault:
                 fails(unshard.Error, i.fault, lambda i=i: c.load(i.key, to="dlpack"))
+                fails(unshard.Error, i.fault, lambda i=i: c.load_into(i.key, memory))
             else:
                 same(i.key, data_of(c.load(i.key, to="dlpack")), data_of(plain.load(i.key, to="dlpack")))
 
