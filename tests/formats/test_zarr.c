@@ -621,6 +621,23 @@ static void test_huge_grid(void **state)
     finish(&m, &o);
 }
 
+/* Beside an axis of no elements the others may count more cells than a number holds. */
+static void test_empty_grid(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "empty");
+    made_array(&m, "a", "[0, 9007199254740991, 9007199254740991]", "[1, 1, 1]",
+               "\"<f4\"", "0", "");
+    made_file(&m, "a/0.0.0", "abcd", 4); /* of no cell: it is passed over */
+    made_open(&m, &o);
+    assert_int_equal(o.count, 1);
+    check_bytes(&o, "a", "", 0);
+    finish(&m, &o);
+}
+
 static void test_missing_chunks(void **state)
 {
     struct made m;
@@ -1108,6 +1125,7 @@ int main(int argc, char **argv)
         {.name = "spec", .test_func = test_spec},
         {.name = "sparse grids", .test_func = test_sparse_grids},
         {.name = "huge grid", .test_func = test_huge_grid},
+        {.name = "empty grid", .test_func = test_empty_grid},
         {.name = "missing chunks", .test_func = test_missing_chunks},
         {.name = "many files", .test_func = test_many_files},
         {.name = "groups", .test_func = test_groups},

@@ -55,16 +55,21 @@ struct zarr_chunks {
 
 /* ---- grids ---- */
 
-/* Row-major strides, once axis and count are set. False: more than 2^63 cells. */
+/*
+ * Row-major strides, once axis and count are set. False: more than 2^63 cells. An empty grid
+ * has no cell that would need a stride, and along its other axes there may be any number.
+ */
 static bool settle_grid(struct grid *g)
 {
-    g->cells = 1;
-    for (uint32_t k = g->nd; k-- > 0;) {
-        g->stride[k] = g->cells;
+    for (uint32_t k = 0; k < g->nd; k++) {
         if (g->count[k] == 0) {
             g->cells = 0;
             return true;
         }
+    }
+    g->cells = 1;
+    for (uint32_t k = g->nd; k-- > 0;) {
+        g->stride[k] = g->cells;
         if (mul_overflows(g->cells, g->count[k], &g->cells) || g->cells > INT64_MAX)
             return false;
     }
