@@ -729,6 +729,32 @@ static void test_groups(void **state)
     finish(&m, &o);
 }
 
+/* zarr-python 3.1 writes attributes in front of zarr_format, however long they are. */
+static void test_long_attributes(void **state)
+{
+    CLEANUP(buf_release) struct buf text = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    buf_adds(&text, "{\n  \"attributes\": {\n    \"note\": \"");
+    for (unsigned i = 0; i < 5000; i++)
+        buf_addc(&text, 'x');
+    buf_adds(&text, "\"\n  },\n  \"zarr_format\": 3,\n  \"node_type\": \"group\"\n}");
+    assert_int_equal(buf_failed(&text), 0);
+    made_begin(&m, "attributes");
+    made_text(&m, "zarr.json", text.data);
+    made_text(&m, "g/zarr.json", text.data);
+    buf_clear(&text);
+    buf_addf(&text, v3_text, "[2]", "[2]", "\"uint8\"", "0", "");
+    made_text(&m, "g/a/zarr.json", text.data);
+    made_file(&m, "g/a/c/0", "ab", 2);
+    made_open(&m, &o);
+    assert_string_equal(o.info.format, "zarr3-group");
+    check_bytes(&o, "g/a", "ab", 2);
+    finish(&m, &o);
+}
+
 /* An array that is the checkpoint itself has its directory's name. */
 static void test_root_array(void **state)
 {
@@ -1129,6 +1155,7 @@ int main(int argc, char **argv)
         {.name = "missing chunks", .test_func = test_missing_chunks},
         {.name = "many files", .test_func = test_many_files},
         {.name = "groups", .test_func = test_groups},
+        {.name = "long attributes", .test_func = test_long_attributes},
         {.name = "root array", .test_func = test_root_array},
         {.name = "consolidated", .test_func = test_consolidated},
         {.name = "two formats", .test_func = test_two_formats},

@@ -18,7 +18,11 @@ enum {
 
 /* ---- bids ---- */
 
-/* Is the file there, and does it speak of a zarr_format? */
+/*
+ * Is the file there, and does it speak of a zarr_format? zarr-python 3 writes a node's
+ * attributes before that: behind long ones it is not seen, and zarr.json, a name that nothing
+ * else has, counts by its first byte.
+ */
 static bool is_marker(struct listing *l, const char *name)
 {
     const struct listing_entry *entry = listing_find(l, name);
@@ -28,7 +32,8 @@ static bool is_marker(struct listing *l, const char *name)
     if (!entry || entry->st.kind != ENTRY_FILE ||
         listing_peek(l, name, head, HEAD, &got) < 0)
         return false;
-    return memmem(head, got, "\"zarr_", 6) != NULL;
+    return memmem(head, got, "\"zarr_", 6) ||
+           (got == HEAD && head[0] == '{' && strcmp(name, "zarr.json") == 0);
 }
 
 /* Of an array or a group. */
