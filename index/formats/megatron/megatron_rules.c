@@ -63,8 +63,17 @@ static const struct {
     {"layer_norm_weight", MEGATRON_SAME},
     {"layer_norm_bias", MEGATRON_SAME},
     {"shared_experts.gate_weight", MEGATRON_SAME},
+    /* Since 2023 (megatron/legacy/model/transformer.py, bert_model.py of Core 0.6). */
+    {"input_norm.weight", MEGATRON_SAME},
+    {"input_norm.bias", MEGATRON_SAME},
+    {"post_attention_norm.weight", MEGATRON_SAME},
+    {"post_attention_norm.bias", MEGATRON_SAME},
+    {"post_inter_attention_norm.weight", MEGATRON_SAME},
+    {"post_inter_attention_norm.bias", MEGATRON_SAME},
     {"final_norm.weight", MEGATRON_SAME},
     {"final_norm.bias", MEGATRON_SAME},
+    {"lm_head.norm.weight", MEGATRON_SAME},
+    {"lm_head.norm.bias", MEGATRON_SAME},
     {"layernorm.weight", MEGATRON_SAME},
     {"layernorm.bias", MEGATRON_SAME},
 };
