@@ -330,6 +330,33 @@ def old(folder, name, version, T):
     f.done()
 
 
+def gates(folder):
+    """
+    Which fc1 are gated args tell by many names, here by none that Megatron-LM has had from the start: a language model with a gate
+    (quick_geglu) and norms as megatron/legacy names them, beside a vision model without.
+    """
+    f = Fixture(folder, "hand_gates_tp2")
+    T, H = 2, 4
+    args = {"tensor_model_parallel_size": T, "pipeline_model_parallel_size": 1, "num_layers": 1, "swiglu": False, "quick_geglu": True,
+            "untie_embeddings_and_output_weights": True}
+    w, v, wb, vb, fc2, norm, post = f.full(6, H), f.full(6, H), f.full(6), f.full(6), f.full(H, 6), f.full(H), f.full(H)
+    g, gb, fh = f.full(16, H), f.full(16), f.full(H, 16)
+    lm, vision = "language_model.encoder.layers.0.", "vision_model.decoder.layers.0."
+    for key, a in [(lm + "input_norm.weight", norm), (lm + "post_attention_norm.weight", post),
+                   (lm + "mlp.dense_h_to_4h.weight", np.concatenate([w, v])), (lm + "mlp.dense_h_to_4h.bias", np.concatenate([wb, vb])),
+                   (lm + "mlp.dense_4h_to_h.weight", fc2), (vision + "mlp.linear_fc1.weight", g), (vision + "mlp.linear_fc1.bias", gb),
+                   (vision + "mlp.linear_fc2.weight", fh)]:
+        f.expect(key, a)
+    for t in range(T):
+        f.rank(f"mp_rank_{t:02d}", args, 3.0, {"model": collections.OrderedDict([
+            (lm + "input_norm.weight", Tensor(norm)), (lm + "post_attention_norm.weight", Tensor(post)),
+            (lm + "mlp.dense_h_to_4h.weight", Tensor(gated(w, v, t, T))), (lm + "mlp.dense_h_to_4h.bias", Tensor(gated(wb, vb, t, T))),
+            (lm + "mlp.dense_4h_to_h.weight", Tensor(columns(fc2, t, T))),
+            (vision + "mlp.linear_fc1.weight", Tensor(rows(g, t, T))), (vision + "mlp.linear_fc1.bias", Tensor(rows(gb, t, T))),
+            (vision + "mlp.linear_fc2.weight", Tensor(columns(fh, t, T)))])})
+    f.done()
+
+
 def main():
     folder = sys.argv[1]
     virtual(folder)
@@ -339,6 +366,7 @@ def main():
     own_tensor(folder, "hand_experts_packed_tp1_ep2", 1, 1, 2)
     own_tensor(folder, "hand_expert_tensor1_tp4_ep2", 4, 1, 2)
     own_tensor(folder, "hand_expert_tensor2_tp4_ep2", 4, 2, 2)
+    gates(folder)
     old(folder, "hand_version0_tp1", None, 1)
     old(folder, "hand_version0_tp2", None, 2)
     old(folder, "hand_version1_tp2", 1.0, 2)

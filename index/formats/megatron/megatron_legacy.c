@@ -297,8 +297,8 @@ static int report_oddities(struct legacy *l, struct err *e)
                          l->args.layers, total);
     if (r == 0 && !l->args.known)
         r = sink_warning(l->sink, "no-args",
-                         "no args: fc1 is taken to be not gated, the head to be the "
-                         "embedding");
+                         "no args: the head is taken to be the embedding, and fc1 to "
+                         "be not gated where its fc2 does not tell");
     return r < 0 ? err_nomem(e) : 0;
 }
 

@@ -16,8 +16,9 @@
 /* One tensor on its way to the sink. */
 struct merge {
     struct legacy *l;
-    uint32_t p, v, e;            /* stage, model of it, expert rank */
-    const struct rank_tensor *x; /* as the first tensor rank has it */
+    uint32_t p, v, e;                 /* stage, model of it, expert rank */
+    const struct rank_tensors *model; /* as the first tensor rank has it */
+    const struct rank_tensor *x;      /* of that */
     struct megatron_name name;
     bool expert;            /* it is an expert's, or of all experts that a rank has */
     uint64_t local;         /* experts that this rank has, by the highest number */
@@ -121,6 +122,47 @@ static bool tells_expert_tensor(const struct legacy *l)
     return l->args.expert_tensor > 0 && l->tensor % l->args.expert_tensor == 0;
 }
 
+/* The weight that takes in what the fc1 at hand gives out, of the same rank; NULL: none. */
+static const struct rank_tensor *fc2_of(const struct merge *m)
+{
+    static const char *const pairs[][2] = {{"linear_fc1.", "linear_fc2."},
+                                           {"dense_h_to_4h.", "dense_4h_to_h."}};
+    const struct rank_tensor *x = m->x;
+
+    for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
+        size_t n = strlen(pairs[i][0]);
+        const char *at = memmem(x->name, x->len, pairs[i][0], n);
+        CLEANUP(buf_release) struct buf name = {0};
+
+        if (!at)
+            continue;
+        buf_add(&name, x->name, (size_t)(at - x->name));
+        buf_addf(&name, "%sweight", pairs[i][1]);
+        if (m->name.expert.at > (size_t)(at - x->name)) /* grouped ones: "weight3" */
+            buf_add(&name, x->name + m->name.expert.at, m->name.expert.len);
+        return buf_failed(&name) ? NULL
+                                 : rank_tensors_find(m->model, name.data, name.len);
+    }
+    return NULL;
+}
+
+/*
+ * Gated ones have two rows for each column of fc2. Args are only asked where there is no such
+ * fc2: the flags for it are many (swiglu, quick_geglu of Megatron-LM since 2025, glu_activation
+ * of its forks), and one model may have both kinds.
+ */
+static bool is_gated(const struct merge *m)
+{
+    const struct rank_tensor *fc2 = fc2_of(m);
+
+    if (fc2 && fc2->nd == 2 && m->x->nd > 0 && m->x->dim[0] == fc2->dim[1])
+        return false;
+    if (fc2 && fc2->nd == 2 && m->x->nd > 0 && m->x->dim[0] / 2 == fc2->dim[1] &&
+        m->x->dim[0] % 2 == 0)
+        return true;
+    return m->l->args.gated;
+}
+
 /* How the tensor is put together here; MEGATRON_UNKNOWN: not at all. */
 static enum megatron_rule rule_of(const struct merge *m)
 {
@@ -148,7 +190,7 @@ static enum megatron_rule rule_of(const struct merge *m)
     if (rule == MEGATRON_QKV || rule == MEGATRON_KV)
         return MEGATRON_ROWS;
     if (rule == MEGATRON_FC1)
-        return args->gated ? MEGATRON_HALVES : MEGATRON_ROWS;
+        return is_gated(m) ? MEGATRON_HALVES : MEGATRON_ROWS;
     return rule;
 }
 
@@ -462,17 +504,16 @@ static int merge_model(struct merge *m, struct err *e)
     const struct rank *first = own_tensor(m->l) && m->e > 0
                                    ? legacy_rank_any(m->l, m->p, m->e)
                                    : legacy_rank(m->l, 0, m->p, m->e);
-    const struct rank_tensors *model;
 
     if (!first || first->err.code)
         return err_set(e, EBADMSG,
                        "tensor rank 0 of pipeline rank %" PRIu32
                        " cannot be read: nothing tells what that stage has%s%s",
                        m->p, first ? ": " : "", first ? first->err.text : "");
-    model = &first->model[m->v];
-    m->local = count_experts(model);
-    for (size_t i = 0; i < model->count; i++)
-        if (merge_tensor(m, &model->tensor[i], e) < 0)
+    m->model = &first->model[m->v];
+    m->local = count_experts(m->model);
+    for (size_t i = 0; i < m->model->count; i++)
+        if (merge_tensor(m, &m->model->tensor[i], e) < 0)
             return -e->code;
     return 0;
 }
