@@ -352,6 +352,30 @@ static void test_unlike(void **state)
     }
 }
 
+/* What the configuration says decides how the ranks are merged: a change of it is seen. */
+static void test_config_changes(void **state)
+{
+    struct checkpoint_info second;
+    struct err e = {0};
+    struct made changed, m;
+    struct opened o;
+    char path[PATH_MAX];
+
+    put_ranks(state, &m, "", "activation: gelu", "activation: gelu");
+    put_ranks(state, &changed, "", "activation: gelu", "activation: fast-swiglu");
+    made_open(&m, &o);
+    assert_int_equal(o.info.warnings, 0);
+    snprintf(path, sizeof path, "%s/model_config.yaml", changed.dir);
+    made_copy(&m, "model_config.yaml", path);
+    scanner_suspect(o.w.scanner, o.info.path, o.info.file);
+    assert_ok(
+        scanner_get(o.w.scanner, o.info.path, o.info.file, o.w.arena, &second, &e), &e);
+    assert_int_equal(second.warnings, 1);
+    close_checkpoint(&o);
+    made_end(&changed);
+    made_end(&m);
+}
+
 /* A rank that is missing: what it has a part of cannot be read, or nothing is merged. */
 static void test_lost_rank(void **state)
 {
@@ -602,11 +626,17 @@ static void test_train_odd(void **state)
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_megatron),   cmocka_unit_test(test_unpacked),
-        cmocka_unit_test(test_nemo2),      cmocka_unit_test(test_not_merged),
-        cmocka_unit_test(test_rules),      cmocka_unit_test(test_unlike),
-        cmocka_unit_test(test_lost_rank),  cmocka_unit_test(test_oddities),
-        cmocka_unit_test(test_train_lost), cmocka_unit_test(test_train_not_merged),
+        cmocka_unit_test(test_megatron),
+        cmocka_unit_test(test_unpacked),
+        cmocka_unit_test(test_nemo2),
+        cmocka_unit_test(test_not_merged),
+        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_unlike),
+        cmocka_unit_test(test_config_changes),
+        cmocka_unit_test(test_lost_rank),
+        cmocka_unit_test(test_oddities),
+        cmocka_unit_test(test_train_lost),
+        cmocka_unit_test(test_train_not_merged),
         cmocka_unit_test(test_train_odd),
     };
 

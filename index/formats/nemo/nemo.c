@@ -344,8 +344,19 @@ static int warn_oddities(struct scan *s, struct err *e)
     return rc < 0 ? err_nomem(e) : 0;
 }
 
+/* It stays visible. Of an archive a change is one of the archive. */
+static int watch_config(struct scan *s, struct err *e)
+{
+    return s->base[0] || !listing_find(s->listing, config_name)
+               ? 0
+               : sink_watch(s->sink, config_name, e);
+}
+
 static int scan_content(struct scan *s, struct err *e)
 {
+    /* First watched, then read: also a config that is damaged is read anew. */
+    if (watch_config(s, e) < 0)
+        return -e->code;
     read_config(s);
     find_weights(s->listing, &s->weights);
     if (sink_enter(s->sink, s->base, e) < 0 || tell_checkpoint(s, e) < 0 ||
