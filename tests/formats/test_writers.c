@@ -425,6 +425,33 @@ static void test_losses(void **state)
     given_release(g);
 }
 
+/* No name of a safetensors file is that of its metadata, or anything but text. */
+static void test_names_in_safetensors(void **state)
+{
+    static const char *const to[] = {"hf", "dcp-hf", "olmo"};
+    struct given *g = calloc(1, sizeof *g);
+
+    (void)state;
+    assert_non_null(g);
+    add(g, "__metadata__", DTYPE_F32, 1, (const uint64_t[]){1});
+    add(g, "no\377text", DTYPE_F32, 1, (const uint64_t[]){1});
+    add(g, "w", DTYPE_F32, 1, (const uint64_t[]){1});
+    g->in.tensor = g->tensor;
+    g->in.format = "";
+    for (size_t i = 0; i < ARRAY_SIZE(to); i++) {
+        CLEANUP(layout_freep) struct layout *l = NULL;
+        const struct layout_options none = {0};
+        struct err e = {0};
+
+        assert_ok(layout_new(&l, &e), &e);
+        assert_ok(format_writer(to[i])->layout(&g->in, &none, l, &e), &e);
+        assert_true(tensor_lost(l, &g->tensor[0]));
+        assert_true(tensor_lost(l, &g->tensor[1]));
+        assert_false(tensor_lost(l, &g->tensor[2]));
+    }
+    given_release(g);
+}
+
 /* A tensor whose key says another role than it has would come back as another's. */
 static void test_role_of_key(void **state)
 {
@@ -701,10 +728,15 @@ static void test_first_trainer(void **state)
 int main(int argc, char **argv)
 {
     struct CMUnitTest tests[64] = {
-        cmocka_unit_test(test_hard_ones),     cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_role_of_key),   cmocka_unit_test(test_options_refused),
-        cmocka_unit_test(test_objects),       cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_first_trainer), cmocka_unit_test(test_paths_refused),
+        cmocka_unit_test(test_hard_ones),
+        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_names_in_safetensors),
+        cmocka_unit_test(test_role_of_key),
+        cmocka_unit_test(test_options_refused),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_first_trainer),
+        cmocka_unit_test(test_paths_refused),
     };
     size_t n = 8;
     int ret;

@@ -9,7 +9,6 @@
 #include "index/formats/dcp/dcp_cut.h"
 #include "index/formats/hf/hf_dcp.h"
 #include "index/formats/hf/safetensors_write.h"
-#include "index/formats/object_value.h"
 #include "index/formats/torch/torch_zip_write.h"
 
 /*
@@ -37,8 +36,7 @@ static bool fits(const struct layout_tensor *t)
 {
     struct shape units;
 
-    return dtype_in_safetensors(t->dtype) && torch_shape(t->dtype, &t->shape, &units) &&
-           object_text_is_utf8(t->key, t->key_len);
+    return safetensors_takes(t, t->wrapper) && torch_shape(t->dtype, &t->shape, &units);
 }
 
 /* A model and nothing else, as in Hugging Face's own directories. */

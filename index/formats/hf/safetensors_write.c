@@ -10,11 +10,22 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/object_value.h"
 #include "index/key_text.h"
 
 enum { ALIGNMENT = 64, HEADER_MAX = 100000000 /* what the library reads */ };
 
 static const char plain_metadata[] = "{\"format\":\"pt\"}";
+
+bool safetensors_takes(const struct layout_tensor *t, size_t cut)
+{
+    static const char metadata[] = "__metadata__";
+    const char *name = t->key + cut;
+    size_t len = t->key_len - cut;
+
+    return dtype_in_safetensors(t->dtype) && object_text_is_utf8(name, len) &&
+           (len != sizeof metadata - 1 || memcmp(name, metadata, len) != 0);
+}
 
 /* ---- one file ---- */
 
@@ -150,7 +161,7 @@ static int choose_entries(struct set *s, struct err *e)
 
         if (t->role != ROLE_MODEL)
             left[t->role]++;
-        else if (dtype_in_safetensors(t->dtype))
+        else if (safetensors_takes(t, t->wrapper))
             s->entry[s->entries++] =
                 (struct safetensors_entry){.tensor = i,
                                            .name = t->key + t->wrapper,

@@ -19,6 +19,12 @@ struct safetensors_entry {
 };
 
 /*
+ * Can a file hold the tensor, under its key without the first `cut` bytes? Names are texts in
+ * UTF-8, and none is that of the header's own member.
+ */
+bool safetensors_takes(const struct layout_tensor *t, size_t cut);
+
+/*
  * Writes a whole safetensors file into `f`: the header with `metadata` (a JSON object's
  * text, or NULL), its data at a multiple of 64 bytes, then the entries by size of element,
  * descending, and name, as the safetensors library orders them (serialize, 0.4). `entry`

@@ -11,7 +11,6 @@
 #include "index/formats/dcp/dcp_cut.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/safetensors_write.h"
-#include "index/formats/object_value.h"
 #include "index/formats/olmo/olmo_part.h"
 #include "index/layout.h"
 
@@ -93,7 +92,7 @@ static int choose(struct folder *d, struct err *e)
 
         if (!belongs(d, t))
             continue;
-        if (has_dtype(t->dtype) && object_text_is_utf8(t->key, t->key_len))
+        if (has_dtype(t->dtype) && safetensors_takes(t, cut))
             rc = keyset_add(&keys, t->key + cut, t->key_len - cut);
         if (rc < 0)
             return err_nomem(e);
