@@ -224,9 +224,13 @@ int sink_copy(struct sink *s, const char *path, struct err *e)
 int sink_part(struct sink *s, const char *dir, struct err *e)
 {
     struct place p;
+    uint32_t number;
+    bool known;
     int rc = find_place(s, dir, strlen(dir), &p, e);
 
-    return rc == 0 ? hide(s, &p, true, e) : rc;
+    if (rc == 0)
+        rc = hide(s, &p, true, e);
+    return rc < 0 ? rc : sink_files_add(&s->files, p.path, false, &number, &known, e);
 }
 
 int sink_whole_file(struct sink *s, uint32_t file, struct err *e)

@@ -74,7 +74,10 @@ int sink_hide(struct sink *s, const char *name, bool watch, struct err *e);
  */
 int sink_copy(struct sink *s, const char *path, struct err *e);
 
-/* Declares a part of a composite (a subdirectory): hidden, side files lifted to the top. */
+/*
+ * Declares a part of a composite (a subdirectory): hidden, side files lifted to the top. It is
+ * watched: names that come into it change what is found.
+ */
 int sink_part(struct sink *s, const char *dir, struct err *e);
 
 struct sink_tensor {

@@ -153,6 +153,34 @@ static void test_lost_rank(void **state)
     }
 }
 
+/* A file that comes into a part later, as in a copy that is under way, is found. */
+static void test_late_file(void **state)
+{
+    CLEANUP(buf_release) struct buf bytes = {0};
+    struct checkpoint_info second;
+    struct err e = {0};
+    char from[PATH_MAX];
+    struct opened o;
+    struct temp t;
+
+    snprintf(from, sizeof from, "%s/hand_gates_tp2", (const char *)*state);
+    temp_make(&t, "iter_0000010");
+    put_copy(&t, "mp_rank_00/model_optim_rng.pt", from, NULL, NULL, 0);
+    put_copy(&t, "mp_rank_01/model_optim_rng.pt", from, NULL, NULL, 0);
+    open_checkpoint(t.dir, &o);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 0);
+    snprintf(from, sizeof from, "%s/hand_gates_tp2/mp_rank_00/model_optim_rng.pt",
+             (const char *)*state);
+    read_file(from, &bytes);
+    put(&t, "mp_rank_00/distrib_optim.pt", bytes.data, bytes.len);
+    scanner_suspect(o.w.scanner, o.info.path, o.info.file);
+    assert_ok(
+        scanner_get(o.w.scanner, o.info.path, o.info.file, o.w.arena, &second, &e), &e);
+    assert_int_equal(second.by_role[ROLE_OPTIMIZER], 8);
+    close_checkpoint(&o);
+    temp_remove(&t);
+}
+
 static void assert_error(const struct temp *t, const char *error)
 {
     struct opened o;
@@ -340,6 +368,7 @@ int main(int argc, char **argv)
         {.name = "rules", .test_func = test_rules},
         {.name = "numbers", .test_func = test_numbers},
         {.name = "lost rank", .test_func = test_lost_rank},
+        {.name = "late file", .test_func = test_late_file},
         {.name = "lost stage", .test_func = test_lost_stage},
         {.name = "refused", .test_func = test_refused},
         {.name = "expert tensor lost", .test_func = test_expert_tensor_lost},

@@ -493,8 +493,8 @@ static void test_hidden_and_watched(void **state)
     assert_int_equal(catalog_hidden(t.c, t.id, add_name, &hidden, &t.e), 0);
     assert_string_equal(hidden.text, "a.bin optim/ stale x.index.json ");
     assert_int_equal(catalog_files(t.c, t.id, add_file, &files, &t.e), 0);
-    assert_string_equal(files.text,
-                        "run/step1/a.bin run/step1/sub/b.bin run/step1/x.index.json/ ");
+    assert_string_equal(files.text, "run/step1/a.bin run/step1/sub/b.bin "
+                                    "run/step1/x.index.json/ run/step1/optim/ ");
     end(&t);
 }
 
