@@ -53,6 +53,7 @@ static int list_old(struct merge *m, struct err *e)
     if (ret == 0)
         ret = catalog_tensors(c, m->spec.checkpoint, 0, add_old, m, e);
     m->adapter = m->info.adapter;
+    m->there = m->entries;
     for (size_t i = 0; m->meet && i < m->entries; i++)
         m->entry[i].t.wrapper = 0;
     return ret;

@@ -42,6 +42,7 @@ struct merge {
     struct arena *arena;
     struct entry *entry;
     size_t entries, cap;
+    size_t there; /* the first so many are, or were, of the checkpoint that is there */
     struct name_slot *slot; /* texts of all kinds */
     size_t slots, names;
     bool replaced[3]; /* roles of which a whole came */

@@ -13,14 +13,14 @@
 #include "save/merge_priv.h"
 
 /*
- * The wrapper that all of the old model's keys have in common: new ones get it too.
- * Its length, with *text, or 0.
+ * The wrapper that all of the old model's keys have in common: new ones get it too. (What
+ * is written over an old tensor keeps its key.) Its length, with *text, or 0.
  */
 static size_t common_wrapper(const struct merge *m, const char **text)
 {
     size_t len = 0;
 
-    for (size_t i = 0; i < m->entries && m->entry[i].old; i++) {
+    for (size_t i = 0; i < m->there; i++) {
         const struct layout_tensor *t = &m->entry[i].t;
 
         if (t->role != ROLE_MODEL)
