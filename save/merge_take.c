@@ -74,6 +74,9 @@ static int put(struct merge *m, struct entry *x, struct err *e)
     m->changes = true;
     if (i == NOT_THERE)
         return merge_entry(m, x, &made, e);
+    if (!m->entry[i].old && m->entry[i].file == x->file)
+        return err_set(e, EINVAL, "%s: it has tensor %s twice",
+                       m->spec.file[x->file].path, m->entry[i].t.key);
     if (!m->entry[i].old && m->entry[i].order > x->order)
         return 0;
     x->t.key = m->entry[i].t.key;

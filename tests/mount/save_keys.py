@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Which tensor is meant by what was written into a checkpoint: names, types, and what came last."""
+import errno
 import json
 import os
 import pathlib
@@ -7,7 +8,7 @@ import shutil
 import struct
 import subprocess
 
-from mountlib import UNSHARD, Mount, main, read_all, safetensors_image, same, tensor_bytes, write_file
+from mountlib import UNSHARD, Mount, fails, main, read_all, safetensors_image, same, tensor_bytes, write_file
 
 DATA = pathlib.Path(__file__).parent.parent / "data"
 WRAPPED = "torch_dcp/dcp_fsdp2_adamw_3r_bf16"  # keys of the model begin with `model.`
@@ -51,6 +52,20 @@ def test_a_new_tensor_beside_wrapped_ones(t):
         publish(m)
         same("in the view", in_image(read_all(m / "step/model.safetensors")), model)
     same("stored", tensors_of(t + "/run/step"), {**before, "model.zz.new": ("F32", [2], b"abcdefgh")})
+
+
+def test_one_tensor_by_two_names(t):
+    """A file that brings a tensor twice, once without its wrapper and once with it, is refused."""
+    shutil.copytree(DATA / WRAPPED, t + "/run/step")
+    before = tensors_of(t + "/run/step")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        model = in_image(read_all(m / "step/model.safetensors"))
+        model["model.tiny"] = ("F32", [2], b"abcdefgh")
+        write_file(m / "step/model.safetensors", safetensors_image(model))
+        fails("publication", errno.EINVAL, lambda: publish(m))
+        same("its reason", "model.tiny twice" in m.messages(), True)
+        os.unlink(m / "step/model.safetensors")
+    same("stored", tensors_of(t + "/run/step"), before)
 
 
 main(globals())
