@@ -170,20 +170,43 @@ static int rename_wrapped(struct merge *m, size_t i, const char *key, size_t len
     return t->key ? merge_name_entry(m, i, e) : err_nomem(e);
 }
 
-/* What .npy does not tell apart is as it was where the bytes agree. */
-static void adopt_type(const struct entry *known, struct incoming_data *d)
+/* So many elements of a packed type lie in these bytes, along the last dimension. */
+static int unpack(const struct merge_file *f, enum dtype type, struct layout_tensor *t,
+                  struct err *e)
 {
-    uint64_t bytes;
-    struct err ignored = {0};
+    uint64_t *last = t->shape.nd ? &t->shape.dim[t->shape.nd - 1] : NULL, bits;
 
-    if (known->t.dtype == d->dtype || dtype_npy(known->t.dtype) == NULL ||
-        strcmp(dtype_npy(known->t.dtype), dtype_npy(d->dtype)) != 0)
-        return;
-    if (shape_bytes(&known->t.shape, known->t.dtype, &bytes, &ignored) == 0 &&
-        bytes == d->bytes && dtype_bits(known->t.dtype) < 8) {
-        d->dtype = known->t.dtype;
-        d->shape = known->t.shape;
+    if (!last || __builtin_mul_overflow(*last, 8, &bits) || bits % dtype_bits(type))
+        return err_set(e, EINVAL, "%s: its rows are no whole elements of %s", f->path,
+                       f->dtype);
+    *last = bits / dtype_bits(type);
+    t->dtype = type;
+    return 0;
+}
+
+/*
+ * |u1 is U8, and also what is packed into bytes: as was said, else as it was where the bytes
+ * have the same shape. (How they lie in the file does not depend on it.)
+ */
+static int packed_type(const struct merge_file *f, const struct layout_tensor *known,
+                       struct layout_tensor *t, struct err *e)
+{
+    enum dtype type = f->dtype ? dtype_from_name(f->dtype)
+                      : known  ? known->dtype
+                               : DTYPE_NONE;
+    struct err ignored = {0};
+    struct shape units;
+
+    if (t->dtype != DTYPE_U8 || type == DTYPE_NONE || dtype_bits(type) >= 8)
+        return 0;
+    if (known && known->dtype == type &&
+        shape_units(&known->shape, type, &units, &ignored) == 0 &&
+        shape_equal(&units, &t->shape)) {
+        t->dtype = type;
+        t->shape = known->shape;
+        return 0;
     }
+    return f->dtype ? unpack(f, type, t, e) : 0;
 }
 
 /* Which type |V1 is: what was said, else what it was. */
@@ -246,10 +269,10 @@ int merge_take_npy(struct merge *m, size_t file, struct err *e)
         (i = find_wrapped(m, x.t.key, x.t.key_len, &x.data)) != NOT_THERE &&
         rename_wrapped(m, i, x.t.key, x.t.key_len, e) < 0)
         return -e->code;
-    if (i != NOT_THERE)
-        adopt_type(&m->entry[i], &x.data);
     x.t.dtype = x.data.dtype;
     x.t.shape = x.data.shape;
+    if (packed_type(f, i != NOT_THERE ? &m->entry[i].t : NULL, &x.t, e) < 0)
+        return -e->code;
     x.t.role = role_of(NULL, x.t.key, x.t.key_len);
     return put(m, &x, e);
 }

@@ -68,4 +68,46 @@ def test_one_tensor_by_two_names(t):
     same("stored", tensors_of(t + "/run/step"), before)
 
 
+def f4_of(t, image):
+    """What becomes of F4 [4, 16] when tensors/w.npy is written so."""
+    os.makedirs(t + "/run/step")
+    write_file(t + "/run/step/model.safetensors", safetensors_image({"w": ("F4", [4, 16], tensor_bytes("w", 32))}))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        with open(m / "step/tensors/w.npy", "wb") as f:
+            f.write(image)
+        publish(m)
+    return tensors_of(t + "/run/step")["w"]
+
+
+def test_packed_elements_in_order_of_columns(t):
+    """Bytes of F4 that come column by column lie row by row afterwards."""
+    rows = [tensor_bytes(i, 8) for i in range(4)]
+    columns = bytes(row[i] for i in range(8) for row in rows)
+    same("w", f4_of(t, npy("|u1", (4, 8), columns, fortran=True)), ("F4", [4, 16], b"".join(rows)))
+
+
+def test_bytes_of_another_shape_are_not_packed(t):
+    """As many bytes in another shape are what they say, not the tensor that was there."""
+    data = tensor_bytes("new", 32)
+    same("w", f4_of(t, npy("|u1", (8, 4), data)), ("U8", [8, 4], data))
+
+
+def test_packed_elements_that_are_said(t):
+    """user.unshard.dtype tells what |u1 is, of new tensors and of those that are there."""
+    data = tensor_bytes("new", 24)
+    said = {"new": ((4, 6), "F4", ("F4", [4, 12], data)), "six": ((4, 6), "F6_E2M3", ("F6_E2M3", [4, 8], data)),
+            "was": ((4, 6), "U8", ("U8", [4, 6], data)), "odd": ((6, 4), "F6_E3M2", None)}
+    os.makedirs(t + "/run/step")
+    write_file(t + "/run/step/model.safetensors", safetensors_image({"was": ("F4", [4, 12], tensor_bytes("w", 24))}))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for name, (shape, dtype, _) in said.items():
+            with open(m / f"step/tensors/{name}.npy", "wb") as f:
+                f.write(npy("|u1", shape, data))
+            os.setxattr(m / f"step/tensors/{name}.npy", "user.unshard.dtype", dtype.encode())
+        fails("rows of 4 bytes as F6", errno.EINVAL, lambda: publish(m))
+        os.unlink(m / "step/tensors/odd.npy")
+        publish(m)
+    same("stored", tensors_of(t + "/run/step"), {name: want for name, (_, _, want) in said.items() if want})
+
+
 main(globals())
