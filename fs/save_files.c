@@ -103,10 +103,26 @@ static bool is_shown_by_us(const struct stage *s, const char *name)
     return s->slot && slot_hides(s->slot, name);
 }
 
-static bool add_gone(const struct stage *s, struct save_files *f, const char *path)
+static bool add_removal(struct save_files *f, const struct staged *n, const char *name)
 {
+    struct merge_removal *x =
+        grow(f->removed, f->removals, &f->removals_cap, sizeof *x);
+
+    if (!x)
+        return false;
+    f->removed = x;
+    x += f->removals;
+    *x = (struct merge_removal){.name = arena_memdup(f->arena, name, strlen(name)),
+                                .order = n->order};
+    return x->name && ++f->removals;
+}
+
+static bool add_gone(const struct staged *n, struct save_files *f, const char *path)
+{
+    const struct stage *s = n->stage;
+
     if (strncmp(path, "tensors/", 8) == 0)
-        return add_text(f, &f->removed, &f->removals, &f->removals_cap, path + 8);
+        return add_removal(f, n, path + 8);
     return strchr(path, '/') || is_shown_by_us(s, path) ||
            add_text(f, &f->gone, &f->gones, &f->gones_cap, path);
 }
@@ -132,7 +148,7 @@ static void list_node(void *user, struct staged *n)
     if (n->kind == STAGED_FILE)
         fine = add_file(l->out, n, path);
     else if (n->kind == STAGED_GONE)
-        fine = add_gone(n->stage, l->out, path);
+        fine = add_gone(n, l->out, path);
     else
         fine = add_dir(l->out, n, path);
     if (!fine)

@@ -22,7 +22,7 @@ struct save_files {
     const char **dir; /* directories, those above first */
     struct save_rights *dir_rights;
     size_t dirs, dirs_cap;
-    const char **removed; /* names in tensors/ */
+    struct merge_removal *removed; /* names in tensors/ */
     size_t removals, removals_cap;
     const char **gone; /* side files */
     size_t gones, gones_cap;

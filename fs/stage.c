@@ -264,6 +264,8 @@ int staged_add(struct fs *fs, struct staged *dir, const char *name,
     n->parent = dir;
     if (kind == STAGED_FILE)
         n->spool = ++n->stage->spools;
+    if (kind == STAGED_GONE)
+        n->order = ++n->stage->closes;
     if (!tsearch(n, &dir->children, by_name)) {
         n->stage = NULL;
         staged_unref(fs, n, 1);

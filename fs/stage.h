@@ -38,7 +38,7 @@ struct staged {
     unsigned writers; /* handles that may write */
     unsigned handles; /* all */
     uint64_t room;    /* bytes that count as staged (fs/stage_room.h) */
-    uint64_t order;   /* when it was closed last, among all of its stage */
+    uint64_t order;   /* when it was closed last, or hidden, among all of its stage */
     char *dtype;      /* user.unshard.dtype, or NULL */
     mode_t mode;      /* permission bits */
     uid_t uid;

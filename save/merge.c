@@ -125,13 +125,13 @@ static int check_files(struct merge *m, struct err *e)
 static int remove_named(struct merge *m)
 {
     for (size_t k = 0; k < m->spec.removals; k++) {
-        const char *name = m->spec.removed[k];
-        size_t len = strlen(name), i;
+        const struct merge_removal *gone = &m->spec.removed[k];
+        size_t len = strlen(gone->name), i;
 
         if (len <= 4)
             continue;
-        i = merge_find(m, TAG_FILE, name, len - 4);
-        if (i != NOT_THERE && m->entry[i].old) {
+        i = merge_find(m, TAG_FILE, gone->name, len - 4);
+        if (i != NOT_THERE && (m->entry[i].old || m->entry[i].order < gone->order)) {
             m->entry[i].dead = true;
             m->changes = true;
         }

@@ -21,13 +21,19 @@ struct merge_file {
     bool open;         /* somebody writes it now */
 };
 
+/* A name in tensors/ that was removed: what was closed later stays. */
+struct merge_removal {
+    const char *name;
+    uint64_t order; /* as of files */
+};
+
 struct merge_spec {
     int spool; /* a descriptor of the spool directory */
     const struct merge_file *file;
     size_t files;
     const struct reader_env *env;
-    int64_t checkpoint;         /* that is there, or 0 */
-    const char *const *removed; /* names in tensors/ that are to go */
+    int64_t checkpoint; /* that is there, or 0 */
+    const struct merge_removal *removed;
     size_t removals;
     bool drop_roles[3], drop_objects;
 };

@@ -110,4 +110,30 @@ def test_packed_elements_that_are_said(t):
     same("stored", tensors_of(t + "/run/step"), {name: want for name, (_, _, want) in said.items() if want})
 
 
+OLD, NEW = (("F32", [2], data) for data in (b"12345678", b"abcdefgh"))
+
+
+def run_with_two(t):
+    os.makedirs(t + "/run/step")
+    write_file(t + "/run/step/model.safetensors", safetensors_image({"a": OLD, "b": OLD}))
+    return Mount(t + "/run", t + "/mnt", "rw")
+
+
+def test_removed_after_it_was_written(t):
+    """A tensor that is removed when all of the model was written is not in what is published."""
+    with run_with_two(t) as m:
+        write_file(m / "step/model.safetensors", safetensors_image({"a": NEW, "b": NEW}))
+        os.unlink(m / "step/tensors/b.npy")
+        publish(m)
+    same("stored", tensors_of(t + "/run/step"), {"a": NEW})
+
+
+def test_written_after_it_was_removed(t):
+    with run_with_two(t) as m:
+        os.unlink(m / "step/tensors/b.npy")
+        write_file(m / "step/model.safetensors", safetensors_image({"a": NEW, "b": NEW}))
+        publish(m)
+    same("stored", tensors_of(t + "/run/step"), {"a": NEW, "b": NEW})
+
+
 main(globals())
