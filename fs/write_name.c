@@ -214,9 +214,13 @@ int write_symlink(struct request *r, struct err *e)
     return w.dir ? -EPERM : plain_symlink(r, w.node, e);
 }
 
-/* One file: whose it is, and what the disk did not take of it, are those of both names. */
+/*
+ * One file: whose it is, when it was closed, and what the disk did not take of it, are those
+ * of both names. Of one that is open the last close has yet to come.
+ */
 static int link_to(const struct staged *from, struct staged *n, struct err *e)
 {
+    n->order = from->writers ? ++n->stage->closes : from->order;
     n->uid = from->uid;
     n->gid = from->gid;
     n->lost = from->lost;

@@ -136,4 +136,18 @@ def test_written_after_it_was_removed(t):
     same("stored", tensors_of(t + "/run/step"), {"a": NEW, "b": NEW})
 
 
+def test_a_link_is_as_new_as_its_file(t):
+    """A file that was written beside its name and then linked to it came after what was closed before it."""
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.makedirs(m / "step/tensors")
+        write_file(m / "step/model.safetensors", safetensors_image({"a": OLD}))
+        with open(m / "step/tensors/a.part", "wb") as f:
+            f.write(npy("<f4", (2,), NEW[2]))
+        os.link(m / "step/tensors/a.part", m / "step/tensors/a.npy")
+        os.unlink(m / "step/tensors/a.part")
+        publish(m)
+    same("stored", tensors_of(t + "/run/step"), {"a": NEW})
+
+
 main(globals())
