@@ -142,9 +142,8 @@ int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
     return ret;
 }
 
-/* tensors/K.npy whose key without its first part is in model.safetensors: the same one. */
-static size_t find_wrapped(struct merge *m, const char *key, size_t len,
-                           const struct incoming_data *d)
+/* What tensors/K.npy may be: its key without its first part is in model.safetensors. */
+static size_t find_wrapped(struct merge *m, const char *key, size_t len)
 {
     const char *dot = memchr(key, '.', len);
     size_t cut = dot ? (size_t)(dot - key) + 1 : 0, i;
@@ -152,10 +151,7 @@ static size_t find_wrapped(struct merge *m, const char *key, size_t len,
     if (!cut || m->spec.checkpoint)
         return NOT_THERE;
     i = merge_find(m, TAG_MODEL, key + cut, len - cut);
-    if (i == NOT_THERE || m->entry[i].t.wrapper || m->entry[i].t.dtype != d->dtype ||
-        !shape_equal(&m->entry[i].t.shape, &d->shape))
-        return NOT_THERE;
-    return i;
+    return i == NOT_THERE || m->entry[i].t.wrapper ? NOT_THERE : i;
 }
 
 /* The whole key was not known until now. */
@@ -234,15 +230,54 @@ static size_t find_file(const struct merge *m, const char *path, const char *end
     return merge_find(m, TAG_FILE, name, strlen(name) - strlen(end));
 }
 
+/* What the file holds; .npy does not tell all types apart, and `known` is what it may be. */
+static int read_npy(const struct merge *m, size_t known, struct entry *x, struct err *e)
+{
+    const struct merge_file *f = &m->spec.file[x->file];
+    CLEANUP(source_putp) struct source *src = NULL;
+    enum dtype one_byte;
+
+    if (one_byte_type(m, f, known, &one_byte, e) < 0 ||
+        merge_open(m, x->file, &src, e) < 0)
+        return -e->code;
+    if (incoming_npy(src, one_byte, &x->data, e) < 0) {
+        if (!f->dtype)
+            err_hint(e, "where it is |V1: setfattr -n user.unshard.dtype -v F8_E4M3 %s",
+                     f->path);
+        return merge_bad_file(f, e);
+    }
+    x->t.dtype = x->data.dtype;
+    x->t.shape = x->data.shape;
+    return packed_type(f, known != NOT_THERE ? &m->entry[known].t : NULL, &x->t, e);
+}
+
+static bool is_alike(const struct layout_tensor *a, const struct layout_tensor *b)
+{
+    return a->dtype == b->dtype && shape_equal(&a->shape, &b->shape);
+}
+
+/* A tensor of a key that is not there: new, or one of model.safetensors by its whole key. */
+static int read_new_npy(struct merge *m, struct entry *x, struct err *e)
+{
+    size_t i = find_wrapped(m, x->t.key, x->t.key_len);
+
+    if (read_npy(m, i, x, e) < 0)
+        return -e->code;
+    if (i == NOT_THERE)
+        return 0;
+    return is_alike(&m->entry[i].t, &x->t)
+               ? rename_wrapped(m, i, x->t.key, x->t.key_len, e)
+               : read_npy(m, NOT_THERE, x, e);
+}
+
 int merge_take_npy(struct merge *m, size_t file, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[file];
-    CLEANUP(source_putp) struct source *src = NULL;
     CLEANUP(buf_release) struct buf key = {0};
     struct entry x = {.file = file, .order = f->order};
-    enum dtype one_byte;
     size_t i =
         strncmp(f->path, "tree/", 5) == 0 ? NOT_THERE : find_file(m, f->path, ".npy");
+    int ret;
 
     if (i != NOT_THERE)
         buf_add(&key, m->entry[i].t.key, m->entry[i].t.key_len);
@@ -257,22 +292,9 @@ int merge_take_npy(struct merge *m, size_t file, struct err *e)
         i = merge_find(m, TAG_KEY, x.t.key, x.t.key_len);
     if (i != NOT_THERE && !m->entry[i].old && m->entry[i].order > f->order)
         return 0; /* a view of what came later */
-    if (one_byte_type(m, f, i, &one_byte, e) < 0 || merge_open(m, file, &src, e) < 0)
-        return -e->code;
-    if (incoming_npy(src, one_byte, &x.data, e) < 0) {
-        if (!f->dtype)
-            err_hint(e, "where it is |V1: setfattr -n user.unshard.dtype -v F8_E4M3 %s",
-                     f->path);
-        return merge_bad_file(f, e);
-    }
-    if (i == NOT_THERE &&
-        (i = find_wrapped(m, x.t.key, x.t.key_len, &x.data)) != NOT_THERE &&
-        rename_wrapped(m, i, x.t.key, x.t.key_len, e) < 0)
-        return -e->code;
-    x.t.dtype = x.data.dtype;
-    x.t.shape = x.data.shape;
-    if (packed_type(f, i != NOT_THERE ? &m->entry[i].t : NULL, &x.t, e) < 0)
-        return -e->code;
+    ret = i != NOT_THERE ? read_npy(m, i, &x, e) : read_new_npy(m, &x, e);
+    if (ret < 0)
+        return ret;
     x.t.role = role_of(NULL, x.t.key, x.t.key_len);
     return put(m, &x, e);
 }

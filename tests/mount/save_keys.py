@@ -150,4 +150,17 @@ def test_a_link_is_as_new_as_its_file(t):
     same("stored", tensors_of(t + "/run/step"), {"a": NEW})
 
 
+def test_a_copy_of_wrapped_tensors(t):
+    """cp -r brings each tensor as part of the model and by its whole key: one, also of types that .npy does not tell."""
+    shutil.copytree(DATA / WRAPPED, t + "/run/step")
+    with Mount(t + "/run", t + "/mnt", "rw,save=dcp") as m:
+        model = in_image(read_all(m / "step/model.safetensors"))
+        model["eight"] = ("F8_E4M3", [2, 4], b"12345678")
+        write_file(m / "step/model.safetensors", safetensors_image(model))
+        publish(m)
+        subprocess.run(["cp", "-r", m / "step", m / "copy"], check=True)
+        publish(m)
+    same("copy", tensors_of(t + "/run/copy"), tensors_of(t + "/run/step"))
+
+
 main(globals())
