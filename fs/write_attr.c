@@ -159,6 +159,27 @@ static int set_other(struct request *r, int fd, const struct stat *attr, int to_
     return err_set(e, EROFS, "what is published changes by writing it anew only");
 }
 
+/*
+ * With the lock: the node, when no publication goes on of its stage. That has taken rights
+ * and format as they were, reads the file, or has made a link to it.
+ */
+static struct staged *settled(struct fs *fs, fuse_ino_t ino)
+{
+    struct staged *n = staged_of_ino(fs, ino);
+
+    if (!n || !n->stage)
+        return n;
+    stage_wait(fs, n->stage);
+    return staged_of_ino(fs, ino);
+}
+
+/* A file that was unlinked has rights and times as long as it is open. */
+static bool is_published(const struct staged *n, int to_set)
+{
+    return !n->stage && n->kind == STAGED_FILE &&
+           (!n->removed || (to_set & FUSE_SET_ATTR_SIZE));
+}
+
 int write_setattr(struct request *r, const struct stat *attr, int to_set, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
@@ -167,17 +188,10 @@ int write_setattr(struct request *r, const struct stat *attr, int to_set, struct
     int rc;
 
     stages_lock(r->fs);
-    n = h ? h->node : staged_of_ino(r->fs, r->ino);
-    if (!h && n && (to_set & FUSE_SET_ATTR_SIZE)) {
-        if (n->stage) {
-            /* Its publication reads the file, or has made a link to it. */
-            stage_wait(r->fs, n->stage);
-            n = staged_of_ino(r->fs, r->ino);
-        }
-        if (n && !n->stage) {
-            stages_unlock(r->fs);
-            return -ESTALE; /* published: the name is another file's now */
-        }
+    n = h ? h->node : settled(r->fs, r->ino);
+    if (!h && n && is_published(n, to_set)) {
+        stages_unlock(r->fs);
+        return -ESTALE; /* the name is another file's now */
     }
     if (!n) {
         stages_unlock(r->fs);
@@ -263,7 +277,7 @@ int write_setxattr(struct request *r, const char *value, struct err *e)
             e->code = -rc;
     } else {
         stages_lock(r->fs);
-        n = staged_of_ino(r->fs, r->ino);
+        n = settled(r->fs, r->ino);
         if (!n)
             rc = is_ours(r->name) ? -EROFS : -EOPNOTSUPP;
         else

@@ -261,6 +261,41 @@ def cut_while_it_is_published(t, m, step, data):
     return seen
 
 
+def test_attributes_are_not_lost_while_it_is_published(t):
+    """What is set on a staged file while its publication goes on is published, or the call fails."""
+    sets = {"mode": (lambda path: os.chmod(f"{path}/notes.txt", 0o600),
+                     lambda path: os.stat(f"{path}/notes.txt").st_mode & 0o777 == 0o600),
+            "format": (lambda path: os.setxattr(path, "user.unshard.save", b"npz"), lambda path: os.path.exists(f"{path}/model.npz"))}
+    data = tensor_bytes("new", BIG)
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for what, (change, is_set) in sets.items():
+            assert any(set_while_it_is_published(t, m, f"{what} {i}", change, is_set, data) for i in range(4)), f"{what}: published before it was seen"
+
+
+def set_while_it_is_published(t, m, step, change, is_set, data):
+    """False: it was over before it was seen to have begun."""
+    os.makedirs(m / f"{step}/tensors")
+    write_file(m / f"{step}/notes.txt", b"all of it")
+    with open(m / f"{step}/tensors/w.npy", "wb") as f:
+        f.write(npy(data))
+    saver = threading.Thread(target=publish, args=(m, step))
+    saver.start()
+    while not writes_data(f"{t}/run/.unshard-staging-{step}/data") and saver.is_alive():
+        time.sleep(0.0005)
+    seen = saver.is_alive()
+    try:
+        change(m / step)
+        done = True
+    except OSError as x:
+        assert x.errno in (errno.EROFS, errno.ESTALE), x
+        done = False
+    saver.join()
+    assert m.alive()
+    same(f"{step}: set", is_set(f"{t}/run/{step}"), done)
+    return seen
+
+
 def npy(data):
     head = str({"descr": "|u1", "fortran_order": False, "shape": (len(data),)}).encode()
     head += b" " * (63 - (10 + len(head)) % 64) + b"\n"
