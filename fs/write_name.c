@@ -294,7 +294,7 @@ static int rename_root(struct request *r, struct staged *n, const struct node *t
     s->path = copy;
     stage_touch(s);
     rc = save_publish(r->fs, s, e);
-    if (rc == -EBUSY)
+    if (rc == -EBUSY && n->stage == s && !s->failed)
         rc = 0;                    /* when it is closed */
     if (rc < 0 && n->stage == s) { /* it stays what it was */
         s->path = old;

@@ -189,6 +189,19 @@ def test_killed(t):
             s.check_nothing_left()
 
 
+def test_another_writer(t):
+    """rename(2) publishes, or says that another host is saving under that name; it stays what it was then."""
+    tensors, journal = make_tensors(1), "runs/.unshard-staging-step1/journal.1-of-1"
+    with Bucket() as s, s.mount(t) as m:
+        s.objects[journal] = (b"unshardfs mount-save host elsewhere boot 1 pid 1\n", None)
+        write_checkpoint(m / "step1.tmp", tensors)
+        fails("rename", errno.EBUSY, lambda: os.rename(m / "step1.tmp", m / "step1"))
+        del s.objects[journal]
+        os.rename(m / "step1.tmp", m / "step1")
+        same("tensors", s.stored(t), tensors)
+        s.check_nothing_left()
+
+
 def test_other_stores(t):
     """https:// is not written."""
     done = subprocess.run([UNSHARD, "mount", "http://127.0.0.1:9/x", t, "-o", "rw", "-f"], capture_output=True, text=True, timeout=60, check=False)
