@@ -142,16 +142,31 @@ int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
     return ret;
 }
 
-/* What tensors/K.npy may be: its key without its first part is in model.safetensors. */
-static size_t find_wrapped(struct merge *m, const char *key, size_t len)
+/* A tensor of model.safetensors whose whole key is not known yet: it is called so behind `cut`. */
+static size_t find_behind(const struct merge *m, const char *key, size_t len,
+                          size_t cut)
 {
-    const char *dot = memchr(key, '.', len);
-    size_t cut = dot ? (size_t)(dot - key) + 1 : 0, i;
+    size_t i = cut ? merge_find(m, TAG_MODEL, key + cut, len - cut) : NOT_THERE;
 
-    if (!cut || m->spec.checkpoint)
-        return NOT_THERE;
-    i = merge_find(m, TAG_MODEL, key + cut, len - cut);
     return i == NOT_THERE || m->entry[i].t.wrapper ? NOT_THERE : i;
+}
+
+/*
+ * What tensors/K.npy of the model may be: its key without its wrapper is in
+ * model.safetensors. Wrappers are the first part of a key; Composer's are two.
+ */
+static size_t find_wrapped(const struct merge *m, const char *key, size_t len)
+{
+    static const char two[] = "state.model.";
+    const char *dot = memchr(key, '.', len);
+    size_t i;
+
+    if (m->spec.checkpoint || role_of(NULL, key, len) != ROLE_MODEL)
+        return NOT_THERE;
+    i = find_behind(m, key, len, dot ? (size_t)(dot - key) + 1 : 0);
+    return i == NOT_THERE && strncmp(key, two, sizeof two - 1) == 0
+               ? find_behind(m, key, len, sizeof two - 1)
+               : i;
 }
 
 /* The whole key was not known until now. */

@@ -163,4 +163,13 @@ def test_a_copy_of_wrapped_tensors(t):
     same("copy", tensors_of(t + "/run/copy"), tensors_of(t + "/run/step"))
 
 
+def test_a_copy_of_what_composer_wraps(t):
+    """Its wrapper has two parts, `state.model.`."""
+    shutil.copytree(DATA / "dcp_trainers/composer_2r", t + "/run/step")
+    with Mount(t + "/run", t + "/mnt", "rw,save=dcp") as m:
+        subprocess.run(["cp", "-r", m / "step", m / "copy"], check=True)
+        publish(m)
+    same("copy", tensors_of(t + "/run/copy"), tensors_of(t + "/run/step"))
+
+
 main(globals())
