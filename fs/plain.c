@@ -372,3 +372,13 @@ int plain_setattr(struct request *r, const struct node *n, int fd,
     stages_plain_end(r->fs);
     return rc;
 }
+
+/* One that is gone by now has no names. */
+int plain_fsyncdir(struct fs *fs, const struct node *dir, struct err *e)
+{
+    CLEANUP_FD int fd = fs->store->remote ? -1 : open_dir(fs, dir, "name", e);
+
+    if (fd < 0)
+        return fs->store->remote || fd == -ENOENT ? 0 : fd;
+    return fsync(fd) < 0 ? fail(dir->path, e) : 0;
+}

@@ -27,4 +27,7 @@ int plain_written(const struct request *r, int fd);
 int plain_setattr(struct request *r, const struct node *n, int fd,
                   const struct stat *attr, int to_set, struct err *e);
 
+/* Names that came to this directory of the source and went are durable. */
+int plain_fsyncdir(struct fs *fs, const struct node *dir, struct err *e);
+
 #endif

@@ -10,6 +10,7 @@
 
 #include "base/pool.h"
 #include "fs/attr.h"
+#include "fs/handle.h"
 #include "fs/node.h"
 #include "fs/plain.h"
 #include "fs/save.h"
@@ -276,6 +277,20 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
     return 0;
 }
 
+/* Of a file that is open for reading: others may have written it, and closed it since. */
+static int sync_read(const struct request *r, struct err *e)
+{
+    struct handle *h = handle_of(&r->fi);
+    int rc;
+
+    if (!r->fs->stages || !h->side)
+        return 0;
+    opened_get(&h->opened);
+    rc = side_sync(h->side, e);
+    opened_put(r->fs, &h->opened);
+    return rc;
+}
+
 /*
  * After a failed fsync the kernel holds what it could not write for written, and the next
  * fsync says nothing: the file must not be published until it is written anew.
@@ -293,22 +308,24 @@ int write_fsync(struct request *r, struct err *e)
         }
         return -e->code;
     }
+    if (!h && sync_read(r, e) < 0)
+        return -e->code;
     fuse_reply_err(r->req, 0);
     return 0;
 }
 
 int write_fsyncdir(struct request *r, struct err *e)
 {
+    struct node *n = ino_is_staged(r->ino) || ino_is_inside(r->ino)
+                         ? NULL
+                         : node_of_ino(r->fs, r->ino);
     struct slot *slot = NULL;
     struct staged *dir;
     struct stage *s;
     int rc = 0;
 
-    if (!ino_is_staged(r->ino)) {
-        struct node *n = ino_is_inside(r->ino) ? NULL : node_of_ino(r->fs, r->ino);
-
+    if (!ino_is_staged(r->ino))
         slot = n ? node_slot(r->fs, n) : slot_of_ino(r->fs, r->ino);
-    }
     stages_lock(r->fs);
     dir = staged_dir_of(r->fs, r->ino, slot);
     s = dir ? dir->stage : NULL;
@@ -316,6 +333,8 @@ int write_fsyncdir(struct request *r, struct err *e)
         rc = save_publish(r->fs, s, e);
     stages_unlock(r->fs);
     slot_unref(r->fs, slot, 1);
+    if (rc == 0 && n && n->kind == NODE_DIR)
+        rc = plain_fsyncdir(r->fs, n, e);
     if (rc == 0)
         fuse_reply_err(r->req, 0);
     return rc;

@@ -171,6 +171,34 @@ def test_without_power(t):
         print(f"# {save.name}: {count} operations, {8 * STATES} states, {news} of them new, all whole", flush=True)
 
 
+def test_files_beside_without_power(t):
+    """What fsync says of files and names outside of checkpoints holds, also by a descriptor for reading."""
+    place, log, text = t + "/run", t + "/log", b"step2 " * 1000
+    os.mkdir(place)
+    write_file(place + "/latest.txt", b"step1")
+    recording = Recording(place)
+    with Mount(place, t + "/mnt", "rw", env=faulty(place, t + "/cache", log=log)) as m:
+        with open(m / "latest.txt", "wb") as f:
+            f.write(text)
+        with open(m / "log.txt", "wb") as f:
+            f.write(text)
+        os.unlink(m / "latest.txt")
+        os.rename(m / "log.txt", m / "latest.txt")
+        with open(m / "log.txt", "wb") as f:
+            f.write(text)
+        for name, flags in (("log.txt", os.O_RDONLY), ("latest.txt", os.O_RDONLY), (".", os.O_RDONLY | os.O_DIRECTORY)):
+            fd = os.open(m / name, flags)
+            os.fsync(fd)
+            os.close(fd)
+        with open(log) as f:
+            told = sum(1 for _ in f)
+    recording.load(log)
+    rnd = random.Random(SEED)
+    for i in range(8 * STATES):
+        recording.crash(told, rnd, place)
+        same_tree(f"state {i}", tree(place), {"latest.txt": text, "log.txt": text})
+
+
 def test_faults(t):
     """What fails is told, the old checkpoint stays, and the same mount saves it when the disk is well again."""
     for save in each(t):
