@@ -110,6 +110,17 @@ struct stage *stage_at(struct fs *fs, const char *path)
     return s;
 }
 
+struct stage *stage_below(struct fs *fs, const char *path)
+{
+    struct stage *s = fs->stages->first;
+    size_t len = strlen(path);
+
+    while (s && (strncmp(s->path, path, len) != 0 ||
+                 (len && s->path[len] != '\0' && s->path[len] != '/')))
+        s = s->next;
+    return s;
+}
+
 /* By its number: meanwhile another one may have got its address. */
 static bool wait_for(struct fs *fs, uint64_t number)
 {

@@ -92,6 +92,8 @@ void stages_unlock(struct fs *fs);
 
 /* With the lock: the stage of this directory, or NULL. */
 struct stage *stage_at(struct fs *fs, const char *path);
+/* The same, or one of a directory below it. */
+struct stage *stage_below(struct fs *fs, const char *path);
 /* The first one, with the lock. */
 struct stage *stage_first(struct fs *fs);
 

@@ -352,7 +352,10 @@ static int find_both(struct request *r, struct where *from, struct where *to,
     return -ESTALE;
 }
 
-/* With the lock: a checkpoint that is renamed is published under its old name before. */
+/*
+ * With the lock: what is staged at this name and below it is published before it moves. Of
+ * names that are hidden in this mount only there is nothing to publish: they show again.
+ */
 static int settle_first(struct fs *fs, const struct node *dir, const char *name,
                         struct err *e)
 {
@@ -361,8 +364,27 @@ static int settle_first(struct fs *fs, const struct node *dir, const char *name,
 
     if (store_join(dir->path, name, path, sizeof path) < 0)
         return -ENAMETOOLONG;
-    s = stage_at(fs, path);
-    return s && stage_wait(fs, s) ? save_publish(fs, s, e) : 0;
+    while ((s = stage_below(fs, path))) {
+        uint64_t number = s->number;
+
+        if (!stage_wait(fs, s))
+            continue;
+        if (save_publish(fs, s, e) < 0)
+            return -e->code;
+        s = stage_below(fs, path);
+        if (s && s->number == number)
+            stage_end(fs, s, false);
+    }
+    return 0;
+}
+
+static int settle_both(const struct request *r, const struct node *from,
+                       const struct node *to, struct err *e)
+{
+    int rc = settle_first(r->fs, from, r->name, e);
+
+    return rc == 0 && (r->flags & RENAME_EXCHANGE) ? settle_first(r->fs, to, r->as, e)
+                                                   : rc;
 }
 
 /* With the lock: does the checkpoint itself have the old name, which is staged over? */
@@ -410,7 +432,7 @@ int write_rename(struct request *r, struct err *e)
     n = from.dir ? staged_find(from.dir, r->name)
                  : where_new_root(r->fs, from.node, r->name);
     if (!n && !from.dir && !to.dir) {
-        rc = settle_first(r->fs, from.node, r->name, e);
+        rc = settle_both(r, from.node, to.node, e);
         stages_unlock(r->fs);
         return rc < 0 ? rc : plain_rename(r, from.node, to.node, e);
     }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Saving by several at once, and over what cannot be read or written: no byte is lost, and none is published that was not written."""
+import ctypes
 import errno
 import os
 import subprocess
@@ -308,6 +309,39 @@ def writes_data(path):
         return bool(os.listdir(path))
     except FileNotFoundError:
         return False
+
+
+def test_a_directory_moves_with_what_is_staged_below(t):
+    """What is not published yet goes where its directory goes: it is published before."""
+    os.makedirs(t + "/src/run")
+    tensors = make_tensors(1)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        write_checkpoint(m / "run/step1", tensors)
+        os.rename(m / "run", m / "moved")
+        same("stored", stored(t + "/src/moved/step1"), tensors)
+        write_checkpoint(m / "moved/step2", tensors)
+        with open(m / "moved/step2/log.txt", "w"):
+            fails("while a file is open", errno.EBUSY, lambda: os.rename(m / "moved", m / "run"))
+        os.rename(m / "moved", m / "run")
+        same("stored", stored(t + "/src/run/step2"), tensors)
+        os.unlink(m / "run/step2/raw/model.layers.0.mlp.weight")  # hides a name, no more
+        os.rename(m / "run", m / "moved")
+        same("left", sorted(os.listdir(t + "/src/moved")), ["step1", "step2"])
+        same("not hidden", "model.layers.0.mlp.weight" in os.listdir(m / "moved/step2/raw"), True)
+
+
+def test_what_is_staged_is_exchanged(t):
+    """renameat2(2) with RENAME_EXCHANGE: changes of either checkpoint go with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in "ab":
+        write_checkpoint(f"{t}/src/{name}", {"w": ("U8", (4,), name.encode() * 4)}, shards=1)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        for name in "ab":
+            with open(m / f"{name}/raw/w", "r+b") as f:
+                f.write(name.upper().encode())
+        same("exchange", libc.renameat2(-100, (m / "a").encode(), -100, (m / "b").encode(), 2), 0)
+    same("a", stored(t + "/src/a")["w"][2], b"Bbbb")
+    same("b", stored(t + "/src/b")["w"][2], b"Aaaa")
 
 
 def test_names_come_while_their_directory_is_published(t):
