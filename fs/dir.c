@@ -209,6 +209,8 @@ static int put_tree_entry(void *user, const struct tree_entry *t)
     struct fuse_entry_param entry = {0};
     int rc;
 
+    if (is_covered(p, t->name))
+        return 0;
     if (!has_room(p, t->name))
         return 1;
     rc = t->info ? attr_tensor(p->r->fs, kind, t->info, &entry.attr, p->e)

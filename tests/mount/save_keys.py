@@ -172,4 +172,20 @@ def test_a_copy_of_what_composer_wraps(t):
     same("copy", tensors_of(t + "/run/copy"), tensors_of(t + "/run/step"))
 
 
+def test_hidden_names_of_the_tree_are_not_listed(t):
+    os.makedirs(t + "/run/step")
+    write_file(t + "/run/step/model.safetensors", safetensors_image({key: OLD for key in ("c", "x.a", "x.b")}))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.unlink(m / "step/tree/c.npy")
+        os.unlink(m / "step/tree/x/a.npy")
+        same("tree", os.listdir(m / "step/tree"), ["x"])
+        same("tree/x", os.listdir(m / "step/tree/x"), ["b.npy"])
+        same("looked up", os.path.exists(m / "step/tree/x/a.npy"), False)
+        os.unlink(m / "step/tree/x/b.npy")
+        os.rmdir(m / "step/tree/x")
+        same("tree, emptied", os.listdir(m / "step/tree"), [])
+        same("tensors", sorted(os.listdir(m / "step/tensors")), ["c.npy", "x.a.npy", "x.b.npy"])
+    same("stored", tensors_of(t + "/run/step"), {key: OLD for key in ("c", "x.a", "x.b")})
+
+
 main(globals())
