@@ -76,7 +76,42 @@ int merge_name(struct merge *m, enum tag tag, const char *text, size_t len,
     return 0;
 }
 
-/* All that this tensor is called: its key, in its view, its file in raw/. */
+/* Names from here on may be cut, or be in one directory what they are not in another. */
+enum { LONG_NAME = NAME_MAX_BYTES - 16 };
+
+static const char npy_end[] = ".npy";
+
+/* Its file in tree/, by parts, without the end. */
+static int tree_name(const struct layout_tensor *t, struct buf *out)
+{
+    const char *part;
+    size_t pos = 0, len;
+    int ret = 0;
+
+    while (ret == 0 && key_part(t->key, t->key_len, &pos, &part, &len)) {
+        bool leaf = part + len == t->key + t->key_len;
+
+        ret = name_of_part(part, len, leaf, out);
+        if (!leaf)
+            buf_addc(out, '/');
+    }
+    return ret == 0 ? buf_failed(out) : ret;
+}
+
+/* A long key is cut elsewhere where `.npy` has to follow. */
+static int name_long(struct merge *m, size_t i, struct err *e)
+{
+    CLEANUP(buf_release) struct buf file = {0}, tree = {0};
+    const struct layout_tensor *t = &m->entry[i].t;
+
+    if (name_of_key(t->key, t->key_len, npy_end, &file) < 0 || tree_name(t, &tree) < 0)
+        return err_nomem(e);
+    if (merge_name(m, TAG_FILE, file.data, file.len - strlen(npy_end), i, e) < 0)
+        return -e->code;
+    return merge_name(m, TAG_TREE, tree.data, tree.len - strlen(npy_end), i, e);
+}
+
+/* All that this tensor is called: its key, in its view, its files in raw/ and tensors/. */
 int merge_name_entry(struct merge *m, size_t i, struct err *e)
 {
     CLEANUP(buf_release) struct buf file = {0};
@@ -90,7 +125,9 @@ int merge_name_entry(struct merge *m, size_t i, struct err *e)
         ret = merge_name(m, TAG_OPTIMIZER, t->key, t->key_len, i, e);
     if (ret == 0 && name_of_key(t->key, t->key_len, "", &file) < 0)
         ret = err_nomem(e);
-    return ret == 0 ? merge_name(m, TAG_FILE, file.data, file.len, i, e) : ret;
+    if (ret == 0)
+        ret = merge_name(m, TAG_FILE, file.data, file.len, i, e);
+    return ret == 0 && file.len > LONG_NAME ? name_long(m, i, e) : ret;
 }
 
 int merge_entry(struct merge *m, const struct entry *x, size_t *out, struct err *e)

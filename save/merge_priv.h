@@ -33,7 +33,8 @@ enum tag {
     TAG_KEY = 'k',
     TAG_MODEL = 'm',
     TAG_OPTIMIZER = 'o',
-    TAG_FILE = 'f',
+    TAG_FILE = 'f', /* in raw/ or tensors/, without `.npy` */
+    TAG_TREE = 't', /* the same in tree/, of long keys */
     TAG_PATH = 'p', /* of a file that came: its number, and no entry */
 };
 

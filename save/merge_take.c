@@ -290,8 +290,9 @@ int merge_take_npy(struct merge *m, size_t file, struct err *e)
     const struct merge_file *f = &m->spec.file[file];
     CLEANUP(buf_release) struct buf key = {0};
     struct entry x = {.file = file, .order = f->order};
-    size_t i =
-        strncmp(f->path, "tree/", 5) == 0 ? NOT_THERE : find_file(m, f->path, ".npy");
+    size_t i = strncmp(f->path, "tree/", 5) == 0
+                   ? merge_find(m, TAG_TREE, f->path + 5, strlen(f->path) - 9)
+                   : find_file(m, f->path, ".npy");
     int ret;
 
     if (i != NOT_THERE)

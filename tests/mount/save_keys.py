@@ -188,4 +188,25 @@ def test_hidden_names_of_the_tree_are_not_listed(t):
     same("stored", tensors_of(t + "/run/step"), {key: OLD for key in ("c", "x.a", "x.b")})
 
 
+def test_names_that_are_cut(t):
+    """A tensor whose name does not fit is written, copied and removed by the name that it has."""
+    keys = {"part." + "x" * 300: OLD, "y" * 253: OLD, "z/" * 90: OLD, "short": OLD}
+    os.makedirs(t + "/run/step")
+    write_file(t + "/run/step/model.safetensors", safetensors_image(keys))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        subprocess.run(["cp", "-r", m / "step", m / "copy"], check=True)
+        publish(m)
+        same("copy", tensors_of(t + "/run/copy"), keys)
+        names = sorted(os.listdir(m / "step/tensors"), key=len)[1:]
+        for name in names:
+            with open(m / f"step/tensors/{name}", "wb") as f:
+                f.write(npy("<f4", (2,), NEW[2]))
+        publish(m)
+        same("written", tensors_of(t + "/run/step"), {key: OLD if key == "short" else NEW for key in keys})
+        for name in names:
+            os.unlink(m / f"step/tensors/{name}")
+        publish(m)
+    same("removed", tensors_of(t + "/run/step"), {"short": OLD})
+
+
 main(globals())
