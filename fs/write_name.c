@@ -378,6 +378,21 @@ static int settle_first(struct fs *fs, const struct node *dir, const char *name,
     return 0;
 }
 
+/* With the lock: a new directory of that name, which only the stage knows, is in the way. */
+static int check_new(const struct request *r, const struct node *to)
+{
+    struct staged *there = where_new_root(r->fs, to, r->as);
+
+    if (!there)
+        return 0;
+    if (r->flags & RENAME_NOREPLACE)
+        return -EEXIST;
+    if (there->count > 0)
+        return -ENOTEMPTY;
+    stage_end(r->fs, there->stage, false);
+    return 0;
+}
+
 static int settle_both(const struct request *r, const struct node *from,
                        const struct node *to, struct err *e)
 {
@@ -433,6 +448,8 @@ int write_rename(struct request *r, struct err *e)
                  : where_new_root(r->fs, from.node, r->name);
     if (!n && !from.dir && !to.dir) {
         rc = settle_both(r, from.node, to.node, e);
+        if (rc == 0)
+            rc = check_new(r, to.node);
         stages_unlock(r->fs);
         return rc < 0 ? rc : plain_rename(r, from.node, to.node, e);
     }

@@ -344,6 +344,21 @@ def test_what_is_staged_is_exchanged(t):
     same("b", stored(t + "/src/b")["w"][2], b"Aaaa")
 
 
+def test_no_directory_moves_over_what_is_staged(t):
+    """rename(2) of a directory to the name of one that is not published: only where nothing is in that."""
+    os.makedirs(t + "/src/plain")
+    write_file(t + "/src/plain/notes.txt", b"notes")
+    tensors = make_tensors(1)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        write_checkpoint(m / "step1", tensors)
+        os.mkdir(m / "empty")
+        fails("over a checkpoint", errno.ENOTEMPTY, lambda: os.rename(m / "plain", m / "step1"))
+        os.rename(m / "plain", m / "empty")
+        same("moved", read_all(m / "empty/notes.txt"), b"notes")
+        publish(m, "step1")
+    same("stored", stored(t + "/src/step1"), tensors)
+
+
 def test_names_come_while_their_directory_is_published(t):
     """Who waits for a publication to make a name goes on in what was published."""
     makes = {"a directory": lambda fd: os.mkdir("new", dir_fd=fd),
