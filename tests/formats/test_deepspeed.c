@@ -144,6 +144,37 @@ static void test_groups_in_another_order(void **state)
                       "those of the first rank in their order (partition_count)");
 }
 
+/* Without ZeRO each stage of a pipeline has its optimizer in its own model states. */
+static void test_optimizers_of_stages(void **state)
+{
+    static const char fixture[] = "z0_fp32_w2", first[] = "mp_rank_00_model_states.pt",
+                      second[] = "mp_rank_01_model_states.pt";
+    CLEANUP(buf_release) struct buf objects = {0};
+    const struct tensor_info *t;
+    char from[PATH_MAX];
+    struct temp dir = {0};
+    struct opened o;
+    struct made m;
+
+    make(&m, *state, fixture, first);
+    snprintf(dir.dir, sizeof dir.dir, "%s", m.dir);
+    snprintf(from, sizeof from, "%s/%s/%s", (const char *)*state, fixture, first);
+    put_changed(&dir, first, from, "pp_degree", "-p_degree"); /* it says one stage */
+    put_changed(&dir, second, from, "pp_degree", "-p_degree");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(tensor(&o, "optimizer.state.0.exp_avg")->role, ROLE_OPTIMIZER);
+    t = tensor(&o, "mp_rank_01_model_states.pt:optimizer.state.0.exp_avg");
+    assert_int_equal(t->role, ROLE_OPTIMIZER);
+    assert_null(t->fault);
+    all_objects(&o, &objects);
+    assert_has(objects.data, "mp_rank_01_model_states.pt:optimizer={\"state\":");
+    assert_has(objects.data,
+               "\"key\":\"mp_rank_01_model_states.pt:optimizer.state.0.exp_avg\"");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* All of it is what NAME.json (or NAME.expected.json) says, and nothing is warned of. */
 static void check_whole(const char *dir, const char *data, const char *expected,
                         size_t count)
@@ -669,6 +700,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_first_rank_is_missing),
         cmocka_unit_test(test_ranks_that_changed_places),
         cmocka_unit_test(test_groups_in_another_order),
+        cmocka_unit_test(test_optimizers_of_stages),
         cmocka_unit_test(test_notes),
         cmocka_unit_test(test_notes_of_other_versions),
         cmocka_unit_test(test_notes_that_do_not_tell),

@@ -57,38 +57,44 @@ static int report(struct ds_scan *s, const struct torch_file *f,
 }
 
 /*
- * Stage 0 keeps the optimizer here, by the numbers of its parameters: which are whose is
- * written nowhere.
+ * Stage 0 keeps the optimizer here, that of each stage of a pipeline in its own file
+ * (0.17.6, engine.py, _save_checkpoint()), by the numbers of its parameters: which are whose
+ * is written nowhere.
  */
 static int report_optimizer(struct ds_scan *s, const struct ds_part *p, struct err *e)
 {
-    struct ds_entry x = {
-        .f = &p->model, .path = "optimizer", .prefix = "", .role = ROLE_OPTIMIZER};
+    CLEANUP(buf_release) struct buf prefix = {0}, key = {0};
+    struct ds_entry x = {.f = &p->model, .path = "optimizer", .role = ROLE_OPTIMIZER};
     struct pv v, ignored;
 
     if (!ds_get_some(&p->root, "optimizer", &v))
         return 0;
+    buf_adds(&prefix, "");
     if (p != s->part)
-        x.prefix = p->model.path;
+        buf_addf(&prefix, "%s:", p->model.path);
+    buf_addf(&key, "%soptimizer", buf_failed(&prefix) ? "" : prefix.data);
+    if (buf_failed(&prefix) || buf_failed(&key))
+        return err_nomem(e);
+    x.prefix = prefix.data;
     if (ds_entry_tensors(s, &x, v, e) < 0 ||
-        ds_entry_object(s, &x, "optimizer", &v, e) < 0)
+        ds_entry_object(s, &x, key.data, &v, e) < 0)
         return -e->code;
     if ((ds_get(&v, "fp32_groups", &ignored) ||
          ds_get(&v, "fp32_groups_flat", &ignored)) &&
         sink_warning(s->sink, "unnamed-masters",
-                     "the fp32 masters of stage 0 are optimizer.fp32_groups…: no file "
-                     "tells their names; NAME is what the model computed with") < 0)
+                     "the fp32 masters of stage 0 are %s.fp32_groups…: no file "
+                     "tells their names; NAME is what the model computed with",
+                     key.data) < 0)
         return err_nomem(e);
     return 0;
 }
 
 int ds_model_objects(struct ds_scan *s, const struct ds_part *p, struct err *e)
 {
-    if (p != s->part)
-        return ds_rank_objects(s, &p->model, e);
-    if (report(s, &p->model, of_tensors, s->how->object, e) < 0)
-        return -e->code;
-    return report_optimizer(s, p, e);
+    int rc = p == s->part ? report(s, &p->model, of_tensors, s->how->object, e)
+                          : ds_rank_objects(s, &p->model, e);
+
+    return rc < 0 ? rc : report_optimizer(s, p, e);
 }
 
 int ds_rank_objects(struct ds_scan *s, const struct torch_file *f, struct err *e)
