@@ -11,6 +11,7 @@
 #include "index/formats/object_json_writer.h"
 #include "index/formats/object_value.h"
 #include "index/formats/rankfiles/dist_tensor.h"
+#include "index/formats/torch/torch_walk.h"
 #include "index/formats/torch/torch_zip.h"
 
 enum {
@@ -107,32 +108,20 @@ static void write_class(struct object_writer *w, const struct pv *v)
     }
 }
 
-/* Path and depth. Keys that are no text, number or name give their place. */
+/* Path and depth. Paths are spelt as torch_walk.h spells them, which gives tensors their keys. */
 
 static void add_part(struct buf *path, const struct object_step *p)
 {
-    const char *s, *name;
-    size_t len;
+    CLEANUP(buf_release) struct buf part = {.max = MAX_PATH};
 
-    if (path->len > 0)
-        buf_addc(path, '.');
-    switch (p->key.kind) {
-    case PV_STR:
-    case PV_BIGINT:
-        s = pv_bytes(&p->key, &len);
-        buf_add(path, s, len);
-        break;
-    case PV_INT:
-        buf_addf(path, "%" PRId64, p->key.i);
-        break;
-    case PV_GLOBAL:
-        pv_global(&p->key, &s, &name);
-        buf_addf(path, "%s.%s", s, name);
-        break;
-    default: /* no key, or one that has no plain text: its place */
-        buf_addf(path, "%zu", p->position);
-        break;
-    }
+    if (p->keyed)
+        torch_key_part(&p->key, p->position, &part);
+    else
+        buf_addf(&part, "%zu", p->position);
+    if (buf_failed(&part))
+        path->failed = part.failed;
+    else
+        torch_path_add(path, part.data ? part.data : "", part.len);
 }
 
 /* The path of the value that is being written. */
@@ -143,18 +132,16 @@ static void build_path(const struct object_writer *w, struct buf *path)
         add_part(path, &w->part[i]);
 }
 
-/* The value at `position` of its container, under `key` if that is a dict. */
-static void write_child(struct object_writer *w, struct pv key, size_t position,
-                        struct pv v)
+static void write_child(struct object_writer *w, struct object_step step, struct pv v)
 {
-    w->part[w->parts++] = (struct object_step){key, position};
+    w->part[w->parts++] = step;
     write_value(w, v);
     w->parts--;
 }
 
 static void write_item(struct object_writer *w, size_t position, struct pv v)
 {
-    write_child(w, (struct pv){.kind = PV_NONE}, position, v);
+    write_child(w, (struct object_step){.position = position}, v);
 }
 
 static void truncated(struct object_writer *w, const struct pv *v)
@@ -261,7 +248,7 @@ static void write_pairs(struct object_writer *w, const struct pv *dict, bool pla
             write_value(w, key);
             object_write_text(w, ",");
         }
-        write_child(w, key, i, pv_value_at(dict, i));
+        write_child(w, (struct object_step){true, key, i}, pv_value_at(dict, i));
         object_write_text(w, plain ? "" : "]");
     }
 }

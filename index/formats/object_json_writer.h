@@ -18,8 +18,9 @@ enum {
     OBJECT_DEPTH_MAX = 60
 };
 
-/* A step on the way to a value: the key of a dict, or a position (key is PV_NONE). */
+/* A step on the way to a value: the key of a dict, or a position alone. */
 struct object_step {
+    bool keyed;
     struct pv key;
     size_t position;
 };

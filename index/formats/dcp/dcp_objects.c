@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
+#include "base/keyset.h"
 #include "base/pool.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/torch/torch_zip.h"
@@ -47,6 +48,7 @@ struct job {
     struct file_id id; /* of the file that was read */
     struct buf json;
     struct arena *arena;
+    struct keyset paths; /* of the tensors */
     struct inner *tensors, **last;
     struct err err;
 };
@@ -54,6 +56,7 @@ struct job {
 static void job_release(struct job *j)
 {
     buf_release(&j->json);
+    keyset_release(&j->paths);
     arena_free(j->arena);
 }
 
@@ -113,6 +116,8 @@ static const char *take_tensor(void *user, const char *path, size_t path_len,
     struct inner *t;
 
     if (j->decoded || tensor->packed) /* its bytes lie as they are in no file */
+        return NULL;
+    if (keyset_add(&j->paths, path, path_len) <= 0) /* the key is another tensor's */
         return NULL;
     t = arena_alloc(j->arena, sizeof *t);
     if (!t || !copy_shape(j->arena, t, tensor) ||

@@ -169,22 +169,24 @@ int torch_file_tensor(struct sink *sink, const struct torch_file *f,
 
 /* ---- the content of a file ---- */
 
-/* A tensor whose key is not its path in the object. */
+/*
+ * A path of a tensor whose key is another one. NULL: two tensors have it (those of {"a.b": x,
+ * "a": {"b": y}}), so that it tells of neither.
+ */
 struct renamed {
     char *path, *key;
-    struct renamed *next; /* of the same hash or not: few */
 };
 
 struct report {
     struct sink *sink;
     const struct torch_file *f;
     const struct torch_report *how;
-    struct buf prefix;     /* before each key */
-    struct keyset as_path; /* paths of tensors whose key is the path */
-    void *renamed;         /* tsearch: struct renamed, by path */
-    struct buf text;       /* a key with its prefix */
-    struct buf base;       /* what the JSON's paths are relative to */
-    size_t wrapper;        /* bytes of a key of this entry that are a wrapper */
+    struct buf prefix;   /* before each key */
+    struct keyset paths; /* of tensors, whose key is the path unless renamed */
+    void *renamed;       /* tsearch: struct renamed, by path */
+    struct buf text;     /* a key with its prefix */
+    struct buf base;     /* what the JSON's paths are relative to */
+    size_t wrapper;      /* bytes of a key of this entry that are a wrapper */
     uint64_t damaged;
 };
 
@@ -209,26 +211,31 @@ static void report_release(struct report *r)
     buf_release(&r->prefix);
     buf_release(&r->text);
     buf_release(&r->base);
-    keyset_release(&r->as_path);
+    keyset_release(&r->paths);
     tdestroy(r->renamed, free_renamed);
 }
 
-static int note_renamed(struct report *r, const struct torch_item *item, struct err *e)
+static int note_renamed(struct report *r, const struct torch_item *item, bool fresh,
+                        struct err *e)
 {
     struct renamed *n = calloc(1, sizeof *n), **found;
 
     if (n) {
         n->path = strndup(item->path, item->path_len);
-        n->key = strndup(r->text.data, r->text.len);
+        n->key = fresh ? strndup(r->text.data, r->text.len) : NULL;
     }
-    found = n && n->path && n->key ? tsearch(n, &r->renamed, compare_renamed) : NULL;
+    found = n && n->path && (n->key || !fresh)
+                ? tsearch(n, &r->renamed, compare_renamed)
+                : NULL;
     if (!found) {
         if (n)
             free_renamed(n);
         return err_nomem(e);
     }
-    if (*found != n) /* two tensors of one path: the first one's key stands for both */
+    if (*found != n) {
+        free(steal(&(*found)->key));
         free_renamed(n);
+    }
     return 0;
 }
 
@@ -236,22 +243,28 @@ static int note_renamed(struct report *r, const struct torch_item *item, struct 
 static int note_key(struct report *r, const struct torch_item *item, struct err *e)
 {
     const char *key = r->text.data + r->prefix.len;
+    int fresh = keyset_add(&r->paths, item->path, item->path_len);
 
-    if (r->text.len - r->prefix.len != item->path_len ||
-        memcmp(key, item->path, item->path_len) != 0)
-        return note_renamed(r, item, e);
-    return keyset_add(&r->as_path, item->path, item->path_len) < 0 ? err_nomem(e) : 0;
+    if (fresh < 0)
+        return err_nomem(e);
+    if (fresh && r->text.len - r->prefix.len == item->path_len &&
+        memcmp(key, item->path, item->path_len) == 0)
+        return 0;
+    return note_renamed(r, item, fresh, e);
 }
 
 /* Others report it: only its key is noted. */
 static int note_elsewhere(struct report *r, const struct torch_item *item,
                           struct err *e)
 {
+    int fresh = keyset_add(&r->paths, item->path, item->path_len);
+
     buf_clear(&r->text);
-    if (r->how->elsewhere(r->how->user, item->path, item->path_len, &r->text) < 0 ||
+    if (fresh < 0 ||
+        r->how->elsewhere(r->how->user, item->path, item->path_len, &r->text) < 0 ||
         buf_failed(&r->text))
         return err_nomem(e);
-    return note_renamed(r, item, e);
+    return note_renamed(r, item, fresh, e);
 }
 
 /* "optimizer_state_dict" and the like are what most scripts write beside the model. */
@@ -368,7 +381,7 @@ static const char *key_of_path(void *user, const char *path, size_t path_len)
         found = tfind(&want, &r->renamed, compare_renamed);
         if (found) {
             key = (*found)->key;
-        } else if (keyset_add(&r->as_path, r->base.data, r->base.len) == 0) {
+        } else if (keyset_has(&r->paths, r->base.data, r->base.len)) {
             buf_clear(&r->text);
             buf_add(&r->text, r->prefix.data, r->prefix.len);
             buf_add(&r->text, r->base.data, r->base.len);
