@@ -209,6 +209,20 @@ static int role_of_file(const char *name)
     return role_of(name, "", 0) == ROLE_OPTIMIZER ? ROLE_OPTIMIZER : -1;
 }
 
+/* torch.jit.freeze makes constants of a module's weights: then hardly anything else is there. */
+static int warn_constants(struct sink *sink, const struct torch_file *f, struct err *e)
+{
+    uint64_t n = torch_zip_constants(f->zip);
+
+    if (n > 0 && sink_warning(sink, "constants",
+                              "%s holds %" PRIu64 " tensors that are constants of its "
+                              "code (as torch.jit.freeze makes them of weights): they "
+                              "have no names, and are not shown",
+                              f->path, n) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 static int scan_file(const struct scan_context *c, struct sink *sink, const char *name,
                      bool model, struct about *about, struct err *e)
 {
@@ -226,8 +240,11 @@ static int scan_file(const struct scan_context *c, struct sink *sink, const char
         return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", name) : -e->code;
     if (torch_file_load(c, &f, e) < 0)
         return -e->code;
-    if (torch_zip_is_script(f.zip))
+    if (torch_zip_is_script(f.zip)) {
         about->format = "torchscript";
+        if (warn_constants(sink, &f, e) < 0)
+            return -e->code;
+    }
     torch_origin(f.zip, &about->origin);
     if (about->origin.format)
         about->format = about->origin.format;

@@ -623,6 +623,17 @@ bool torch_zip_is_script(const struct torch_zip *t)
     return t->zip && zip_find(t->zip, name);
 }
 
+uint64_t torch_zip_constants(const struct torch_zip *t)
+{
+    char folder[MAX_NAME + sizeof "/constants/"];
+    int len = snprintf(folder, sizeof folder, "%s/constants/", t->root);
+    uint64_t n = 0;
+
+    for (size_t i = 0; t->zip && i < zip_count(t->zip); i++)
+        n += strncmp(zip_at(t->zip, i)->name, folder, (size_t)len) == 0;
+    return n;
+}
+
 uint64_t torch_zip_pickle_len(const struct torch_zip *t)
 {
     return t->pickle_len;

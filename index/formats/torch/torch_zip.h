@@ -35,6 +35,9 @@ struct pv torch_zip_root(const struct torch_zip *t);
 /* Is it an archive of torch.jit.save: code and attributes of a module? */
 bool torch_zip_is_script(const struct torch_zip *t);
 
+/* Its tensors that are no attributes but constants of the code (ROOT/constants/N). */
+uint64_t torch_zip_constants(const struct torch_zip *t);
+
 /* Bytes of the pickle: an honest graph has no more values than that. */
 uint64_t torch_zip_pickle_len(const struct torch_zip *t);
 
