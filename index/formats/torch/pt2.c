@@ -102,6 +102,7 @@ static enum dtype dtype_of(uint64_t number)
         [6] = "float16",
         [7] = "float32",
         [8] = "float64",
+        [9] = "complex32",
         [10] = "complex64",
         [11] = "complex128",
         [12] = "bool",
