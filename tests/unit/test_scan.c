@@ -22,8 +22,9 @@ struct counting {
     struct store store;
     struct store *inner;
     atomic_uint stats, lists, opens;
-    void (*on_open)(struct counting *c, const char *path); /* once */
-    const char *forbidden;                                 /* may not be listed */
+    void (*on_open)(struct counting *c, const char *path);   /* once */
+    void (*on_opened)(struct counting *c, const char *path); /* each time, behind it */
+    const char *forbidden;                                   /* may not be listed */
     const struct tmp *tmp;
 };
 
@@ -57,12 +58,16 @@ static int count_open(struct store *s, const char *path, struct source **out,
 {
     struct counting *c = counting_of(s);
     void (*hook)(struct counting * c, const char *path) = c->on_open;
+    int rc;
 
     atomic_fetch_add(&c->opens, 1);
     c->on_open = NULL;
     if (hook)
         hook(c, path);
-    return c->inner->ops->open(c->inner, path, out, e);
+    rc = c->inner->ops->open(c->inner, path, out, e);
+    if (c->on_opened)
+        c->on_opened(c, path);
+    return rc;
 }
 
 static int count_readlink(struct store *s, const char *path, char *dst, size_t size,
@@ -415,6 +420,59 @@ static void test_gone_during_the_scan(void **state)
     rig_open(&r, t, "");
     r.c.on_open = remove_model;
     assert_int_equal(get_code(&r, "m", NULL), -ENOENT);
+    rig_close(&r);
+}
+
+/* A file of the fixture torch_dcp/dcp_objects_only. */
+static void put_objects(const struct tmp *t, const char *name)
+{
+    char path[PATH_MAX], bytes[8192];
+    FILE *f;
+    size_t len;
+
+    snprintf(path, sizeof path, "%s/torch_dcp/dcp_objects_only/%s", TEST_DATA,
+             name + strlen("m/"));
+    f = fopen(path, "rb");
+    assert_non_null(f);
+    len = fread(bytes, 1, sizeof bytes, f);
+    assert_true(len > 0 && len < sizeof bytes);
+    assert_int_equal(fclose(f), 0);
+    tmp_bytes(t, name, bytes, len);
+}
+
+/* Once it is open, another file is put in its place: what is read is the old one. */
+static void replace_objects(struct counting *c, const char *path)
+{
+    if (strcmp(path, "m/__0_0.distcp") != 0)
+        return;
+    c->on_opened = NULL;
+    tmp_file(c->tmp, "new", "no archive");
+    assert_int_equal(rename(tmp_at(c->tmp, "new"), tmp_at(c->tmp, path)), 0);
+}
+
+/* Objects that were read of a file count only as long as it is the one that is watched. */
+static void test_objects_change_during_the_scan(void **state)
+{
+    const struct tmp *t = *state;
+    struct checkpoint_info info;
+    struct rig r;
+
+    tmp_dir(t, "m");
+    put_objects(t, "m/.metadata");
+    put_objects(t, "m/__0_0.distcp");
+    rig_open(&r, t, "");
+    info = get(&r, "m", NULL);
+    assert_null(info.error);
+    assert_int_equal(info.objects, 2);
+    assert_int_equal(info.warnings, 0);
+    rig_close(&r);
+
+    rig_open(&r, t, "");
+    r.c.on_opened = replace_objects;
+    info = get(&r, "m", NULL);
+    assert_null(info.error);
+    assert_null(r.c.on_opened);
+    assert_int_equal(info.warnings, 2); /* neither can be read */
     rig_close(&r);
 }
 
@@ -788,6 +846,7 @@ int main(void)
         tmp_test(test_failed_scan_is_kept_until_it_changes),
         tmp_test(test_change_during_the_scan),
         tmp_test(test_gone_during_the_scan),
+        tmp_test(test_objects_change_during_the_scan),
         tmp_test(test_a_scan_has_a_time),
         tmp_test(test_many_wait_for_one_scan),
         tmp_test(test_source_is_one_file),

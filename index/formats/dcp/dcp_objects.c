@@ -45,7 +45,8 @@ struct job {
     const struct dcp_stored *stored; /* NULL: there is none */
     uint64_t base; /* what to add to offsets in the source for offsets in the file */
     bool decoded;  /* the source has no offsets in the file */
-    struct file_id id; /* of the file that was read */
+    bool opened;
+    struct file_id id; /* of the file that was opened */
     struct buf json;
     struct arena *arena;
     struct keyset paths; /* of the tensors */
@@ -256,6 +257,7 @@ static int read_object(struct job *j, struct err *e)
         file = source_get(j->s->file[j->stored->path].src);
     else if (dcp_file_open(j->s, j->stored->path, &file, e) < 0)
         return -e->code;
+    j->opened = true;
     j->id = file->id;
     j->arena = arena_new(MAX_TENSORS);
     if (!j->arena)
@@ -371,7 +373,7 @@ static int report_inner(struct dcp_scan *s, const struct inner *t, uint32_t file
     return sink_tensor_end(s->sink, e);
 }
 
-/* Is the file that chunks will be read from the one that told where they are? */
+/* Is the file that is watched, and of which chunks are read, the one that was looked into? */
 static int check_same(const struct job *j, uint32_t number, struct err *e)
 {
     CLEANUP(buf_release) struct buf b = {0};
@@ -391,7 +393,7 @@ static int report_inners(struct dcp_scan *s, const struct job *j, struct err *e)
         return 0;
     if (dcp_file_register(s, j->stored->path, &file, e) < 0)
         return -e->code;
-    if (j->tensors && file->safe && check_same(j, file->number, e) < 0)
+    if (j->opened && file->safe && check_same(j, file->number, e) < 0)
         return -e->code;
     for (const struct inner *t = j->tensors; t && file->safe; t = t->next)
         if (report_inner(s, t, file->number, e) < 0)
