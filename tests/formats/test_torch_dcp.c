@@ -236,6 +236,35 @@ static void test_ranks_differ(void **state)
     remove_copied(&c);
 }
 
+/* A rank's file of which all objects are the first rank's too is one of the checkpoint's. */
+static void test_ranks_repeat(void **state)
+{
+    CLEANUP(buf_release) struct buf objects = {0}, warnings = {0};
+    static const char *const copies[][2] = {{".metadata", "__0.metadata"},
+                                            {".metadata", "__1.metadata"},
+                                            {"__0_0.distcp", "__1_0.distcp"}};
+    char from[PATH_MAX], to[PATH_MAX];
+    struct copied c;
+    struct opened o;
+
+    copy_fixture(*state, "dcp_objects_only", "repeat", &c);
+    for (size_t i = 0; i < ARRAY_SIZE(copies); i++) {
+        path_in(&c, copies[i][0], from, sizeof from);
+        path_in(&c, copies[i][1], to, sizeof to);
+        copy_file(from, to);
+    }
+    drop(&c, ".metadata");
+    patch(&c, "__1.metadata", "__0_0.distcp", "__1_0.distcp", 12);
+    open_checkpoint(c.dir, &o);
+    assert_int_equal(o.info.files, 4);
+    all_objects(&o, &objects);
+    assert_string_equal(objects.data, "name=\"run\"\nstep=7\n");
+    all_warnings(&o, &warnings);
+    assert_string_equal(warnings.data, "");
+    close_checkpoint(&o);
+    remove_copied(&c);
+}
+
 /* One byte of the safetensors image's header: all tensors in it go, with the reason. */
 static void test_damaged_image(void **state)
 {
@@ -381,6 +410,7 @@ int main(int argc, char **argv)
         {.name = "stale files", .test_func = test_stale_files},
         {.name = "lost file", .test_func = test_lost_file},
         {.name = "ranks differ", .test_func = test_ranks_differ},
+        {.name = "ranks repeat", .test_func = test_ranks_repeat},
         {.name = "damaged image", .test_func = test_damaged_image},
         {.name = "bids", .test_func = test_bids},
         cmocka_unit_test(test_images),

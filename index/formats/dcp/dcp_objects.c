@@ -462,8 +462,10 @@ static int report_object(struct job *j, struct kept *k, struct err *e)
         return -e->code;
     if (j->err.code && write_unreadable(j, key.data, key.len, e) < 0)
         return -e->code;
-    if (is_repeated(k, j))
-        return 0;
+    if (is_repeated(k, j)) { /* it has no tensors: they are called by their file */
+        j->tensors = NULL;
+        return report_inners(j->s, j, e);
+    }
     if (j->s->how->on_object && !j->err.code)
         j->s->how->on_object(j->s->how->user, key.data, key.len, j->json.data,
                              j->json.len);
