@@ -6,8 +6,10 @@
 #include <limits.h>
 #include <stdio.h>
 
+#include "base/endian.h"
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/pickle/pickle_write.h"
 #include "index/view.h"
 #include "temp_tree.h"
 #include "tests/unit/unit.h"
@@ -209,6 +211,167 @@ static void test_consolidated(void **state)
     temp_remove(&t);
 }
 
+/* ---- replicas ---- */
+
+enum { REPLICAS = 64, TENSORS = 10, CUT = 32 };
+
+/* [[from], [from + step], ...], or [[1], [1], ...] */
+static void put_boxes(struct pickler *p, const char *key, int from, int step)
+{
+    pickle_string(p, key);
+    pickle_list(p);
+    pickle_mark(p);
+    for (int i = 0; i < CUT; i++) {
+        pickle_list(p);
+        pickle_mark(p);
+        pickle_int(p, from + i * step);
+        pickle_append(p);
+    }
+    pickle_append(p);
+}
+
+/* Each rank has all elements of each tensor, the last one first. */
+static void put_path(struct pickler *p, int i)
+{
+    char path[24];
+
+    snprintf(path, sizeof path, "[\"w%d\"]", i);
+    pickle_string(p, path);
+    pickle_list(p);
+    pickle_mark(p);
+    pickle_dict(p);
+    pickle_mark(p);
+    pickle_string(p, "sharding_metadata");
+    pickle_dict(p);
+    pickle_mark(p);
+    pickle_string(p, "type");
+    pickle_string(p, "default_tensor_v1");
+    pickle_string(p, "data");
+    pickle_dict(p);
+    pickle_mark(p);
+    pickle_string(p, "global_shape");
+    pickle_list(p);
+    pickle_mark(p);
+    pickle_int(p, CUT);
+    pickle_append(p);
+    put_boxes(p, "global_offsets", CUT - 1, -1);
+    put_boxes(p, "local_offsets", 0, 1);
+    put_boxes(p, "local_sizes", 1, 0);
+    pickle_string(p, "dtype");
+    pickle_string(p, "torch.uint8");
+    pickle_set(p);
+    pickle_set(p);
+    pickle_string(p, "ranks");
+    pickle_mark(p);
+    for (int r = 0; r < REPLICAS; r++)
+        pickle_int(p, r);
+    pickle_tuple(p);
+    pickle_set(p);
+    pickle_append(p);
+}
+
+static void put_layout(struct pickler *p, int rank)
+{
+    char name[40];
+
+    snprintf(name, sizeof name, "model_%d.safetensors", rank);
+    pickle_int(p, rank);
+    pickle_dict(p);
+    pickle_mark(p);
+    pickle_string(p, "file_path");
+    pickle_string(p, name);
+    pickle_string(p, "serialization_format");
+    pickle_dict(p);
+    pickle_mark(p);
+    pickle_string(p, "type");
+    pickle_string(p, "SafetensorsSerialization");
+    pickle_set(p);
+    pickle_set(p);
+}
+
+static void put_metadata(const struct temp *t)
+{
+    struct pickler p = {0};
+
+    pickle_begin(&p);
+    pickle_dict(&p);
+    pickle_mark(&p);
+    pickle_string(&p, "metadata");
+    pickle_dict(&p);
+    pickle_mark(&p);
+    pickle_string(&p, "model");
+    pickle_dict(&p);
+    pickle_mark(&p);
+    pickle_string(&p, "nested_path_to_metadata");
+    pickle_dict(&p);
+    pickle_mark(&p);
+    for (int i = 0; i < TENSORS; i++)
+        put_path(&p, i);
+    pickle_set(&p);
+    pickle_string(&p, "rank_to_layout_info");
+    pickle_dict(&p);
+    pickle_mark(&p);
+    for (int r = 0; r < REPLICAS; r++)
+        put_layout(&p, r);
+    pickle_set(&p);
+    pickle_set(&p);
+    pickle_set(&p);
+    pickle_string(&p, "version");
+    pickle_string(&p, "2.0");
+    pickle_string(&p, "world_size");
+    pickle_int(&p, REPLICAS);
+    pickle_set(&p);
+    pickle_end(&p);
+    assert_int_equal(buf_failed(&p.out), 0);
+    assert_true(p.out.len < (size_t)REPLICAS * TENSORS * CUT); /* what is multiplied */
+    put(t, PKL, p.out.data, p.out.len);
+    pickle_release(&p);
+}
+
+static void put_replica(const struct temp *t, int rank)
+{
+    CLEANUP(buf_release) struct buf b = {0};
+    char name[40];
+
+    buf_adds(&b, "12345678{");
+    for (int i = 0; i < TENSORS; i++)
+        buf_addf(&b,
+                 "%s\"w%d\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[%d,%d]}",
+                 i ? "," : "", i, CUT, i * CUT, (i + 1) * CUT);
+    buf_addc(&b, '}');
+    put_le64(b.data, b.len - 8);
+    for (int i = 0; i < TENSORS * CUT; i++)
+        buf_addc(&b, (char)(i % CUT));
+    assert_int_equal(buf_failed(&b), 0);
+    snprintf(name, sizeof name, "model_%d.safetensors", rank);
+    put(t, name, b.data, b.len);
+}
+
+/* The boxes of replicas stand in the metadata once: that is no file that multiplies them. */
+static void test_many_replicas(void **state)
+{
+    CLEANUP(buf_release) struct buf bytes = {0};
+    struct err e = {0};
+    struct opened o;
+    struct temp t;
+
+    (void)state;
+    temp_make(&t, "step_1");
+    put_metadata(&t);
+    for (int r = 0; r < REPLICAS; r++)
+        put_replica(&t, r);
+    open_checkpoint(t.dir, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 0);
+    assert_int_equal(o.count, TENSORS);
+    assert_ok(read_tensor(&o.w, o.info.id, tensor(&o, "w9"), &bytes, &e), &e);
+    assert_int_equal(bytes.len, CUT);
+    for (int i = 0; i < CUT; i++)
+        assert_int_equal(bytes.data[i], CUT - 1 - i);
+    close_checkpoint(&o);
+    temp_remove(&t);
+}
+
 /* A save that runs, or was cut off, shows as the plain directory that it is. */
 static void test_unfinished(void **state)
 {
@@ -231,9 +394,8 @@ static void test_unfinished(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bids),
-        cmocka_unit_test(test_edited),
-        cmocka_unit_test(test_consolidated),
+        cmocka_unit_test(test_bids),         cmocka_unit_test(test_edited),
+        cmocka_unit_test(test_consolidated), cmocka_unit_test(test_many_replicas),
         cmocka_unit_test(test_unfinished),
     };
 

@@ -433,7 +433,7 @@ int checkpointing_metadata_read(const struct pv *root, uint64_t len, struct aren
     *out = (struct checkpointing_metadata){0};
     if (read_all(&r, root, out, e) < 0)
         *out = (struct checkpointing_metadata){0};
-    out->boxes = len;
+    out->len = out->boxes = len;
     tdestroy(r.known, keep_node);
     return -e->code;
 }
@@ -612,7 +612,8 @@ static int read_box(const struct checkpointing_part *p, const struct pv *from,
 }
 
 static int shards_part(struct checkpointing_metadata *m, const struct pv *data,
-                       struct arena *a, struct checkpointing_part *out, struct err *e)
+                       uint32_t rank, struct arena *a, struct checkpointing_part *out,
+                       struct err *e)
 {
     struct pv to, from, size;
     uint64_t *box;
@@ -624,6 +625,9 @@ static int shards_part(struct checkpointing_metadata *m, const struct pv *data,
         pv_count(&to) != pv_count(&size))
         return err_set(e, EBADMSG, "metadata of shards that are not of one number");
     n = pv_count(&to);
+    if (rank != m->rank)
+        m->boxes = m->len;
+    m->rank = rank;
     if (n > m->boxes)
         return err_set(e, EFBIG,
                        "too many shards for its size: references multiply them");
@@ -668,5 +672,5 @@ int checkpointing_part(struct checkpointing_metadata *m,
         return -e->code;
     if (pv_str_is(&type, "DTensorShardingMetadata"))
         return dtensor_part(&data, g, rank, a, out, e) < 0 ? -e->code : 1;
-    return shards_part(m, &data, a, out, e) < 0 ? -e->code : 1;
+    return shards_part(m, &data, rank, a, out, e) < 0 ? -e->code : 1;
 }

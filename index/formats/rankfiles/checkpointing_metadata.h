@@ -69,8 +69,10 @@ struct checkpointing_metadata {
     uint32_t world;
     struct checkpointing_item *item; /* in the order of the file */
     size_t items;
-    uint64_t
-        boxes; /* of default_tensor_v1 that an honest file of this size can still have */
+    uint64_t len; /* of the file */
+    /* Boxes of default_tensor_v1 that an honest file of this size can still have for: */
+    uint64_t boxes;
+    uint32_t rank;
 };
 
 /*
@@ -98,7 +100,8 @@ struct checkpointing_part {
 /*
  * 1 and the part; 0: nothing is told of this rank. -EBADMSG when it contradicts itself,
  * -ENOTSUP for kinds of metadata, types and placements that are not known, -EFBIG where
- * references multiply boxes. To be asked once for each tensor and rank.
+ * references multiply boxes. To be asked once for each tensor and rank, and for all tensors
+ * of one rank before those of the next: ranks with the same boxes are told of them once.
  */
 int checkpointing_part(struct checkpointing_metadata *m,
                        const struct checkpointing_path *p, uint32_t rank,

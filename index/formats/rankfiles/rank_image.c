@@ -128,6 +128,9 @@ int rank_set_boxes(struct rank_set *s, uint32_t file, const struct rank_set_boxe
 
     if (rank_entry_meet(s, file, b->path, b->len, true, &t, e) < 0 || !t)
         return -e->code;
+    /* Their number is for the caller to bound: the file of the rank has no word of them. */
+    s->budget += b->boxes->count * (sizeof(struct rank_piece) +
+                                    3 * (size_t)b->boxes->nd * sizeof(uint64_t));
     s->distributed = t->distributed = t->plain = true;
     if (why)
         return rank_entry_fault(s, t, file, why, e);

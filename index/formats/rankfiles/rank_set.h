@@ -133,7 +133,8 @@ int rank_set_flat(struct rank_set *s, uint32_t file, const struct rank_flat *fla
 
 /*
  * The same where x has these boxes of the tensor, of elements of whole bytes. `exact`: there
- * is one box, and x has its size and no more. A box outside of x is the tensor's fault.
+ * is one box, and x has its size and no more. A box outside of x is the tensor's fault. How
+ * many boxes there may be is the caller's to say.
  */
 struct rank_set_boxes {
     const char *path;
