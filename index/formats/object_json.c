@@ -309,7 +309,7 @@ void object_write_args(struct object_writer *w, const struct pv *args, size_t fr
     for (size_t i = from; i < n && !stop; i++) {
         stop = is_spent(w);
         object_write_text(w, i > from ? "," : "");
-        write_item(w, i - from, pv_at(args, i));
+        write_item(w, i, pv_at(args, i));
     }
     object_write_text(w, "]");
 }

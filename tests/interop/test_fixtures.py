@@ -21,8 +21,8 @@ HASHES_ONLY |= {"dcp_torch113_2r"}
 # Files of torch.save whose keys are more than paths of dicts and lists: modules, parts of sparse tensors, equal paths, roles and
 # wrappers that only such files have.
 HASHES_ONLY |= {"composer_like", "dtensor", "math", "module", "module_legacy", "odd_layouts", "pt_zip_quantized_sparse", "same_key",
-                "module_lstm", "module_unsaved", "module_unsaved_p4", "path_keys", "script_frozen", "script_lists", "storages", "subclass",
-                "wrapper"}
+                "module_lstm", "module_unsaved", "module_unsaved_p4", "path_keys", "reconstructed", "script_frozen", "script_lists",
+                "storages", "subclass", "wrapper"}
 # OLMo-core's own class is in their .metadata, and torch's reader unpickles it: it needs that package.
 HASHES_ONLY |= {"v30-few-w1", "v30-odd-flat-w3", "v30-odd-unflat-w3", "v30-state-dict-w4"}
 
