@@ -307,9 +307,10 @@ int archives_over(struct store *inner, struct store **out, struct err *e)
     s->base.remote = inner->remote;
     s->base.url = copy(inner->url);
     s->base.file = copy(inner->file);
+    s->base.dir = copy(inner->dir);
     s->base.identity = copy(inner->identity);
     if ((inner->url && !s->base.url) || (inner->file && !s->base.file) ||
-        (inner->identity && !s->base.identity)) {
+        (inner->dir && !s->base.dir) || (inner->identity && !s->base.identity)) {
         store_close(&s->base);
         return err_nomem(e);
     }

@@ -437,11 +437,13 @@ int hub_open(const char *url, const struct store_options *options, struct store 
         http_free(http);
         return rc;
     }
-    return objects_open(&(struct objects_spec){.protocol = &hub_protocol,
-                                               .self = h,
-                                               .http = http,
-                                               .url = name.data,
-                                               .identity = identity.data,
-                                               .file = file},
-                        options, out, e);
+    return objects_open(
+        &(struct objects_spec){.protocol = &hub_protocol,
+                               .self = h,
+                               .http = http,
+                               .url = name.data,
+                               .identity = identity.data,
+                               .file = file,
+                               .dir = h->name.path[0] ? h->name.path : h->name.repo},
+        options, out, e);
 }

@@ -46,10 +46,10 @@ struct listing {
 /* The last part of the path; the root is called as its directory is. */
 static char *name_of(const struct store *store, const char *path)
 {
-    const char *text = path[0] || !store ? path : store->url;
+    const char *text = path[0] || !store ? path : store->dir ? store->dir : store->url;
     size_t len = strlen(text), start;
 
-    if (text != path && store->file)
+    if (!path[0] && store && !store->dir && store->file)
         len -= MIN(len, strlen(store->file) + 1);
     for (start = len; start > 0 && text[start - 1] != '/'; start--)
         ;

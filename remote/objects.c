@@ -196,7 +196,9 @@ static int copy_names(struct objects *o, const struct objects_spec *spec, struct
     o->base.url = strdup(spec->url);
     o->base.identity = strdup(spec->identity);
     o->base.file = spec->file ? strdup(spec->file) : NULL;
-    if (!o->base.url || !o->base.identity || (spec->file && !o->base.file))
+    o->base.dir = spec->dir ? strdup(spec->dir) : NULL;
+    if (!o->base.url || !o->base.identity || (spec->file && !o->base.file) ||
+        (spec->dir && !o->base.dir))
         return err_nomem(e);
     o->id = XXH3_64bits(spec->identity, strlen(spec->identity));
     return 0;

@@ -74,6 +74,7 @@ struct objects_spec {
     const char *url;      /* how people name it: no secrets */
     const char *identity; /* of what the same answers come from: no secrets either */
     const char *file;     /* NULL, or the one object that was opened, in the root */
+    const char *dir;      /* struct store's */
 };
 
 /*

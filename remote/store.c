@@ -13,6 +13,7 @@ void store_close(struct store *s)
         return;
     free(s->url);
     free(s->file);
+    free(s->dir);
     free(s->identity);
     s->ops->close(s);
 }

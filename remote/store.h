@@ -54,6 +54,7 @@ struct store {
     const struct store_ops *ops;
     char *url;  /* how a person names it: the absolute path, or a URL without secrets */
     char *file; /* NULL, or the one file that was opened (its directory is the root) */
+    char *dir;  /* NULL, or the name of the root's directory, where url has another */
     char *identity; /* stable text that names this source in the cache of indexes */
     bool remote;    /* its bytes come from a server */
 };

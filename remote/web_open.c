@@ -264,7 +264,7 @@ static int check_scheme(const char *url, const char *shown, struct err *e)
 int web_open(const char *url, const struct store_options *options, struct store **out,
              struct err *e)
 {
-    CLEANUP(buf_release) struct buf identity = {0}, shown = {0};
+    CLEANUP(buf_release) struct buf identity = {0}, shown = {0}, dir = {0};
     struct web *p = calloc(1, sizeof *p);
     struct http *http = NULL;
     int rc;
@@ -288,7 +288,8 @@ int web_open(const char *url, const struct store_options *options, struct store 
     }
     if (rc == 0 &&
         (buf_addf(&identity, "web:%s%s", p->shown, p->file ? p->file : "") < 0 ||
-         buf_addf(&shown, "%s%s", p->shown, p->file ? p->file : "") < 0))
+         buf_addf(&shown, "%s%s", p->shown, p->file ? p->file : "") < 0 ||
+         buf_add(&dir, p->dir, strlen(p->dir) - 1) < 0))
         rc = err_nomem(e);
     if (rc < 0) {
         web_close(p);
@@ -300,6 +301,7 @@ int web_open(const char *url, const struct store_options *options, struct store 
                                                .http = http,
                                                .url = shown.data,
                                                .identity = identity.data,
-                                               .file = p->file},
+                                               .file = p->file,
+                                               .dir = dir.data},
                         options, out, e);
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Repositories of the Hugging Face Hub through hf://: revisions, large files elsewhere, pages, tokens, names."""
+import json
 import os
 import pathlib
 import subprocess
@@ -51,6 +52,13 @@ def test_a_branch_that_moves(t):
         same("by commit", unshard(hub.env(), "cat", f"hf://o/m@{sha}", key).stdout, new[key][2])
         done = unshard(hub.env(), "ls", "hf://o/m@nothing", status=3)
         assert b"nothing" in done.stderr, done.stderr
+
+
+def test_a_root_is_called_as_its_directory(t):
+    with HubServer() as hub:
+        hub.add("org/run-step7", DATA / "torch_dcp/dcp_fsdp2_adamw_2r")
+        for url in ("hf://org/run-step7", "hf://org/run-step7@main"):
+            same(url, json.loads(unshard(hub.env(), "info", "--json", url).stdout)["step"], 7)
 
 
 def test_names_of_all_kinds(t):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Checkpoints behind a web server: the same bytes through the mount as from the disk, and what that costs."""
+import json
 import os
 import pathlib
 import shutil
@@ -82,6 +83,16 @@ def test_one_file_is_a_source(t):
         assert "other.txt" not in os.listdir(m.path)
         same("byte for byte", read_all(m / "model.safetensors"), read_all(t + "/src/model.safetensors"))
         assert not server.log("other.txt")
+
+
+def test_a_root_is_called_as_its_directory(t):
+    """Steps and formats are told by the names of directories: with and without a slash behind the URL, in escapes."""
+    for name in ("step42", "run 7 step_43"):
+        shutil.copytree(DATA / "torch_dcp/dcp_fsdp2_adamw_2r", f"{t}/src/{name}")
+    with Server(t + "/src") as server:
+        for url, step in (("/step42", 42), ("/step42/", 42), ("/run%207%20step_43/", 43)):
+            done = subprocess.run([UNSHARD, "info", "--json", server.url + url], check=True, capture_output=True)
+            same(url, json.loads(done.stdout)["step"], step)
 
 
 def rounds(server):
