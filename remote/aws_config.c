@@ -137,9 +137,10 @@ struct reading {
     struct aws_config *config;
     enum aws_file kind;
     size_t line;
-    const char *section;     /* NULL: one that is not ours */
-    struct setting *current; /* what an indented line belongs to; NULL: nothing */
-    size_t current_at;
+    const char *section; /* NULL: one that is not ours */
+    bool option;         /* a setting stands above, in this section: */
+    size_t indent;       /* blanks before it; what has more belongs to it */
+    size_t current;      /* its number, where the section is ours */
     struct err *e;
 };
 
@@ -177,7 +178,7 @@ static int enter_section(struct reading *r, struct span name)
     CLEANUP(buf_release) struct buf text = {0};
 
     r->section = NULL;
-    r->current = NULL;
+    r->option = false;
     name = trim(name);
     if (r->kind == AWS_FILE_CREDENTIALS ||
         (name.len == 7 && memcmp(name.p, "default", 7) == 0))
@@ -259,7 +260,7 @@ static int setting_line(struct reading *r, const char *outer, struct span line)
 static int indented_line(struct reading *r, struct span line)
 {
     CLEANUP(buf_release) struct buf joined = {0};
-    struct setting *outer = at(r->config, r->current_at);
+    struct setting *outer = at(r->config, r->current);
 
     if (outer->value[0] == '\0')
         return setting_line(r, outer->key, line);
@@ -278,23 +279,25 @@ static int section_line(struct reading *r, struct span line)
     return enter_section(r, (struct span){line.p + 1, (size_t)(end - line.p) - 1});
 }
 
+/* As Python's configparser: all of a section may be indented, and what belongs to a setting more. */
 static int read_line(struct reading *r, struct span raw)
 {
     struct span line = trim(raw);
-    bool indented = raw.len && strchr(" \t", raw.p[0]);
+    size_t indent = (size_t)(line.p - raw.p);
     int ret;
 
     if (line.len == 0 || line.p[0] == '#' || line.p[0] == ';')
         return 0;
-    if (line.p[0] == '[' && !indented)
+    if (r->option && indent > r->indent)
+        return r->section ? indented_line(r, line) : 0;
+    r->indent = indent;
+    if (line.p[0] == '[')
         return section_line(r, line);
+    r->option = true;
     if (!r->section)
         return 0;
-    if (indented && r->current)
-        return indented_line(r, line);
     ret = setting_line(r, NULL, line);
-    r->current_at = count(r->config) - 1;
-    r->current = ret == 0 ? at(r->config, r->current_at) : NULL;
+    r->current = count(r->config) - 1;
     return ret;
 }
 

@@ -21,9 +21,9 @@ void aws_config_freep(struct aws_config **c);
 
 /*
  * Adds a file's settings, as botocore's configloader.py reads them: `key = value` below
- * [sections], '#' and ';' begin a comment line, keys in any case. An indented line below a
- * key without a value is a setting within that key, asked for as "s3.endpoint_url"; below a
- * key with a value it goes on with that value behind a line feed. What was added first
+ * [sections], '#' and ';' begin a comment line, keys in any case. A line that is indented
+ * more than the key above it is, where that has no value, a setting within that key, asked
+ * for as "s3.endpoint_url"; else it goes on with that value behind a line feed. What was added first
  * stays: add the credentials file before the config file.
  *
  * -EBADMSG with the line's number: neither of these, a key twice in a section (so which of

@@ -102,6 +102,37 @@ static void test_config_file(void **state)
     assert_null(aws_config_service_endpoint(c, "default", "s3"));
 }
 
+/* What stands below a setting is told by how far it is indented, as Python's configparser does. */
+static void test_indented(void **state)
+{
+    CLEANUP(aws_config_freep)
+    struct aws_config *c = config_of(AWS_FILE_CONFIG, "[default]\n"
+                                                      "  region = a\n"
+                                                      "  output = b\n"
+                                                      "    c\n"
+                                                      "  s3 =\n"
+                                                      "\t  addressing_style = path\n"
+                                                      "  sts_regional_endpoints = d\n"
+                                                      "  [profile two]\n"
+                                                      "region = e\n"
+                                                      "  [profile three]\n"
+                                                      "[plugins]\n"
+                                                      "x = y\n"
+                                                      "  [profile four]\n"
+                                                      "[profile five]\n"
+                                                      "    region = f\n");
+
+    (void)state;
+    check(c, "default", "region", "a");
+    check(c, "default", "output", "b\nc");
+    check(c, "default", "s3.addressing_style", "path");
+    check(c, "default", "sts_regional_endpoints", "d");
+    check(c, "two", "region", "e\n[profile three]");
+    check(c, "five", "region", "f");
+    assert_false(aws_config_has_profile(c, "three"));
+    assert_false(aws_config_has_profile(c, "four"));
+}
+
 static void test_first_file_wins(void **state)
 {
     static const char second[] = "[default]\naws_access_key_id = B\nregion = b\n";
@@ -212,9 +243,13 @@ static void test_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_credentials_file), cmocka_unit_test(test_config_file),
-        cmocka_unit_test(test_first_file_wins),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_too_much),         cmocka_unit_test(test_load),
+        cmocka_unit_test(test_credentials_file),
+        cmocka_unit_test(test_config_file),
+        cmocka_unit_test(test_indented),
+        cmocka_unit_test(test_first_file_wins),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_too_much),
+        cmocka_unit_test(test_load),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
