@@ -104,6 +104,19 @@ const char *aws_config_get(const struct aws_config *c, const char *profile,
     return s && s->value[0] ? s->value : NULL;
 }
 
+const char *aws_config_get_beside(const struct aws_config *c, const char *profile,
+                                  const char *key, const char *beside)
+{
+    const struct setting *one = find_in(c, "profile", profile, beside);
+
+    for (size_t i = 0; one && i < count(c); i++)
+        if (at(c, i)->file == one->file &&
+            strcmp(at(c, i)->section, one->section) == 0 &&
+            strcmp(at(c, i)->key, key) == 0)
+            return at(c, i)->value[0] ? at(c, i)->value : NULL;
+    return NULL;
+}
+
 const char *aws_config_service_endpoint(const struct aws_config *c, const char *profile,
                                         const char *service)
 {

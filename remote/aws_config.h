@@ -42,6 +42,10 @@ int aws_config_load(struct aws_config **out, struct err *e);
 const char *aws_config_get(const struct aws_config *c, const char *profile,
                            const char *key);
 
+/* The same, of the file that has the setting `beside`: what belongs together is not mixed. */
+const char *aws_config_get_beside(const struct aws_config *c, const char *profile,
+                                  const char *key, const char *beside);
+
 /*
  * The URL of a service's endpoint in the [services NAME] that the profile names, or NULL:
  * service "s3", "sts", "sso", "sso_oidc".

@@ -120,14 +120,15 @@ static int copy_keys(const struct aws_keys *from, struct aws_keys *to, struct er
 static int keys_of_profile(const struct key_context *k, const char *profile,
                            struct aws_keys *out, struct err *e)
 {
+    static const char id[] = "aws_access_key_id";
+    const struct aws_config *c = k->config;
     const struct aws_keys keys = {
         /* borrowed: copied below, never written */
-        .id =
-            (char *)(uintptr_t)aws_config_get(k->config, profile, "aws_access_key_id"),
-        .secret = (char *)(uintptr_t)aws_config_get(k->config, profile,
-                                                    "aws_secret_access_key"),
-        .token =
-            (char *)(uintptr_t)aws_config_get(k->config, profile, "aws_session_token")};
+        .id = (char *)(uintptr_t)aws_config_get(c, profile, id),
+        .secret = (char *)(uintptr_t)aws_config_get_beside(c, profile,
+                                                           "aws_secret_access_key", id),
+        .token = (char *)(uintptr_t)aws_config_get_beside(c, profile,
+                                                          "aws_session_token", id)};
 
     if (!keys.id)
         return 0;

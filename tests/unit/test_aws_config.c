@@ -135,7 +135,8 @@ static void test_indented(void **state)
 
 static void test_first_file_wins(void **state)
 {
-    static const char second[] = "[default]\naws_access_key_id = B\nregion = b\n";
+    static const char second[] = "[default]\naws_access_key_id = B\nregion = b\n"
+                                 "aws_session_token = of B\n";
     CLEANUP(aws_config_freep)
     struct aws_config *c =
         config_of(AWS_FILE_CREDENTIALS, "[default]\naws_access_key_id = A\n");
@@ -145,6 +146,12 @@ static void test_first_file_wins(void **state)
     assert_ok(aws_config_add(c, AWS_FILE_CONFIG, second, strlen(second), &e), &e);
     check(c, "default", "aws_access_key_id", "A");
     check(c, "default", "region", "b");
+    check(c, "default", "aws_session_token", "of B");
+    assert_null(
+        aws_config_get_beside(c, "default", "aws_session_token", "aws_access_key_id"));
+    assert_string_equal(
+        aws_config_get_beside(c, "default", "aws_session_token", "region"), "of B");
+    assert_null(aws_config_get_beside(c, "default", "region", "absent"));
 }
 
 static void test_refused(void **state)

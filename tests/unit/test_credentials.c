@@ -122,6 +122,12 @@ static void test_order(void **state)
     write_file("AWS_SHARED_CREDENTIALS_FILE", "credentials",
                "[default]\naws_access_key_id = F\naws_secret_access_key = f\n");
     check_keys("F", "f", "");
+    write_file("AWS_CONFIG_FILE", "config",
+               "[default]\naws_access_key_id = C\naws_secret_access_key = c\n"
+               "aws_session_token = of C\n"
+               "[profile two]\nregion = r2\naws_access_key_id = C2\n"
+               "aws_secret_access_key = c2\naws_session_token = t2\n");
+    check_keys("F", "f", ""); /* not with a token that belongs to other keys */
     setenv("AWS_PROFILE", "two", 1);
     check_keys("C2", "c2", "t2");
     setenv("AWS_ACCESS_KEY_ID", "E", 1);
