@@ -200,9 +200,16 @@ static int plain_profile(const struct key_context *k, const char *profile,
     return rc;
 }
 
+static bool has_keys(const struct key_context *k, const char *profile)
+{
+    return aws_config_get(k->config, profile, "aws_access_key_id") ||
+           aws_config_get(k->config, profile, "aws_secret_access_key");
+}
+
 /*
  * Follows source_profile to where keys are, then comes back taking on one role after the
- * other. A profile that names itself uses its own keys.
+ * other. A profile that names itself uses its own keys, and so does one that another names,
+ * whatever role it has too (botocore's _resolve_credentials_from_profile).
  */
 static int role_chain(const struct key_context *k, const char *profile,
                       struct aws_keys *out, struct err *e)
@@ -212,7 +219,8 @@ static int role_chain(const struct key_context *k, const char *profile,
     int rc;
 
     while (aws_config_get(k->config, at, "role_arn") &&
-           !aws_config_get(k->config, at, "web_identity_token_file")) {
+           !aws_config_get(k->config, at, "web_identity_token_file") &&
+           !(n > 0 && has_keys(k, at))) {
         const char *next = aws_config_get(k->config, at, "source_profile");
 
         named = aws_config_get(k->config, at, "credential_source");

@@ -165,6 +165,9 @@ static void test_refused(void **state)
                "[profile odd]\nrole_arn = r\ncredential_source = Moon\n"
                "[profile empty]\nrole_arn = r\nsource_profile = nothing\n"
                "[profile mfa]\nrole_arn = r\nsource_profile = keys\nmfa_serial = m\n"
+               "[profile second]\nrole_arn = r\nsource_profile = both\nmfa_serial = m\n"
+               "[profile both]\naws_access_key_id = K\naws_secret_access_key = s\n"
+               "role_arn = r\n"
                "[profile keys]\naws_access_key_id = K\naws_secret_access_key = s\n"
                "[profile id]\nrole_arn = r\nweb_identity_token_file = /no/such\n");
     setenv("AWS_PROFILE", "sso", 1);
@@ -189,6 +192,10 @@ static void test_refused(void **state)
     check_fails(EACCES, "no keys");
     setenv("AWS_PROFILE", "mfa", 1);
     check_fails(ENOTSUP, "second factor");
+    setenv("AWS_PROFILE", "second", 1); /* its source has keys: they count */
+    check_fails(ENOTSUP, "second factor");
+    setenv("AWS_PROFILE", "both", 1);
+    check_fails(EINVAL, "source_profile");
     setenv("AWS_PROFILE", "id", 1);
     check_fails(ENOENT, "/no/such");
     setenv("AWS_PROFILE", "keys", 1);
