@@ -174,7 +174,7 @@ int http_encode(const char *text, bool slash, struct buf *out);
 /* Percent-decodes; -EINVAL at a bad escape or NUL. */
 int http_decode(const char *text, size_t len, struct buf *out);
 
-/* "Sun, 06 Nov 1994 08:49:37 GMT" or ISO 8601 as listings have it; 0: neither. */
+/* "Sun, 06 Nov 1994 08:49:37 GMT" or ISO 8601, without a zone UTC; 0: neither. */
 time_t http_date(const char *text);
 
 #endif

@@ -96,25 +96,51 @@ static bool parse_http_date(const char *text, struct tm *t)
     return true;
 }
 
-/* "2024-05-01T12:00:00.000Z", as listings of S3 and the Hub have it. */
-static bool parse_iso_date(const char *text, struct tm *t)
+/* "Z", "+02:00", "-0730", "+02" or nothing: seconds ahead of UTC. */
+static bool parse_zone(const char *text, int *seconds)
 {
-    if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d", &t->tm_year, &t->tm_mon, &t->tm_mday,
-               &t->tm_hour, &t->tm_min, &t->tm_sec) != 6)
+    unsigned hours = 0, minutes = 0;
+    int end = 0;
+
+    *seconds = 0;
+    if (*text != '+' && *text != '-')
+        return true;
+    if (sscanf(text + 1, "%2u%n", &hours, &end) != 1)
+        return false;
+    end += text[1 + end] == ':';
+    if (text[1 + end] && sscanf(text + 1 + end, "%2u", &minutes) != 1)
+        return false;
+    if (hours >= 24 || minutes >= 60)
+        return false;
+    *seconds = (int)(hours * 60 + minutes) * (*text == '-' ? -60 : 60);
+    return true;
+}
+
+/* "2024-05-01T12:00:00.000Z", as listings of S3 and the Hub have it; commands for keys have zones. */
+static bool parse_iso_date(const char *text, struct tm *t, int *ahead)
+{
+    int end = 0;
+
+    if (sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d%n", &t->tm_year, &t->tm_mon, &t->tm_mday,
+               &t->tm_hour, &t->tm_min, &t->tm_sec, &end) != 6)
         return false;
     t->tm_year -= 1900;
     t->tm_mon -= 1;
-    return true;
+    text += end;
+    if (*text == '.')
+        text += 1 + strspn(text + 1, "0123456789");
+    return parse_zone(text, ahead);
 }
 
 time_t http_date(const char *text)
 {
     struct tm t = {0};
+    int ahead = 0;
 
     if (!parse_http_date(text, &t)) {
         t = (struct tm){0};
-        if (!parse_iso_date(text, &t))
+        if (!parse_iso_date(text, &t, &ahead))
             return 0;
     }
-    return fields_sane(&t) ? timegm(&t) : 0;
+    return fields_sane(&t) ? timegm(&t) - ahead : 0;
 }

@@ -87,6 +87,12 @@ static void dates_are_read(void **state)
     assert_int_equal(http_date("Sun, 06 Nov 1994 08:49:37 GMT"), 784111777);
     assert_int_equal(http_date("2026-11-21T23:28:08.000Z"), 1795303688);
     assert_int_equal(http_date("1970-01-02T00:00:00Z"), 86400);
+    assert_int_equal(http_date("1970-01-02T02:00:00+02:00"), 86400);
+    assert_int_equal(http_date("1970-01-01T16:30:00.25-0730"), 86400);
+    assert_int_equal(http_date("1970-01-02T02:00:00+02"), 86400);
+    assert_int_equal(http_date("1970-01-02T00:00:00+25:00"), 0);
+    assert_int_equal(http_date("1970-01-02T00:00:00+x"), 0);
+    assert_int_equal(http_date("1970-01-02T00:00:00+02:x"), 0);
     assert_int_equal(http_date("Sun, 06 Nov"), 0);
     assert_int_equal(http_date("Sun, 06 Nox 1994 08:49:37 GMT"), 0);
     assert_int_equal(http_date("Sun, 06 ovD 1994 08:49:37 GMT"), 0);
