@@ -14,6 +14,7 @@
 #include "index/formats/scan.h"
 #include "index/formats/unread.h"
 #include "lib/unshard.h"
+#include "remote/http.h"
 #include "remote/store.h"
 
 enum {
@@ -36,7 +37,7 @@ int cli_hide(char *arg, char **secret, char **shown)
         return 0;
     host = strstr(arg, "://") + 3;
     path = host + strcspn(host, "/?#");
-    at = memrchr(host, '@', (size_t)(path - host));
+    at = (char *)(uintptr_t)http_url_user(arg);
     if (!at && !strchr(path, '?'))
         return 0;
     *secret = strdup(arg);

@@ -165,6 +165,12 @@ int http_do(struct http *h, const struct http_request *r, struct http_answer *a,
 int http_do_many(struct http *h, const struct http_request *r, size_t n,
                  struct http_answer *a, struct err *e);
 
+/*
+ * The '@' behind the user and password of a URL, or NULL. In hf://NAME@REVISION it is the
+ * revision's: there are only names, unless a colon says otherwise.
+ */
+const char *http_url_user(const char *url);
+
 /* A URL as people may see it: without user, password, query and fragment. */
 int http_url_shown(const char *url, struct buf *out);
 

@@ -3,18 +3,31 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "remote/http.h"
 
+const char *http_url_user(const char *url)
+{
+    const char *host = strstr(url, "://"), *at;
+
+    if (!host)
+        return NULL;
+    host += 3;
+    at = memrchr(host, '@', strcspn(host, "/?#"));
+    if (at && strncasecmp(url, "hf:", 3) == 0 &&
+        !memchr(host, ':', (size_t)(at - host)))
+        return NULL;
+    return at;
+}
+
 int http_url_shown(const char *url, struct buf *out)
 {
-    const char *host = strstr(url, "://"), *end, *at;
+    const char *host = strstr(url, "://"), *at = http_url_user(url);
 
     if (!host)
         return buf_adds(out, url);
     host += 3;
-    end = host + strcspn(host, "/?#");
-    at = memrchr(host, '@', (size_t)(end - host));
     buf_add(out, url, (size_t)(host - url));
     if (at)
         host = at + 1;

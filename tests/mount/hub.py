@@ -75,6 +75,8 @@ def test_names_of_all_kinds(t):
                     same(url, unshard(hub.env(), "cat", f"{url}{revision}/{path}", key).stdout, tensors[key][2])
         hub.add("gpt2", files)
         same("an old name", unshard(hub.env(), "cat", "hf://gpt2@main/a b/s+t#1", key).stdout, tensors[key][2])
+        done = unshard(hub.env(), "ls", "hf://gpt2@main/a b/s+t#1", "none", status=3)
+        assert b"hf://gpt2@main/a b/s+t#1: no tensor" in done.stderr, done.stderr
         done = unshard(hub.env(), "ls", "hf://o/m/none", status=3)
         assert b"there is no none in it" in done.stderr, done.stderr
 

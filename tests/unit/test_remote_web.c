@@ -34,6 +34,8 @@ static void urls_are_shown_without_secrets(void **state)
     shows("https://host?sig=x", "https://host");
     shows("https://host/a@b", "https://host/a@b");
     shows("s3://bucket/key?versionId=1", "s3://bucket/key");
+    shows("hf://gpt2@main", "hf://gpt2@main");
+    shows("hf://user:token@gpt2@main", "hf://main");
     shows("no url", "no url");
 }
 
