@@ -158,7 +158,10 @@ static struct manifest *kept_manifest(struct web *p, const char *path,
     struct manifest *m = NULL;
 
     pthread_mutex_lock(&p->lock);
-    if (p->manifest && !is_over(p->until)) {
+    if (is_over(p->until)) {
+        /* The next manifest's moment is not that of these answers. */
+        web_early_release(&p->early);
+    } else if (p->manifest) {
         m = manifest_get(p->manifest);
         if (!path[0])
             take_early(p, early);

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 from mountlib import (UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint,
                       write_file)
@@ -192,6 +193,24 @@ def test_files_that_were_there_and_are_others_now(t):
             same(kind, check_mount(server, kind, new), shown)
             same(f"{kind}s", fault.used, times)
             server.clear()
+
+
+def test_what_files_told_at_the_start_does_not_come_back(t):
+    """A mount that nobody looks at for a while has asked the root's files; once others are there that is over."""
+    write_checkpoint(t + "/src/run/hf", make_tensors("early", count=2))
+    write_file(t + "/src/run/note", b"old bytes")
+    subprocess.run([UNSHARD, "manifest", "-q", t + "/src/run"], check=True)
+    with Server(t + "/src") as server:
+        server.set("pages", False)
+        with Mount(server.url + "/run", t + "/first", f"cache_dir={t}/cache") as m:
+            same("first", read_all(m / "note"), b"old bytes")
+        with Mount(server.url + "/run", t + "/second", f"cache_dir={t}/cache,refresh=2") as m:
+            time.sleep(3)  # longer than what came along with the opening counts
+            write_file(t + "/src/run/note", b"new bytes, and more")
+            for _ in range(12):
+                os.listdir(m / "hf")
+                same("second", read_all(m / "note"), b"new bytes, and more")
+                time.sleep(0.25)
 
 
 def test_one_tensor_moves_little_more_than_its_bytes(t):
