@@ -25,6 +25,9 @@ int mount_source(struct cli *c, const char *source, const char *mountpoint, char
 
     if (text && mount_options_parse(text, &o, &c->err) < 0)
         return cli_usage(c);
+    if (o.has_refresh && !o.refresh && store_is_url(source))
+        o.refresh =
+            1; /* as often as a server is asked at most: 0 leaves it to the mount */
     ret = fs_mount(&o, &c->err);
     return ret == -ENOTSUP && store_is_url(source) ? cli_usage(c) : ret;
 }

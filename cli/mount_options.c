@@ -181,6 +181,7 @@ static int take_refresh(const char *value, struct mount_options *o, struct err *
 
     if (!parse_number(value, 10, 86400, &v))
         return wrong_value("refresh", value, e, "seconds");
+    o->has_refresh = true;
     o->refresh = (unsigned)v;
     return 0;
 }

@@ -28,7 +28,7 @@ struct mount_options {
     bool debug;      /* libfuse prints every request; implies foreground */
     bool allow_other, follow_symlinks;
     bool memory_index;
-    bool has_uid, has_gid;
+    bool has_uid, has_gid, has_refresh;
     uid_t uid;
     gid_t gid;
     mode_t umask;

@@ -157,6 +157,16 @@ def test_new_checkpoints_show_after_refresh(t):
         same("its tensor", read_all(m / "next/raw/k"), b"abc")
 
 
+def test_no_refresh_is_soon(t):
+    """refresh=0 is not the 60 s of who says nothing."""
+    make(t, ())
+    with Server(t + "/src") as server, Mount(server.url, t + "/mnt", "refresh=0", env=ENV) as m:
+        same("at first", os.listdir(m.path), ["run"])
+        os.mkdir(t + "/src/next")
+        took = wait_for("the new directory", PATIENCE, lambda: "next" in os.listdir(m.path))
+        assert took < 10, took
+
+
 def test_secrets_are_not_told(t):
     data = make(t, ())
     secret, token = "s3cr%65t-w0rd", "t0k3n-in-query"
