@@ -89,6 +89,8 @@ extern const struct cli_command cmd_mount, cmd_umount, cmd_ls, cmd_info, cmd_cat
 
 /* A number with an optional K, M, G, T (powers of 1024) or KB, MB, ... (of 1000). */
 bool parse_bytes(const char *text, uint64_t *out);
+/* A number of threads, 1 to 1024. */
+bool parse_jobs(const char *text, unsigned *out);
 
 /*
  * An argument that is a URL with a password or a query: other users of the machine shall

@@ -167,12 +167,9 @@ static int take_stage_size(const char *value, struct mount_options *o, struct er
 
 static int take_jobs(const char *value, struct mount_options *o, struct err *e)
 {
-    uint64_t v;
-
-    if (!parse_number(value, 10, 1024, &v) || !v)
-        return wrong_value("jobs", value, e, "a number of threads, 1 to 1024");
-    o->jobs = (unsigned)v;
-    return 0;
+    return parse_jobs(value, &o->jobs)
+               ? 0
+               : wrong_value("jobs", value, e, "a number of threads, 1 to 1024");
 }
 
 static int take_refresh(const char *value, struct mount_options *o, struct err *e)

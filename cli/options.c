@@ -38,8 +38,11 @@ static int take_dtype(struct cli *c, const struct cli_command *cmd, const char *
 static int take_jobs(struct cli *c, const struct cli_command *cmd, const char *value)
 {
     (void)cmd;
-    c->opt.jobs = (unsigned)MAX(atoi(value), 1);
-    return 0;
+    if (parse_jobs(value, &c->opt.jobs))
+        return 0;
+    err_set(&c->err, EINVAL, "--jobs %s: no value of this option", value);
+    err_hint(&c->err, "a number of threads, 1 to 1024");
+    return cli_usage(c);
 }
 
 static int take_colour(struct cli *c, const struct cli_command *cmd, const char *value)
@@ -83,8 +86,8 @@ static int common_options(struct cli *c, const struct cli_command *cmd, char *te
             c->opt.index_memory = true;
         else if (!strcmp(o, "follow_symlinks"))
             c->opt.follow_symlinks = true;
-        else if (!strncmp(o, "jobs=", 5) && atoi(o + 5) > 0)
-            c->opt.jobs = (unsigned)atoi(o + 5);
+        else if (!strncmp(o, "jobs=", 5) && parse_jobs(o + 5, &c->opt.jobs))
+            continue;
         else if (!strncmp(o, "map=", 4) && o[4])
             c->opt.mapping.map = o + 4;
         else if (!strncmp(o, "hf=", 3) && o[3])

@@ -123,6 +123,17 @@ char *option_next(char **text)
     return start;
 }
 
+bool parse_jobs(const char *text, unsigned *out)
+{
+    char *end;
+    unsigned long v;
+
+    errno = 0;
+    v = strtoul(text, &end, 10);
+    *out = (unsigned)v;
+    return !errno && end != text && !*end && *text != '-' && v >= 1 && v <= 1024;
+}
+
 bool parse_bytes(const char *text, uint64_t *out)
 {
     static const char unit[] = "KMGT";

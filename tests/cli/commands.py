@@ -404,6 +404,9 @@ def test_stats_text_and_pattern(t):
     cli.error("stats", DCP, "no.such.*", status=SOURCE, words=["no tensor matches no.such.*", "unshard ls"])
     one = cli.run("stats", DCP, "-o", "jobs=1", "--json").stdout
     same("on one thread and on many", cli.run("stats", DCP, "-o", "jobs=7", "--json").stdout, one)
+    for jobs in ("0", "-1", "4x", "many", "1025", "99999999999"):
+        cli.error("stats", DCP, "-o", "jobs=" + jobs, status=USAGE, words=["jobs=" + jobs])
+        cli.error("diff", DCP, DCP, "--jobs", jobs, status=USAGE, words=["--jobs " + jobs, "1 to 1024"])
 
 
 def test_stats_of_what_is_damaged(t):
