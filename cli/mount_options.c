@@ -23,29 +23,6 @@ static int wrong_value(const char *name, const char *value, struct err *e,
     return err_hint(e, "%s", hint);
 }
 
-/* A number with an optional K, M, G or T (powers of 1024). */
-static bool parse_size(const char *text, uint64_t *out)
-{
-    static const char unit[] = "KMGT";
-    const char *u;
-    char *end;
-    unsigned long long v;
-
-    errno = 0;
-    v = strtoull(text, &end, 10);
-    if (errno || end == text || *text == '-')
-        return false;
-    if (*end) {
-        u = strchr(unit, *end);
-        if (!u || (end[1] && strcmp(end + 1, "iB") != 0 && strcmp(end + 1, "B") != 0))
-            return false;
-        if (__builtin_mul_overflow(v, 1ull << (10 * (u - unit + 1)), &v))
-            return false;
-    }
-    *out = v;
-    return true;
-}
-
 static bool parse_number(const char *text, int base, uint64_t max, uint64_t *out)
 {
     char *end;
@@ -130,7 +107,7 @@ static int take_cache_dir(const char *value, struct mount_options *o, struct err
 
 static int take_cache_size(const char *value, struct mount_options *o, struct err *e)
 {
-    if (!parse_size(value, &o->cache_size))
+    if (!parse_bytes(value, &o->cache_size))
         return wrong_value("cache_size", value, e,
                            "bytes, or a number with K, M, G, T");
     o->no_cache = o->cache_size == 0;
@@ -147,7 +124,7 @@ static int take_materialize(const char *value, struct mount_options *o, struct e
     char size[32];
 
     snprintf(size, sizeof size, "%.*s", (int)strcspn(value, ":"), value);
-    if (!parse_size(size, &o->materialize) ||
+    if (!parse_bytes(size, &o->materialize) ||
         (more && (strncmp(more, ":settled=", 9) != 0 ||
                   !parse_number(more + 9, 10, 86400, &seconds))))
         return wrong_value("materialize", value, e,
@@ -159,7 +136,7 @@ static int take_materialize(const char *value, struct mount_options *o, struct e
 
 static int take_stage_size(const char *value, struct mount_options *o, struct err *e)
 {
-    if (!parse_size(value, &o->stage_size) || o->stage_size == 0)
+    if (!parse_bytes(value, &o->stage_size) || o->stage_size == 0)
         return wrong_value("stage_size", value, e,
                            "bytes, or a number with K, M, G, T");
     return 0;

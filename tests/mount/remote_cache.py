@@ -97,6 +97,24 @@ def test_counters(t):
                  ["remote"]["blocks_evicted"] > 0)
 
 
+def test_a_size_is_the_same_for_all(t):
+    """MB are of 1000 and MiB of 1024, for a mount as for a command: else each would set another limit."""
+    make_model(t + "/src/m", 1, MIB)
+    for i, (size, limit) in enumerate((("8MB", 8000000), ("8MiB", 8 * MIB), ("8M", 8 * MIB))):
+        with Server(t + "/src") as server:
+            options = f"cache_dir={t}/cache{i},cache_size={size}"
+            with Mount(server.url + "/m/", f"{t}/mnt{i}", options):
+                pass
+            same(size + " of the mount", cache_limit(f"{t}/cache{i}"), limit)
+            subprocess.run([UNSHARD, "ls", server.url + "/m/", "-o", options], check=True, capture_output=True)
+            same(size + " of a command", cache_limit(f"{t}/cache{i}"), limit)
+
+
+def cache_limit(directory):
+    done = subprocess.run([UNSHARD, "cache", "limit", "--json", "-o", "cache_dir=" + directory], check=True, capture_output=True)
+    return json.loads(done.stdout)["limit"]
+
+
 def test_many_mounts_of_one_cache(t):
     """Three processes fill one directory; one of them is killed while it does, again and again."""
     model = make_model(t + "/src/m", 12, 2 * MIB)
