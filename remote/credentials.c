@@ -75,30 +75,38 @@ const char *aws_region(const struct aws_config *config)
     return name ? name : aws_config_get(config, aws_profile(), "region");
 }
 
+static bool is_yes(const char *value)
+{
+    return value && (strcmp(value, "1") == 0 || strcasecmp(value, "true") == 0 ||
+                     strcasecmp(value, "yes") == 0);
+}
+
+/* The environment's word goes before the profile's (botocore's args.py). */
+static bool ignores_endpoints(const struct aws_config *config)
+{
+    const char *said = set_variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
+
+    if (!said)
+        said = aws_config_get(config, aws_profile(), "ignore_configured_endpoint_urls");
+    return said && strcasecmp(said, "true") == 0;
+}
+
 const char *aws_endpoint(const struct aws_config *config, const char *service)
 {
     CLEANUP(buf_release) struct buf variable = {0};
-    const char *url, *ignore;
+    const char *url;
 
+    if (ignores_endpoints(config))
+        return NULL;
     buf_adds(&variable, "AWS_ENDPOINT_URL_");
     for (const char *p = service; *p; p++)
         buf_addc(&variable, (char)toupper((unsigned char)*p));
     url = buf_failed(&variable) ? NULL : set_variable(variable.data);
     if (!url)
         url = set_variable("AWS_ENDPOINT_URL");
-    if (url)
-        return url;
-    ignore = set_variable("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
-    if (ignore && strcasecmp(ignore, "true") == 0)
-        return NULL;
-    url = aws_config_service_endpoint(config, aws_profile(), service);
+    if (!url)
+        url = aws_config_service_endpoint(config, aws_profile(), service);
     return url ? url : aws_config_get(config, aws_profile(), "endpoint_url");
-}
-
-static bool is_yes(const char *value)
-{
-    return value && (strcmp(value, "1") == 0 || strcasecmp(value, "true") == 0 ||
-                     strcasecmp(value, "yes") == 0);
 }
 
 /* ---- the chain ---- */

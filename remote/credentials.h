@@ -30,7 +30,8 @@ const char *aws_region(const struct aws_config *config);
  * Where a service ("s3", "sts", "sso", "sso_oidc") is when it is not at AWS:
  * $AWS_ENDPOINT_URL_S3 (of s3; _STS, _SSO, _SSO_OIDC are those of the others),
  * $AWS_ENDPOINT_URL, the profile's [services] section, the profile's endpoint_url; NULL:
- * nobody says. The order is that of "Service-specific endpoints" in AWS's SDK guide.
+ * nobody says, or AWS_IGNORE_CONFIGURED_ENDPOINT_URLS (or the profile) says that none of
+ * these counts. The order is that of "Service-specific endpoints" in AWS's SDK guide.
  */
 const char *aws_endpoint(const struct aws_config *config, const char *service);
 

@@ -342,10 +342,10 @@ static void test_settings(void **state)
     struct err e = {0};
 
     (void)state;
-    write_file(
-        "AWS_CONFIG_FILE", "config",
-        "[default]\nregion = from-file\nendpoint_url = http://all\n"
-        "services = local\n[services local]\ns3 =\n  endpoint_url = http://s3\n");
+    write_file("AWS_CONFIG_FILE", "config",
+               "[default]\nregion = from-file\nendpoint_url = http://all\n"
+               "services = local\n[services local]\ns3 =\n  endpoint_url = http://s3\n"
+               "[profile away]\nignore_configured_endpoint_urls = true\n");
     assert_ok(aws_config_load(&c, &e), &e);
     assert_string_equal(aws_region(c), "from-file");
     assert_string_equal(aws_endpoint(c, "s3"), "http://s3");
@@ -355,12 +355,17 @@ static void test_settings(void **state)
     setenv("AWS_REGION", "region", 1);
     assert_string_equal(aws_region(c), "region");
     setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true", 1);
-    assert_null(aws_endpoint(c, "s3"));
     setenv("AWS_ENDPOINT_URL", "http://every", 1);
+    assert_null(aws_endpoint(c, "s3")); /* neither the file's nor the environment's */
+    unsetenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS");
     assert_string_equal(aws_endpoint(c, "s3"), "http://every");
     setenv("AWS_ENDPOINT_URL_S3", "http://mine", 1);
     assert_string_equal(aws_endpoint(c, "s3"), "http://mine");
     assert_string_equal(aws_endpoint(c, "sts"), "http://every");
+    setenv("AWS_PROFILE", "away", 1);
+    assert_null(aws_endpoint(c, "s3"));
+    setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "false", 1);
+    assert_string_equal(aws_endpoint(c, "s3"), "http://mine");
 }
 
 static void test_split(void **state)
