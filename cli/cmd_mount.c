@@ -38,6 +38,38 @@ static int run(struct cli *c)
                         c->opt.mount);
 }
 
+/* The option of this name ("rw", "save=") in a comma list, or NULL. */
+static char *find_option(char *text, const char *name)
+{
+    size_t len = strlen(name);
+
+    for (char *o = text; o && *o;) {
+        char *end = o;
+
+        if (strncmp(o, name, len) == 0 &&
+            (name[len - 1] == '=' || o[len] == ',' || o[len] == '\0'))
+            return o;
+        while (*end && *end != ',')
+            end += 1 + (*end == '\\' && end[1]);
+        o = *end ? end + 1 : end;
+    }
+    return NULL;
+}
+
+/*
+ * mount(8) says "rw" to its helpers wherever nobody said "ro" (util-linux 2.38): that is no
+ * wish to save. Who has it says how, or how much.
+ */
+static void settle_rw(char *text)
+{
+    char *rw;
+
+    if (find_option(text, "save=") || find_option(text, "stage_size="))
+        return;
+    while ((rw = find_option(text, "rw")))
+        memcpy(rw, "ro", 2);
+}
+
 int mount_helper(struct cli *c, int argc, char **argv)
 {
     CLEANUP_FREE char *secret = NULL;
@@ -73,6 +105,7 @@ int mount_helper(struct cli *c, int argc, char **argv)
         cli_fail(c, err_nomem(&c->err));
         return MOUNT_SYSTEM;
     }
+    settle_rw(text);
     ret = mount_source(c, secret ? secret : argv[optind], argv[optind + 1], text);
     if (ret >= 0)
         return STATUS_DONE;

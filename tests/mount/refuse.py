@@ -3,9 +3,10 @@
 import ctypes
 import errno
 import os
+import shutil
 import subprocess
 
-from mountlib import Mount, Skip, fails, main, make_tensors, read_all, write_checkpoint, write_file
+from mountlib import UNSHARD, Mount, Skip, fails, main, make_tensors, read_all, write_checkpoint, write_file
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -90,6 +91,28 @@ def test_all_changes_are_refused(t):
     with Mount(t + "/src", t + "/mnt") as m:
         check(m, key)
         assert m.alive()
+
+
+def test_mount8_says_rw_of_all(t):
+    """mount(8) puts rw in front where nobody said ro, and passes on what is for it alone: neither is a wish to save."""
+    write_checkpoint(t + "/src", make_tensors("fstab", count=2))
+    os.mkdir(t + "/mnt")
+    os.symlink(os.path.abspath(shutil.which(UNSHARD)), t + "/mount.unshardfs")
+    of_mount8 = "nofail,noatime,nodiratime,nosuid,nodev,user,exec,suid,dev"
+    for options, writable in (("rw", False), ("rw," + of_mount8, False), ("ro," + of_mount8, False), ("rw,materialize=1M", False),
+                              ("rw,nofail,save=hf", True), ("rw,stage_size=1G", True), ("rw,cache_dir=" + t + "/rw\\,save=x", False)):
+        subprocess.run([t + "/mount.unshardfs", t + "/src", t + "/mnt", "-o", options], check=True)
+        try:
+            with open(t + "/mnt/notes.txt", "w"):
+                pass
+            wrote = True
+        except OSError as e:
+            assert e.errno == errno.EROFS, e
+            wrote = False
+        assert wrote == writable, options
+        subprocess.run([UNSHARD, "umount", t + "/mnt"], check=True)
+    done = subprocess.run([t + "/mount.unshardfs", t + "/src", t + "/mnt", "-o", "ro,save=hf"], capture_output=True, check=False)
+    assert done.returncode == 1 and b"add rw" in done.stderr, done
 
 
 def test_also_without_the_kernels_flag(t):
