@@ -318,6 +318,14 @@ static int read_page(struct page *p, const struct bucket *b, const struct ask *a
     return 0;
 }
 
+/* Where the next page begins, as one text. */
+static void add_place(const struct page *p, struct buf *out)
+{
+    buf_add(out, p->next.data ? p->next.data : "", p->next.len);
+    buf_addc(out, '\0');
+    buf_add(out, p->next_id.data ? p->next_id.data : "", p->next_id.len);
+}
+
 /* Asks for pages until there is no more; `query` makes the text for the next one. */
 static int each_page(struct bucket *b, const char *key, struct page *p,
                      void (*query)(const struct page *p, void *user, struct buf *out),
@@ -329,20 +337,21 @@ static int each_page(struct bucket *b, const char *key, struct page *p,
         CLEANUP(http_answer_release) struct http_answer answer = {0};
         CLEANUP(buf_release) struct buf text = {0};
         struct ask a = {.method = "GET", .key = key};
-        CLEANUP(buf_release) struct buf before = {0};
+        CLEANUP(buf_release) struct buf before = {0}, after = {0};
 
         query(p, user, &text);
-        if (p->next.len)
-            buf_add(&before, p->next.data, p->next.len);
+        add_place(p, &before);
         if (buf_failed(&text) || buf_failed(&before))
             return err_nomem(e);
         a.query = text.data;
         ret = demand(b, &a, &answer, e);
         if (ret == 0)
             ret = read_page(p, b, &a, &answer, e);
-        if (ret == 0 && p->truncated && p->next.len == before.len &&
-            (before.len == 0 || !memcmp(before.data, p->next.data, before.len)) &&
-            p->next_id.len == 0)
+        add_place(p, &after);
+        if (buf_failed(&after))
+            return err_nomem(e);
+        if (ret == 0 && p->truncated && before.len == after.len &&
+            memcmp(before.data, after.data, after.len) == 0)
             ret = err_set(e, EBADMSG, "%s: a list that does not go on", bucket_url(b));
     } while (ret == 0 && p->truncated);
     return ret;

@@ -127,6 +127,7 @@ class BucketServer:
     def __init__(self, bucket="bucket", part_least=PART_LEAST, conditional=True):
         self.bucket, self.part_least, self.conditional = bucket, part_least, conditional
         self.objects, self.uploads, self.log, self.faults, self.history = {}, {}, [], [], []
+        self.endless = False  # lists of uploads go on, and always at the same place
         self.keys, self.busy = {KEY}, 0
         self.lock, self.ids, self.delay = threading.RLock(), 0, 0
         self.httpd = Server(("127.0.0.1", 0), Handler)
@@ -240,7 +241,9 @@ class BucketServer:
     def list_uploads(self, q):
         rows = "".join(f"<Upload><Key>{escape(u['key'])}</Key><UploadId>{i}</UploadId></Upload>"
                        for i, u in sorted(self.uploads.items()) if u["key"].startswith(q.get("prefix", "")))
-        return 200, {}, f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{rows}</ListMultipartUploadsResult>".encode()
+        more = "true</IsTruncated><NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>i</NextUploadIdMarker>" if self.endless else \
+            "false</IsTruncated>"
+        return 200, {}, f"<ListMultipartUploadsResult><IsTruncated>{more}{rows}</ListMultipartUploadsResult>".encode()
 
     def appear(self, key, data, tag, headers):
         if headers.get("If-None-Match") and not self.conditional:

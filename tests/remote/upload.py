@@ -290,6 +290,15 @@ def test_ended_uploads(t):
         s.check_whole(local(t, src, *args))
 
 
+def test_a_list_that_does_not_go_on(t):
+    with Store(t) as s:
+        s.endless = True
+        s.convert(HF, "--to", "dcp", "--ranks", "2")
+        asked = sum("uploads=" in str(entry) for entry in s.log)
+        assert asked < 10, asked
+        s.check_whole(local(t, HF, "--to", "dcp", "--ranks", "2"))
+
+
 def test_no_conditions(t):
     """A store that knows no conditional writes."""
     with Store(t, conditional=False) as s:
