@@ -44,7 +44,8 @@ struct object_protocol {
     const char *name;
     /*
      * A URL names one version of an object for ever: neither ETag nor date is compared.
-     * Those of the Hub are of the place that it sends us to, which may be any of many.
+     * Those of the Hub are of the place that it sends us to, which may be any of many. Nor
+     * are directories listed again.
      */
     bool pinned;
 

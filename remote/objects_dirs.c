@@ -192,6 +192,8 @@ static void land(struct objects *o, struct dir *dir, int64_t start, int rc,
     int64_t now = clock_ns();
 
     dir->until = now + MAX(o->refresh_ns, COST_SHARE * (now - start));
+    if (rc == 0 && o->protocol->pinned)
+        dir->until = INT64_MAX; /* there is never another one */
     dir->renew_s = rc < 0 ? MIN(2 * MAX(dir->renew_s, (unsigned)RENEW_SECONDS),
                                 (unsigned)RENEW_SECONDS_MAX)
                           : 0;

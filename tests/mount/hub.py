@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from mountlib import UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint  # noqa: E402
@@ -52,6 +53,17 @@ def test_a_branch_that_moves(t):
         same("by commit", unshard(hub.env(), "cat", f"hf://o/m@{sha}", key).stdout, new[key][2])
         done = unshard(hub.env(), "ls", "hf://o/m@nothing", status=3)
         assert b"nothing" in done.stderr, done.stderr
+
+
+def test_a_commit_is_listed_once(t):
+    with HubServer() as hub:
+        hub.add("org/model", DATA / "safetensors/hf_sharded_f32")
+        with Mount("hf://org/model", t + "/mnt", "refresh=1", env=hub.env()) as m:
+            for _ in range(6):
+                os.listdir(m.path)
+                time.sleep(0.5)
+            trees = [path for _, path, _ in hub.log if "/tree/" in path]
+            same("listings", len(trees), len(set(trees)))
 
 
 def test_a_root_is_called_as_its_directory(t):
