@@ -15,7 +15,12 @@
 #include "remote/objects.h"
 #include "remote/store.h"
 
-enum { MAX_PAGES = 10000, MAX_TOKEN = 4096 };
+enum {
+    MAX_PAGES = 10000,
+    MAX_TOKEN = 4096,
+    /* A revision's answer names all files, 50,000 of them and more: as much as JSON may be. */
+    MAX_ANSWER = 100000000,
+};
 
 struct hub {
     struct http *http; /* borrowed from the store */
@@ -170,6 +175,7 @@ static int get(const struct hub *h, const char *url, const char *what,
                              .what = what,
                              .auth = &hub_auth,
                              .auth_user = (void *)(uintptr_t)h,
+                             .max = MAX_ANSWER,
                              .deadline_s = deadline_s};
 
     return http_do(h->http, &r, answer, e) < 0 ? explain(h, e) : 0;

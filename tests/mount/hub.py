@@ -55,6 +55,15 @@ def test_a_branch_that_moves(t):
         assert b"nothing" in done.stderr, done.stderr
 
 
+def test_a_repository_of_many_files(t):
+    """What tells a revision's commit names every file of it."""
+    with HubServer() as hub:
+        hub.add("org/model", DATA / "safetensors/hf_sharded_f32")
+        hub.more_files = [f"checkpoints/step{i % 7}/model/ocdbt.process_{i % 64}/d/{i:032x}-and-what-else-orbax-puts-into-a-name-of-its-own"
+                          for i in range(70000)]
+        assert b"F32" in unshard(hub.env(), "ls", "hf://org/model").stdout
+
+
 def test_a_commit_is_listed_once(t):
     with HubServer() as hub:
         hub.add("org/model", DATA / "safetensors/hf_sharded_f32")

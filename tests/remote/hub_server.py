@@ -66,7 +66,8 @@ class HubHandler(Base):
             if commit is None:
                 return self.answer(404, b'{"error":"Invalid rev id"}', X_Error_Code="RevisionNotFound")
             if what == "revision":
-                return self.answer_json({"id": repo, "sha": commit.sha, "lastModified": "2024-02-29T12:34:56.000Z"})
+                return self.answer_json({"id": repo, "sha": commit.sha, "lastModified": "2024-02-29T12:34:56.000Z",
+                                         "siblings": [{"rfilename": name} for name in [*commit.files, *hub.more_files]]})
             return self.answer_tree(commit, urllib.parse.unquote(folder or ""), urllib.parse.parse_qs(url.query))
         m = FILE.fullmatch(url.path)
         if not m:
@@ -141,6 +142,7 @@ class Commit:
 class HubServer:
     def __init__(self, token=None, large=4096, page=50, seconds=3600):
         self.token, self.large, self.page, self.seconds = token, large, page, seconds
+        self.more_files = []  # named with a revision, and in no tree
         self.next_url = None  # where the next page is said to be, if not here
         self.repos, self.blobs, self.log, self.store_log = {}, {}, [], []
         self.servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), h) for h in (HubHandler, StoreHandler)]
