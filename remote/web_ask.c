@@ -95,6 +95,14 @@ static int add_what(const struct web *p, const char *dir, const char *name,
     return buf_addf(what, "%s%s", p->shown, path) < 0 ? err_nomem(e) : 0;
 }
 
+void web_ask_for(const struct web *p, struct http_request *r)
+{
+    static const char *const first_byte[] = {"Range: bytes=0-0", NULL};
+
+    r->method = p->by_get ? "GET" : "HEAD";
+    r->headers = p->by_get ? first_byte : NULL;
+}
+
 /* Room for `before` requests more, that are put in front. */
 static int heads_make(const struct web *p, const char *dir, char *const *name, size_t n,
                       size_t before, struct heads *h, struct err *e)
@@ -110,12 +118,12 @@ static int heads_make(const struct web *p, const char *dir, char *const *name, s
     for (size_t i = 0; rc == 0 && i < n; i++) {
         rc = add_what(p, dir, name[i], &h->url[i], &h->what[i], e);
         h->request[before + i] =
-            (struct http_request){.method = "HEAD",
-                                  .url = h->url[i].data,
+            (struct http_request){.url = h->url[i].data,
                                   .what = h->what[i].data,
                                   .auth = &web_auth,
                                   .auth_user = (void *)(uintptr_t)p,
                                   .flags = HTTP_ANY_STATUS};
+        web_ask_for(p, &h->request[before + i]);
     }
     return rc;
 }

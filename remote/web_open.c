@@ -128,12 +128,12 @@ static bool leads_to_slash(const struct web *p, const struct http_answer *a)
 static int ask_name(struct web *p, struct http_answer *a, struct err *e)
 {
     CLEANUP(buf_release) struct buf url = {0};
-    struct http_request r = {.method = "HEAD",
-                             .what = p->shown,
+    struct http_request r = {.what = p->shown,
                              .auth = &web_auth,
                              .auth_user = p,
                              .flags = HTTP_NO_REDIRECT | HTTP_ANY_STATUS};
 
+    web_ask_for(p, &r);
     if (web_add_url(p, "", "", &url, e) < 0)
         return -e->code;
     r.url = url.data;
@@ -215,6 +215,28 @@ static bool is_file(const struct web *p, const struct http_answer *a)
            !(a->status == 200 && web_is_html(a));
 }
 
+/*
+ * A file, or a directory? A URL that was signed for GET (a presigned one of S3) lets no HEAD
+ * in: then the first byte is asked for.
+ */
+static int ask_whether_file(struct web *p, bool *file, struct err *e)
+{
+    CLEANUP(http_answer_release) struct http_answer head = {0}, first = {0};
+
+    if (ask_name(p, &head, e) < 0)
+        return -e->code;
+    *file = is_file(p, &head);
+    if (head.status != 403 && head.status != 405 && head.status != 501)
+        return 0;
+    p->by_get = true;
+    if (ask_name(p, &first, e) < 0 && e->code != EFBIG) /* that: it knows no ranges */
+        return -e->code;
+    *e = (struct err){0};
+    p->by_get = first.status == 206 && !web_is_html(&first);
+    *file = *file || p->by_get;
+    return 0;
+}
+
 static int find_out(struct web *p, struct err *e)
 {
     const char *name = strrchr(p->dir, '/') + 1;
@@ -227,10 +249,7 @@ static int find_out(struct web *p, struct err *e)
         cut_name(p->base);
         cut_name(p->shown);
     } else if (*name) {
-        rc = ask_name(p, &a[0], e);
-        file = rc == 0 && is_file(p, &a[0]);
-        http_answer_release(&a[0]);
-        a[0] = (struct http_answer){0};
+        rc = ask_whether_file(p, &file, e);
     }
     if (rc == 0 && file)
         rc = be_file(p, e);

@@ -38,6 +38,7 @@ struct web {
     char *basic;       /* NULL, or what stands behind "Authorization: " */
     char *file;        /* NULL, or the one file that was opened */
     bool has_manifest;
+    bool by_get; /* the file tells of itself with its first byte: HEAD is not let in */
     store_recall_fn *recall; /* as struct store_options has them */
     store_note_fn *note;
     void *user;
@@ -56,6 +57,9 @@ int web_add_url(const struct web *p, const char *path, const char *tail,
                 struct buf *out, struct err *e);
 
 bool web_is_html(const struct http_answer *a);
+
+/* Makes a request one that asks a file what it is. */
+void web_ask_for(const struct web *p, struct http_request *r);
 
 /* Keeps it for a moment, with a reference of its own. */
 void web_keep_manifest(struct web *p, struct manifest *m);

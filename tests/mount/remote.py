@@ -96,6 +96,21 @@ def test_a_root_is_called_as_its_directory(t):
             same(url, json.loads(done.stdout)["step"], step)
 
 
+def test_a_url_that_is_signed_for_get(t):
+    """As S3's presigned ones: HEAD is refused, the query lets GET in."""
+    tensors = make_tensors("signed", count=2)
+    key = sorted(tensors)[0]
+    os.makedirs(t + "/src/run")
+    write_file(t + "/src/run/model.safetensors", safetensors_image(tensors))
+    with Server(t + "/src") as server:
+        server.fault("status", times=-1, method="HEAD", status=403)
+        done = subprocess.run([UNSHARD, "cat", server.url + "/run/model.safetensors?X-Amz-Signature=s", key], check=True, capture_output=True)
+        same("cat", done.stdout, tensors[key][2])
+        assert all("X-Amz-Signature=s" in r["path"] for r in server.log()), server.log()
+        done = subprocess.run([UNSHARD, "ls", server.url + "/run/none"], capture_output=True, check=False)
+        assert done.returncode == 3 and b"HTTP 404" in done.stderr, done
+
+
 def rounds(server):
     """Requests one after the other: those that ask files what they are go out at once, and so do the first two."""
     asked = [r for r in server.log() if r["method"] == "GET" and not r["path"].endswith("unshard-manifest.json")]
