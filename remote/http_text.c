@@ -90,16 +90,26 @@ static bool fields_sane(const struct tm *t)
            t->tm_sec <= 60;
 }
 
-/* RFC 9110, 5.6.7: the form that is to be sent; the names are English everywhere. */
+/*
+ * RFC 9110, 5.6.7: the form that is to be sent, and two old ones that must be read, of which
+ * one has years of two digits. The names are English everywhere.
+ */
 static bool parse_http_date(const char *text, struct tm *t)
 {
     static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    char month[4];
+    char month[4] = "";
     const char *at;
 
     if (sscanf(text, "%*3s, %2d %3s %4d %2d:%2d:%2d GMT", &t->tm_mday, month,
-               &t->tm_year, &t->tm_hour, &t->tm_min, &t->tm_sec) != 6 ||
-        strlen(month) != 3)
+               &t->tm_year, &t->tm_hour, &t->tm_min, &t->tm_sec) != 6 &&
+        sscanf(text, "%*3s %3s %2d %2d:%2d:%2d %4d", month, &t->tm_mday, &t->tm_hour,
+               &t->tm_min, &t->tm_sec, &t->tm_year) != 6) {
+        if (sscanf(text, "%*[A-Za-z], %2d-%3s-%2d %2d:%2d:%2d GMT", &t->tm_mday, month,
+                   &t->tm_year, &t->tm_hour, &t->tm_min, &t->tm_sec) != 6)
+            return false;
+        t->tm_year += t->tm_year < 70 ? 2000 : 1900;
+    }
+    if (strlen(month) != 3)
         return false;
     at = strstr(months, month);
     if (!at || (at - months) % 3)

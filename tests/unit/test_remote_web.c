@@ -87,6 +87,9 @@ static void dates_are_read(void **state)
 {
     (void)state;
     assert_int_equal(http_date("Sun, 06 Nov 1994 08:49:37 GMT"), 784111777);
+    assert_int_equal(http_date("Sunday, 06-Nov-94 08:49:37 GMT"), 784111777);
+    assert_int_equal(http_date("Sun Nov  6 08:49:37 1994"), 784111777);
+    assert_int_equal(http_date("Saturday, 21-Nov-26 23:28:08 GMT"), 1795303688);
     assert_int_equal(http_date("2026-11-21T23:28:08.000Z"), 1795303688);
     assert_int_equal(http_date("1970-01-02T00:00:00Z"), 86400);
     assert_int_equal(http_date("1970-01-02T02:00:00+02:00"), 86400);
