@@ -2,6 +2,7 @@
 /* cli/diff_pairs.c - names of both sides, sorted and merged. */
 #include "cli/diff_pairs.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 struct named {
@@ -74,6 +75,70 @@ static size_t merge(const struct named *a, size_t na, const struct named *b, siz
     return n;
 }
 
+static int compare_keys(const void *x, const void *y)
+{
+    const struct listed_tensor *a = *(const struct listed_tensor *const *)x;
+    const struct listed_tensor *b = *(const struct listed_tensor *const *)y;
+    int order = memcmp(a->key, b->key, MIN(a->key_len, b->key_len));
+
+    return order ? order : (a->key_len > b->key_len) - (a->key_len < b->key_len);
+}
+
+/* The model's tensors of b that met none of a by name, sorted by key. */
+static size_t alone_in_b(const struct tensor_pair *pair, size_t n,
+                         const struct listed_tensor **out)
+{
+    size_t m = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (!pair[i].a && pair[i].b->role == ROLE_MODEL)
+            out[m++] = pair[i].b;
+    qsort(out, m, sizeof *out, compare_keys);
+    return m;
+}
+
+/* Takes out of b's tensors those that met one by key: each of them has a pair of its own. */
+static size_t without_met(struct tensor_pair *pair, size_t n,
+                          const struct listed_tensor **alone, const bool *met, size_t m)
+{
+    size_t left = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const struct listed_tensor **at = NULL;
+
+        if (!pair[i].a && pair[i].b->role == ROLE_MODEL)
+            at = bsearch(&pair[i].b, alone, m, sizeof *alone, compare_keys);
+        if (!at || !met[at - alone])
+            pair[left++] = pair[i];
+    }
+    return left;
+}
+
+/* What met nothing by name meets by key: not every format tells the wrapper (.npz has none). */
+static int meet_by_key(struct tensor_pair *pair, size_t *n, struct err *e)
+{
+    CLEANUP_FREE const struct listed_tensor **alone = calloc(*n + 1, sizeof *alone);
+    CLEANUP_FREE bool *met = calloc(*n + 1, sizeof *met);
+    size_t m;
+
+    if (!alone || !met)
+        return err_nomem(e);
+    m = alone_in_b(pair, *n, alone);
+    for (size_t i = 0; i < *n; i++) {
+        const struct listed_tensor **at;
+
+        if (pair[i].b || pair[i].a->role != ROLE_MODEL)
+            continue;
+        at = bsearch(&pair[i].a, alone, m, sizeof *alone, compare_keys);
+        if (at) {
+            pair[i].b = *at;
+            met[at - alone] = true;
+        }
+    }
+    *n = without_met(pair, *n, alone, met, m);
+    return 0;
+}
+
 int pair_tensors(const struct tensor_list *a, const struct tensor_list *b,
                  struct tensor_pair **out, size_t *n, struct err *e)
 {
@@ -84,5 +149,5 @@ int pair_tensors(const struct tensor_list *a, const struct tensor_list *b,
     if (!na || !nb || !*out)
         return err_nomem(e);
     *n = merge(na, a->n, nb, b->n, *out);
-    return 0;
+    return meet_by_key(*out, n, e);
 }

@@ -15,7 +15,8 @@ struct tensor_pair {
 /*
  * Tensors of role model meet by the names that they have in model.safetensors, without a
  * saver's wrapper, unless two of one side would have one name (then that side keeps its
- * keys, as the view does); all others meet by their full keys. Model first, then by name.
+ * keys, as the view does); what is left of them, and all others, meet by their full keys.
+ * Model first, then by name.
  * *out is to be freed, and borrows from both lists.
  */
 int pair_tensors(const struct tensor_list *a, const struct tensor_list *b,

@@ -456,6 +456,19 @@ def test_diff_with_an_export(t):
     assert row["differing"] == 8 and 0.0015 < row["max_abs"] < 0.0016, row
 
 
+def test_diff_with_keys_that_keep_the_wrapper(t):
+    """A .npz holds the keys and no wrapper, so that no name of its model's tensors is one of the source's: the keys are."""
+    cli = Cli(t)
+    cli.run("convert", DCP, t + "/npz", "--to", "npz", "--drop", "objects")
+    for a, b in ((DCP, t + "/npz"), (t + "/npz", DCP)):
+        same("words", cli.run("diff", a, b, "--drop", "objects").stdout, "54 tensors identical\n")
+    cli.run("convert", DCP, t + "/less", "--to", "npz", "--drop", "objects", "--only", "model.layers.*")
+    out = cli.json("diff", DCP, t + "/less", "--drop", "optimizer,objects", status=NO)["totals"]
+    met = len(cli.json("ls", t + "/less")["tensors"])
+    assert 0 < met < 15, met
+    same("totals", (out["identical"], out["only-a"], out["only-b"]), (met, 15 - met, 0))
+
+
 def test_diff_finds_one_changed_element(t):
     cli = Cli(t)
     path, key, chunk = damaged_copy(t)
