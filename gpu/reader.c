@@ -113,6 +113,7 @@ int reader_map(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
 
     v->count = 0;
     v->nheld = 0;
+    v->warm = false;
     if (off > r->size || len > r->size - off)
         return outside(off, len, r->size, e);
     ret = len ? r->kind->map(r, off, len, v, e) : 1;
@@ -329,6 +330,7 @@ static int view_map(struct reader *r, uint64_t off, size_t len, struct reader_io
         if (ret == 0)
             ret = tensor_map(t, at, part, v, e);
         done += part;
+        v->warm = v->warm && done == len; /* of what comes behind nothing is known */
     }
     return ret < 0 ? err_wrap(e, "%s", r->view.name) : ret;
 }

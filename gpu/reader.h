@@ -78,6 +78,8 @@ struct reader_iov {
     int max, count;
     struct source *held[8];
     unsigned nheld;
+    bool ask_warm; /* set before: shall reader_map say so, */
+    bool warm;     /* when it gives 0: does reader_read only copy memory then? */
 };
 int reader_map(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);

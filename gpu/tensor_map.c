@@ -139,7 +139,10 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
         return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key, off, len);
     sources = (struct fetch_sources){.src = c.src, .count = c.count};
     pieces = count_pieces(&c, v->max - v->count);
-    if (!pieces || !fetch_all_mapped(&c.runs, &sources))
+    if (!pieces && !v->ask_warm)
+        return 0;
+    v->warm = !c.flags && fetch_all_mapped(&c.runs, &sources);
+    if (!pieces || !v->warm)
         return 0;
     ret = add_pieces(&c, pieces, v, e);
     c.done = ret == 1;
