@@ -234,6 +234,14 @@ static int take_rw(const char *value, struct mount_options *o, struct err *e)
     return 0;
 }
 
+static int take_io_uring(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)e;
+    o->io_uring = true;
+    return 0;
+}
+
 static int take_ro(const char *value, struct mount_options *o, struct err *e)
 {
     (void)value;
@@ -273,6 +281,7 @@ static const struct option_kind kinds[] = {
     {"cache_dir=", NULL, take_cache_dir},
     {"cache_size=", NULL, take_cache_size},
     {"materialize=", NULL, take_materialize},
+    {"io_uring", NULL, take_io_uring},
     {"jobs=", NULL, take_jobs},
     {"index=", NULL, take_index},
     {"prefix=", NULL, take_prefix},
@@ -377,6 +386,10 @@ static int check_together(const struct mount_options *o, struct err *e)
         err_set(e, EINVAL, "-o materialize=: not with %s",
                 o->rw ? "rw, where files change under who reads them"
                       : "index=memory, which writes nothing to disk");
+        return err_hint(e, "leave one of the two out");
+    }
+    if (o->io_uring && o->rw) {
+        err_set(e, EINVAL, "-o io_uring: not with rw: it makes short reads cheaper");
         return err_hint(e, "leave one of the two out");
     }
     return 0;

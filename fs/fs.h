@@ -30,6 +30,7 @@ struct session;
 struct slots;
 struct stages;
 struct saver;
+struct uring;
 struct watch;
 
 /*
@@ -65,6 +66,7 @@ struct fs {
     struct lane *lane, *fills;
     struct copies *copies; /* NULL: nothing is materialised */
     struct watch *watch;
+    struct uring *uring; /* NULL: requests come by /dev/fuse */
     struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;
     struct mapped mapped;

@@ -47,6 +47,7 @@ struct mount_options {
     unsigned views;                /* enum mount_show; 0: all */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
     bool rw;
+    bool io_uring;       /* requests by io_uring where the kernel offers it */
     uint64_t stage_size; /* bytes that may be staged at a time; 0: what the disk has */
     const char *save;    /* save=: how new checkpoints are written; NULL: hf */
     unsigned gpu;        /* gpu=N: a holder for device N - 1; 0: none */
@@ -84,6 +85,9 @@ int fs_umount(const char *mountpoint, struct err *e);
  * in words; NULL: nothing that can be told without a mount. `dir` is for copies.
  */
 const char *fs_passthrough_lacks(const char *dir);
+
+/* The same for -o io_uring. */
+const char *fs_io_uring_lacks(void);
 
 /* "3.14.0": the version of libfuse that runs. */
 const char *fs_fuse_version(void);

@@ -7,9 +7,13 @@
 #include <sys/mman.h>
 #include <sys/uio.h>
 
+#include "base/guard.h"
 #include "fs/handle.h"
+#include "fs/uring.h"
+#include "remote/source.h"
 
 enum {
+    READ_LATER = 2,    /* another thread answers */
     MAX_PIECES = 1000, /* libfuse adds its header, the kernel takes 1024 */
     /* One large page, which is quicker to fill and to reply from. */
     BUFFER_FIRST = 2 << 20,
@@ -33,7 +37,10 @@ void read_buffer_free(void *buffer)
 void *read_buffer(struct fs *fs, size_t size)
 {
     struct buffer *b = pthread_getspecific(fs->buffers);
+    void *payload = uring_payload(size);
 
+    if (payload)
+        return payload;
     if (!b) {
         b = calloc(1, sizeof *b);
         if (!b || pthread_setspecific(fs->buffers, b) != 0) {
@@ -69,31 +76,94 @@ static void fetch_ahead(const struct request *r, struct handle *h, uint64_t off,
         reader_will_need(h->reader, from, step);
 }
 
-/* Straight from mapped shards: 1 when that answered the request, 0 when it cannot be. */
-static int reply_mapped(const struct request *r, struct handle *h, uint64_t off,
-                        size_t len, struct err *e)
+static int was_cut(const struct handle *h, uint64_t off, size_t len, struct err *e)
 {
-    struct iovec iov[MAX_PIECES];
-    struct reader_iov v = {.iov = iov, .max = MAX_PIECES};
-    int rc = reader_map(h->reader, off, len, &v, e);
+    return err_set(e, EIO, "read %s, bytes %" PRIu64 "+%zu: a shard was cut meanwhile",
+                   h->name, off, len);
+}
 
-    if (rc != 1)
-        return rc;
-    rc = fuse_reply_iov(r->req, iov, v.count);
-    reader_unmap(&v);
-    if (rc == 0) {
-        counter_add(&r->fs->counters, COUNT_REPLIES_MAPPED, 1);
-        counter_add(&r->fs->counters, COUNT_BYTES_READ, len);
-    } else if (rc == -EFAULT) {
+/* Pieces into one buffer; under the guard, since they lie in shards. */
+struct gathering {
+    const struct reader_iov *v;
+    char *to;
+};
+
+static int gather(void *user)
+{
+    const struct gathering *g = user;
+    char *to = g->to;
+
+    for (int i = 0; i < g->v->count; i++) {
+        memcpy(to, g->v->iov[i].iov_base, g->v->iov[i].iov_len);
+        to += g->v->iov[i].iov_len;
+    }
+    return 0;
+}
+
+/*
+ * Into the ring's buffer, from which the kernel takes it later: so that the shards can be
+ * looked at once more, as after any copy of ours.
+ */
+static int reply_gathered(const struct request *r, const struct handle *h,
+                          const struct reader_iov *v, void *to, uint64_t off,
+                          size_t len, struct err *e)
+{
+    struct gathering g = {.v = v, .to = to};
+    int rc = guard_run(gather, &g);
+
+    if (rc < 0)
+        was_cut(h, off, len, e);
+    for (unsigned i = 0; rc == 0 && i < v->nheld; i++)
+        rc = source_check(v->held[i], e);
+    if (rc == 0)
+        fuse_reply_buf(r->req, to, len);
+    return rc;
+}
+
+/* Straight to who asked. */
+static void reply_pieces(const struct request *r, const struct handle *h,
+                         const struct reader_iov *v, uint64_t off, size_t len)
+{
+    if (fuse_reply_iov(r->req, v->iov, v->count) == -EFAULT) {
         /* The kernel met the end of a shard that was cut: the reader got EIO. */
         struct err cut = {0};
 
         counter_add(&r->fs->counters, COUNT_ERRORS, 1);
-        err_set(&cut, EIO, "read %s, bytes %" PRIu64 "+%zu: a shard was cut meanwhile",
-                h->name, off, len);
+        was_cut(h, off, len, &cut);
         last_error_report(&r->fs->last_error, &cut);
+        return;
     }
-    return 1;
+    counter_add(&r->fs->counters, COUNT_REPLIES_MAPPED, 1);
+    counter_add(&r->fs->counters, COUNT_BYTES_READ, len);
+}
+
+/*
+ * From mapped shards: 1 when that answered the request, 0 when it cannot be; READ_LATER when
+ * it is left to a thread that may wait.
+ */
+static int reply_mapped(const struct request *r, struct handle *h, uint64_t off,
+                        size_t len, struct err *e)
+{
+    struct iovec iov[MAX_PIECES];
+    struct reader_iov v = {.iov = iov, .max = MAX_PIECES, .ask_warm = uring_in_haste()};
+    void *to = uring_payload(len);
+    int rc = reader_map(h->reader, off, len, &v, e);
+
+    if (rc == 0 && v.ask_warm && !v.warm && uring_defer(r))
+        return READ_LATER;
+    if (rc >= 0 && v.ask_warm)
+        fetch_ahead(r, h, off, len);
+    if (rc != 1)
+        return rc;
+    if (!to) {
+        reply_pieces(r, h, &v, off, len);
+    } else if ((rc = reply_gathered(r, h, &v, to, off, len, e)) == 0) {
+        counter_add(&r->fs->counters, COUNT_REPLIES_MAPPED, 1);
+        counter_add(&r->fs->counters, COUNT_BYTES_READ, len);
+        rc = 1;
+    }
+    reader_unmap(&v);
+    return rc;
 }
 
 static int reply_copied(const struct request *r, struct handle *h, uint64_t off,
@@ -120,20 +190,25 @@ static int read_reader(const struct request *r, struct handle *h, struct err *e)
         fuse_reply_buf(r->req, NULL, 0);
         return 0;
     }
-    fetch_ahead(r, h, off, len);
+    if (!uring_in_haste())
+        fetch_ahead(r, h, off, len);
     rc = reply_mapped(r, h, off, len, e);
     if (rc == 0)
         rc = reply_copied(r, h, off, len, e);
-    return rc < 0 ? err_wrap(e, "read %s, bytes %" PRIu64 "+%zu", h->name, off, len)
-                  : 0;
+    if (rc < 0)
+        return err_wrap(e, "read %s, bytes %" PRIu64 "+%zu", h->name, off, len);
+    return rc == READ_LATER ? rc : 0;
 }
 
 static int read_side(const struct request *r, struct handle *h, struct err *e)
 {
-    void *data = read_buffer(r->fs, r->size + 1);
+    void *data;
     size_t got;
     int rc;
 
+    if (uring_in_haste() && uring_defer(r))
+        return READ_LATER;
+    data = read_buffer(r->fs, r->size + 1);
     fetch_ahead(r, h, (uint64_t)r->off, r->size);
     rc = data ? side_read(h->side, (uint64_t)r->off, r->size, data, &got, e)
               : err_nomem(e);
@@ -161,7 +236,6 @@ int read_run(struct request *r, struct err *e)
 
     if (r->off < 0)
         return -EINVAL;
-    counter_add(&r->fs->counters, COUNT_READS, 1);
     opened_get(&h->opened);
     /* The kernel fills a page of a mapping for nobody's read(2), which has an owner. */
     if (h->reader && r->fi.lock_owner == 0)
@@ -171,5 +245,8 @@ int read_run(struct request *r, struct err *e)
     else
         rc = h->side ? read_side(r, h, e) : read_text(r, h);
     opened_put(r->fs, &h->opened);
+    if (rc == READ_LATER)
+        return 0;
+    counter_add(&r->fs->counters, COUNT_READS, 1);
     return rc;
 }

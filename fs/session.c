@@ -25,6 +25,7 @@
 #include "fs/notify.h"
 #include "fs/passthrough.h"
 #include "fs/save.h"
+#include "fs/uring.h"
 #include "fs/watch.h"
 
 enum {
@@ -97,17 +98,26 @@ static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
 {
     struct session *s = ((struct fs *)user)->owner;
     const struct negotiation *offer = &s->negotiation;
+    struct negotiate_wants wants = {0};
+    size_t payload;
     ssize_t n;
+
+    if (uring_answer(s->fs, iov, count, &n))
+        return n;
 
     if (s->answered || !negotiate_is_answer(offer, iov))
         return writev(fd, iov, count);
-    negotiate_accept(offer, iov, count, passthrough_wanted(s->fs));
+    payload = negotiate_payload(iov, count);
+    wants.passthrough = passthrough_wanted(s->fs);
+    wants.io_uring = uring_prepare(s->fs, offer->offers_io_uring && payload, payload);
+    negotiate_accept(offer, iov, count, wants);
     n = writev(fd, iov, count);
     if (n >= 0) {
         s->answered = true;
         mounts_read_ahead(s->device);
         passthrough_begin(s->fs, offer->offers_passthrough);
         copies_begin(s->fs);
+        uring_begin(s->fs);
         if (!become_ready(s)) /* nobody waits any more: ^C */
             kill(getpid(), SIGTERM);
     }
@@ -342,7 +352,7 @@ static int session_threads(struct session *s, struct err *e)
 static void confine_server(const struct fs *fs)
 {
     if (geteuid() == 0 && !fs->options.rw && !fs->store->remote &&
-        !confine(CONFINE_CALLS, NULL))
+        !confine(CONFINE_CALLS | (fs->uring ? CONFINE_WITH_RINGS : 0), NULL))
         log_msg(LOG_FS, LOG_INFO, "not confined: `unshard doctor` says why");
 }
 
@@ -382,6 +392,7 @@ static int session_loop(struct session *s, struct err *e)
     fuse_loop_cfg_set_idle_threads(config, THREADS);
     rc = fuse_session_loop_mt(s->fs->session, config);
     fuse_loop_cfg_destroy(config);
+    uring_pause(s->fs->uring);
     save_the_rest(s->fs);
     stop_reading(s->fs);
     s->ended = true;
@@ -415,11 +426,14 @@ static int session_serve(struct session *s, struct err *e)
 
     if (rc == 0)
         rc = session_threads(s, e);
-    if (rc == 0)
+    if (rc == 0) {
+        uring_new(s->fs);
         confine_server(s->fs);
+    }
     if (rc == 0)
         rc = session_loop(s, e);
     notify_manager("STOPPING=1");
+    uring_stop(s->fs->uring); /* it holds the connection too */
     if (s->device)
         cut_connection(s);
     plans_free(s->fs->plans);
@@ -436,6 +450,8 @@ static int session_serve(struct session *s, struct err *e)
         fuse_session_unmount(s->fs->session);
         fuse_session_destroy(s->fs->session);
     }
+    uring_free(s->fs->uring);
+    s->fs->uring = NULL;
     clear_deadline(s);
     return rc;
 }
