@@ -4,6 +4,7 @@
 Each layout is read in two ways: by `cat`, as people do, whose floor is `cat` of the shards; and by preads of 1 MiB into one buffer
 that stays in the processor's cache, whose floor is the same loop over the shards: that costs the kernel little more than the copy.
 """
+import json
 import os
 import subprocess
 import sys
@@ -126,6 +127,17 @@ def memory_copy(bench):
     yield ratio_row("native pread 1 MiB", "memcpy of anonymous memory", samples["copy"], samples["native"], size)
 
 
+def by_io_uring(bench, name, plain, folder, size, how):
+    """The same by a mount with -o io_uring, beside the one without; nothing where it cannot be had."""
+    with bench.mount(folder, ",io_uring") as ring:
+        if json.loads((ring / ".unshard/counters.json").read_text())["io_uring"] != "on":
+            return
+        file, other = checked(bench, ring, folder, size), plain / "raw" / KEY
+        samples = interleave({"plain": lambda: bench.read("random", [other], plain.server, **how),
+                              "ring": lambda: bench.read("random", [file], ring.server, **how)}, bench.rounds)
+        yield ratio_row(f"{name}, io_uring", "the mount without it", samples["plain"], samples["ring"], how["count"] * how["block"])
+
+
 @workload("reads")
 def random_reads(bench):
     """Reads of 4 KiB at random places, by 1 and by 64 readers; 1 MiB reads by 64."""
@@ -142,6 +154,8 @@ def random_reads(bench):
                 readers = f"{threads} reader" + "s" * (threads > 1)
                 yield ratio_row(f"{name}: random 4 KiB, {readers}", "pread of the shards", samples["native"], samples["mount"], count * 4096,
                                 goal=0.25, lab=0.15)
+                if name == "contiguous":
+                    yield from by_io_uring(bench, f"{name}: random 4 KiB, {readers}", mount, folder, size, how)
                 if threads == 1:
                     alone = samples["mount"]
                 else:
