@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 
-from mountlib import (PATIENCE, UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, read_all, safetensors_image, same, tensor_bytes,
-                      wait_for, write_checkpoint, write_file)
+from mountlib import (PATIENCE, UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, read_all, same, tensor_bytes,
+                      wait_for, write_checkpoint)
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 MIB = 1 << 20
