@@ -232,10 +232,13 @@ static int read_text(const struct request *r, const struct handle *h)
 int read_run(struct request *r, struct err *e)
 {
     struct handle *h = handle_of(&r->fi);
+    bool haste = uring_in_haste();
     int rc;
 
     if (r->off < 0)
         return -EINVAL;
+    if (!haste)
+        counter_add(&r->fs->counters, COUNT_READS, 1);
     opened_get(&h->opened);
     /* The kernel fills a page of a mapping for nobody's read(2), which has an owner. */
     if (h->reader && r->fi.lock_owner == 0)
@@ -246,7 +249,8 @@ int read_run(struct request *r, struct err *e)
         rc = h->side ? read_side(r, h, e) : read_text(r, h);
     opened_put(r->fs, &h->opened);
     if (rc == READ_LATER)
-        return 0;
-    counter_add(&r->fs->counters, COUNT_READS, 1);
+        return 0; /* and is counted there */
+    if (haste)
+        counter_add(&r->fs->counters, COUNT_READS, 1);
     return rc;
 }
