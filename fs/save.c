@@ -448,13 +448,28 @@ void save_tell(struct fs *fs, const char *path, struct slot *slot)
         nodes_look_again(fs, above);
 }
 
+/* What stands in .unshard/ is a view of what was copied, and objects are no files. */
+static void tell_left_out(struct fs *fs, const struct stage *s)
+{
+    struct err e = {0};
+
+    err_set(&e, ENOTSUP,
+            "save %s: it has none of the objects (steps, schedulers, ...) of the "
+            "checkpoint that it is a copy of",
+            s->path);
+    err_hint(&e, "unshard convert carries them to formats that hold objects");
+    last_error_report(&fs->last_error, &e);
+}
+
 static int publish_once(struct fs *fs, struct stage *s, struct err *e)
 {
     struct publication p = {.fs = fs, .stage = s};
+    bool left_out;
     int ret;
 
     stages_lock(fs);
     ret = save_files_list(s, &p.files, e);
+    left_out = ret == 0 && !s->slot && save_files_bring_objects(s, &p.files);
     stages_unlock(fs);
     /* Names that are hidden in this mount only are nothing to publish. */
     if (ret == 0 && s->slot && save_files_none(&p.files))
@@ -467,6 +482,8 @@ static int publish_once(struct fs *fs, struct stage *s, struct err *e)
         ret = put_all_in_place(&p, e);
     if (ret < 0)
         save_files_again(s, &p.files);
+    else if (ret == 0 && left_out)
+        tell_left_out(fs, s);
     merge_free(p.merge);
     layout_free(p.layout);
     save_files_release(&p.files);

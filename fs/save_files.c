@@ -202,6 +202,18 @@ bool save_files_none(const struct save_files *f)
     return f->count == 0 && f->removals == 0 && f->gones == 0 && dirs == 0;
 }
 
+bool save_files_bring_objects(const struct stage *s, const struct save_files *f)
+{
+    struct stat st;
+
+    for (size_t i = 0; i < f->count; i++)
+        if (strcmp(f->file[i].path, ".unshard/objects.json") == 0)
+            return fstatat(staging_spool(s->staging), f->file[i].spool, &st,
+                           AT_SYMLINK_NOFOLLOW) == 0 &&
+                   st.st_size > (off_t)strlen("{}\n");
+    return false;
+}
+
 void save_files_again(const struct stage *s, const struct save_files *f)
 {
     if (geteuid() == 0)

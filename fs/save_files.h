@@ -35,6 +35,8 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
 bool save_files_none(const struct save_files *f);
 /* Is this a name of a view (tensors/, tree/, raw/ and what is in them)? */
 bool save_files_is_view(const char *path);
+/* Did a copy of objects (.unshard/objects.json) come along that has any in it? */
+bool save_files_bring_objects(const struct stage *s, const struct save_files *f);
 /* It was not published: who is not root can open again what got other rights for that. */
 void save_files_again(const struct stage *s, const struct save_files *f);
 void save_files_release(struct save_files *f);

@@ -209,4 +209,18 @@ def test_names_that_are_cut(t):
     same("removed", tensors_of(t + "/run/step"), {"short": OLD})
 
 
+def test_objects_that_are_not_copied_are_told(t):
+    """.unshard/ is a view: cp -r brings no objects into a new checkpoint, and that is said."""
+    shutil.copytree(DATA / WRAPPED, t + "/run/step")
+    os.makedirs(t + "/run/plain")
+    write_file(t + "/run/plain/model.safetensors", safetensors_image({"a": OLD}))
+    for name, told in (("plain", False), ("step", True)):
+        with Mount(t + "/run", t + "/mnt", "rw,save=dcp:ranks=2") as m:
+            subprocess.run(["cp", "-r", m / name, m / "copy"], check=True)
+            publish(m)
+            said = read_all(m / "copy/.unshard/last-error")
+            same(name, b"none of the objects" in said and b"unshard convert" in said, told)
+        shutil.rmtree(t + "/run/copy")
+
+
 main(globals())
