@@ -389,8 +389,9 @@ static void test_losses(void **state)
     } cases[] = {
         {"hf", "types.C128 types.C32 optimizer (1 tensors) other (1 tensors) "},
         {"dcp", "types.F6_E2M3 types.F6_E3M2 f.odd4 "},
-        {"dcp-hf", "types.C128 types.C32 types.F6_E2M3 types.F6_E3M2 f.odd4 "
-                   "optimizer (1 tensors) other (1 tensors) "},
+        {"dcp-hf",
+         "types.C128 types.C32 types.F8_E8M0 types.F4 types.F6_E2M3 "
+         "types.F6_E3M2 f.odd4 f.line4 optimizer (1 tensors) other (1 tensors) "},
         {"pt", "other (1 tensors) types.F6_E2M3 types.F6_E3M2 f.odd4 "},
         {"olmo", "types.U16 types.U32 types.U64 types.C64 types.C128 types.C32 "
                  "types.F8_E8M0 types.F8_E4M3FNUZ types.F8_E5M2FNUZ types.F4 "

@@ -32,11 +32,21 @@ struct hf_sharding {
     size_t shares, cap;
 };
 
+/*
+ * torch's reader takes every tensor's type by the list of safetensors' module for torch
+ * (0.8, torch.py, _TYPES): one that is not in it fails the whole checkpoint.
+ */
+static bool is_read(enum dtype type)
+{
+    return type != DTYPE_F4 && type != DTYPE_F8_E8M0;
+}
+
 static bool fits(const struct layout_tensor *t)
 {
     struct shape units;
 
-    return safetensors_takes(t, t->wrapper) && torch_shape(t->dtype, &t->shape, &units);
+    return safetensors_takes(t, t->wrapper) && is_read(t->dtype) &&
+           torch_shape(t->dtype, &t->shape, &units);
 }
 
 /* A model and nothing else, as in Hugging Face's own directories. */
