@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "index/formats/hf/safetensors_write.h"
 #include "index/key_text.h"
 #include "save/cuts.h"
 #include "save/input.h"
@@ -142,7 +143,7 @@ static int remove_named(struct merge *m)
 static bool is_dropped(const struct merge *m, const struct entry *x)
 {
     return x->dead || m->spec.drop_roles[x->t.role] ||
-           (x->old && m->replaced[x->t.role] && dtype_in_safetensors(x->t.dtype));
+           (x->old && m->replaced[x->t.role] && safetensors_takes(&x->t, x->t.wrapper));
 }
 
 static bool is_wanted(void *user, const struct tensor_info *t)

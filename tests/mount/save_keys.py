@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import struct
 import subprocess
+import zipfile
 
 from mountlib import UNSHARD, Mount, fails, main, read_all, safetensors_image, same, tensor_bytes, write_file
 
@@ -221,6 +222,20 @@ def test_objects_that_are_not_copied_are_told(t):
             said = read_all(m / "copy/.unshard/last-error")
             same(name, b"none of the objects" in said and b"unshard convert" in said, told)
         shutil.rmtree(t + "/run/copy")
+
+
+def test_what_no_safetensors_file_can_name_stays(t):
+    """Who replaces model.safetensors had no way to bring such a tensor along."""
+    with zipfile.ZipFile(t + "/a.npz", "w") as z:
+        for key in ("__metadata__", "a"):
+            z.writestr(key + ".npy", npy("<f4", (2,), OLD[2]))
+    os.mkdir(t + "/run")
+    subprocess.run([UNSHARD, "convert", t + "/a.npz", t + "/run/step", "--to", "dcp"], check=True)
+    longer = ("F32", [3], NEW[2] + b"\0\0\0\0")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        write_file(m / "step/model.safetensors", safetensors_image({"a": longer}))
+        publish(m)
+    same("stored", tensors_of(t + "/run/step"), {"__metadata__": OLD, "a": longer})
 
 
 main(globals())
