@@ -18,6 +18,7 @@ enum {
     WINDOW =
         256 << 10,   /* stays in the processor's cache for all that is done with it */
     PIECE = 8 << 20, /* of a large tensor: as much as one thread takes at a time */
+    UNIT_MAX = 16,   /* bytes of an element */
 };
 
 /* ---- a run of bytes ---- */
@@ -203,6 +204,29 @@ static int check_plain(struct chunks *k, size_t i, const struct chunk_place *pla
     return 0;
 }
 
+/* One value all over: its first element tells of all, however many there are. */
+static int check_fill(struct chunks *k, const struct chunk *c, struct err *e)
+{
+    const struct plan *plan = reader_plan(k->t->reader);
+    const struct shape *shape = plan_shape(plan);
+    uint64_t at = 0, elements = 1, unit = plan_unit(plan);
+    struct nonfinite found = {0};
+    char value[UNIT_MAX];
+
+    for (uint32_t d = 0; d < shape->nd; d++) {
+        at = at * shape->dim[d] + c->start[d];
+        elements *= c->size[d];
+    }
+    if (elements > 0 && reader_read(k->t->reader, at * unit, unit, value, e) < 0)
+        return -e->code;
+    if (elements > 0)
+        nonfinite_count(k->t->dtype, value, unit, &found);
+    found.nan *= elements;
+    found.inf *= elements;
+    note_nonfinite(k, &found);
+    return 0;
+}
+
 static int check_placed(struct chunks *k, size_t i, const struct chunk_place *place,
                         struct err *e)
 {
@@ -215,6 +239,8 @@ static int check_placed(struct chunks *k, size_t i, const struct chunk_place *pl
 
     if (reader_compare(t->reader, i, e) < 0)
         return -e->code;
+    if (c->encoding == CHUNK_FILL && !t->cast && plan_unit(plan) <= UNIT_MAX)
+        return check_fill(k, c, e);
     if (c->encoding == CHUNK_PLAIN && in_a_row && archives_have(t->archives, c->file))
         return check_plain(k, i, place, len, e);
     return check_item(k, i, place, in_a_row, len, e);

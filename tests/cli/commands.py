@@ -200,6 +200,17 @@ def test_verify_whole(t):
     same("damaged", cli.json("verify", DCP, "--deep")["damaged"], 0)
 
 
+def test_verify_of_a_value_all_over(t):
+    """An array of 2^52 bytes that is nowhere stored is looked at by its value."""
+    cli = Cli(t)
+    os.makedirs(t + "/run/a")
+    for fill, nans in (("0.0", 0), ('"NaN"', 2**50)):
+        with open(t + "/run/a/.zarray", "w", encoding="utf-8") as f:
+            f.write('{"zarr_format": 2, "shape": [%d], "chunks": [%d], "dtype": "<f4", "compressor": null, "fill_value": %s, "order": "C", "filters": null}' % (2**50, 2**50, fill))
+        said = cli.run("verify", t + "/run", "--deep").stdout
+        assert (f"{nans:,} NaN" in said or str(nans) in said) if nans else "NaN" not in said, said
+
+
 def test_verify_missing_and_short_shards(t):
     cli = Cli(t)
     tensors = make_tensors(1)
