@@ -35,28 +35,85 @@ static const char *value_of(const char *p, const char *end, size_t *len)
     return p;
 }
 
-/* The entities that pages put into links; what is none stays. */
-static int add_unescaped(struct buf *out, const char *text, size_t len)
+static void add_utf8(struct buf *out, unsigned long c)
+{
+    if (c < 0x80) {
+        buf_addc(out, (char)c);
+    } else if (c < 0x800) {
+        buf_addc(out, (char)(0xc0 | c >> 6));
+        buf_addc(out, (char)(0x80 | (c & 0x3f)));
+    } else {
+        if (c < 0x10000) {
+            buf_addc(out, (char)(0xe0 | c >> 12));
+        } else {
+            buf_addc(out, (char)(0xf0 | c >> 18));
+            buf_addc(out, (char)(0x80 | (c >> 12 & 0x3f)));
+        }
+        buf_addc(out, (char)(0x80 | (c >> 6 & 0x3f)));
+        buf_addc(out, (char)(0x80 | (c & 0x3f)));
+    }
+}
+
+/* "&#43;" or "&#x2b;" at the start of text: its length and the character; 0: it is none. */
+static size_t number_reference(const char *text, size_t len, unsigned long *c)
+{
+    bool hex = len > 2 && (text[2] == 'x' || text[2] == 'X');
+    size_t at = hex ? 3 : 2, start = at;
+
+    *c = 0;
+    if (len < 4 || text[1] != '#')
+        return 0;
+    for (; at < len && at < start + 7; at++) {
+        const char *digits = "0123456789abcdef", *d;
+
+        d = text[at] ? strchr(digits, text[at] | (text[at] >= 'A' ? 0x20 : 0)) : NULL;
+        if (!d || (!hex && d - digits >= 10))
+            break;
+        *c = *c * (hex ? 16 : 10) + (unsigned long)(d - digits);
+    }
+    if (at == start || at == len || text[at] != ';' || *c == 0 || *c > 0x10ffff ||
+        (*c >= 0xd800 && *c < 0xe000))
+        return 0;
+    return at + 1;
+}
+
+/* The same for one that has a name. */
+static size_t named_reference(const char *text, size_t len, unsigned long *c)
 {
     static const struct {
         const char *name;
         char c;
-    } entity[] = {{"&amp;", '&'},  {"&#38;", '&'},   {"&quot;", '"'}, {"&#34;", '"'},
-                  {"&#39;", '\''}, {"&#x27;", '\''}, {"&lt;", '<'},   {"&gt;", '>'}};
+    } entity[] = {{"&amp;", '&'},
+                  {"&quot;", '"'},
+                  {"&apos;", '\''},
+                  {"&lt;", '<'},
+                  {"&gt;", '>'}};
 
-    for (size_t i = 0; i < len; i++) {
-        size_t n = 0, k;
+    for (size_t k = 0; k < ARRAY_SIZE(entity); k++) {
+        size_t n = strlen(entity[k].name);
 
-        for (k = 0; text[i] == '&' && k < ARRAY_SIZE(entity); k++) {
-            n = strlen(entity[k].name);
-            if (len - i >= n && strncasecmp(text + i, entity[k].name, n) == 0)
-                break;
+        if (len >= n && strncasecmp(text, entity[k].name, n) == 0) {
+            *c = (unsigned char)entity[k].c;
+            return n;
         }
-        if (text[i] == '&' && k < ARRAY_SIZE(entity)) {
-            buf_addc(out, entity[k].c);
-            i += n - 1;
+    }
+    return 0;
+}
+
+/* Character references as pages put them into links (Go's templates write &#43; for a +). */
+static int add_unescaped(struct buf *out, const char *text, size_t len)
+{
+    for (size_t i = 0, n; i < len; i += n) {
+        unsigned long c;
+
+        n = text[i] == '&' ? number_reference(text + i, len - i, &c) : 0;
+        if (text[i] == '&' && n == 0)
+            n = named_reference(text + i, len - i, &c);
+        if (n > 0) {
+            add_utf8(out, c);
         } else {
             buf_addc(out, text[i]);
+            n = 1;
         }
     }
     return buf_failed(out);

@@ -160,6 +160,12 @@ static void pages_of_known_servers_are_read(void **state)
     page_gives("<a href=./a:b><a href=a:b><a href=https://else/where>", "a:b|");
     page_gives("<a href = \"a&amp;b\"><a href=\"q?x=1\"><a href=\"f#top\">",
                "a&b|q|f|");
+    page_gives("<a href=\"./a&#43;b\"><a href=\"a&#x2B;c\"><a href=\"&#228;&#x20ac;"
+               "&#x1F600;\"><a href=\"x&apos;y\">",
+               "a+b|a+c|\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80|x'y|");
+    page_gives("<a href=\"a&#0;b\"><a href=\"d&#xd800;\"><a href=\"e&#1114112;\">"
+               "<a href=\"&#\"><a href=\"c&#4\">",
+               "a&|d&|e&|&|c&|");
     page_gives("<a href=\"../\"><a href=\"..\"><a href=\".\"><a href=\"\">", "");
     page_gives("<a href=\"a%2Fb\"><a href=\"%00\"><a href=\"%\"><a href=\"c/d\">", "");
     page_gives("", "");
