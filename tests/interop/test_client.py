@@ -102,7 +102,7 @@ class Client(unittest.TestCase):
                 info = c.info(key)
                 if info.dtype.startswith("F8"):
                     array = np.zeros(info.shape, "u1")
-                    self.assertEqual(c.load_into(key, array).tobytes(), bytes(c.load(key, to="numpy").data))
+                    self.assertEqual(c.load_into(key, array).tobytes(), c.load(key, to="numpy").tobytes())
                 elif info.dtype in ("I8", "BOOL"):
                     with self.assertRaises(OSError):
                         c.load_into(key, np.zeros(info.shape, "u1"))

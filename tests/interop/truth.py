@@ -137,15 +137,19 @@ def wrong_raw(path, data):
     return None
 
 
-def in_object(flat, path):
-    """The tensor at a dotted path inside one of the objects, or None."""
-    parts = path.split(".")
-    for n in range(len(parts), 0, -1):
-        value = flat.get(".".join(parts[:n]))
-        for part in parts[n:] if value is not None else ():
-            value = value[int(part)] if isinstance(value, (list, tuple)) else value.get(part)
-        if isinstance(value, torch.Tensor):
-            return value
+def at_path(value, path):
+    """The first tensor that a dotted path leads to in containers, or None; keys of dicts are spelt by str()."""
+    if not path:
+        return value if isinstance(value, torch.Tensor) else None
+    if isinstance(value, dict):
+        items = value.items()
+    else:
+        items = enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, inner in items:
+        if path == str(key) or path.startswith(f"{key}."):
+            found = at_path(inner, path[len(str(key)) + 1:])
+            if found is not None:
+                return found
     return None
 
 
@@ -154,7 +158,7 @@ def wrong_tensors(step, flat):
     want = {k: v for k, v in flat.items() if isinstance(v, torch.Tensor)}
     arrays, raws = by_key(step / "tensors"), by_key(step / "raw")
     for key in set(raws) - set(want):  # tensors inside objects are named FILE:PATH
-        inner = in_object(flat, key.partition(":")[2])
+        inner = at_path(flat, key.partition(":")[2])
         if inner is not None and attribute(raws[key], "role") == "other":
             want[key] = inner
     out = [(k, "not shown") for k in want if k not in arrays or k not in raws]

@@ -275,7 +275,11 @@ class Stopped:
         self.process.stdout.close()
 
     def signal(self, number):
+        """Sends it; that all threads are stopped, or go on, is waited for: one on another processor may still answer."""
         self.process.send_signal(number)
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
+        wait_for(f"signal {number}", PATIENCE, lambda: all(
+            (state.read_text().rpartition(")")[2].split()[0] == "T") == (number == signal.SIGSTOP) for state in tasks.glob("*/stat")))
 
 
 def timed(what, call):
