@@ -106,6 +106,8 @@ bool uring_answer(struct fs *fs, const struct iovec *iov, int count, ssize_t *ou
     t->head->out = head;
     t->head->flags = 0;
     t->head->payload = (uint32_t)p.len;
+    /* begin() of what this answer makes the kernel ask comes behind: it names no order. */
+    atomic_fetch_add(&u->busy, 0);
     atomic_store(&t->unique, 0);
     if (current == t)
         current = NULL;
