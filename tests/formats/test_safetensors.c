@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* tests/formats/test_safetensors.c - folders that no fixture has: halves, doubles, leftovers. */
+/* tests/formats/test_safetensors.c - fixtures, and folders that none of them has: halves, doubles, leftovers. */
 #include "tests/unit/remote_tmp.h"
 
 #include "base/arena.h"
 #include "base/endian.h"
 #include "base/err.h"
 
-#include "world.h"
+#include "fixture.h"
 
 /* A file of U8 tensors; `tensors` is "key:bytes key:bytes", `metadata` JSON or NULL. */
 static void put(const struct tmp *t, const char *name, const char *metadata,
@@ -514,9 +514,9 @@ static void test_config_is_watched(void **state)
     release(&k);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
+    static const struct CMUnitTest tests[] = {
         tmp_test(test_lone_file),
         tmp_test(test_single_wins_over_index),
         tmp_test(test_index_and_its_leftovers),
@@ -536,5 +536,5 @@ int main(void)
         tmp_test(test_config_is_watched),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_with_fixtures("safetensors", argc, argv, tests, ARRAY_SIZE(tests));
 }

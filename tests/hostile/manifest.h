@@ -16,7 +16,7 @@ struct row {
  */
 int manifest_run(int argc, char **argv, const char *kind, void (*test)(void **state));
 
-/* Processor time of this process so far: a case must need less than a second. */
+/* Processor time of this process so far; what a case may take: a second, 5 under a sanitizer. */
 double cpu_seconds(void);
 double cpu_allowed(void);
 

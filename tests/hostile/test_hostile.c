@@ -1,24 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* tests/hostile/test_hostile.c - each case of a manifest gets its verdict: DATA NAME... */
+/* tests/hostile/test_hostile.c - each case of a manifest gets its verdict: DATA KIND */
 #include "tests/unit/unit.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
-#include <sys/resource.h>
-#include <time.h>
 
 #include "base/arena.h"
 #include "base/err.h"
-#include "base/json.h"
 #include "tests/formats/world.h"
-
-enum { MAX_MANIFEST = 1 << 22, MAX_CASES = 1024 };
-
-/* One row of DATA/NAME.json. */
-struct row {
-    const char *data, *file, *verdict;
-};
+#include "tests/hostile/manifest.h"
 
 /* What we chose where the manifest leaves it open (docs/formats). */
 static const struct {
@@ -211,14 +202,6 @@ static void judge(struct world *w, const struct row *row,
         check_accepted(w, row, info, t, count);
 }
 
-static double cpu_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static void test_case(void **state)
 {
     const struct row *row = *state;
@@ -234,66 +217,10 @@ static void test_case(void **state)
     assert_ok(world_open(path, &w, &e), &e);
     assert_ok(scanner_get(w.scanner, "", NULL, w.arena, &info, &e), &e);
     judge(&w, row, &info);
-    assert_true(cpu_seconds() - start < (getenv("UNSHARD_VALGRIND") ? 60 : 1));
-}
-
-/* The last one: what all of them together needed at their worst. */
-static void test_memory(void **state)
-{
-    struct rusage use;
-
-    (void)state;
-    getrusage(RUSAGE_SELF, &use);
-    print_message("# at most %ld KiB resident\n", use.ru_maxrss);
-#ifndef __SANITIZE_ADDRESS__
-    if (!getenv("UNSHARD_VALGRIND"))
-        assert_true(use.ru_maxrss < 64 * 1024);
-#endif
-}
-
-static struct json *manifest_of(const char *data, const char *name)
-{
-    char path[PATH_MAX];
-    CLEANUP_FREE char *text = malloc(MAX_MANIFEST);
-    struct json *doc = NULL;
-    struct err e = {0};
-    FILE *f;
-
-    snprintf(path, sizeof path, "%s/%s.json", data, name);
-    f = fopen(path, "rb");
-    if (!f || !text)
-        return NULL;
-    json_parse(text, fread(text, 1, MAX_MANIFEST, f), NULL, &doc, &e);
-    fclose(f);
-    return doc;
+    assert_true(cpu_seconds() - start < cpu_allowed());
 }
 
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[MAX_CASES + 1];
-    static struct row rows[MAX_CASES];
-    static struct json *docs[16];
-    size_t count = 0;
-    int rc;
-
-    for (int i = 2; i < argc && i < (int)ARRAY_SIZE(docs); i++) {
-        docs[i] = manifest_of(argv[1], argv[i]);
-        if (json_count(docs[i]) == 0 || json_count(docs[i]) > MAX_CASES - count)
-            return 2; /* a test that looked at nothing has not passed */
-        for (const struct json *v = json_first(docs[i]); v; v = json_next(v)) {
-            struct row *row = &rows[count];
-
-            row->data = argv[1];
-            if (!json_string(json_get(v, "file"), &row->file) ||
-                !json_string(json_get(v, "verdict"), &row->verdict))
-                return 2;
-            tests[count++] = (struct CMUnitTest){
-                .name = row->file, .test_func = test_case, .initial_state = row};
-        }
-    }
-    tests[count++] = (struct CMUnitTest){.name = "memory", .test_func = test_memory};
-    rc = _cmocka_run_group_tests("hostile", tests, count, NULL, NULL);
-    for (size_t i = 0; i < ARRAY_SIZE(docs); i++)
-        json_free(docs[i]);
-    return rc;
+    return argc == 3 ? manifest_run(argc - 1, argv, argv[2], test_case) : 2;
 }

@@ -6,22 +6,9 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
-#include <sys/resource.h>
-#include <time.h>
 
 #include "base/json.h"
-
-enum { MAX_CASES = 256 };
-
-#ifdef __SANITIZE_ADDRESS__
-static const double MOST_SECONDS = 5;
-#else
-static const double MOST_SECONDS = 1;
-#endif
-
-struct row {
-    const char *data, *file, *verdict;
-};
+#include "tests/hostile/manifest.h"
 
 #define OPAQUE "{\"$type\":\"opaque\",\"class\":"
 #define INT(digits) "{\"$type\":\"int\",\"value\":\"" digits "\"}"
@@ -120,14 +107,6 @@ static int value_of(const char *file)
     return -1;
 }
 
-static double cpu_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static void check_json(const struct pickle *p, int which)
 {
     CLEANUP_FREE char *json = pickle_json(p);
@@ -170,61 +149,11 @@ static void test_case(void **state)
         assert_true(which >= 0); /* each verdict has its value above */
         check_json(p, which);
     }
-    assert_true(cpu_seconds() - start <
-                (getenv("UNSHARD_VALGRIND") ? 60 : MOST_SECONDS));
+    assert_true(cpu_seconds() - start < cpu_allowed());
     assert_int_equal(-1, access("PWNED", F_OK));
-}
-
-/* The last one: what all of them together needed at their worst. */
-static void test_memory(void **state)
-{
-    struct rusage use;
-
-    (void)state;
-    getrusage(RUSAGE_SELF, &use);
-    print_message("# at most %ld KiB resident\n", use.ru_maxrss);
-#ifndef __SANITIZE_ADDRESS__
-    if (!getenv("UNSHARD_VALGRIND"))
-        assert_true(use.ru_maxrss < 64 * 1024);
-#endif
-}
-
-static struct json *manifest_of(const char *data)
-{
-    CLEANUP(source_putp) struct source *s = NULL;
-    CLEANUP_FREE char *text = NULL;
-    struct json *doc = NULL;
-    struct err e = {0};
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/pickle.json", data);
-    if (source_from_fd(open(path, O_RDONLY | O_CLOEXEC), path, &s, &e) < 0)
-        return NULL;
-    text = malloc(s->size + 1);
-    if (text && source_read(s, 0, s->size, text, &e) == 0)
-        json_parse(text, s->size, NULL, &doc, &e);
-    return doc;
 }
 
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[MAX_CASES + 1];
-    static struct row rows[MAX_CASES];
-    CLEANUP(json_freep) struct json *doc = argc == 2 ? manifest_of(argv[1]) : NULL;
-    size_t count = 0;
-
-    if (json_count(doc) == 0 || json_count(doc) > MAX_CASES)
-        return 2; /* a test that looked at nothing has not passed */
-    for (const struct json *v = json_first(doc); v; v = json_next(v)) {
-        struct row *row = &rows[count];
-
-        row->data = argv[1];
-        if (!json_string(json_get(v, "file"), &row->file) ||
-            !json_string(json_get(v, "verdict"), &row->verdict))
-            return 2;
-        tests[count++] = (struct CMUnitTest){
-            .name = row->file, .test_func = test_case, .initial_state = row};
-    }
-    tests[count++] = (struct CMUnitTest){.name = "memory", .test_func = test_memory};
-    return _cmocka_run_group_tests("hostile pickles", tests, count, NULL, NULL);
+    return manifest_run(argc, argv, "pickle", test_case);
 }
