@@ -148,6 +148,14 @@ void check_readable(struct opened *o, const char *expected)
     }
 }
 
+void check_readable_of(struct opened *o, void *const *state, const char *name)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof path, "%s/%s%s", (const char *)*state, name, suffix);
+    check_readable(o, path);
+}
+
 /* The text of a JSON number is not kept: equal as doubles, and exact as integers. */
 static bool same_number(const struct json *a, const struct json *b)
 {

@@ -47,6 +47,9 @@ void check_tensor(struct opened *o, const struct tensor_info *t,
  */
 void check_readable(struct opened *o, const char *expected);
 
+/* The same by FOLDER/NAME.expected.json, of which the folder is a test's state. */
+void check_readable_of(struct opened *o, void *const *state, const char *name);
+
 /* What the driver bids for a folder of the disk. */
 int folder_score(const struct format_driver *driver, const char *dir);
 

@@ -72,6 +72,15 @@ void made_copy(const struct made *m, const char *path, const char *from)
     made_file(m, path, bytes.data, bytes.len);
 }
 
+void made_from(const struct made *m, const char *path, void *const *state,
+               const char *name)
+{
+    char from[PATH_MAX];
+
+    snprintf(from, sizeof from, "%s/%s", (const char *)*state, name);
+    made_copy(m, path, from);
+}
+
 void made_safetensors(const struct made *m, const char *path, const char *header,
                       float start, size_t n)
 {

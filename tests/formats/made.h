@@ -20,6 +20,10 @@ void made_file(const struct made *m, const char *path, const void *data, size_t 
 void made_text(const struct made *m, const char *path, const char *text);
 void made_copy(const struct made *m, const char *path, const char *from);
 
+/* The same from below the folder of fixtures, which is a test's state. */
+void made_from(const struct made *m, const char *path, void *const *state,
+               const char *name);
+
 /* A safetensors file: its header as JSON, and `n` floats start, start + 1, ... */
 void made_safetensors(const struct made *m, const char *path, const char *header,
                       float start, size_t n);

@@ -69,23 +69,6 @@ static void test_rules(void **state)
             fail_msg("%s: not %d", cases[i].name, cases[i].rule);
 }
 
-static void copy(void *const *state, const struct made *m, const char *fixture,
-                 const char *name, const char *as)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s/%s", (const char *)*state, fixture, name);
-    made_copy(m, as, path);
-}
-
-static void expect(void *const *state, struct opened *o, const char *fixture)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s.expected.json", (const char *)*state, fixture);
-    check_readable(o, path);
-}
-
 /* What lies in the lost shard alone is lost; where the others' elements are is known. */
 static void test_missing(void **state)
 {
@@ -93,17 +76,17 @@ static void test_missing(void **state)
     struct opened o;
 
     made_begin(&m, "run");
-    copy(state, &m, "fairscale_flat_3r", "checkpoint_3-model_part-0-shard0.pt",
-         "checkpoint_3-model_part-0-shard0.pt");
-    copy(state, &m, "fairscale_flat_3r", "checkpoint_3-model_part-0-shard2.pt",
-         "checkpoint_3-model_part-0-shard2.pt");
+    made_from(&m, "checkpoint_3-model_part-0-shard0.pt", state,
+              "fairscale_flat_3r/checkpoint_3-model_part-0-shard0.pt");
+    made_from(&m, "checkpoint_3-model_part-0-shard2.pt", state,
+              "fairscale_flat_3r/checkpoint_3-model_part-0-shard2.pt");
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_int_equal(o.count, 67);
     check_fault(&o, "decoder.embed_tokens.weight",
                 "checkpoint_3-model_part-0-shard1.pt is missing");
     assert_true(o.info.faults > 10 && o.info.faults < 60);
-    expect(state, &o, "fairscale_flat_3r");
+    check_readable_of(&o, state, "fairscale_flat_3r");
     check_warnings(&o,
                    "missing-file: checkpoint_3-model_part-0-shard1.pt is missing\n");
     close_checkpoint(&o);
@@ -118,17 +101,18 @@ static void test_last_missing(void **state)
 
     made_begin(&m, "run");
     for (unsigned i = 0; i < 2; i++) {
-        char name[64];
+        char name[80];
 
-        snprintf(name, sizeof name, "checkpoint_7-model_part-0-shard%u.pt", i);
-        copy(state, &m, "metaseq_flat_3r", name, name);
+        snprintf(name, sizeof name,
+                 "metaseq_flat_3r/checkpoint_7-model_part-0-shard%u.pt", i);
+        made_from(&m, strchr(name, '/') + 1, state, name);
     }
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_null(tensor(&o, "decoder.layers.0.self_attn.qkv_proj.bias")->fault);
     check_fault(&o, "decoder.layer_norm.bias",
                 "of the 1045 elements of its flat parameter: a shard is missing");
-    expect(state, &o, "metaseq_flat_3r");
+    check_readable_of(&o, state, "metaseq_flat_3r");
     close_checkpoint(&o);
     made_end(&m);
 }
@@ -140,17 +124,17 @@ static void test_mixed(void **state)
     struct opened o;
 
     made_begin(&m, "run");
-    copy(state, &m, "fairscale_flat_3r", "checkpoint_3-model_part-0-shard0.pt",
-         "checkpoint_3-model_part-0-shard0.pt");
-    copy(state, &m, "metaseq_flat_3r", "checkpoint_7-model_part-0-shard1.pt",
-         "checkpoint_3-model_part-0-shard1.pt");
-    copy(state, &m, "fairscale_flat_3r", "checkpoint_3-model_part-0-shard2.pt",
-         "checkpoint_3-model_part-0-shard2.pt");
+    made_from(&m, "checkpoint_3-model_part-0-shard0.pt", state,
+              "fairscale_flat_3r/checkpoint_3-model_part-0-shard0.pt");
+    made_from(&m, "checkpoint_3-model_part-0-shard1.pt", state,
+              "metaseq_flat_3r/checkpoint_7-model_part-0-shard1.pt");
+    made_from(&m, "checkpoint_3-model_part-0-shard2.pt", state,
+              "fairscale_flat_3r/checkpoint_3-model_part-0-shard2.pt");
     made_open(&m, &o);
     assert_null(o.info.error);
     check_fault(&o, "decoder.embed_tokens.weight",
                 "checkpoint_3-model_part-0-shard1.pt is damaged");
-    expect(state, &o, "fairscale_flat_3r");
+    check_readable_of(&o, state, "fairscale_flat_3r");
     close_checkpoint(&o);
     made_end(&m);
 }
@@ -199,12 +183,14 @@ static void test_run(void **state)
 
     made_begin(&m, "run");
     for (unsigned i = 0; i < 3; i++) {
-        char name[64];
+        char name[80];
 
-        snprintf(name, sizeof name, "checkpoint_3-model_part-0-shard%u.pt", i);
-        copy(state, &m, "fairscale_flat_3r", name, name);
-        snprintf(name, sizeof name, "checkpoint_7-model_part-0-shard%u.pt", i);
-        copy(state, &m, "metaseq_flat_3r", name, name);
+        snprintf(name, sizeof name,
+                 "fairscale_flat_3r/checkpoint_3-model_part-0-shard%u.pt", i);
+        made_from(&m, strchr(name, '/') + 1, state, name);
+        snprintf(name, sizeof name,
+                 "metaseq_flat_3r/checkpoint_7-model_part-0-shard%u.pt", i);
+        made_from(&m, strchr(name, '/') + 1, state, name);
     }
     assert_ok(world_open(m.dir, &w, &e), &e);
     assert_ok(scanner_walk(w.scanner, "", note_place, &p, &e), &e);

@@ -20,15 +20,6 @@ static const char other_float[] =
     "{\"v\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
 
 /* A file of a fixture, under another name. */
-static void from_fixture(void **state, const struct made *m, const char *name,
-                         const char *from)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s", (const char *)*state, from);
-    made_copy(m, name, path);
-}
-
 static const char small_bin[] = "accelerate_fsdp2_full_2r/custom_checkpoint_0.pkl";
 static const char model_bin[] = "accelerate_fsdp2_full_2r/pytorch_model_fsdp.bin";
 static const char rng_bin[] = "accelerate_fsdp2_full_2r/random_states_0.pkl";
@@ -173,7 +164,7 @@ static void test_damaged_state(void **state)
 
     make_trainer(&m, "{\"global_step\": 12,");
     made_text(&m, "optimizer.pt", "PK\003\004 but no zip");
-    from_fixture(state, &m, "rng_state.pth", rng_bin);
+    made_from(&m, "rng_state.pth", state, rng_bin);
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_int_equal(o.info.step, 7);
@@ -209,10 +200,10 @@ static void test_two_models(void **state)
     made_safetensors(&m, "model.safetensors", one_float, 5, 1);
     made_safetensors(&m, "model_1.safetensors", one_float, 6, 1);
     made_safetensors(&m, "model_2.safetensors", other_float, 7, 1);
-    from_fixture(state, &m, "random_states_0.pkl", rng_bin);
-    from_fixture(state, &m, "random_states_1.pkl", rng_bin);
-    from_fixture(state, &m, "optimizer.bin", small_bin);
-    from_fixture(state, &m, "optimizer_1.bin", small_bin);
+    made_from(&m, "random_states_0.pkl", state, rng_bin);
+    made_from(&m, "random_states_1.pkl", state, rng_bin);
+    made_from(&m, "optimizer.bin", state, small_bin);
+    made_from(&m, "optimizer_1.bin", state, small_bin);
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_string_equal(o.info.format, "accelerate");
@@ -238,7 +229,7 @@ static void test_copy(void **state)
     struct opened o;
 
     make_trainer(&m, "{\"global_step\": 7}");
-    from_fixture(state, &m, "pytorch_model_fsdp.bin", model_bin);
+    made_from(&m, "pytorch_model_fsdp.bin", state, model_bin);
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_int_equal(o.info.by_role[ROLE_MODEL], 1);
@@ -264,7 +255,7 @@ static void test_adapter(void **state)
     assert_true(o.info.adapter);
     assert_int_equal(tensor(&o, "w")->role, ROLE_MODEL);
     close_checkpoint(&o);
-    from_fixture(state, &m, "pytorch_model_fsdp.bin", model_bin);
+    made_from(&m, "pytorch_model_fsdp.bin", state, model_bin);
     made_open(&m, &o);
     assert_false(o.info.adapter);
     assert_int_equal(tensor(&o, "w")->role, ROLE_OTHER);
@@ -288,7 +279,7 @@ static void copy_dcp(void **state, const struct made *m, const char *dir)
 
         snprintf(path, sizeof path, "%s/%s/%s", sharded, dir, names[i]);
         snprintf(to, sizeof to, "%s/%s", dir, names[i]);
-        from_fixture(state, m, to, path);
+        made_from(m, to, state, path);
     }
 }
 
@@ -339,7 +330,7 @@ static void test_lost_rank(void **state)
     made_begin(&m, "save");
     for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
         snprintf(path, sizeof path, "%s/%s", ranks, names[i]);
-        from_fixture(state, &m, names[i], path);
+        made_from(&m, names[i], state, path);
     }
     drop(&m, names[0]);
     made_text(&m, names[2], "damaged");
@@ -371,7 +362,7 @@ static void test_sets(void **state)
 
         snprintf(path, sizeof path, "%s/pytorch_model_fsdp_0_rank%d.bin", ranks, r);
         snprintf(name, sizeof name, "pytorch_model_fsdp_rank%d.bin", r);
-        from_fixture(state, &m, name, path);
+        made_from(&m, name, state, path);
     }
     made_open(&m, &o);
     assert_int_equal(o.info.by_role[ROLE_MODEL], 1);
@@ -404,7 +395,7 @@ static void copy_deepspeed(void **state, const struct made *m, const char *dir)
         snprintf(path, sizeof path,
                  "trainer_deepspeed_1_and_3/checkpoint-4/global_step4/%s", names[i]);
         snprintf(to, sizeof to, "%s/%s", dir, names[i]);
-        from_fixture(state, m, to, path);
+        made_from(m, to, state, path);
     }
 }
 
@@ -460,7 +451,7 @@ static void test_damaged_deepspeed(void **state)
     made_begin(&m, "save");
     copy_deepspeed(state, &m, "pytorch_model");
     copy_deepspeed(state, &m, "pytorch_model_1");
-    from_fixture(state, &m, "random_states_0.pkl", rng_bin);
+    made_from(&m, "random_states_0.pkl", state, rng_bin);
     made_text(&m, "latest", "pytorch_model_1");
     made_open(&m, &o);
     assert_null(o.info.error);
@@ -482,48 +473,33 @@ static void test_damaged_deepspeed(void **state)
 
 /* ---- bids ---- */
 
-static int bid_for(const struct made *m)
-{
-    static const struct store_options options;
-    CLEANUP(listing_freep) struct listing *l = NULL;
-    struct store *store;
-    struct bid bid;
-    struct err e = {0};
-
-    assert_ok(store_open_local(m->dir, &options, &store, &e), &e);
-    assert_ok(store->ops->list(store, "", &l, &e), &e);
-    format_hf_trainer.bid(l, &bid);
-    listing_free(steal(&l));
-    store_close(store);
-    return bid.score;
-}
-
 static void test_bids(void **state)
 {
     struct made m;
 
     made_begin(&m, "run");
-    assert_int_equal(bid_for(&m), 0);
-    from_fixture(state, &m, "random_states_0.pkl", rng_bin);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 0);
+    made_from(&m, "random_states_0.pkl", state, rng_bin);
     made_text(&m, "trainer_state.json", "{\"global_step\": 1}");
-    assert_int_equal(bid_for(&m), 0); /* state of nothing */
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 0); /* state of nothing */
     made_safetensors(&m, "model.safetensors", one_float, 5, 1);
-    assert_int_equal(bid_for(&m), 92);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 92);
     made_text(&m, "trainer_state.json", "{}");
-    assert_int_equal(bid_for(&m), 90);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 90);
     made_text(&m, "random_states_0.pkl", "no torch file");
-    assert_int_equal(bid_for(&m), 0); /* the model's own driver is enough */
-    from_fixture(state, &m, "training_args.bin", small_bin);
-    assert_int_equal(bid_for(&m), 84);
-    from_fixture(state, &m, "optimizer.bin", small_bin);
-    assert_int_equal(bid_for(&m), 86);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir),
+                     0); /* the model's own driver is enough */
+    made_from(&m, "training_args.bin", state, small_bin);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 84);
+    made_from(&m, "optimizer.bin", state, small_bin);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 86);
     drop(&m, "model.safetensors");
-    assert_int_equal(bid_for(&m), 0);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 0);
     copy_dcp(state, &m, "pytorch_model_fsdp_0");
-    assert_int_equal(bid_for(&m), 88);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 88);
     drop(&m, "pytorch_model_fsdp_0/.metadata"); /* not complete */
-    from_fixture(state, &m, "random_states_0.pkl", rng_bin);
-    assert_int_equal(bid_for(&m), 0);
+    made_from(&m, "random_states_0.pkl", state, rng_bin);
+    assert_int_equal(folder_score(&format_hf_trainer, m.dir), 0);
     made_end(&m);
 }
 

@@ -12,21 +12,12 @@
 
 extern const struct format_driver format_lightning;
 
-static void from_fixture(void **state, const struct made *m, const char *name,
-                         const char *from)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s", (const char *)*state, from);
-    made_copy(m, name, path);
-}
-
 static void begin_copy(void **state, struct made *m)
 {
     made_begin(m, "epoch=1-step=4.ckpt");
-    from_fixture(state, m, ".metadata", "trainer_two_optimizers/.metadata");
-    from_fixture(state, m, "__0_0.distcp", "trainer_two_optimizers/__0_0.distcp");
-    from_fixture(state, m, "meta.pt", "trainer_two_optimizers/meta.pt");
+    made_from(m, ".metadata", state, "trainer_two_optimizers/.metadata");
+    made_from(m, "__0_0.distcp", state, "trainer_two_optimizers/__0_0.distcp");
+    made_from(m, "meta.pt", state, "trainer_two_optimizers/meta.pt");
 }
 
 static void drop(const struct made *m, const char *name)
@@ -66,7 +57,7 @@ static void test_damaged_meta(void **state)
     struct opened o;
 
     begin_copy(state, &m);
-    from_fixture(state, &m, "meta.pt", "trainer_two_optimizers/__0_0.distcp");
+    made_from(&m, "meta.pt", state, "trainer_two_optimizers/__0_0.distcp");
     made_text(&m, "config.yaml", "a: 1\n");
     made_open(&m, &o);
     assert_null(o.info.error);
@@ -93,33 +84,17 @@ static void test_lost_shard(void **state)
     made_end(&m);
 }
 
-static int bid_for(const struct made *m)
-{
-    static const struct store_options options;
-    CLEANUP(listing_freep) struct listing *l = NULL;
-    struct store *store;
-    struct bid bid;
-    struct err e = {0};
-
-    assert_ok(store_open_local(m->dir, &options, &store, &e), &e);
-    assert_ok(store->ops->list(store, "", &l, &e), &e);
-    format_lightning.bid(l, &bid);
-    listing_free(steal(&l));
-    store_close(store);
-    return bid.score;
-}
-
 static void test_bids(void **state)
 {
     struct made m;
 
     begin_copy(state, &m);
-    assert_int_equal(bid_for(&m), 90);
+    assert_int_equal(folder_score(&format_lightning, m.dir), 90);
     made_text(&m, "meta.pt", "of somebody else");
-    assert_int_equal(bid_for(&m), 0);
-    from_fixture(state, &m, "meta.pt", "trainer_two_optimizers/meta.pt");
+    assert_int_equal(folder_score(&format_lightning, m.dir), 0);
+    made_from(&m, "meta.pt", state, "trainer_two_optimizers/meta.pt");
     drop(&m, ".metadata");
-    assert_int_equal(bid_for(&m), 0); /* not complete */
+    assert_int_equal(folder_score(&format_lightning, m.dir), 0); /* not complete */
     made_end(&m);
 }
 

@@ -66,24 +66,6 @@ static void test_params(void **state)
     assert_int_equal(llama_params_parse("{", 1, &p, &e), -EBADMSG);
 }
 
-/* A copy of a fixture's files; state: the folder of all. */
-static void copy(void *const *state, const struct made *m, const char *fixture,
-                 const char *name, const char *as)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s/%s", (const char *)*state, fixture, name);
-    made_copy(m, as, path);
-}
-
-static void expect(void *const *state, struct opened *o, const char *fixture)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s.expected.json", (const char *)*state, fixture);
-    check_readable(o, path);
-}
-
 /* params.json tells how many there should be, also where the last ones are lost. */
 static void test_missing(void **state)
 {
@@ -91,9 +73,9 @@ static void test_missing(void **state)
     struct opened o;
 
     made_begin(&m, "llama");
-    copy(state, &m, "llama3_mp4_gqa", "params.json", "params.json");
-    copy(state, &m, "llama3_mp4_gqa", "consolidated.00.pth", "consolidated.00.pth");
-    copy(state, &m, "llama3_mp4_gqa", "consolidated.01.pth", "consolidated.01.pth");
+    made_from(&m, "params.json", state, "llama3_mp4_gqa/params.json");
+    made_from(&m, "consolidated.00.pth", state, "llama3_mp4_gqa/consolidated.00.pth");
+    made_from(&m, "consolidated.01.pth", state, "llama3_mp4_gqa/consolidated.01.pth");
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_int_equal(o.count, 21);
@@ -102,7 +84,7 @@ static void test_missing(void **state)
     assert_int_equal(tensor(&o, "output.weight")->shape.dim[0], 52);
     check_warnings(&o, "missing-file: consolidated.02.pth is missing\n"
                        "missing-file: consolidated.03.pth is missing\n");
-    expect(state, &o, "llama3_mp4_gqa");
+    check_readable_of(&o, state, "llama3_mp4_gqa");
     close_checkpoint(&o);
     made_end(&m);
 }
@@ -113,14 +95,14 @@ static void test_damaged(void **state)
     struct opened o;
 
     made_begin(&m, "llama");
-    copy(state, &m, "llama_mp2", "params.json", "params.json");
+    made_from(&m, "params.json", state, "llama_mp2/params.json");
     made_text(&m, "consolidated.00.pth", "no zip");
-    copy(state, &m, "llama_mp2", "consolidated.01.pth", "consolidated.01.pth");
+    made_from(&m, "consolidated.01.pth", state, "llama_mp2/consolidated.01.pth");
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_int_equal(o.count, 22);
     check_fault(&o, "output.weight", "consolidated.00.pth: ");
-    expect(state, &o, "llama_mp2");
+    check_readable_of(&o, state, "llama_mp2");
     close_checkpoint(&o);
     made_end(&m);
 }
@@ -133,8 +115,8 @@ static void test_mixed(void **state)
 
     made_begin(&m, "llama");
     made_text(&m, "params.json", "{\"dim\": 24, \"n_heads\"");
-    copy(state, &m, "llama_mp2", "consolidated.00.pth", "consolidated.00.pth");
-    copy(state, &m, "llama3_mp4_gqa", "consolidated.01.pth", "consolidated.01.pth");
+    made_from(&m, "consolidated.00.pth", state, "llama_mp2/consolidated.00.pth");
+    made_from(&m, "consolidated.01.pth", state, "llama3_mp4_gqa/consolidated.01.pth");
     made_open(&m, &o);
     assert_null(o.info.error);
     check_fault(&o, "output.weight", "do not fit together");
@@ -153,7 +135,7 @@ static void test_single(void **state)
 
     made_begin(&m, "llama");
     made_text(&m, "params.json", "{\"dim\": 12, \"n_heads\": 1, \"n_layers\": 2}");
-    copy(state, &m, "llama_mp2", "consolidated.00.pth", "consolidated.00.pth");
+    made_from(&m, "consolidated.00.pth", state, "llama_mp2/consolidated.00.pth");
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_string_equal(o.info.format, "llama-consolidated");
@@ -198,7 +180,7 @@ static uint64_t second_copy(const struct opened *o, const char *key)
 static void test_copies(void **state)
 {
     static const char key[] = "layers.0.attention_norm.weight";
-    char path[PATH_MAX], name[32], byte = 0x55;
+    char path[PATH_MAX], name[64], byte = 0x55;
     struct made m;
     struct opened o;
     struct err e = {0};
@@ -206,8 +188,8 @@ static void test_copies(void **state)
 
     made_begin(&m, "llama");
     for (unsigned i = 0; i < 3; i++) {
-        snprintf(name, sizeof name, "consolidated.0%u.pth", i);
-        copy(state, &m, "hand_no_params_mp3", name, name);
+        snprintf(name, sizeof name, "hand_no_params_mp3/consolidated.0%u.pth", i);
+        made_from(&m, strchr(name, '/') + 1, state, name);
     }
     made_open(&m, &o);
     assert_int_equal(compare(&o, key, &e), 1);
@@ -224,7 +206,7 @@ static void test_copies(void **state)
     assert_int_equal(compare(&o, key, &e), -EBADMSG);
     assert_string_equal(e.text, "the copies in consolidated.00.pth and "
                                 "consolidated.01.pth differ from byte 5 on");
-    expect(state, &o, "hand_no_params_mp3");
+    check_readable_of(&o, state, "hand_no_params_mp3");
     close_checkpoint(&o);
     made_end(&m);
 }

@@ -186,14 +186,6 @@ static void lose(const struct made *m, const char *path)
     assert_int_equal(unlink(full), 0);
 }
 
-static void expect(void *const *state, struct opened *o, const char *fixture)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s.expected.json", (const char *)*state, fixture);
-    check_readable(o, path);
-}
-
 static void test_missing_weight(void **state)
 {
     struct made m;
@@ -211,7 +203,7 @@ static void test_missing_weight(void **state)
     check_fault(&o, "decoder.1.experts.weight.exp_avg",
                 "no file of model/ tells which slice of the parameter it is");
     assert_int_equal(o.info.faults, 2);
-    expect(state, &o, "hand_tp2_pp2_ep2");
+    check_readable_of(&o, state, "hand_tp2_pp2_ep2");
     close_checkpoint(&o);
     made_end(&m);
 }
@@ -278,7 +270,7 @@ static void test_exchanged_weights(void **state)
         assert_null(tensor(&o, cases[i].key)->fault);
         check_fault(&o, cases[i].state, "in another order than their ranks");
         assert_int_equal(o.info.faults, 1);
-        expect(state, &o, "hand_tp2_pp2_ep2");
+        check_readable_of(&o, state, "hand_tp2_pp2_ep2");
         close_checkpoint(&o);
         made_end(&m);
     }

@@ -360,42 +360,26 @@ static void test_incomplete(void **state)
 
 /* ---- bids ---- */
 
-static int bid_for(const char *path)
-{
-    static const struct store_options options;
-    CLEANUP(listing_freep) struct listing *l = NULL;
-    struct store *store;
-    struct bid bid;
-    struct err e = {0};
-
-    assert_ok(store_open_local(path, &options, &store, &e), &e);
-    assert_ok(store->ops->list(store, "", &l, &e), &e);
-    format_nemo_automodel.bid(l, &bid);
-    listing_free(steal(&l));
-    store_close(store);
-    return bid.score;
-}
-
 static void test_bids(void **state)
 {
     char path[PATH_MAX], other[PATH_MAX];
     struct made m;
 
     begin_copy(state, "nemo_full_dcp", &m);
-    assert_int_equal(bid_for(m.dir), 95);
+    assert_int_equal(folder_score(&format_nemo_automodel, m.dir), 95);
     snprintf(other, sizeof other, "%.*s/last", (int)(strrchr(m.dir, '/') - m.dir),
              m.dir);
     snprintf(path, sizeof path, "%s", m.dir);
     assert_int_equal(rename(path, other), 0);
-    assert_int_equal(bid_for(other), 90);
+    assert_int_equal(folder_score(&format_nemo_automodel, other), 90);
     assert_int_equal(rename(other, path), 0);
     drop(&m, "model/.metadata"); /* not complete: the optimizer alone */
-    assert_int_equal(bid_for(m.dir), 95);
+    assert_int_equal(folder_score(&format_nemo_automodel, m.dir), 95);
     assert_int_equal(rename(path, other), 0);
-    assert_int_equal(bid_for(other), 0);
+    assert_int_equal(folder_score(&format_nemo_automodel, other), 0);
     assert_int_equal(rename(other, path), 0);
     drop(&m, "optim/.metadata");
-    assert_int_equal(bid_for(m.dir), 0);
+    assert_int_equal(folder_score(&format_nemo_automodel, m.dir), 0);
     made_end(&m);
 }
 

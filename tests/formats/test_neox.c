@@ -55,14 +55,6 @@ static void copy_layer(void *const *state, const struct made *m, const char *fix
     made_copy(m, name, path);
 }
 
-static void expect(void *const *state, struct opened *o, const char *fixture)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s.expected.json", (const char *)*state, fixture);
-    check_readable(o, path);
-}
-
 /* A rank's file is lost: what it had a piece of cannot be read, copies can. */
 static void test_missing_rank(void **state)
 {
@@ -78,7 +70,7 @@ static void test_missing_rank(void **state)
     check_fault(&o, "layer_00/word_embeddings.weight",
                 "layer_00-model_01-model_states.pt: it is missing");
     assert_int_equal(o.info.faults, 1);
-    expect(state, &o, "neox_tp2");
+    check_readable_of(&o, state, "neox_tp2");
     check_warnings(&o, "missing-file: layer_00-model_01-model_states.pt is missing\n");
     close_checkpoint(&o);
     made_end(&m);

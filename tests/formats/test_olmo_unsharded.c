@@ -26,14 +26,6 @@ static void open_fixture(void **state, const char *name, struct opened *o)
     open_checkpoint(path, o);
 }
 
-static void copy(void **state, const struct made *m, const char *to, const char *name)
-{
-    char from[PATH_MAX];
-
-    fixture_path(state, name, from);
-    made_copy(m, to, from);
-}
-
 /* ---- names and roles ---- */
 
 static void test_names(void **state)
@@ -94,8 +86,8 @@ static void test_alone(void **state)
     close_checkpoint(&o);
 
     made_begin(&m, "dataset"); /* anybody may call files so */
-    copy(state, &m, "chunk-00000.safetensors",
-         "core_chunks/model/chunk-00000.safetensors");
+    made_from(&m, "chunk-00000.safetensors", state,
+              "core_chunks/model/chunk-00000.safetensors");
     made_open(&m, &o);
     assert_string_equal(o.info.format, "safetensors");
     close_checkpoint(&o);
@@ -151,7 +143,7 @@ static void test_damaged_optimizer(void **state)
     struct opened o;
 
     made_begin(&m, "step1-unsharded");
-    copy(state, &m, "model.pt", "step1000-unsharded/model.pt");
+    made_from(&m, "model.pt", state, "step1000-unsharded/model.pt");
     made_text(&m, "optim.pt", "PK\3\4 no zip at all");
     made_open(&m, &o);
     assert_null(o.info.error);
@@ -270,7 +262,7 @@ static void test_bids(void **state)
 
         made_begin(&m, cases[i].name);
         for (size_t k = 0; cases[i].file[k].to; k++)
-            copy(state, &m, cases[i].file[k].to, cases[i].file[k].from);
+            made_from(&m, cases[i].file[k].to, state, cases[i].file[k].from);
         score = folder_score(&format_olmo_unsharded, m.dir);
         if (score != cases[i].score)
             fail_msg("case %zu: %d, not %d", i, score, cases[i].score);

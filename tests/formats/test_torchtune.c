@@ -18,15 +18,6 @@ static const char second[] = "torchtune_old_pt/hf_model_0002_0.pt"; /* 2 */
 static const char adapter[] = "torchtune_epoch/epoch_0/adapter_model.pt"; /* 2 */
 static const char recipe[] = "torchtune_old_pt/recipe_state.pt";          /* 4 */
 
-static void from_fixture(void **state, const struct made *m, const char *name,
-                         const char *from)
-{
-    char path[PATH_MAX];
-
-    snprintf(path, sizeof path, "%s/%s", (const char *)*state, from);
-    made_copy(m, name, path);
-}
-
 static void drop(const struct made *m, const char *name)
 {
     char path[PATH_MAX];
@@ -42,12 +33,12 @@ static void test_newest(void **state)
     struct opened o;
 
     made_begin(&m, "run");
-    from_fixture(state, &m, "hf_model_0001_9.pt", second);
-    from_fixture(state, &m, "hf_model_0002_9.pt", first);
-    from_fixture(state, &m, "hf_model_0001_10.pt", first);
-    from_fixture(state, &m, "hf_model_0002_10.pt", second);
-    from_fixture(state, &m, "adapter_9.pt", adapter);
-    from_fixture(state, &m, "adapter_10.pt", adapter);
+    made_from(&m, "hf_model_0001_9.pt", state, second);
+    made_from(&m, "hf_model_0002_9.pt", state, first);
+    made_from(&m, "hf_model_0001_10.pt", state, first);
+    made_from(&m, "hf_model_0002_10.pt", state, second);
+    made_from(&m, "adapter_9.pt", state, adapter);
+    made_from(&m, "adapter_10.pt", state, adapter);
     made_open(&m, &o);
     assert_null(o.info.error);
     assert_string_equal(o.info.format, "torchtune");
@@ -69,9 +60,9 @@ static void test_lost_file(void **state)
     struct opened o;
 
     made_begin(&m, "run");
-    from_fixture(state, &m, "hf_model_0001_0.pt", first);
-    from_fixture(state, &m, "hf_model_0002_0.pt", second);
-    from_fixture(state, &m, "hf_model_0001_1.pt", first);
+    made_from(&m, "hf_model_0001_0.pt", state, first);
+    made_from(&m, "hf_model_0002_0.pt", state, second);
+    made_from(&m, "hf_model_0001_1.pt", state, first);
     made_open(&m, &o);
     assert_int_equal(o.info.by_role[ROLE_MODEL], 3);
     check_warnings(&o, "older-files: 2 files as hf_model_0001_0.pt are of other epochs "
@@ -88,8 +79,8 @@ static void test_twice(void **state)
     struct opened o;
 
     made_begin(&m, "run");
-    from_fixture(state, &m, "hf_model_0001_0.pt", second);
-    from_fixture(state, &m, "hf_model_0002_0.pt", second);
+    made_from(&m, "hf_model_0001_0.pt", state, second);
+    made_from(&m, "hf_model_0002_0.pt", state, second);
     made_open(&m, &o);
     assert_int_equal(o.count, 2);
     check_fault(&o, "lm_head.weight", "it is in several files, and no index decides");
@@ -104,8 +95,8 @@ static void test_damaged_recipe(void **state)
     struct opened o;
 
     made_begin(&m, "run");
-    from_fixture(state, &m, "meta_model_3.pt", first);
-    from_fixture(state, &m, "recipe_state.pt", recipe);
+    made_from(&m, "meta_model_3.pt", state, first);
+    made_from(&m, "recipe_state.pt", state, recipe);
     made_open(&m, &o);
     assert_int_equal(o.info.by_role[ROLE_MODEL], 3);
     assert_int_equal(tensor(&o, "optimizer.state.0.exp_avg")->role, ROLE_OPTIMIZER);
@@ -159,18 +150,18 @@ static void test_bids(void **state)
              m.dir);
     assert_int_equal(mkdir(path, 0777), 0);
     assert_int_equal(bid_for(&m), 87);
-    from_fixture(state, &m, "recipe_state.pt", recipe);
+    made_from(&m, "recipe_state.pt", state, recipe);
     assert_int_equal(bid_for(&m), 89);
     drop(&m, "model.safetensors");
     assert_int_equal(bid_for(&m), 0);
-    from_fixture(state, &m, "hf_model_0001_0.pt", first);
+    made_from(&m, "hf_model_0001_0.pt", state, first);
     assert_int_equal(bid_for(&m), 85);
     drop(&m, "recipe_state.pt");
     assert_int_equal(bid_for(&m), 55);
     made_text(&m, "hf_model_0001_0.pt", "no torch file");
     assert_int_equal(bid_for(&m), 0);
-    from_fixture(state, &m, "hf_model_x_0.pt", first);
-    from_fixture(state, &m, "model_0.pt", first);
+    made_from(&m, "hf_model_x_0.pt", state, first);
+    made_from(&m, "model_0.pt", state, first);
     drop(&m, "hf_model_0001_0.pt");
     assert_int_equal(bid_for(&m), 0);
     made_end(&m);

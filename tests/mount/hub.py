@@ -8,7 +8,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint  # noqa: E402
+from mountlib import UNSHARD, Mount, check_mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
@@ -24,18 +24,12 @@ def unshard(env, *args, status=0):
     return done
 
 
-def check(mount, expected):
-    done = subprocess.run([sys.executable, str(ROOT / "check_mount.py"), str(mount), str(expected)],
-                          capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_fixtures(t):
     with HubServer() as hub:
         for i, name in enumerate(("safetensors/hf_sharded_f32", "hf_dcp/hfdcp_row_5", "torch_dcp/dcp_fsdp2_adamw_2r")):
             hub.add("org/model", DATA / name, branch=f"v{i}")
             with Mount(f"hf://org/model@v{i}", f"{t}/mnt{i}", env=hub.env()) as m:
-                check(m.path, DATA / (name + ".expected.json"))
+                check_mount(m.path, DATA / (name + ".expected.json"))
         assert hub.store_log, "no file was large"
 
 

@@ -249,6 +249,14 @@ def errno_name(code):
     return errno.errorcode.get(code, str(code))
 
 
+def check_mount(mount, expected):
+    """Every view of the mount holds what this expected file says (tests/check_mount.py); what it printed."""
+    script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "check_mount.py")
+    done = subprocess.run([sys.executable, script, str(mount), str(expected)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def sha256(data):
     return hashlib.sha256(data).hexdigest()
 

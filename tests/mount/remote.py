@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from mountlib import (UNSHARD, Mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint,
+from mountlib import (UNSHARD, Mount, check_mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint,
                       write_file)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,13 +19,6 @@ from fault_server import Server  # noqa: E402
 
 FIXTURES = ("torch_dcp/dcp_async_2r", "torch_dcp/dcp_mesh_2x2", "hf_dcp/hfdcp_row_5", "safetensors/hf_sharded_f32",
             "safetensors/hf_peft_lora", "torch_file", "zarr", "megatron")
-
-
-def check(mount, expected):
-    done = subprocess.run([sys.executable, str(ROOT / "check_mount.py"), str(mount), str(expected)],
-                          capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def some_fixtures():
@@ -42,7 +35,7 @@ def test_fixtures_by_listing_pages(t):
         for i, (source, expected) in enumerate(some_fixtures()):
             slash = "/" if source.is_dir() else ""
             with Mount(f"{server.url}/{source.relative_to(DATA)}{slash}", f"{t}/mnt{i}") as m:
-                check(m.path, expected)
+                check_mount(m.path, expected)
 
 
 def test_fixtures_by_manifest(t):
@@ -52,7 +45,7 @@ def test_fixtures_by_manifest(t):
     with Server(t) as server:
         server.set("pages", False)
         with Mount(server.url + "/src", t + "/mnt") as m:
-            check(m.path, str(source) + ".expected.json")
+            check_mount(m.path, str(source) + ".expected.json")
             assert "unshard-manifest.json" not in os.listdir(m.path)
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, read_all, safetensors_image, same, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import PATIENCE, UNSHARD, Mount, check_mount, fails, main, make_tensors, read_all, safetensors_image, same, wait_for, write_checkpoint, write_file  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
@@ -31,12 +31,6 @@ def unshard(env, *args, status=0):
     return done
 
 
-def check(mount, expected):
-    done = subprocess.run([sys.executable, str(ROOT / "check_mount.py"), str(mount), str(expected)],
-                          capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def bucket_with_one(t, name="b"):
     """A bucket with one small checkpoint, `run`; its tensors."""
     tensors = make_tensors("s3")
@@ -54,7 +48,7 @@ def test_fixtures(t):
         for i, name in enumerate(FIXTURES):
             bucket, _, prefix = name.partition("/")
             with Mount(f"s3://{bucket}/{prefix}", f"{t}/mnt{i}", env=s3.env()) as m:
-                check(m.path, DATA / (name + ".expected.json"))
+                check_mount(m.path, DATA / (name + ".expected.json"))
         same("refusals", {c for c in s3.codes if c}, set())
 
 
