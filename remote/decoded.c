@@ -133,6 +133,18 @@ uint64_t decoded_budget(const struct decoded_cache *c)
     return c->budget;
 }
 
+struct decoded_key decoded_key_of(const struct source *s, uint64_t off, uint64_t len,
+                                  uint32_t encoding)
+{
+    return (struct decoded_key){.dev = s->id.dev,
+                                .ino = s->id.ino,
+                                .off = off,
+                                .len = len,
+                                .mtime_ns = s->id.mtime_ns,
+                                .ctime_ns = s->id.ctime_ns,
+                                .encoding = encoding};
+}
+
 static bool key_equal(const struct decoded_key *a, const struct decoded_key *b)
 {
     return a->dev == b->dev && a->ino == b->ino && a->off == b->off &&

@@ -29,6 +29,10 @@ struct decoded_key {
     uint64_t variant; /* a hash of all else that decides what comes out, or 0 */
 };
 
+/* The piece [off, off + len) of `s`, variant 0. */
+struct decoded_key decoded_key_of(const struct source *s, uint64_t off, uint64_t len,
+                                  uint32_t encoding);
+
 /*
  * Decodes all of `in` into the file `fd` from its start; sets *size to the bytes written,
  * which must not pass `limit` (-EFBIG: it is called again with a higher one where there is

@@ -397,15 +397,7 @@ static int open_decoded(struct source *shard, const struct chunk *c,
                         struct err *e)
 {
     CLEANUP(source_putp) struct source *window = NULL;
-    struct decoded_key key = {
-        .dev = shard->id.dev,
-        .ino = shard->id.ino,
-        .mtime_ns = shard->id.mtime_ns,
-        .ctime_ns = shard->id.ctime_ns,
-        .off = c->offset,
-        .len = c->length,
-        .encoding = c->encoding,
-    };
+    struct decoded_key key = decoded_key_of(shard, c->offset, c->length, c->encoding);
 
     if (!decoded)
         return err_set(e, ENOTSUP, "compressed, and there is no place to decode it");

@@ -56,19 +56,11 @@ static int open_decoded(struct source *shard, const struct chunk *c,
     CLEANUP(source_putp) struct source *stored = NULL;
     struct zarr_spec spec;
     /* Other arrays may name the same bytes, and mean something else by them. */
-    struct decoded_key key = {
-        .dev = shard->id.dev,
-        .ino = shard->id.ino,
-        .mtime_ns = shard->id.mtime_ns,
-        .ctime_ns = shard->id.ctime_ns,
-        .off = c->offset,
-        .len = c->length,
-        .encoding = c->encoding,
-        .variant = XXH3_64bits(t->key, t->key_len),
-    };
+    struct decoded_key key = decoded_key_of(shard, c->offset, c->length, c->encoding);
 
     if (!decoded)
         return err_set(e, ENOTSUP, "compressed, and there is no place to decode it");
+    key.variant = XXH3_64bits(t->key, t->key_len);
     if (zarr_spec_read(t->key, t->key_len, &spec, e) < 0 ||
         open_stored(shard, c, &spec, &stored, e) < 0)
         return -e->code;
