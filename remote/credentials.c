@@ -4,49 +4,23 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 #include <strings.h>
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "base/interrupt.h"
-#include "base/log.h"
 #include "remote/aws_config.h"
 #include "remote/credential_sources.h"
 #include "remote/http.h"
+#include "remote/kept_keys.h"
 
-enum {
-    AHEAD_S = 300,      /* keys are renewed that long before they expire, */
-    RETRY_S = 30,       /* and after a failure so long after it */
-    JUST_RENEWED_S = 2, /* another thread has just done it */
-    MAX_ROLES = 4,      /* source_profile of source_profile of ... */
-    LOOK_MS = 50,
-};
+enum { MAX_ROLES = 4 }; /* source_profile of source_profile of ... */
 
 struct credentials {
     struct http *http; /* borrowed */
     char *region;      /* NULL: none */
-
-    pthread_mutex_t lock;
-    pthread_cond_t fetched;
-    struct aws_keys keys; /* guarded by lock, and all below */
-    bool have, fetching;
-    time_t since, retry; /* when they were fetched; not before then again */
-    time_t refused;      /* when others came in the place of some that were refused */
+    struct kept_keys *kept;
 };
-
-void aws_keys_release(struct aws_keys *k)
-{
-    if (k->secret)
-        explicit_bzero(k->secret, strlen(k->secret));
-    if (k->token)
-        explicit_bzero(k->token, strlen(k->token));
-    free(k->id);
-    free(k->secret);
-    free(k->token);
-    *k = (struct aws_keys){0};
-}
 
 /* ---- settings ---- */
 
@@ -111,20 +85,6 @@ const char *aws_endpoint(const struct aws_config *config, const char *service)
 
 /* ---- the chain ---- */
 
-static int copy_keys(const struct aws_keys *from, struct aws_keys *to, struct err *e)
-{
-    struct aws_keys k = {.expires = from->expires};
-
-    if ((from->id && !(k.id = strdup(from->id))) ||
-        (from->secret && !(k.secret = strdup(from->secret))) ||
-        (from->token && !(k.token = strdup(from->token)))) {
-        aws_keys_release(&k);
-        return err_nomem(e);
-    }
-    *to = k;
-    return 0;
-}
-
 static int keys_of_profile(const struct key_context *k, const char *profile,
                            struct aws_keys *out, struct err *e)
 {
@@ -142,7 +102,7 @@ static int keys_of_profile(const struct key_context *k, const char *profile,
         return 0;
     if (!keys.secret)
         return err_set(e, EACCES, "aws_access_key_id without aws_secret_access_key");
-    return copy_keys(&keys, out, e) < 0 ? -e->code : 1;
+    return aws_keys_copy(&keys, out, e) < 0 ? -e->code : 1;
 }
 
 static int process_of_profile(const struct key_context *k, const char *profile,
@@ -291,8 +251,9 @@ static int keys_from_identity(const struct key_context *k, struct aws_keys *out,
 }
 
 /* Keys with id NULL when nobody has any. */
-static int fetch(const struct credentials *c, struct aws_keys *out, struct err *e)
+static int fetch(void *user, struct aws_keys *out, struct err *e)
 {
+    const struct credentials *c = user;
     static int (*const places[])(const struct key_context *, struct aws_keys *,
                                  struct err *) = {
         keys_from_role_of_profile, keys_from_identity, keys_from_profile,
@@ -315,20 +276,17 @@ static int fetch(const struct credentials *c, struct aws_keys *out, struct err *
     return MIN(rc, 0);
 }
 
-/* ---- keeping them ---- */
-
 int credentials_new(struct http *http, const char *region, struct credentials **out,
                     struct err *e)
 {
     struct credentials *c = calloc(1, sizeof *c);
 
-    if (!c || (region && !(c->region = strdup(region)))) {
-        free(c);
+    if (!c || (region && !(c->region = strdup(region))) ||
+        !(c->kept = kept_keys_new(fetch, c))) {
+        credentials_free(c);
         return err_nomem(e);
     }
     c->http = http;
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->fetched, NULL);
     *out = c;
     return 0;
 }
@@ -337,123 +295,17 @@ void credentials_free(struct credentials *c)
 {
     if (!c)
         return;
-    pthread_cond_destroy(&c->fetched);
-    pthread_mutex_destroy(&c->lock);
-    aws_keys_release(&c->keys);
+    kept_keys_free(c->kept);
     free(c->region);
     free(c);
 }
 
-/* A short life is not spent on renewing: a quarter of it is time enough. */
-static bool is_due(const struct credentials *c, time_t now)
-{
-    time_t ahead = MIN((time_t)AHEAD_S, (c->keys.expires - c->since) / 4);
-
-    return c->keys.expires && now >= c->keys.expires - ahead && now >= c->retry;
-}
-
-static bool is_valid(const struct credentials *c, time_t now)
-{
-    return c->have && (!c->keys.expires || now < c->keys.expires);
-}
-
-/* Waits for the thread that fetches, or until somebody is impatient. Called locked. */
-static int wait_fetched(struct credentials *c, struct err *e)
-{
-    struct timespec until;
-
-    if (interrupt_asked())
-        return err_set(e, EINTR, "interrupted");
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += LOOK_MS * 1000000L;
-    if (until.tv_nsec >= 1000000000L) {
-        until.tv_nsec -= 1000000000L;
-        until.tv_sec++;
-    }
-    pthread_cond_timedwait(&c->fetched, &c->lock, &until);
-    return 0;
-}
-
-/* Called locked, and lets go of the lock in between. Sets *changed. */
-static int renew(struct credentials *c, bool *changed, struct err *e)
-{
-    struct aws_keys got = {0};
-    int rc;
-
-    c->fetching = true;
-    pthread_mutex_unlock(&c->lock);
-    rc = fetch(c, &got, e);
-    pthread_mutex_lock(&c->lock);
-    c->fetching = false;
-    pthread_cond_broadcast(&c->fetched);
-    if (rc < 0) {
-        if (rc != -EINTR) /* one impatient reader says nothing about the keys */
-            c->retry = time(NULL) + RETRY_S;
-        return rc;
-    }
-    *changed =
-        !c->have || !got.id != !c->keys.id ||
-        (got.id &&
-         (strcmp(got.id, c->keys.id) != 0 || strcmp(got.secret, c->keys.secret) != 0 ||
-          strcmp(got.token ? got.token : "", c->keys.token ? c->keys.token : "") != 0));
-    aws_keys_release(&c->keys);
-    c->keys = got;
-    c->have = true;
-    c->since = time(NULL);
-    c->retry = 0;
-    return 0;
-}
-
-static int get_locked(struct credentials *c, struct aws_keys *out, struct err *e)
-{
-    bool changed;
-    int rc = 0;
-
-    while (rc == 0 && (!is_valid(c, time(NULL)) || is_due(c, time(NULL)))) {
-        if (!c->fetching) {
-            rc = renew(c, &changed, e);
-            if (rc < 0 && rc != -EINTR && is_valid(c, time(NULL))) {
-                err_wrap(e, "the old credentials are still used");
-                log_err(LOG_REMOTE, e);
-                rc = 0;
-            }
-            break;
-        }
-        if (is_valid(c, time(NULL)))
-            break;
-        rc = wait_fetched(c, e);
-    }
-    return rc < 0 ? rc : copy_keys(&c->keys, out, e);
-}
-
 int credentials_get(struct credentials *c, struct aws_keys *out, struct err *e)
 {
-    int rc;
-
-    *out = (struct aws_keys){0};
-    pthread_mutex_lock(&c->lock);
-    rc = get_locked(c, out, e);
-    pthread_mutex_unlock(&c->lock);
-    return rc;
+    return kept_keys_get(c->kept, out, e);
 }
 
 bool credentials_renew(struct credentials *c)
 {
-    struct err e = {0};
-    bool changed = false;
-    int rc = 0;
-
-    pthread_mutex_lock(&c->lock);
-    while (rc == 0 && c->fetching)
-        rc = wait_fetched(c, &e);
-    if (rc == 0 && c->refused && time(NULL) - c->refused < JUST_RENEWED_S) {
-        changed = true;
-    } else if (rc == 0) {
-        rc = renew(c, &changed, &e);
-        c->refused = rc == 0 && changed ? c->since : 0;
-    }
-    pthread_mutex_unlock(&c->lock);
-    if (rc < 0 && rc != -EINTR)
-        log_err(LOG_REMOTE, &e);
-    return rc == 0 && changed;
+    return kept_keys_renew(c->kept);
 }

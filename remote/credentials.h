@@ -3,22 +3,13 @@
 #ifndef UFS_REMOTE_CREDENTIALS_H
 #define UFS_REMOTE_CREDENTIALS_H
 
-#include <time.h>
-
 #include "base/base.h"
+#include "remote/kept_keys.h"
 
 struct aws_config;
 struct credentials;
 struct err;
 struct http;
-
-/* Owned strings; id NULL: anonymous, requests go unsigned. */
-struct aws_keys {
-    char *id, *secret, *token; /* token NULL: none */
-    time_t expires;            /* 0: never */
-};
-
-void aws_keys_release(struct aws_keys *k);
 
 /* $AWS_PROFILE, $AWS_DEFAULT_PROFILE or "default". */
 const char *aws_profile(void);
@@ -55,13 +46,8 @@ int credentials_new(struct http *http, const char *region, struct credentials **
                     struct err *e);
 void credentials_free(struct credentials *c); /* NULL is fine */
 
-/*
- * A copy of the keys, fetched at the first call and again before they expire. Any thread;
- * one of them fetches, the others go on with what there is as long as it is valid.
- */
+/* As kept_keys_get() and kept_keys_renew(). */
 int credentials_get(struct credentials *c, struct aws_keys *out, struct err *e);
-
-/* The server refused them: fetches anew. Are they other ones than before? */
 bool credentials_renew(struct credentials *c);
 
 #endif
