@@ -108,15 +108,17 @@ static void add_header(struct ask *a, const char *name, const char *value)
 }
 
 /*
- * The server compares it with what came. (Where MD5 is not to be had, TLS and the
- * signature must do.)
+ * The server compares it with what came. (Where MD5 is not to be had, TLS must do; a
+ * directory bucket compares the hash that is signed.)
  */
-static void add_md5(struct ask *a)
+static void add_md5(const struct bucket *b, struct ask *a)
 {
     unsigned char sum[EVP_MAX_MD_SIZE];
     char text[2 * EVP_MAX_MD_SIZE];
     unsigned n = 0;
 
+    if (!s3_takes_md5(b->s3))
+        return;
     if (EVP_Digest(a->body, a->len, sum, &n, EVP_md5(), NULL) != 1 || n != 16)
         return;
     EVP_EncodeBlock((unsigned char *)text, sum, (int)n);
@@ -453,7 +455,7 @@ int bucket_put(struct bucket *b, const char *key, const void *data, size_t len,
     struct ask a = {.method = "PUT", .key = key, .body = data ? data : "", .len = len};
     int ret;
 
-    add_md5(&a);
+    add_md5(b, &a);
     if (how->tag)
         add_header(&a, tag_header, how->tag);
     if (how->absent)
@@ -535,7 +537,7 @@ int bucket_part(struct bucket *b, const char *key, const char *id, unsigned numb
     if (buf_failed(&query))
         return err_nomem(e);
     a.query = query.data;
-    add_md5(&a);
+    add_md5(b, &a);
     ret = demand(b, &a, &answer, e);
     return ret < 0 ? err_wrap(e, "part %u", number) : 0;
 }

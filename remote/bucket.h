@@ -41,8 +41,8 @@ struct bucket_object {
 };
 
 /*
- * Calls fn for each object whose key begins with `prefix`, in the order of keys, until it
- * returns what is not 0. That, or an error.
+ * Calls fn for each object whose key begins with `prefix` ("" or "a/b/"), in any order, until
+ * it returns what is not 0. That, or an error.
  */
 typedef int bucket_object_fn(void *user, const struct bucket_object *o);
 int bucket_list(struct bucket *b, const char *prefix, bucket_object_fn *fn, void *user,
@@ -104,7 +104,7 @@ int bucket_complete(struct bucket *b, const char *key, const char *id,
 /* 0 also when there was none. */
 int bucket_abort(struct bucket *b, const char *key, const char *id, struct err *e);
 
-/* Uploads that were begun and neither completed nor aborted, of keys with this prefix. */
+/* Uploads that were begun and neither completed nor aborted, of keys with this prefix ("a/b/"). */
 struct bucket_upload {
     const char *key, *id;
 };

@@ -317,9 +317,9 @@ int keys_from_instance(const struct key_context *k, struct aws_keys *out, struct
     return rc < 0 ? err_wrap(e, "credentials of the instance") : rc;
 }
 
-/* ---- the token service ---- */
+/* ---- keys as XML; the token service ---- */
 
-struct sts_answer {
+struct key_answer {
     struct aws_keys keys;
     char code[64];
 };
@@ -331,15 +331,15 @@ static bool path_ends(const char *path, const char *end)
     return len >= n && strcmp(path + len - n, end) == 0;
 }
 
-static int sts_leaf(void *user, const char *path, const char *text, size_t len,
+static int key_leaf(void *user, const char *path, const char *text, size_t len,
                     struct err *e)
 {
-    struct sts_answer *a = user;
+    struct key_answer *a = user;
     char **dst = NULL;
 
     if (strlen(text) != len)
         return err_set(e, EBADMSG, "NUL in it");
-    if (path_ends(path, "/Error/Code"))
+    if (path_ends(path, "Error/Code"))
         snprintf(a->code, sizeof a->code, "%s", text);
     else if (path_ends(path, "Result/Credentials/AccessKeyId"))
         dst = &a->keys.id;
@@ -352,6 +352,24 @@ static int sts_leaf(void *user, const char *path, const char *text, size_t len,
     if (!dst || *dst)
         return 0;
     return take(text, dst) < 0 ? err_nomem(e) : 0;
+}
+
+int keys_from_answer(const struct http_answer *answer, const char *who,
+                     struct aws_keys *out, struct err *e)
+{
+    struct key_answer got = {0};
+    int rc = xml_each(answer->body.data ? answer->body.data : "", answer->body.len,
+                      key_leaf, &got, e);
+
+    if (rc == 0 && (answer->status != 200 || !got.keys.id || !got.keys.secret))
+        rc = err_set(e, EACCES, "%s says %d %s", who, answer->status,
+                     got.code[0] ? got.code : "without keys");
+    if (rc < 0) {
+        aws_keys_release(&got.keys);
+        return rc;
+    }
+    *out = got.keys;
+    return 1;
 }
 
 static int sts_url(const struct key_context *k, struct buf *url)
@@ -420,7 +438,6 @@ static int sts_ask(const struct key_context *k, const struct buf *form,
     struct sts_signer signer = {k, source, form};
     CLEANUP(http_answer_release) struct http_answer answer = {0};
     CLEANUP(buf_release) struct buf url = {0};
-    struct sts_answer got = {0};
     struct http_request r = {.method = "POST",
                              .what = "the token service",
                              .headers = headers,
@@ -437,18 +454,7 @@ static int sts_ask(const struct key_context *k, const struct buf *form,
         return err_nomem(e);
     r.url = url.data;
     rc = http_do(k->http, &r, &answer, e);
-    if (rc == 0)
-        rc = xml_each(answer.body.data ? answer.body.data : "", answer.body.len,
-                      sts_leaf, &got, e);
-    if (rc == 0 && (answer.status != 200 || !got.keys.id || !got.keys.secret))
-        rc = err_set(e, EACCES, "the token service says %d %s", answer.status,
-                     got.code[0] ? got.code : "without keys");
-    if (rc < 0) {
-        aws_keys_release(&got.keys);
-        return rc;
-    }
-    *out = got.keys;
-    return 1;
+    return rc < 0 ? rc : keys_from_answer(&answer, r.what, out, e);
 }
 
 static int add_field(struct buf *form, const char *name, const char *value)

@@ -7,6 +7,7 @@
 #include "remote/credentials.h"
 
 struct aws_config;
+struct http_answer;
 
 /* What all of them go by; borrowed. */
 struct key_context {
@@ -44,6 +45,14 @@ int keys_from_sso(const struct key_context *k, const char *profile,
 
 /* Runs the user's own command (without a shell) and reads the JSON that it writes. */
 int keys_from_process(const char *command, struct aws_keys *out, struct err *e);
+
+/*
+ * Keys from the XML of a service that hands them out: in Credentials of a result (AssumeRole
+ * of STS, CreateSession of S3). `who` is for messages. Returns 1, or an error: -EACCES with
+ * the code that came in their place.
+ */
+int keys_from_answer(const struct http_answer *answer, const char *who,
+                     struct aws_keys *out, struct err *e);
 
 /*
  * Keys from a JSON object with AccessKeyId, SecretAccessKey, Expiration and a member

@@ -11,13 +11,13 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "remote/aws_config.h"
-#include "remote/credentials.h"
+#include "remote/credential_sources.h"
 #include "remote/gs_token.h"
 #include "remote/s3_name.h"
-#include "remote/sigv4.h"
+#include "remote/s3_sign.h"
 #include "remote/xml.h"
 
-enum { MAX_SIGNED = 32 };
+enum { MAX_SESSION = 1 << 16 };
 
 struct s3 {
     struct http *http; /* borrowed */
@@ -28,6 +28,8 @@ struct s3 {
     char *
         endpoint; /* "https://HOST[:PORT][/PATH]" without a slash at its end; NULL: aws */
     struct credentials *credentials;
+    struct kept_keys
+        *session;           /* of a directory bucket: keys for this bucket; or NULL */
     struct gs_token *token; /* of gs:// */
 
     pthread_mutex_t lock;
@@ -45,6 +47,11 @@ const char *s3_identity(const struct s3 *s)
     return s->identity;
 }
 
+bool s3_takes_md5(const struct s3 *s)
+{
+    return !s->name.zone[0];
+}
+
 /* ---- where it is ---- */
 
 static void region_get(struct s3 *s, char region[S3_REGION_SIZE])
@@ -60,7 +67,7 @@ static bool region_learn(struct s3 *s, const struct http_answer *a)
     const char *told = http_answer_header(a, "x-amz-bucket-region");
     bool other = false;
 
-    if (!told || !s3_region_is_safe(told) || s->name.google)
+    if (!told || !s3_region_is_safe(told) || s->name.google || s->name.zone[0])
         return false;
     pthread_mutex_lock(&s->lock);
     if (strcmp(s->region, told) != 0) {
@@ -80,6 +87,10 @@ static int add_base(const struct s3 *s, const char *region, struct buf *out)
                  s->name.bucket, scheme + 3);
     else if (s->endpoint)
         buf_adds(out, s->endpoint);
+    else if (s->name.zone[0])
+        buf_addf(out, "https://%s.s3express%s-%s%s.%s.amazonaws.com%s", s->name.bucket,
+                 s->fips ? "-fips" : "", s->name.zone, s->dualstack ? ".dualstack" : "",
+                 region, strncmp(region, "cn-", 3) == 0 ? ".cn" : "");
     else
         buf_addf(out, "https://%s%ss3%s%s%s.%s.amazonaws.com%s",
                  s->virtual_host ? s->name.bucket : "", s->virtual_host ? "." : "",
@@ -109,116 +120,19 @@ int s3_url(struct s3 *s, const char *key, const char *query, struct buf *out,
 
 /* ---- letting requests in ---- */
 
-/* A URL in the parts that are signed. */
-struct url_parts {
-    char *host, *path, *query;
-    bool tls;
-};
-
-static void url_parts_release(struct url_parts *p)
-{
-    free(p->host);
-    free(p->path);
-    free(p->query);
-}
-
-static int split_url(const char *url, struct url_parts *out, struct err *e)
-{
-    const char *host = strstr(url, "://"), *path, *port;
-    size_t host_len, path_len;
-
-    if (!host)
-        return err_set(e, EINVAL, "no URL to sign");
-    host += 3;
-    host_len = strcspn(host, "/?");
-    path = host + host_len;
-    path_len = strcspn(path, "?");
-    out->tls = strncasecmp(url, "https:", 6) == 0;
-    port = out->tls ? ":443" : ":80"; /* libcurl leaves it out of the header too */
-    if (host_len > strlen(port) &&
-        memcmp(host + host_len - strlen(port), port, strlen(port)) == 0)
-        host_len -= strlen(port);
-    out->host = strndup(host, host_len);
-    out->path = path_len ? strndup(path, path_len) : strdup("/");
-    out->query = strdup(path + path_len + (path[path_len] == '?'));
-    return out->host && out->path && out->query ? 0 : err_nomem(e);
-}
-
-static const char *payload_hash(const struct http_request *r, bool tls, char hex[65],
-                                struct err *e)
-{
-    if (!r->body_size)
-        return SIGV4_EMPTY;
-    if (tls || !r->body)
-        return SIGV4_UNSIGNED;
-    return sigv4_hash(r->body, r->body_size, hex, e) < 0 ? NULL : hex;
-}
-
-/* The request's own headers that must be signed; names and values are cut out of a copy. */
-static size_t own_headers(const struct http_request *r, struct buf *text,
-                          struct sigv4_header *dst, size_t room)
-{
-    size_t n = 0;
-
-    for (size_t i = 0; r->headers && r->headers[i]; i++)
-        if (strncasecmp(r->headers[i], "x-amz-", 6) == 0)
-            buf_add(text, r->headers[i], strlen(r->headers[i]) + 1);
-    for (size_t at = 0; at < text->len && n < room;) {
-        char *name = text->data + at, *colon = strchr(name, ':');
-
-        at += strlen(name) + 1;
-        if (!colon)
-            continue;
-        *colon = '\0';
-        dst[n++] = (struct sigv4_header){name, colon + 1};
-    }
-    return n;
-}
-
 static int sign(struct s3 *s, struct http_try *t, const struct aws_keys *keys,
-                struct err *e)
+                bool of_session, struct err *e)
 {
-    CLEANUP(url_parts_release) struct url_parts url = {0};
-    CLEANUP(buf_release) struct buf own = {0};
-    CLEANUP(buf_release) struct buf value = {0};
-    struct sigv4_header headers[MAX_SIGNED];
-    char region[S3_REGION_SIZE], date[SIGV4_DATE_SIZE], hex[65];
-    const char *hash;
-    size_t n = 0, added;
-    int rc = split_url(t->url, &url, e);
+    char region[S3_REGION_SIZE];
+    struct s3_signing how = {.keys = keys,
+                             .region = region,
+                             .service = s->name.zone[0] ? "s3express" : "s3",
+                             .token_header = of_session ? "x-amz-s3session-token"
+                                                        : "x-amz-security-token",
+                             .hash_body = !s3_takes_md5(s)};
 
-    if (rc < 0)
-        return rc;
-    hash = payload_hash(t->request, url.tls, hex, e);
-    if (!hash)
-        return -e->code;
-    sigv4_date(t->now, date);
     region_get(s, region);
-    headers[n++] = (struct sigv4_header){"x-amz-date", date};
-    headers[n++] = (struct sigv4_header){"x-amz-content-sha256", hash};
-    if (keys->token)
-        headers[n++] = (struct sigv4_header){"x-amz-security-token", keys->token};
-    added = n;
-    headers[n++] = (struct sigv4_header){"host", url.host};
-    n += own_headers(t->request, &own, headers + n, MAX_SIGNED - n);
-    if (buf_failed(&own))
-        return err_nomem(e);
-    rc = sigv4_sign(&(struct sigv4_scope){.key_id = keys->id,
-                                          .secret = keys->secret,
-                                          .region = region,
-                                          .service = "s3",
-                                          .date = date},
-                    &(struct sigv4_request){
-                        .method = t->request->method ? t->request->method : "GET",
-                        .path = url.path,
-                        .query = url.query,
-                        .headers = headers,
-                        .nheaders = n,
-                        .payload_hash = hash},
-                    &value, e);
-    for (size_t i = 0; rc == 0 && i < added; i++)
-        rc = http_try_header(t, headers[i].name, headers[i].value, e);
-    return rc < 0 ? rc : http_try_header(t, "Authorization", value.data, e);
+    return s3_sign(t, &how, e);
 }
 
 static void note_anonymous(struct s3 *s, bool anonymous)
@@ -238,23 +152,39 @@ static int authorize_google(struct s3 *s, struct http_try *t, struct err *e)
         return rc;
     note_anonymous(s, !value.len && !keys.id);
     if (keys.id)
-        return sign(s, t, &keys, e);
+        return sign(s, t, &keys, false, e);
     return value.len ? http_try_header(t, "Authorization", value.data, e) : 0;
+}
+
+/* By the user's own keys. */
+static int authorize_amazon(void *user, struct http_try *t, struct err *e)
+{
+    CLEANUP(aws_keys_release) struct aws_keys keys = {0};
+    struct s3 *s = user;
+    int rc = credentials_get(s->credentials, &keys, e);
+
+    if (rc < 0)
+        return rc;
+    note_anonymous(s, !keys.id);
+    return keys.id ? sign(s, t, &keys, false, e) : 0;
+}
+
+/* By the session's keys, which the user's own get for this bucket. */
+static int authorize_by_session(struct s3 *s, struct http_try *t, struct err *e)
+{
+    CLEANUP(aws_keys_release) struct aws_keys keys = {0};
+    int rc = kept_keys_get(s->session, &keys, e);
+
+    return rc < 0 ? rc : sign(s, t, &keys, true, e);
 }
 
 static int s3_authorize(void *user, struct http_try *t, struct err *e)
 {
-    CLEANUP(aws_keys_release) struct aws_keys keys = {0};
     struct s3 *s = user;
-    int rc;
 
     if (s->name.google)
         return authorize_google(s, t, e);
-    rc = credentials_get(s->credentials, &keys, e);
-    if (rc < 0)
-        return rc;
-    note_anonymous(s, !keys.id);
-    return keys.id ? sign(s, t, &keys, e) : 0;
+    return s->session ? authorize_by_session(s, t, e) : authorize_amazon(s, t, e);
 }
 
 struct code {
@@ -315,10 +245,54 @@ static bool s3_refused(void *user, const struct http_answer *a)
         return a->status == 401 && gs_token_renew(s->token);
     if (region_learn(s, a))
         return !s->aws; /* there the host is another one too: not by this URL */
-    return keys_were_refused(a) && credentials_renew(s->credentials);
+    if (!keys_were_refused(a))
+        return false;
+    return s->session ? kept_keys_renew(s->session) : credentials_renew(s->credentials);
 }
 
 const struct http_auth s3_auth = {.authorize = s3_authorize, .refused = s3_refused};
+
+static bool amazon_refused(void *user, const struct http_answer *a)
+{
+    struct s3 *s = user;
+
+    return keys_were_refused(a) && credentials_renew(s->credentials);
+}
+
+static const struct http_auth amazon_auth = {.authorize = authorize_amazon,
+                                             .refused = amazon_refused};
+
+static int no_such_bucket(const struct s3 *s, struct err *e)
+{
+    err_set(e, ENOENT, "%s: there is no such bucket", s->name.shown);
+    return err_hint(e, "check its name, and AWS_ENDPOINT_URL if it is another store's");
+}
+
+/*
+ * CreateSession of S3's API reference: keys for five minutes that let into one directory
+ * bucket, as far as the user's own may: without a mode the most that is allowed.
+ */
+static int fetch_session(void *user, struct aws_keys *out, struct err *e)
+{
+    struct s3 *s = user;
+    CLEANUP(http_answer_release) struct http_answer answer = {0};
+    CLEANUP(buf_release) struct buf url = {0};
+    struct http_request r = {.what = s->name.shown,
+                             .auth = &amazon_auth,
+                             .auth_user = s,
+                             .max = MAX_SESSION,
+                             .flags = HTTP_NO_REDIRECT | HTTP_ANY_STATUS};
+    int rc = s3_url(s, "", "session=", &url, e);
+
+    r.url = url.data;
+    if (rc == 0)
+        rc = http_do(s->http, &r, &answer, e);
+    if (rc == 0 && answer.status == 404)
+        return no_such_bucket(s, e);
+    if (rc == 0)
+        rc = keys_from_answer(&answer, "CreateSession", out, e);
+    return rc < 0 ? err_wrap(e, "%s", s->name.shown) : 0;
+}
 
 /* What can be done about the code in the message of a refusal, or NULL. */
 static const char *about_refusal(const char *text)
@@ -331,6 +305,9 @@ static const char *about_refusal(const char *text)
                                "AWS_ACCESS_KEY_ID, AWS_PROFILE and AWS_ENDPOINT_URL"},
         {"ExpiredToken", "get new credentials from where these came from"},
         {"AuthorizationHeaderMalformed", "set AWS_REGION to the bucket's region"},
+        {"CreateSession says 403",
+         "the key has no right to this: s3express:CreateSession "
+         "on the bucket is needed"},
         {"AccessDenied", "the key has no right to this: s3:ListBucket on the bucket "
                          "and s3:GetObject on its objects are needed"},
     };
@@ -408,7 +385,7 @@ static int place_at_amazon(struct s3 *s, const struct aws_config *config, struct
     const char *endpoint = aws_endpoint(config, "s3"), *region = aws_region(config);
     const char *style = aws_config_get(config, aws_profile(), "s3.addressing_style");
 
-    if (s->name.access_point)
+    if (s->name.region[0])
         region = s->name.region;
     if (region && !s3_region_is_safe(region))
         return err_set(e, EINVAL, "%s: is no region's name", region);
@@ -426,6 +403,27 @@ static int place_at_amazon(struct s3 *s, const struct aws_config *config, struct
     return endpoint ? take_endpoint(s, endpoint, e) : 0;
 }
 
+/* As botocore's client does (its setting s3_disable_express_session_auth). */
+static bool wants_session(const struct s3 *s, const struct aws_config *config)
+{
+    const char *off = getenv("AWS_S3_DISABLE_EXPRESS_SESSION_AUTH");
+
+    if (!off || !off[0])
+        off = aws_config_get(config, aws_profile(), "s3_disable_express_session_auth");
+    return s->name.zone[0] && !(off && strcasecmp(off, "true") == 0);
+}
+
+static int let_in_by_amazon(struct s3 *s, const struct aws_config *config,
+                            struct err *e)
+{
+    int rc = credentials_new(s->http, aws_region(config), &s->credentials, e);
+
+    if (rc == 0 && wants_session(s, config) &&
+        !(s->session = kept_keys_new(fetch_session, s)))
+        rc = err_nomem(e);
+    return rc;
+}
+
 /* Everything that the network is not needed for. */
 static int set_up(struct s3 *s, const char *url, char **key, struct err *e)
 {
@@ -437,9 +435,8 @@ static int set_up(struct s3 *s, const char *url, char **key, struct err *e)
     if (rc == 0)
         rc = s->name.google ? place_at_google(s, e) : place_at_amazon(s, config, e);
     if (rc == 0)
-        rc = s->name.google
-                 ? gs_token_new(s->http, &s->token, e)
-                 : credentials_new(s->http, aws_region(config), &s->credentials, e);
+        rc = s->name.google ? gs_token_new(s->http, &s->token, e)
+                            : let_in_by_amazon(s, config, e);
     if (rc == 0 &&
         asprintf(&s->identity, "%s %s%s", s->endpoint ? s->endpoint : "aws",
                  s->name.access_point ? "accesspoint " : "", s->name.bucket) < 0) {
@@ -465,11 +462,8 @@ int s3_locate(struct s3 *s, struct err *e)
         rc = http_do(s->http, &r, &answer, e);
     if (rc < 0)
         return s3_explain(s, e);
-    if (answer.status == 404) {
-        err_set(e, ENOENT, "%s: there is no such bucket", s->name.shown);
-        return err_hint(e, "check its name, and AWS_ENDPOINT_URL if it is another "
-                           "store's");
-    }
+    if (answer.status == 404)
+        return no_such_bucket(s, e);
     region_learn(s, &answer);
     return 0;
 }
@@ -500,6 +494,7 @@ void s3_free(struct s3 *s)
 {
     if (!s)
         return;
+    kept_keys_free(s->session);
     credentials_free(s->credentials);
     gs_token_free(s->token);
     pthread_mutex_destroy(&s->lock);

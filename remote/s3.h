@@ -19,7 +19,8 @@ struct store_options;
  * Where s3:// is: aws_endpoint() or AWS in aws_region() (us-east-1 when nobody says). The
  * bucket is part of the host's name at AWS, where it can be, and of the path elsewhere,
  * unless the profile's s3.addressing_style says path or virtual.
- * AWS_USE_DUALSTACK_ENDPOINT and AWS_USE_FIPS_ENDPOINT are followed.
+ * AWS_USE_DUALSTACK_ENDPOINT and AWS_USE_FIPS_ENDPOINT are followed. A directory bucket (S3
+ * Express) is at the host of its zone, in the region that its name tells.
  *
  * gs:// is Google's XML interface: $STORAGE_EMULATOR_HOST or storage.googleapis.com. Let in
  * by the first of: a token in $GOOGLE_OAUTH_ACCESS_TOKEN or $CLOUDSDK_AUTH_ACCESS_TOKEN,
@@ -48,6 +49,9 @@ const char *s3_shown(const struct s3 *s);
 /* What names this bucket, whoever asks: its place and name. */
 const char *s3_identity(const struct s3 *s);
 
+/* Does the store compare Content-MD5 with what came? A directory bucket refuses it. */
+bool s3_takes_md5(const struct s3 *s);
+
 /*
  * Appends the URL of an object, of the bucket for "". `query` is encoded, without its '?',
  * or NULL.
@@ -56,9 +60,9 @@ int s3_url(struct s3 *s, const char *key, const char *query, struct buf *out,
            struct err *e);
 
 /*
- * How requests to that URL are let in; auth_user is the struct s3. All headers of the
- * request that begin with x-amz- are signed. The hash of a body is, where it is `body` and
- * goes without TLS; else the body is not signed.
+ * How requests to that URL are let in; auth_user is the struct s3. They are signed by
+ * s3_sign(): those to a directory bucket by the keys of a session that the user's own keys
+ * have made, with their bodies' hashes.
  */
 extern const struct http_auth s3_auth;
 

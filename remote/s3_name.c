@@ -91,10 +91,67 @@ static int take_access_point(struct s3_name *s, const char *url, char **key,
                : not_an_access_point(url, e);
 }
 
+/*
+ * "use1-az4" is in us-east-1: a continent or country, a direction, a number. What is not
+ * called like that (Local Zones) is of the region that the user has set.
+ */
+static void region_of_zone(const char *zone, char region[S3_REGION_SIZE])
+{
+    static const struct {
+        const char *short_name, *name;
+    } directions[] = {{"ne", "northeast"}, {"nw", "northwest"}, {"se", "southeast"},
+                      {"sw", "southwest"}, {"n", "north"},      {"s", "south"},
+                      {"e", "east"},       {"w", "west"},       {"c", "central"}};
+    const char *dash = strchr(zone, '-'), *at = zone + 2;
+    size_t digits;
+
+    if (!dash || dash - zone < 4 || strncmp(dash, "-az", 3) != 0)
+        return;
+    for (size_t i = 0; i < ARRAY_SIZE(directions); i++) {
+        size_t len = strlen(directions[i].short_name);
+
+        if (strncmp(at, directions[i].short_name, len) != 0)
+            continue;
+        digits = strspn(at + len, "0123456789");
+        if (digits && at + len + digits == dash)
+            snprintf(region, S3_REGION_SIZE, "%.2s-%s-%.*s", zone, directions[i].name,
+                     (int)digits, at + len);
+        return;
+    }
+}
+
+/* How long the end of a directory bucket's name is, or of its access point's; 0: none. */
+static size_t directory_end(const char *bucket)
+{
+    static const char *const ends[] = {"--x-s3", "--xa-s3"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(ends); i++)
+        if (ends_with(bucket, ends[i]))
+            return strlen(ends[i]);
+    return 0;
+}
+
+/* "NAME--ZONE" and an end: the zone is part of the host's name. */
+static int take_zone(struct s3_name *s, size_t end, struct err *e)
+{
+    size_t len = strlen(s->bucket) - end, at = len;
+
+    while (at >= 2 && memcmp(s->bucket + at - 2, "--", 2) != 0)
+        at--;
+    if (!s3_name_is_label(s->bucket) || at < 3 || at == len ||
+        len - at >= S3_ZONE_SIZE) {
+        err_set(e, EINVAL, "%s: is no directory bucket's name", s->shown);
+        return err_hint(e, "it is NAME--ZONE--x-s3, as in runs--usw2-az1--x-s3");
+    }
+    snprintf(s->zone, sizeof s->zone, "%.*s", (int)(len - at), s->bucket + at);
+    region_of_zone(s->zone, s->region);
+    return 0;
+}
+
 static int take_bucket(struct s3_name *s, const char *url, char **key, struct err *e)
 {
     const char *name = strstr(url, "://") + 3, *slash;
-    size_t len = strcspn(name, "/");
+    size_t len = strcspn(name, "/"), end;
 
     slash = name + len + (name[len] == '/');
     s->bucket = strndup(name, len);
@@ -104,9 +161,9 @@ static int take_bucket(struct s3_name *s, const char *url, char **key, struct er
         s->shown = NULL;
         return err_nomem(e);
     }
-    if (ends_with(s->bucket, "--x-s3"))
-        return err_set(e, ENOTSUP, "%s: directory buckets (S3 Express) are not read",
-                       s->shown);
+    end = s->google ? 0 : directory_end(s->bucket);
+    if (end)
+        return take_zone(s, end, e);
     if (!bucket_is_safe(s->bucket))
         return err_set(e, EINVAL, "%s: is no bucket's name", s->shown);
     return 0;

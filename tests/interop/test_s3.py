@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import transformers
 import check_mount
 import moto_s3
 import mounted
+import s3_server
 import test_transformers
 import truth
 
@@ -57,6 +59,27 @@ class Bucket:
         for path in [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file()):
             key = prefix if path == folder else f"{prefix}/{path.relative_to(folder)}"
             self.client.upload_file(str(path), self.name, key)
+
+
+class InDirectoryBucket(unittest.TestCase):
+    """boto3 and unshard are let into the same directory bucket (S3 Express), by sessions of their own."""
+
+    def test_boto3_is_let_in_as_we_are(self):
+        name, fixture = "runs--usw2-az1--x-s3", mounted.DATA / "safetensors" / "hf_single_bf16"
+        with tempfile.TemporaryDirectory(prefix="unshardfs-s3-") as root:
+            shutil.copytree(fixture, f"{root}/{name}/run/step1")
+            with s3_server.S3Server(root) as s3, unittest.mock.patch.dict(os.environ, s3.env(), clear=True):
+                s3.region = "us-west-2"
+                client = boto3.session.Session().client("s3", region_name="us-west-2")
+                client.head_bucket(Bucket=name)
+                listed = client.list_objects_v2(Bucket=name, Prefix="run/", Delimiter="/")
+                self.assertEqual(listed["CommonPrefixes"], [{"Prefix": "run/step1/"}])
+                image = client.get_object(Bucket=name, Key="run/step1/model.safetensors")["Body"].read()
+                theirs = len(s3.sessions[name])
+                with mounted.mounted(f"s3://{name}/run") as mnt:
+                    self.assertEqual((mnt / "step1/model.safetensors").read_bytes(), image)
+                self.assertEqual([c for c in s3.codes if c], [])
+                self.assertGreater(len(s3.sessions[name]), theirs)
 
 
 class InBucket(unittest.TestCase):

@@ -256,7 +256,7 @@ def test_instance_behind_a_proxy(t):
 def test_what_is_refused_by_name(t):
     for url, status, why in (("s3://arn:aws:s3::1:accesspoint/a.mrap", 2, b"ARN"), ("s3://arn:aws:s3-outposts:eu-1:1:outpost/a", 2, b"ARN"),
                              ("s3://arn:aws:s3:eu-1:1:accesspoint", 2, b"ARN"), ("s3://arn:aws:s3:eu-1:1:accesspoint/a.b/x", 2, b"ARN"), ("s3://", 3, b"no bucket's name"),
-                             ("s3://b--usw2-az1--x-s3/run", 2, b"S3 Express"), ("s3://a..b/x", 3, b"no bucket's name"),
+                             ("s3://b--x-s3/run", 3, b"no directory bucket's name"), ("s3://b----x-s3", 3, b"no directory bucket's name"), ("s3://a..b/x", 3, b"no bucket's name"),
                              ("s3://B@d/x", 3, b"no bucket's name")):
         done = unshard(clean_env(), "ls", url, status=status)
         assert why in done.stderr, done.stderr
@@ -277,6 +277,63 @@ def test_access_point(t):
         with Mount("s3://arn:aws:s3:eu-9:123456789012:accesspoint/ap", t + "/mnt", env=env) as m:
             key = next(iter(tensors))
             same("raw", read_all(f"{m.path}/run/raw/{key}"), tensors[key][2])
+
+
+# ---- directory buckets ----
+
+EXPRESS = "runs--usw2-az1--x-s3"
+
+
+def test_directory_bucket(t):
+    """By the keys of a session that the user's own make, in the region that the name tells; names come in no order."""
+    tensors = bucket_with_one(t, EXPRESS)
+    for i in range(30):
+        write_checkpoint(f"{t}/root/{EXPRESS}/many/step{i}", make_tensors(i, count=1))
+    with S3Server(t + "/root") as s3:
+        s3.region, s3.page_keys = "us-west-2", 4
+        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
+        for id in ("AKIDTEST", "AKIDROLE"):
+            s3.sessions.clear()
+            cat_one(s3.env(id, AWS_REGION="eu-1"), f"s3://{EXPRESS}/run", tensors)
+            same("refusals", {c for c in s3.codes if c}, set())
+            same("sessions", len(s3.sessions[EXPRESS]), 1)
+        with Mount(f"s3://{EXPRESS}", t + "/mnt", env=s3.env("AKIDROLE")) as m:
+            same("listed", sorted(os.listdir(m / "many")), sorted(f"step{i}" for i in range(30)))
+            for key, (_, _, data) in make_tensors(7, count=1).items():
+                same(key, read_all(m / f"many/step7/raw/{key}"), data)
+        same("refusals", {c for c in s3.codes if c}, set())
+
+
+def test_directory_bucket_without_rights(t):
+    bucket_with_one(t, EXPRESS)
+    with S3Server(t + "/root") as s3:
+        done = unshard(s3.env(None), "ls", f"s3://{EXPRESS}/run", status=5)
+        assert b"no credentials were found" in done.stderr, done.stderr
+        s3.credentials["AKIDOTHER"] = ("another", None)
+        done = unshard(s3.env("AKIDOTHER", AWS_SECRET_ACCESS_KEY="wrong"), "ls", f"s3://{EXPRESS}/run", status=5)
+        assert b"CreateSession says 403 SignatureDoesNotMatch" in done.stderr and b"AWS_SECRET_ACCESS_KEY" in done.stderr, done.stderr
+        for url, why in ((f"s3://{EXPRESS}/none", b"no such object or prefix"), ("s3://none--usw2-az1--x-s3", b"no such bucket")):
+            done = unshard(s3.env(), "ls", url, status=3)
+            assert why in done.stderr, done.stderr
+
+
+def test_sessions_end(t):
+    """They are made anew before their time is over, and when the store refuses one; nobody notices."""
+    tensors = bucket_with_one(t, EXPRESS)
+    with S3Server(t + "/root") as s3:
+        s3.session_seconds = 3
+        with Mount(f"s3://{EXPRESS}", t + "/mnt", "cache_size=0,refresh=1", env=s3.env()) as m:
+            first, *_, last = tensors
+            same("before", read_all(m / f"run/raw/{first}"), tensors[first][2])
+            wait_for("new sessions", PATIENCE, lambda: os.listdir(m.path) and len(s3.sessions[EXPRESS]) > 2, 0.3)
+            same("refusals before", {c for c in s3.codes if c}, set())
+            s3.session_seconds = 300
+            wait_for("a long session", PATIENCE, lambda: os.listdir(m.path) and s3.log()[-1]["headers"]["Authorization"].find(
+                f"SESSION{len(s3.sessions[EXPRESS]) - 1}/") > 0, 0.3)
+            time.sleep(4.1)  # younger keys count as just made
+            s3.expired.update(s3.sessions[EXPRESS])
+            same("after", read_all(m / f"run/raw/{last}"), tensors[last][2])
+            same("refusals after", {c for c in s3.codes if c}, {"ExpiredToken"})
 
 
 # ---- who is logged in at AWS ----

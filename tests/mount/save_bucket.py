@@ -85,6 +85,15 @@ def test_a_new_checkpoint(t):
         same("spools", spools(t), [])
 
 
+def test_directory_bucket(t):
+    tensors, name = make_tensors(1, rows=9000), "runs--use1-az4--x-s3"
+    with Bucket(bucket=name) as s, s.mount(t, source=f"s3://{name}/runs") as m:
+        write_checkpoint(m / "step1", tensors)
+        umount(m, s.env())
+        same("tensors", s.stored(t), tensors)
+        s.check_nothing_left()
+
+
 def test_read_back(t):
     """Renamed into place, seen at once through the same mount, and through another."""
     tensors = make_tensors(2)

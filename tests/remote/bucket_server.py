@@ -4,7 +4,8 @@
 `with BucketServer() as s:` serves every bucket on a free port of the loopback device; s.env() is
 what unshard needs to find it. s.fault(...) makes requests fail, s.log lists what came. Objects
 are s.objects[key] = (bytes, tag), uploads s.uploads[id]. It is strict where S3 is: the sums of
-bodies, parts in order, sizes, ids.
+bodies, parts in order, sizes, ids. A bucket called NAME--ZONE--x-s3 is a directory bucket (S3
+Express): it takes a session's keys, the signed hash of a body and no MD5, and lists in no order.
 """
 import base64
 import hashlib
@@ -129,6 +130,7 @@ class BucketServer:
         self.objects, self.uploads, self.log, self.faults, self.history = {}, {}, [], [], []
         self.endless = False  # lists of uploads go on, and always at the same place
         self.keys, self.busy = {KEY}, 0
+        self.directory, self.sessions = bucket.endswith("--x-s3"), 0
         self.lock, self.ids, self.delay = threading.RLock(), 0, 0
         self.httpd = Server(("127.0.0.1", 0), Handler)
         self.httpd.owner = self
@@ -168,6 +170,8 @@ class BucketServer:
 
     def is_known(self, headers):
         found = re.search(r"Credential=([^/]+)/", headers.get("Authorization", ""))
+        if found and "x-amz-s3session-token" in headers:
+            return found.group(1) == headers["x-amz-s3session-token"] == f"session{self.sessions}"
         return bool(found) and found.group(1) in self.keys
 
     def wait_idle(self):
@@ -192,6 +196,11 @@ class BucketServer:
         if md5 and base64.b64decode(md5) != hashlib.md5(body).digest():
             raise Refused(400, "BadDigest")
         sha = headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
+        if self.directory and (md5 or sha == "UNSIGNED-PAYLOAD"):
+            raise Refused(400, "InvalidRequest", "the sum of a directory bucket is the hash that is signed")
+        by_session = "x-amz-s3session-token" in headers
+        if by_session != (self.directory and query != "session="):
+            raise Refused(403, "AccessDenied", "by a session, or not by one")
         if sha != "UNSIGNED-PAYLOAD" and sha != hashlib.sha256(body).hexdigest():
             raise Refused(400, "XAmzContentSHA256Mismatch")
         if not key:
@@ -203,9 +212,21 @@ class BucketServer:
     def of_bucket(self, method, q):
         if method == "HEAD":
             return 200, {"x-amz-bucket-region": "us-east-1"}, b""
+        if "session" in q and self.directory:
+            return self.make_session()
+        if self.directory and q.get("prefix", "")[-1:] not in ("", "/"):
+            raise Refused(400, "InvalidRequest", "a prefix ends in a slash")
         if "uploads" in q:
             return self.list_uploads(q)
         return self.list_objects(q)
+
+    def make_session(self):
+        """Only the newest is good."""
+        self.sessions += 1
+        name = f"session{self.sessions}"
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 300))
+        return 200, {}, (f"<CreateSessionResult><Credentials><AccessKeyId>{name}</AccessKeyId><SecretAccessKey>secret</SecretAccessKey>"
+                         f"<SessionToken>{name}</SessionToken><Expiration>{until}</Expiration></Credentials></CreateSessionResult>").encode()
 
     def list_objects(self, q):
         prefix, delimiter, after = q.get("prefix", ""), q.get("delimiter"), q.get("continuation-token", "")
@@ -231,6 +252,8 @@ class BucketServer:
                 rows.append(f"<Contents><Key>{name}</Key><LastModified>2026-11-20T10:00:00.000Z</LastModified>"
                             f"<ETag>&quot;{hashlib.md5(data).hexdigest()}&quot;</ETag><Size>{len(data)}</Size></Contents>")
             last = key
+        if self.directory:
+            rows.reverse()
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if truncated else ""
         text = (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
                 f"<Name>{self.bucket}</Name><Prefix>{urllib.parse.quote(prefix, safe='/')}</Prefix>"

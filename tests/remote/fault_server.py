@@ -282,6 +282,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         page = '<html><a href="?C=N;O=D">Name</a> <a href="../">up</a>' + "\n".join(rows) + "</html>"
         return self.send(200, {"Content-Type": "text/html; charset=utf-8"}, page.encode("utf-8", "surrogateescape"))
 
+    def in_order(self, bucket, rows):
+        """The order in which a page shows its rows."""
+        return rows
+
     def send_keys(self, path, query):
         """ListObjectsV2 as far as stores need it: prefix, delimiter, continuation-token, max-keys."""
         bucket = path.strip("/")
@@ -313,7 +317,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if cut:
             body.append(f"<NextContinuationToken>{html.escape(rows[-1][0])}</NextContinuationToken>")
         quote = urllib.parse.quote if query.get("encoding-type") == ["url"] else html.escape
-        for key, st in rows:
+        for key, st in self.in_order(bucket, rows):
             if st is None:
                 body.append(f"<CommonPrefixes><Prefix>{quote(key)}</Prefix></CommonPrefixes>")
                 continue

@@ -5,16 +5,21 @@
 
 Buckets are the folders of root. Path style, and virtual-host style for Host: BUCKET.localhost:PORT. The signature's rules are
 written down here for the second time, after AWS's documentation and not after our signer.
+
+A folder called NAME--ZONE--x-s3 is a directory bucket (S3 Express): its requests are signed with the keys of a session that
+CreateSession made for it, for the service s3express; prefixes of listings end in a slash, and names come in no order.
 """
 import hashlib
 import hmac
 import os
 import re
+import time
 import urllib.parse
 
 from fault_server import Handler, Server
 
 EMPTY = hashlib.sha256(b"").hexdigest()
+DIRECTORY = re.compile(r".{3,}--[a-z0-9-]+--x-s3")
 FORM = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/,]+)/(\d{8})/([^/,]+)/([^/,]+)/aws4_request, ?"
                   r"SignedHeaders=([a-z0-9;-]+), ?Signature=([0-9a-f]{64})")
 
@@ -45,6 +50,7 @@ class S3Handler(Handler):
         refusal = self.refusal({k.lower(): v for k, v in self.headers.items()})
         s3.codes.append(refusal)
         told = {"x-amz-bucket-region": s3.region} if s3.region else {}
+        bucket, _, key = self.named()
         if refusal:
             status = {"ExpiredToken": 400, "InvalidToken": 400, "AuthorizationHeaderMalformed": 400,
                       "AuthenticationRequired": 401}.get(refusal, 403)
@@ -52,16 +58,31 @@ class S3Handler(Handler):
         host = self.headers["Host"].split(":")[0]
         if host.endswith(".localhost"):
             self.path = "/" + host[:-len(".localhost")] + self.path
-        bucket, _, key = self.path.partition("?")[0].lstrip("/").partition("/")
         if not os.path.isdir(os.path.join(s3.root, bucket)):
             return self.send_error_xml(404, "NoSuchBucket")
         if not key and self.command == "HEAD":
             return self.send(200, told)
+        if DIRECTORY.fullmatch(bucket) and not key:
+            query = urllib.parse.parse_qs(self.path.partition("?")[2], keep_blank_values=True)
+            if "session" in query:
+                return self.send(200, {"Content-Type": "application/xml"}, s3.make_session(bucket))
+            if query.get("prefix", [""])[0][-1:] not in ("", "/") or query.get("delimiter", ["/"]) != ["/"]:
+                return self.send_error_xml(400, "InvalidRequest")
         if key and os.path.isdir(os.path.join(s3.root, bucket, urllib.parse.unquote(key))):
             return self.send_error_xml(404, "NoSuchKey")  # no folders in a bucket
         return super().do_GET()
 
     do_HEAD = do_GET
+
+    def named(self):
+        """(bucket, "/", key), as the request has them."""
+        host, path = self.headers["Host"].split(":")[0], self.path.partition("?")[0]
+        if host.endswith(".localhost"):
+            return host[:-len(".localhost")], "/", path.lstrip("/")
+        return path.lstrip("/").partition("/")
+
+    def in_order(self, bucket, rows):
+        return rows[::-1] if DIRECTORY.fullmatch(bucket) else rows
 
     def refusal(self, headers):
         """The code of S3's error, or None."""
@@ -74,32 +95,52 @@ class S3Handler(Handler):
         if not m:
             return "AuthorizationHeaderMalformed"
         key_id, date, region, service, names, got = m.groups()
-        if key_id not in s3.credentials:
+        bucket, _, key = self.named()
+        directory = bool(DIRECTORY.fullmatch(bucket))
+        of_session = directory and (key or self.path.partition("?")[2] not in ("session", "session="))
+        known = s3.sessions.get(bucket, {}) if of_session else s3.credentials
+        if key_id not in known:
             return "InvalidAccessKeyId"
-        secret, token = s3.credentials[key_id]
+        secret, token = known[key_id]
         names = names.split(";")
         if names != sorted(names) or "host" not in names or any(n not in names for n in headers if n.startswith("x-amz-")):
             return "AccessDenied"
-        if (s3.region and region != s3.region) or service != "s3":
+        if (s3.region and region != s3.region) or service != ("s3express" if directory else "s3"):
             return "AuthorizationHeaderMalformed"
         if headers["x-amz-content-sha256"] != EMPTY or not headers["x-amz-date"].startswith(date):
             return "AccessDenied"
         if signature(self.command, self.path, headers, names, (date, region, service, "aws4_request"), secret) != got:
             return "SignatureDoesNotMatch"
-        if headers.get("x-amz-security-token") != token:
+        if headers.get("x-amz-s3session-token" if of_session else "x-amz-security-token") != token:
+            return "InvalidToken"
+        if of_session and "x-amz-security-token" in headers:
             return "InvalidToken"
         return "ExpiredToken" if key_id in s3.expired else None
 
 
 class S3Server(Server):
     """`credentials`: {id: (secret, token or None)}; `expired`: ids; `region`: the bucket's, None: any; `codes`: what each
-    request was refused with, None: let in; `public`: who comes without a signature is let in; `bearer`: a token that Google would have given."""
+    request was refused with, None: let in; `public`: who comes without a signature is let in; `bearer`: a token that Google would have given;
+    `sessions`: {bucket: {id: (secret, token)}} of directory buckets, each for `session_seconds`."""
 
     def __init__(self, root, **more):
         super().__init__(root, **more)
         self.RequestHandlerClass = S3Handler
         self.credentials, self.expired, self.codes = {"AKIDTEST": ("secret/+=", None)}, set(), []
         self.region, self.public, self.bearer = None, False, None
+        self.sessions, self.session_seconds = {}, 300
+
+    def make_session(self, bucket):
+        """The answer to CreateSession."""
+        with self.lock:
+            made = self.sessions.setdefault(bucket, {})
+            name = f"SESSION{len(made)}"
+            made[name] = (f"session-secret{len(made)}", f"session-token{len(made)}+/=")
+        secret, token = made[name]
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.session_seconds))
+        return ('<?xml version="1.0" encoding="UTF-8"?><CreateSessionResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Credentials>'
+                f"<SessionToken>{token}</SessionToken><SecretAccessKey>{secret}</SecretAccessKey><AccessKeyId>{name}</AccessKeyId>"
+                f"<Expiration>{until}</Expiration></Credentials></CreateSessionResult>").encode()
 
     def env(self, key_id="AKIDTEST", **more):
         """The environment of a client that has these keys (None: none) and no other settings."""

@@ -82,6 +82,17 @@ def test_formats(t):
                 same(f"{to}: the last object", s.history[-1], PREFIX + name)
 
 
+def test_directory_bucket(t):
+    """S3 Express: by a session's keys, which end in the middle of it, and go on."""
+    src, name = big_source(t + "/src", tensors=3), "runs--use1-az4--x-s3"
+    want = local(t, src, "--to", "dcp", "--ranks", "2")
+    with Store(t, bucket=name) as s:
+        s.fault("expired", "PUT", first=2)
+        s.convert(src, "--to", "dcp", "--ranks", "2", dest=f"s3://{name}/runs/step 1")
+        s.check_whole(want)
+        same("sessions", s.sessions, 2)
+
+
 def test_large(t):
     """Many parts; tensors cut by rows and by columns; sums that go across parts."""
     src = big_source(t + "/src", tensors=6)
