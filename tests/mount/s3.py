@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -327,11 +328,17 @@ def test_sessions_end(t):
             same("before", read_all(m / f"run/raw/{first}"), tensors[first][2])
             wait_for("new sessions", PATIENCE, lambda: os.listdir(m.path) and len(s3.sessions[EXPRESS]) > 2, 0.3)
             same("refusals before", {c for c in s3.codes if c}, set())
-            s3.session_seconds = 300
-            wait_for("a long session", PATIENCE, lambda: os.listdir(m.path) and s3.log()[-1]["headers"]["Authorization"].find(
-                f"SESSION{len(s3.sessions[EXPRESS]) - 1}/") > 0, 0.3)
+            with s3.lock:
+                short, s3.session_seconds = len(s3.sessions[EXPRESS]), 300
+
+            def is_long():
+                os.listdir(m.path)
+                return int(re.search(r"Credential=SESSION(\d+)/", s3.log()[-1]["headers"]["Authorization"])[1]) >= short
+            wait_for("a long session", PATIENCE, is_long, 0.3)
             time.sleep(4.1)  # younger keys count as just made
             s3.expired.update(s3.sessions[EXPRESS])
+            write_checkpoint(f"{t}/root/{EXPRESS}/later", make_tensors("later"))
+            wait_for("what came later", PATIENCE, lambda: os.path.isdir(m / "later"))
             same("after", read_all(m / f"run/raw/{last}"), tensors[last][2])
             same("refusals after", {c for c in s3.codes if c}, {"ExpiredToken"})
 

@@ -136,8 +136,8 @@ class S3Server(Server):
             made = self.sessions.setdefault(bucket, {})
             name = f"SESSION{len(made)}"
             made[name] = (f"session-secret{len(made)}", f"session-token{len(made)}+/=")
-        secret, token = made[name]
-        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.session_seconds))
+            secret, token = made[name]
+            until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.session_seconds))
         return ('<?xml version="1.0" encoding="UTF-8"?><CreateSessionResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Credentials>'
                 f"<SessionToken>{token}</SessionToken><SecretAccessKey>{secret}</SecretAccessKey><AccessKeyId>{name}</AccessKeyId>"
                 f"<Expiration>{until}</Expiration></Credentials></CreateSessionResult>").encode()
