@@ -64,6 +64,9 @@ struct object_protocol {
     /* How its requests are let in; NULL: by nothing. The user is `self`. */
     const struct http_auth *auth;
 
+    /* Adds to the error of a read what the user can do about it; NULL: nothing. */
+    int (*explain)(void *self, struct err *e);
+
     void (*close)(void *self);
 };
 

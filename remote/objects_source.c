@@ -123,8 +123,11 @@ static int fetch(struct object_source *s, const struct source_range *r, size_t n
             request[k++] =
                 range_request(s, r[i].off + at, MIN(r[i].len - at, (size_t)PART),
                               (char *)r[i].dst + at);
-    if (http_do_many(s->o->http, request, k, answer, e) < 0)
+    if (http_do_many(s->o->http, request, k, answer, e) < 0) {
+        if (s->o->protocol->explain)
+            s->o->protocol->explain(s->o->self, e);
         rc = failed(s, e);
+    }
     for (size_t i = 0; i < k; i++) {
         if (rc == 0 && pin(s, &answer[i], e) < 0)
             rc = failed(s, e);

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "remote/aws_config.h"
 #include "remote/credential_sources.h"
+#include "remote/customer_key.h"
 #include "remote/gs_token.h"
 #include "remote/s3_name.h"
 #include "remote/s3_sign.h"
@@ -29,8 +30,9 @@ struct s3 {
         endpoint; /* "https://HOST[:PORT][/PATH]" without a slash at its end; NULL: aws */
     struct credentials *credentials;
     struct kept_keys
-        *session;           /* of a directory bucket: keys for this bucket; or NULL */
-    struct gs_token *token; /* of gs:// */
+        *session;             /* of a directory bucket: keys for this bucket; or NULL */
+    struct gs_token *token;   /* of gs:// */
+    struct customer_key *key; /* of objects; NULL: none */
 
     pthread_mutex_t lock;
     char region[S3_REGION_SIZE]; /* guarded by lock: an answer may tell another one */
@@ -120,16 +122,40 @@ int s3_url(struct s3 *s, const char *key, const char *query, struct buf *out,
 
 /* ---- letting requests in ---- */
 
+/* Does it ask for an object, so that the store needs the key that it lies under? */
+static bool wants_key(struct s3 *s, const struct http_try *t)
+{
+    CLEANUP(buf_release) struct buf base = {0};
+    const char *method = t->request->method;
+    char region[S3_REGION_SIZE];
+
+    if (!s->key || (method && strcmp(method, "DELETE") == 0))
+        return false;
+    region_get(s, region);
+    return add_base(s, region, &base) == 0 &&
+           strncmp(t->url, base.data, base.len) == 0 && t->url[base.len] == '/' &&
+           strchr("?", t->url[base.len + 1]) == NULL;
+}
+
+static size_t key_headers(struct s3 *s, const struct http_try *t,
+                          struct sigv4_header dst[CUSTOMER_KEY_HEADERS])
+{
+    return wants_key(s, t) ? customer_key_headers(s->key, dst) : 0;
+}
+
 static int sign(struct s3 *s, struct http_try *t, const struct aws_keys *keys,
                 bool of_session, struct err *e)
 {
+    struct sigv4_header more[CUSTOMER_KEY_HEADERS];
     char region[S3_REGION_SIZE];
     struct s3_signing how = {.keys = keys,
                              .region = region,
                              .service = s->name.zone[0] ? "s3express" : "s3",
                              .token_header = of_session ? "x-amz-s3session-token"
                                                         : "x-amz-security-token",
-                             .hash_body = !s3_takes_md5(s)};
+                             .hash_body = !s3_takes_md5(s),
+                             .more = more,
+                             .nmore = key_headers(s, t, more)};
 
     region_get(s, region);
     return s3_sign(t, &how, e);
@@ -181,7 +207,12 @@ static int authorize_by_session(struct s3 *s, struct http_try *t, struct err *e)
 static int s3_authorize(void *user, struct http_try *t, struct err *e)
 {
     struct s3 *s = user;
+    struct sigv4_header key[CUSTOMER_KEY_HEADERS];
+    size_t n = key_headers(s, t, key);
 
+    for (size_t i = 0; i < n; i++)
+        if (http_try_header(t, key[i].name, key[i].value, e) < 0)
+            return -e->code;
     if (s->name.google)
         return authorize_google(s, t, e);
     return s->session ? authorize_by_session(s, t, e) : authorize_amazon(s, t, e);
@@ -308,6 +339,8 @@ static const char *about_refusal(const char *text)
         {"CreateSession says 403",
          "the key has no right to this: s3express:CreateSession "
          "on the bucket is needed"},
+        {"InvalidRequest", "where the object lies under a key of its owner's: name the "
+                           "key's file in UNSHARD_CUSTOMER_KEY"},
         {"AccessDenied", "the key has no right to this: s3:ListBucket on the bucket "
                          "and s3:GetObject on its objects are needed"},
     };
@@ -413,6 +446,18 @@ static bool wants_session(const struct s3 *s, const struct aws_config *config)
     return s->name.zone[0] && !(off && strcasecmp(off, "true") == 0);
 }
 
+/* The key is told to who has the object, and to nobody on the way there. */
+static int take_key(struct s3 *s, struct err *e)
+{
+    if (customer_key_load(s->name.google, &s->key, e) < 0)
+        return -e->code;
+    if (!s->key || !s->endpoint || url_is_private(s->endpoint))
+        return 0;
+    err_set(e, EACCES, "%s: UNSHARD_CUSTOMER_KEY would be told to all on the way",
+            s->endpoint);
+    return err_hint(e, "use an endpoint with https://");
+}
+
 static int let_in_by_amazon(struct s3 *s, const struct aws_config *config,
                             struct err *e)
 {
@@ -434,6 +479,8 @@ static int set_up(struct s3 *s, const char *url, char **key, struct err *e)
         rc = aws_config_load(&config, e);
     if (rc == 0)
         rc = s->name.google ? place_at_google(s, e) : place_at_amazon(s, config, e);
+    if (rc == 0)
+        rc = take_key(s, e);
     if (rc == 0)
         rc = s->name.google ? gs_token_new(s->http, &s->token, e)
                             : let_in_by_amazon(s, config, e);
@@ -494,6 +541,7 @@ void s3_free(struct s3 *s)
 {
     if (!s)
         return;
+    customer_key_free(s->key);
     kept_keys_free(s->session);
     credentials_free(s->credentials);
     gs_token_free(s->token);

@@ -26,6 +26,8 @@ struct store_options;
  * by the first of: a token in $GOOGLE_OAUTH_ACCESS_TOKEN or $CLOUDSDK_AUTH_ACCESS_TOKEN,
  * HMAC keys in $GS_ACCESS_KEY_ID and $GS_SECRET_ACCESS_KEY, the instance's service account
  * (its metadata server, unless $NO_GCE_CHECK is true), nothing.
+ *
+ * What is asked of objects carries the key that customer_key_load() finds.
  */
 
 /*

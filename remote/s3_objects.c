@@ -234,11 +234,19 @@ static bool objects_refused(void *user, const struct http_answer *a)
 static const struct http_auth objects_auth = {.authorize = objects_authorize,
                                               .refused = objects_refused};
 
+static int objects_explain(void *self, struct err *e)
+{
+    const struct s3_objects *o = self;
+
+    return s3_explain(o->s3, e);
+}
+
 static const struct object_protocol s3_protocol = {
     .name = "s3",
     .list = s3_list,
     .url = s3_object_url,
     .auth = &objects_auth,
+    .explain = objects_explain,
     .close = s3_objects_close,
 };
 

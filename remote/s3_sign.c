@@ -9,7 +9,6 @@
 #include "base/err.h"
 #include "remote/http.h"
 #include "remote/kept_keys.h"
-#include "remote/sigv4.h"
 
 enum { MAX_SIGNED = 32 };
 
@@ -102,6 +101,8 @@ int s3_sign(struct http_try *t, const struct s3_signing *how, struct err *e)
         headers[n++] = (struct sigv4_header){how->token_header, how->keys->token};
     added = n;
     headers[n++] = (struct sigv4_header){"host", url.host};
+    for (size_t i = 0; i < how->nmore && n < MAX_SIGNED; i++)
+        headers[n++] = how->more[i];
     n += own_headers(t->request, &own, headers + n, MAX_SIGNED - n);
     if (buf_failed(&own))
         return err_nomem(e);

@@ -4,6 +4,7 @@
 #define UFS_REMOTE_S3_SIGN_H
 
 #include "base/base.h"
+#include "remote/sigv4.h"
 
 struct aws_keys;
 struct err;
@@ -14,6 +15,9 @@ struct s3_signing {
     const char *region, *service;
     const char *token_header; /* what the keys' token is sent as */
     bool hash_body;           /* sign the body through TLS too */
+    const struct sigv4_header
+        *more; /* which the try has already, to be signed as well */
+    size_t nmore;
 };
 
 /*

@@ -343,6 +343,34 @@ def test_sessions_end(t):
             same("refusals after", {c for c in s3.codes if c}, {"ExpiredToken"})
 
 
+# ---- keys of the user's own ----
+
+def test_customer_key(t):
+    """It goes with what asks for objects and with nothing else, signed, and never where others listen."""
+    tensors, key = bucket_with_one(t), bytes(range(32))
+    write_file(t + "/raw", key)
+    write_file(t + "/text", base64.b64encode(key) + b"\n")
+    with S3Server(t + "/root") as s3:
+        s3.customer_key = key
+        for name in ("/raw", "/text"):
+            cat_one(s3.env(UNSHARD_CUSTOMER_KEY=t + name), "s3://b/run", tensors)
+        unshard(s3.env(UNSHARD_CUSTOMER_KEY=t + "/raw"), "info", "s3://b/run/" + min(n for n in os.listdir(t + "/root/b/run") if "safetensors" in n))
+        same("refusals", {c for c in s3.codes if c}, set())
+        done = unshard(s3.env(XDG_CACHE_HOME=t + "/cache"), "cat", "s3://b/run", next(iter(tensors)), status=3)
+        assert b"UNSHARD_CUSTOMER_KEY" in done.stderr, done.stderr
+        s3.public = True
+        cat_one(s3.env(None, AWS_NO_SIGN_REQUEST="1", UNSHARD_CUSTOMER_KEY=t + "/raw"), "s3://b/run", tensors)
+        cat_one(clean_env(STORAGE_EMULATOR_HOST=s3.url, UNSHARD_CUSTOMER_KEY=t + "/raw"), "gs://b/run", tensors)
+    for content in (b"", b"k" * 31, b"k" * 33, base64.b64encode(key)[:-2], base64.b64encode(key + b"k"), b"!" * 43 + b"="):
+        write_file(t + "/bad", content)
+        done = unshard(clean_env(UNSHARD_CUSTOMER_KEY=t + "/bad"), "ls", "s3://b/run", status=3)
+        assert b"is no key" in done.stderr, (content, done.stderr)
+    done = unshard(clean_env(UNSHARD_CUSTOMER_KEY=t + "/none"), "ls", "s3://b/run", status=3)
+    assert b"/none: No such file" in done.stderr, done.stderr
+    done = unshard(clean_env(UNSHARD_CUSTOMER_KEY=t + "/raw", AWS_ENDPOINT_URL="http://far.example"), "ls", "s3://b/run", status=5)
+    assert b"would be told to all on the way" in done.stderr, done.stderr
+
+
 # ---- who is logged in at AWS ----
 
 LOGIN = (b"[profile me]\nsso_session = work\nsso_account_id = 123456789012\nsso_role_name = re ader\n"

@@ -131,6 +131,7 @@ class BucketServer:
         self.endless = False  # lists of uploads go on, and always at the same place
         self.keys, self.busy = {KEY}, 0
         self.directory, self.sessions = bucket.endswith("--x-s3"), 0
+        self.customer_key = None  # in base64: under which all objects lie
         self.lock, self.ids, self.delay = threading.RLock(), 0, 0
         self.httpd = Server(("127.0.0.1", 0), Handler)
         self.httpd.owner = self
@@ -203,6 +204,8 @@ class BucketServer:
             raise Refused(403, "AccessDenied", "by a session, or not by one")
         if sha != "UNSIGNED-PAYLOAD" and sha != hashlib.sha256(body).hexdigest():
             raise Refused(400, "XAmzContentSHA256Mismatch")
+        if headers.get("x-amz-server-side-encryption-customer-key") != (self.customer_key if key and method != "DELETE" else None):
+            raise Refused(400, "InvalidRequest", "the object's key")
         if not key:
             return self.of_bucket(method, q)
         if "uploadId" in q or "uploads" in q:

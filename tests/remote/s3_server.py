@@ -9,6 +9,7 @@ written down here for the second time, after AWS's documentation and not after o
 A folder called NAME--ZONE--x-s3 is a directory bucket (S3 Express): its requests are signed with the keys of a session that
 CreateSession made for it, for the service s3express; prefixes of listings end in a slash, and names come in no order.
 """
+import base64
 import hashlib
 import hmac
 import os
@@ -68,6 +69,8 @@ class S3Handler(Handler):
                 return self.send(200, {"Content-Type": "application/xml"}, s3.make_session(bucket))
             if query.get("prefix", [""])[0][-1:] not in ("", "/") or query.get("delimiter", ["/"]) != ["/"]:
                 return self.send_error_xml(400, "InvalidRequest")
+        if not s3.has_key(self.headers, bool(key)):
+            return self.send_error_xml(400, "InvalidRequest")
         if key and os.path.isdir(os.path.join(s3.root, bucket, urllib.parse.unquote(key))):
             return self.send_error_xml(404, "NoSuchKey")  # no folders in a bucket
         return super().do_GET()
@@ -129,6 +132,18 @@ class S3Server(Server):
         self.credentials, self.expired, self.codes = {"AKIDTEST": ("secret/+=", None)}, set(), []
         self.region, self.public, self.bearer = None, False, None
         self.sessions, self.session_seconds = {}, 300
+        self.customer_key = None  # under which all objects lie
+
+    def has_key(self, headers, wanted):
+        """Whether the key of the objects came where one is asked for, and nowhere else."""
+        name = "x-amz-server-side-encryption-customer-"
+        got = [headers.get(name + n) for n in ("algorithm", "key", "key-MD5")]
+        google = [headers.get("x-goog-encryption-" + n) for n in ("algorithm", "key", "key-sha256")]
+        if not wanted or not self.customer_key:
+            return not any(got + google)
+        text, md5 = base64.b64encode(self.customer_key).decode(), hashlib.md5(self.customer_key).digest()
+        sha = hashlib.sha256(self.customer_key).digest()
+        return got == ["AES256", text, base64.b64encode(md5).decode()] or google == ["AES256", text, base64.b64encode(sha).decode()]
 
     def make_session(self, bucket):
         """The answer to CreateSession."""

@@ -93,6 +93,18 @@ def test_directory_bucket(t):
         same("sessions", s.sessions, 2)
 
 
+def test_customer_key(t):
+    """What is saved lies under a key of the user's own, objects and parts."""
+    src = big_source(t + "/src", tensors=3)
+    want = local(t, src, "--to", "dcp", "--ranks", "2")
+    with open(t + "/key", "wb") as f:
+        f.write(bytes(32))
+    with Store(t) as s:
+        s.customer_key = "A" * 43 + "="
+        s.convert(src, "--to", "dcp", "--ranks", "2", env={"UNSHARD_CUSTOMER_KEY": t + "/key"})
+        s.check_whole(want)
+
+
 def test_large(t):
     """Many parts; tensors cut by rows and by columns; sums that go across parts."""
     src = big_source(t + "/src", tensors=6)
