@@ -98,7 +98,7 @@ def watch(process, seconds):
     return used
 
 
-def fuzz(program, target, seconds, work):
+def fuzz(program, target, seconds, work, timeout):
     mine = os.path.join(work, "corpus", target)
     finds = os.path.join(work, "finds", target)
     os.makedirs(mine, exist_ok=True)
@@ -110,7 +110,8 @@ def fuzz(program, target, seconds, work):
         process = subprocess.Popen(
             ["nice", "-n", "19", program, mine, os.path.join(HERE, "corpus", target),
              f"-artifact_prefix={finds}/", "-print_final_stats=1", "-reload=0",
-             "-rss_limit_mb=1024", "-timeout=60", "-max_len=65536", "-verbosity=1"],
+             "-rss_limit_mb=1024", f"-timeout={timeout}", f"-report_slow_units={timeout}",
+             "-max_len=65536", "-verbosity=1"],
             stdout=subprocess.DEVNULL, stderr=log, env=env, start_new_session=True)
         used = watch(process, seconds)
         log.seek(0)
@@ -154,13 +155,16 @@ def main():
     p.add_argument("--seconds", type=float, default=60)
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--work", default=os.path.expanduser("~/.cache/unshardfs-fuzz"))
+    p.add_argument("--timeout", type=int, default=60,
+                   help="seconds of the clock for one input: more on a machine that is busy")
     p.add_argument("--no-merge", action="store_true", help="leave tests/fuzz/corpus as it is")
     o = p.parse_intermixed_args()
     total = 0
     for _ in range(o.rounds):
         for target in o.target or names(o.build):
             program = os.path.join(o.build, "tests", "fuzz", "fuzz_" + target)
-            used, executions, coverage, found = fuzz(program, target, o.seconds, o.work)
+            used, executions, coverage, found = fuzz(program, target, o.seconds, o.work,
+                                                  o.timeout)
             if not o.no_merge:
                 merge(program, target, o.work)
             write_ledger(target, used, executions, coverage, len(found))
