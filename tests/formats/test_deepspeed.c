@@ -425,6 +425,41 @@ static void test_rank_of_a_stage_is_missing(void **state)
     check_refused(&m, "some of the model states up to mp_rank_01 are missing");
 }
 
+/* A tied module's layer is told by its tensors, where only one layer has such. */
+static void test_tied_layers(void **state)
+{
+    static const char *const folders[] = {"pipe2_z1_w4", "pipe2_tied_z1_bf16_w4"};
+    struct made m;
+    struct opened o;
+
+    for (size_t i = 0; i < ARRAY_SIZE(folders); i++) {
+        make(&m, *state, folders[i], NULL);
+        made_open(&m, &o);
+        assert_int_equal(tensor(&o, "tied_modules.embed.weight")->role, ROLE_MODEL);
+        assert_int_equal(tensor(&o, "layer_00/weight")->role, ROLE_OTHER);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+    make(&m, *state, "pipe2_tied_z1_bf16_w4", NULL);
+    copy_as(&m, *state, "pipe2_tied_z1_bf16_w4/layer_00-model_states.pt",
+            "layer_07-model_states.pt");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(tensor(&o, "layer_00/weight")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "layer_07/weight")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "layer_07/tb")->role, ROLE_MODEL);
+    close_checkpoint(&o);
+    made_end(&m);
+    make(&m, *state, "pipe2_tied_z1_bf16_w4", "layer_00-model_states.pt");
+    copy_as(&m, *state, "pipe2_z1_w4/layer_02-model_states.pt",
+            "layer_00-model_states.pt");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(tensor(&o, "layer_00/weight")->role, ROLE_MODEL);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* Without the optimizer's files the copy of the model is what there is. */
 static void test_only_model_states(void **state)
 {
@@ -714,6 +749,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_pieces_that_are_not_told),
         cmocka_unit_test(test_tensor_rank_is_missing),
         cmocka_unit_test(test_rank_of_a_stage_is_missing),
+        cmocka_unit_test(test_tied_layers),
         cmocka_unit_test(test_only_model_states),
         cmocka_unit_test(test_only_placeholders),
         cmocka_unit_test(test_universal_without_a_file),

@@ -186,12 +186,16 @@ static bool has_buffer(const struct ds_scan *s, const char *name, size_t len)
 static int add_layer_item(void *user, const struct torch_item *item, struct err *e)
 {
     struct module *m = user;
+    const struct ds_tied *tied = ds_tied_of(m->s, m->number);
     CLEANUP(buf_release) struct buf name = {0};
     struct torch_item named = *item;
     bool master;
     int seen;
 
-    buf_addf(&name, "%u.", m->number);
+    if (tied)
+        buf_add(&name, tied->name, tied->len);
+    else
+        buf_addf(&name, "%u.", m->number);
     buf_add(&name, item->key, item->key_len);
     if (buf_failed(&name))
         return err_nomem(e);

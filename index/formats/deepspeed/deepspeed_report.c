@@ -310,7 +310,7 @@ static int report_parts(struct ds_scan *s, struct err *e)
 
 static int report_all(struct ds_scan *s, struct err *e)
 {
-    if (take_buffers(s, e) < 0 || report_parts(s, e) < 0 ||
+    if (take_buffers(s, e) < 0 || ds_tied_find(s, e) < 0 || report_parts(s, e) < 0 ||
         each_of(s, DS_EXPERT, add_expert, e) < 0 ||
         each_of(s, DS_LAYER, add_layer, e) < 0)
         return -e->code;

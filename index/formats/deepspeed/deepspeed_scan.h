@@ -90,6 +90,13 @@ struct ds_part {
     struct ds_rank *rank;
 };
 
+/* A layer of a pipeline that is a tied module: its names in the optimizer. */
+struct ds_tied {
+    uint32_t layer;
+    const char *name; /* "tied_modules.KEY.", len bytes, not ended */
+    size_t len;
+};
+
 struct ds_scan {
     const struct scan_context *c;
     struct sink *sink;
@@ -106,6 +113,8 @@ struct ds_scan {
     int stage;             /* of ZeRO */
     struct keyset seen;    /* NAMEs that were reported */
     struct keyset buffers; /* NAMEs of buffer_names, of a pipeline */
+    struct ds_tied *tied;  /* ntied of them, each of another layer */
+    size_t ntied;
     struct buf key;
     const struct err *damage; /* see ds_each_file_or_damage() */
 };
@@ -322,10 +331,18 @@ int ds_report_module(struct ds_scan *s, const struct torch_file *f,
 
 /*
  * The same for a layer of a pipeline, whose keys are layer_NN/KEY. Of role model where there
- * is no master called N.KEY.
+ * is no master called N.KEY, or tied_modules.X.KEY for the layer of X.
  */
 int ds_report_layer(struct ds_scan *s, const struct torch_file *f, uint32_t layer,
                     struct err *e);
+
+/* ---- deepspeed_tied.c: layers of a pipeline that are tied modules ---- */
+
+/* Finds them, once buffer_names and the optimizer's files are read. */
+int ds_tied_find(struct ds_scan *s, struct err *e);
+
+/* The tied module that a layer is, or NULL. */
+const struct ds_tied *ds_tied_of(const struct ds_scan *s, uint32_t layer);
 
 /* What of the dict is no tensor. */
 int ds_module_objects(struct ds_scan *s, const struct torch_file *f,
