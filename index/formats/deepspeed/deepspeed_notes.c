@@ -15,6 +15,10 @@
  * notes which parameters its partitions have, in their order (param_slice_mappings,
  * DeepSpeed, runtime/zero/stage_1_and_2.py), and model states tell their shapes. Ranks that
  * share other experts have parameters of the same local names.
+ *
+ * Until 0.13 the notes of a group that fewer ranks share than there are (experts) are wrong:
+ * partitions were reckoned as if all ranks had one each, so that parameters lack in them.
+ * Notes that do not name all elements of a group tell nothing.
  */
 
 enum {
@@ -39,6 +43,7 @@ struct notes {
     bool useless; /* they do not tell */
     uint32_t ngroups;
     uint64_t *count;   /* partitions of each group */
+    uint64_t *stored;  /* elements of them */
     size_t *last;      /* of each group: 1 + the parameter that was met last, 0: none */
     struct noted *all; /* malloc */
     size_t n, cap;
@@ -73,8 +78,9 @@ static int begin(struct notes *x, size_t ngroups, const struct pv *counts,
         return give_up(x);
     x->ngroups = (uint32_t)ngroups;
     x->count = arena_array(x->s->arena, ngroups, sizeof *x->count);
+    x->stored = arena_array(x->s->arena, ngroups, sizeof *x->stored);
     x->last = arena_array(x->s->arena, ngroups, sizeof *x->last);
-    if (!x->count || !x->last)
+    if (!x->count || !x->stored || !x->last)
         return err_nomem(e);
     for (uint32_t g = 0; g < x->ngroups; g++)
         if (!partitions_of(counts, g, &x->count[g]) || x->p->nranks % x->count[g] != 0)
@@ -144,11 +150,25 @@ static int take_note(struct notes *x, uint32_t g, const struct pv *key,
     return add_overflows(last->elements, n, &last->elements) ? give_up(x) : 0;
 }
 
+/* Counts the elements of a rank's partition; false: it is no tensor. */
+static bool add_stored(struct notes *x, const struct torch_file *f,
+                       const struct pv *groups, uint32_t g)
+{
+    struct pv v = pv_at(groups, g);
+    struct torch_tensor t;
+    struct err why = {0};
+    uint64_t n;
+
+    return torch_zip_tensor(f->zip, &v, &t, &why) > 0 &&
+           shape_elements(&t.shape, &n, &why) == 0 &&
+           !add_overflows(x->stored[g], n, &x->stored[g]);
+}
+
 /* ds_file_fn */
 static int take_rank(void *user, size_t r, const struct torch_file *f, struct err *e)
 {
     struct notes *x = user;
-    struct pv root = torch_zip_root(f->zip), dict, counts, list, items, v;
+    struct pv root = torch_zip_root(f->zip), dict, counts, list, groups, items, v;
     uint64_t stage;
 
     if (x->useless)
@@ -156,6 +176,8 @@ static int take_rank(void *user, size_t r, const struct torch_file *f, struct er
     if (!ds_get_some(&root, "optimizer_state_dict", &dict) ||
         !ds_get_some(&dict, "partition_count", &counts) ||
         !ds_get_some(&dict, "param_slice_mappings", &list) || list.kind != PV_LIST ||
+        !ds_get_some(&dict, "single_partition_of_fp32_groups", &groups) ||
+        groups.kind != PV_LIST || pv_count(&groups) != pv_count(&list) ||
         (ds_get_some(&dict, "zero_stage", &v) && (!ds_number(&v, &stage) || stage > 2)))
         return give_up(x);
     if (r == 0 && begin(x, pv_count(&list), &counts, e) < 0)
@@ -170,6 +192,8 @@ static int take_rank(void *user, size_t r, const struct torch_file *f, struct er
             return give_up(x);
         if (r % (x->p->nranks / x->count[g]) != 0 || items.kind == PV_NONE)
             continue; /* another set of ranks */
+        if (!add_stored(x, f, &groups, g))
+            return give_up(x);
         for (size_t i = 0; i < pv_count(&items) && !x->useless; i++) {
             struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
 
@@ -256,13 +280,33 @@ static int find_shapes(struct notes *x, struct err *e)
 
 /* ---- as param_shapes would tell it ---- */
 
+/* Each group is named to its end, but for the padding. */
+static int name_all(const struct notes *x, bool *out, struct err *e)
+{
+    uint64_t *named = arena_array(x->s->arena, x->ngroups, sizeof *named);
+
+    if (!named)
+        return err_nomem(e);
+    for (size_t i = 0; i < x->n; i++)
+        if (add_overflows(named[x->all[i].group], x->all[i].elements,
+                          &named[x->all[i].group]))
+            named[x->all[i].group] = UINT64_MAX; /* the layout refuses it */
+    *out = true;
+    for (uint32_t g = 0; g < x->ngroups; g++)
+        *out &= x->last[g] > 0 &&
+                (x->stored[g] <= named[g] || x->stored[g] - named[g] < 2 * x->count[g]);
+    return 0;
+}
+
 static int fill(struct notes *x, struct err *e)
 {
     struct ds_part *p = x->p;
+    bool all = false;
 
-    for (uint32_t g = 0; g < x->ngroups; g++)
-        if (x->last[g] == 0)
-            return 0;
+    if (name_all(x, &all, e) < 0)
+        return -e->code;
+    if (!all)
+        return 0;
     qsort(x->all, x->n, sizeof *x->all, compare_places);
     p->param = arena_array(x->s->arena, x->n, sizeof *p->param);
     if (!p->param)
