@@ -363,13 +363,22 @@ static int warn_lost(struct ds_scan *s, struct err *e)
 
 /* ---- universal checkpoints ---- */
 
+/* A pipeline's ranks have no copy: it was in layer files, which are not converted. */
+static bool has_copies(const struct ds_scan *s)
+{
+    for (size_t i = 0; i < s->nparts; i++)
+        if (s->part[i].module.kind == PV_DICT && pv_count(&s->part[i].module) > 0)
+            return true;
+    return false;
+}
+
 /*
  * The tensors of zero/ are whole, whatever the ranks were. Model states are copied from the
  * ranks as they were: those of tensor-parallel ones stay slices, and are not shown.
  */
 static int report_universal(struct ds_scan *s, struct err *e)
 {
-    bool slices = s->nparts > 1 && tensor_ranks(s) != 1;
+    bool slices = s->nparts > 1 && tensor_ranks(s) != 1 && has_copies(s);
 
     s->stage = s->nparts > 0 && s->part[0].files->sharded ? 3 : 2;
     tell(s);
