@@ -12,8 +12,8 @@
 
 /*
  * Stages 1 and 2 lay a group's parameters one behind the other and cut that in partitions
- * of equal length, a rank each; the last one lacks the padding that made them equal (until
- * 0.3.12 it had it). Stage 3 cuts each parameter in equal parts, a rank each, and lays a
+ * of equal length, a rank each; the last ones lack the padding that made them equal (until
+ * 0.3.12 they had it), which can be more than a partition is long. Stage 3 cuts each parameter in equal parts, a rank each, and lays a
  * rank's parts one behind the other. Sources: DeepSpeed 0.19.8, utils/zero_to_fp32.py,
  * runtime/zero/stage_1_and_2.py, stage3.py.
  */
@@ -395,11 +395,14 @@ static int check_dtype(const struct ds_part *p, uint32_t r, uint32_t g, struct e
                    dtype_name(first->dtype));
 }
 
-/* All partitions of one set of ranks are equal, but that the last one may lack padding. */
+/*
+ * All partitions of one set of ranks are equal, but that the last ones lack the padding: one
+ * has some of its elements, those behind it none.
+ */
 static int check_lengths(const struct ds_part *p, uint32_t g, uint32_t set,
                          uint64_t *total, struct err *e)
 {
-    uint32_t sets = ds_sets(p, g);
+    uint32_t sets = ds_sets(p, g), odd = set; /* the last that is not as long */
     uint64_t length = length_at(p, set, g);
 
     *total = 0;
@@ -409,11 +412,16 @@ static int check_lengths(const struct ds_part *p, uint32_t g, uint32_t set,
 
         if (check_dtype(p, r, g, e) < 0)
             return -e->code;
-        if (n > length || (n < length && k + 1 < p->count[g]))
+        if (n > length)
+            odd = r;
+        if (n > length || (n > 0 && odd != set))
             return err_set(e, EBADMSG,
                            "%s: the partition of group %u has %" PRIu64
                            " elements, that of %s %" PRIu64,
-                           p->rank[r].path, g, n, p->rank[set].path, length);
+                           p->rank[odd].path, g, length_at(p, odd, g),
+                           p->rank[set].path, length);
+        if (n < length)
+            odd = r;
         if (add_overflows(*total, n, total))
             return err_set(e, EBADMSG, "group %u has more than 2^64 elements", g);
     }
