@@ -331,7 +331,10 @@ static bool has_sign_bit(enum dtype d)
            dtype_is_complex(d);
 }
 
-/* {'conj': bool, 'neg': bool}, which math views carry. */
+/*
+ * {'conj': True, 'neg': True}, which math views carry. torch never writes False, and where
+ * it stands takes it for True: nobody knows what was meant.
+ */
 static int read_math_bits(const struct torch_zip *t, struct pv v,
                           struct torch_tensor *out, struct err *e)
 {
@@ -345,11 +348,10 @@ static int read_math_bits(const struct torch_zip *t, struct pv v,
                        : pv_str_is(&key, "neg") ? CHUNK_NEG
                                                 : 0;
 
-        if (!flag || value.kind != PV_BOOL)
+        if (!flag || value.kind != PV_BOOL || !value.b)
             return err_set(e, ENOTSUP, "%s: tensor: metadata of an unknown kind",
                            t->src->name);
-        if (value.b)
-            out->flags |= flag;
+        out->flags |= flag;
     }
     if ((out->flags & CHUNK_CONJ) && !dtype_is_complex(out->dtype))
         return bad(t, e, "a conjugated tensor that is not complex");
