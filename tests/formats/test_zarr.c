@@ -83,6 +83,8 @@ static void test_fill_values(void **state)
         {2, "\"<f8\"", "0.1", DTYPE_F64, 0x3fb999999999999a},
         {2, "\"<f8\"", "\"NaN\"", DTYPE_F64, 0x7ff8000000000000},
         {2, "\"<f8\"", "-0.0", DTYPE_F64, 0x8000000000000000},
+        {2, "\"<f8\"", "-0", DTYPE_F64, 0}, /* an integer to those who write zarr */
+        {2, "\"<c8\"", "[-0, -0.0]", DTYPE_C64, 0x8000000000000000},
         {2, "\"<c8\"", "[1.0, \"-Infinity\"]", DTYPE_C64, 0xff8000003f800000},
         {2, "\"|V2\"", "\"gD8=\"", DTYPE_BF16, 0x3f80},
         {2, "\"<V2\"", "1.0", DTYPE_BF16, 0x3f80},
@@ -98,6 +100,7 @@ static void test_fill_values(void **state)
         {3, "\"bool\"", "false", DTYPE_BOOL, 0},
         {3, "\"int8\"", "-1", DTYPE_I8, UINT64_MAX},
         {3, "\"uint64\"", "18446744073709551615", DTYPE_U64, UINT64_MAX},
+        {3, "\"float16\"", "-0", DTYPE_F16, 0},
         {3, "\"float32\"", "\"0x7fc00001\"", DTYPE_F32, 0x7fc00001},
         {3, "\"bfloat16\"", "\"0x3F80\"", DTYPE_BF16, 0x3f80},
         {3, "\"float16\"", "\"Infinity\"", DTYPE_F16, 0x7c00},

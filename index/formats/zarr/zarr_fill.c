@@ -195,10 +195,12 @@ static bool take_float(const struct zarr_array *a, const struct json *v,
                        unsigned char *out)
 {
     const char *text;
+    int64_t whole;
     double value;
 
     if (json_double(v, &value)) {
-        put_float(a->dtype, value, out);
+        /* "-0" is an integer to zarr-python and tensorstore: 0. "-0.0" is not. */
+        put_float(a->dtype, json_i64(v, &whole) ? (double)whole : value, out);
         return true;
     }
     if (!json_string(v, &text))
