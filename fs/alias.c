@@ -60,7 +60,7 @@ static void see_child(void *user, struct staged *n)
 
 void alias_make(struct fs *fs, struct staged *n, struct node *node)
 {
-    struct below b = {.fs = fs, .dir = node, .top = !n->parent};
+    struct below b = {.fs = fs, .dir = node, .top = !n->parent && !n->stage->whole};
 
     n->became = node->ino;
     node->alias = n->ino;

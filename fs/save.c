@@ -15,6 +15,7 @@
 #include "fs/node.h"
 #include "fs/save_files.h"
 #include "fs/save_upload.h"
+#include "fs/save_whole.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
 #include "index/formats/format.h"
@@ -142,7 +143,7 @@ static int lay_out(struct publication *p, struct err *e)
     const struct format_writer *w = p->format.writer;
     int ret = layout_new(&p->layout, e);
 
-    if (ret == 0)
+    if (ret == 0 && !p->stage->whole)
         ret = w->layout(in, &p->format.options, p->layout, e);
     if (ret == 0)
         ret = refuse_losses(p->layout, w, e);
@@ -363,9 +364,14 @@ static int build(struct publication *p, struct err *e)
         ret = staging_restart(s->staging, e);
     if (ret == 0)
         ret = merge_files(p, e);
+    if (ret == 0)
+        ret = save_whole(s, &p->files, p->merge, p->fs->store->remote, &s->whole, e);
+    p->rewritten = s->whole;
+    if (ret == 0 && !s->whole)
+        ret = save_files_check(&p->files, e);
     if (ret == 0 && p->fs->store->remote)
         return merge_settle(p->merge, e) < 0 ? -e->code : lay_out(p, e);
-    if (ret == 0 && (merge_changes(p->merge) || !s->slot))
+    if (ret == 0 && (merge_changes(p->merge) || !s->slot) && !s->whole)
         ret = put_tensors(p, e);
     if (ret == 0)
         ret = save_files_place(s, &p->files, p->merge, e);

@@ -249,10 +249,19 @@ static int set_rights(int fd, const struct save_rights *r)
     return fchmod(fd, r->mode);
 }
 
-static int make_dirs_of(int dir, const struct save_files *f, struct err *e)
+/* Of what stays as it came all is placed but what stands in .unshard/. */
+static bool is_kept(const struct stage *s, const char *path)
+{
+    return s->whole ? incoming_kind(path) != INCOMING_IGNORED &&
+                          strcmp(path, ".unshard") != 0
+                    : !save_files_is_view(path);
+}
+
+static int make_dirs_of(int dir, const struct stage *s, const struct save_files *f,
+                        struct err *e)
 {
     for (size_t i = 0; i < f->dirs; i++) {
-        if (save_files_is_view(f->dir[i]))
+        if (!is_kept(s, f->dir[i]))
             continue;
         if (mkdirat(dir, f->dir[i], 0700) < 0 && errno != EEXIST)
             return fail(f->dir[i], e);
@@ -261,12 +270,13 @@ static int make_dirs_of(int dir, const struct save_files *f, struct err *e)
 }
 
 /* Their own rights come last: a directory may be read-only. */
-static int finish_dirs(int dir, const struct save_files *f, struct err *e)
+static int finish_dirs(int dir, const struct stage *s, const struct save_files *f,
+                       struct err *e)
 {
     for (size_t i = f->dirs; i-- > 0;) {
         CLEANUP_FD int fd = -1;
 
-        if (save_files_is_view(f->dir[i]))
+        if (!is_kept(s, f->dir[i]))
             continue;
         fd = openat(dir, f->dir[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0 || fsync(fd) < 0 || set_rights(fd, &f->dir_rights[i]) < 0)
@@ -289,25 +299,55 @@ static int place_file(int spool, int dir, const struct merge_file *file,
 }
 
 /* Side files; and storage that came as it is to be. */
-static bool is_placed(const struct save_files *f, const struct merge *m, size_t i)
+bool save_files_is_placed(const struct stage *s, const struct save_files *f,
+                          const struct merge *m, size_t i)
 {
     const char *path = f->file[i].path;
 
-    return (incoming_kind_beside(path, merge_has_base(m)) == INCOMING_SIDE &&
-            !save_files_is_view(path)) ||
+    return (is_kept(s, path) &&
+            (s->whole ||
+             incoming_kind_beside(path, merge_has_base(m)) == INCOMING_SIDE)) ||
            merge_is_verbatim(m, i);
+}
+
+int save_files_check(const struct save_files *f, struct err *e)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        const char *path = f->file[i].path;
+
+        if (!save_files_is_view(path) || incoming_kind(path) != INCOMING_SIDE)
+            continue;
+        err_set(e, EINVAL,
+                "%s: no tensor, and %.*s/ of a checkpoint has nothing but tensors",
+                path, (int)strcspn(path, "/"), path);
+        return err_hint(e, "move or remove it");
+    }
+    return 0;
+}
+
+int save_files_link(const struct stage *s, const struct save_files *f, struct err *e)
+{
+    int dir = staging_dir(s->staging), spool = staging_spool(s->staging);
+
+    for (size_t i = 0; i < f->dirs; i++)
+        if (mkdirat(dir, f->dir[i], 0700) < 0 && errno != EEXIST)
+            return fail(f->dir[i], e);
+    for (size_t i = 0; i < f->count; i++)
+        if (linkat(spool, f->file[i].spool, dir, f->file[i].path, 0) < 0)
+            return fail(f->file[i].path, e);
+    return 0;
 }
 
 static int place_incoming(const struct stage *s, const struct save_files *f,
                           const struct merge *m, struct err *e)
 {
     int dir = staging_dir(s->staging), spool = staging_spool(s->staging);
-    int ret = make_dirs_of(dir, f, e);
+    int ret = make_dirs_of(dir, s, f, e);
 
     for (size_t i = 0; ret == 0 && i < f->count; i++)
-        if (is_placed(f, m, i))
+        if (save_files_is_placed(s, f, m, i))
             ret = place_file(spool, dir, &f->file[i], &f->rights[i], e);
-    return ret == 0 ? finish_dirs(dir, f, e) : ret;
+    return ret == 0 ? finish_dirs(dir, s, f, e) : ret;
 }
 
 /* ---- files that stay ---- */
@@ -452,7 +492,7 @@ int save_files_carry(struct fs *fs, const struct stage *s, const struct save_fil
 
 mode_t save_files_mode(const struct stage *s, const struct save_files *f)
 {
-    mode_t mode = s->slot ? s->slot->info.mode & 0666 : 0666;
+    mode_t mode = (s->slot ? s->slot->info.mode : f->root.mode) & 0666;
 
     for (size_t i = 0; i < f->count; i++) {
         enum incoming_kind kind = incoming_kind(f->file[i].path);

@@ -44,6 +44,16 @@ void save_files_release(struct save_files *f);
 /* The rights of storage files: those that all files had from which they were made. */
 mode_t save_files_mode(const struct stage *s, const struct save_files *f);
 
+/* Is this file one of the new checkpoint's, under its own name? */
+bool save_files_is_placed(const struct stage *s, const struct save_files *f,
+                          const struct merge *m, size_t i);
+
+/* -EINVAL: one came into the directory of a view and is no tensor: it would be lost. */
+int save_files_check(const struct save_files *f, struct err *e);
+
+/* All that came as it came, in the new directory, for a look at it. */
+int save_files_link(const struct stage *s, const struct save_files *f, struct err *e);
+
 /* Puts into the new checkpoint what came and is no tensor. All of it is durable then. */
 int save_files_place(const struct stage *s, const struct save_files *f,
                      const struct merge *m, struct err *e);

@@ -100,8 +100,9 @@ static bool is_written(const struct layout *l, const char *path)
 }
 
 /* A file that the format's writer makes goes first, as on a disk. */
-static int send_sides(const struct stage *s, const struct save_files *f, bool base,
-                      const struct layout *l, struct save_target *t, struct err *e)
+static int send_sides(const struct stage *s, const struct save_files *f,
+                      const struct merge *m, const struct layout *l,
+                      struct save_target *t, struct err *e)
 {
     int spool = staging_spool(s->staging), ret = 0;
 
@@ -110,8 +111,7 @@ static int send_sides(const struct stage *s, const struct save_files *f, bool ba
         CLEANUP(source_putp) struct source *src = NULL;
         int fd;
 
-        if (incoming_kind_beside(file->path, base) != INCOMING_SIDE ||
-            save_files_is_view(file->path) || is_written(l, file->path))
+        if (!save_files_is_placed(s, f, m, i) || is_written(l, file->path))
             continue;
         fd = openat(spool, file->spool, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0)
@@ -141,7 +141,7 @@ int save_upload(struct fs *fs, const struct stage *s, const struct save_files *f
         return ret;
     ret = t->ops->write(t, &run, e);
     if (ret == 0)
-        ret = send_sides(s, f, merge_has_base(m), l, t, e);
+        ret = send_sides(s, f, m, l, t, e);
     if (ret == 0)
         ret = t->ops->publish(t, e);
     if (ret < 0)

@@ -70,6 +70,7 @@ struct stage {
     int64_t touched_ns; /* the last change */
     bool publishing;    /* no change now */
     bool failed;        /* nothing changed since it could not be published */
+    bool whole;         /* published: what came stands as it came, views and all */
 };
 
 struct stages;

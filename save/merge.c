@@ -318,6 +318,22 @@ bool merge_changes(const struct merge *m)
     return m->changes;
 }
 
+bool merge_has_tensors(const struct merge *m)
+{
+    for (size_t i = 0; i < m->spec.files; i++) {
+        enum incoming_kind kind = kind_of(m, i);
+
+        if (kind != INCOMING_SIDE && kind != INCOMING_IGNORED)
+            return true;
+    }
+    return false;
+}
+
+bool merge_meets(const struct merge *m)
+{
+    return m->meets;
+}
+
 bool merge_has_base(const struct merge *m)
 {
     return m->base;

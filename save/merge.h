@@ -51,6 +51,15 @@ void merge_freep(struct merge **m);
 /* Does it differ from the checkpoint that is there? If not, only side files came. */
 bool merge_changes(const struct merge *m);
 
+/* Did tensors come, or an index that speaks of some? */
+bool merge_has_tensors(const struct merge *m);
+
+/*
+ * Of a new directory: do two of the safetensors files have the same tensor? Then they are
+ * shards of another format, or several models.
+ */
+bool merge_meets(const struct merge *m);
+
 /* Is there a model beside which adapters are files as others? */
 bool merge_has_base(const struct merge *m);
 

@@ -48,7 +48,8 @@ struct merge {
     size_t slots, names;
     bool replaced[3]; /* roles of which a whole came */
     bool adapter, changes, base;
-    bool meet; /* without their wrappers two keys are one: none is dropped */
+    bool meets; /* two new safetensors files have the same tensor */
+    bool meet;  /* without their wrappers two keys are one: none is dropped */
     struct came {
         size_t tensors; /* in the file, one of safetensors */
         uint64_t size;

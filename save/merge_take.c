@@ -77,6 +77,9 @@ static int put(struct merge *m, struct entry *x, struct err *e)
     if (!m->entry[i].old && m->entry[i].file == x->file)
         return err_set(e, EINVAL, "%s: it has tensor %s twice",
                        m->spec.file[x->file].path, m->entry[i].t.key);
+    if (!m->spec.checkpoint && m->came[m->entry[i].file].size > 0 &&
+        m->came[x->file].size > 0)
+        m->meets = true;
     if (!m->entry[i].old && m->entry[i].order > x->order)
         return 0;
     x->t.key = m->entry[i].t.key;

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,17 @@ def test_directory_bucket(t):
         umount(m, s.env())
         same("tensors", s.stored(t), tensors)
         s.check_nothing_left()
+
+
+def test_what_a_framework_writes_stays(t):
+    """A checkpoint with metadata of its own, and safetensors files that are shards: sent as they are."""
+    data = pathlib.Path(__file__).resolve().parent.parent / "data"
+    for i, (name, options) in enumerate((("torch_dcp/dcp_minimal_handmade", "rw,save=dcp:ranks=2"), ("hf_dcp/hfdcp_row_5", "rw"))):
+        with Bucket() as s, s.mount(t, options, f"mnt{i}") as m:
+            shutil.copytree(data / name, m / "step1")
+            umount(m, s.env())
+            same(name, s.tree("runs/step1/"), {str(f.relative_to(data / name)): f.read_bytes() for f in (data / name).rglob("*") if f.is_file()})
+            s.check_nothing_left()
 
 
 def test_read_back(t):

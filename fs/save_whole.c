@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/save_whole.c - new directories whose files stay what they are: no format's writer is asked. */
+#include "fs/save_whole.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "fs/save_files.h"
+#include "fs/slot.h"
+#include "index/formats/scan.h"
+#include "remote/store.h"
+#include "save/incoming.h"
+#include "save/merge.h"
+#include "save/staging.h"
+
+/* ---- what a framework has written ---- */
+
+/* Is it a file that may be a piece of what several files are together? */
+static bool has_odd_files(const struct save_files *f)
+{
+    enum role role;
+
+    for (size_t i = 0; i < f->count; i++)
+        if (!strchr(f->file[i].path, '/') &&
+            incoming_kind(f->file[i].path) == INCOMING_SAFETENSORS &&
+            !incoming_is_whole(f->file[i].path, &role))
+            return true;
+    return false;
+}
+
+/* Is there one that only ever holds tensors of another format, or says where they are? */
+static bool has_storage(const struct save_files *f)
+{
+    static const char *const end[] = {".distcp", ".metadata", ".pt",   ".pth",  ".bin",
+                                      ".ckpt",   ".npz",      ".npy",  ".gguf", ".nemo",
+                                      ".h5",     ".msgpack",  ".onnx", ".pkl",  ".pt2"};
+
+    for (size_t i = 0; i < f->count; i++) {
+        const char *path = f->file[i].path, *dot = strrchr(path, '.');
+
+        for (size_t k = 0; dot && !strchr(path, '/') && k < ARRAY_SIZE(end); k++)
+            if (strcmp(dot, end[k]) == 0)
+                return true;
+    }
+    return false;
+}
+
+/* Does one stand where checkpoints show views? It would be seen no more. */
+static bool has_hidden_files(const struct save_files *f)
+{
+    for (size_t i = 0; i < f->count; i++)
+        if (save_files_is_view(f->file[i].path) &&
+            incoming_kind(f->file[i].path) != INCOMING_IGNORED)
+            return true;
+    return false;
+}
+
+static bool is_plain_safetensors(const struct place *p)
+{
+    return p->driver && strcmp(p->driver->name, "safetensors") == 0;
+}
+
+/* What is the directory that these files are? */
+static int ask_formats(int dir, bool *is_checkpoint, bool *is_another, struct err *e)
+{
+    static const struct store_options plain = {0};
+    CLEANUP(store_closep) struct store *store = NULL;
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    CLEANUP(place_release) struct place place = {0};
+    char path[40];
+
+    snprintf(path, sizeof path, "/proc/self/fd/%d", dir);
+    if (store_open_local(path, &plain, &store, e) < 0 ||
+        store->ops->list(store, "", &l, e) < 0 || place_of(l, NULL, &place, e) < 0)
+        return -e->code;
+    *is_checkpoint = place.kind != PLACE_PLAIN;
+    *is_another =
+        place.kind == PLACE_CHECKPOINT && !place.file && !is_plain_safetensors(&place);
+    return 0;
+}
+
+static int look(const struct stage *s, const struct save_files *f, bool *is_checkpoint,
+                bool *is_another, struct err *e)
+{
+    int ret = save_files_link(s, f, e);
+
+    if (ret == 0)
+        ret = ask_formats(staging_dir(s->staging), is_checkpoint, is_another, e);
+    return ret == 0 ? staging_restart(s->staging, e) : ret;
+}
+
+/* A checkpoint of no tensors stands for a directory that was made and waits for some. */
+static bool waits(const struct stage *s)
+{
+    return !s->slot || (s->slot->info.tensors == 0 && s->slot->info.objects == 0);
+}
+
+int save_whole(const struct stage *s, const struct save_files *f, const struct merge *m,
+               bool remote, bool *out, struct err *e)
+{
+    bool tensors = merge_has_tensors(m), is_checkpoint = false, is_another = false;
+    int ret = 0;
+
+    *out = false;
+    if (!waits(s) || (s->slot && tensors))
+        return 0;
+    if (tensors ? merge_meets(m) : has_storage(f) || has_hidden_files(f))
+        *out = true;
+    else if (!remote && (tensors ? has_odd_files(f) : f->count > 0))
+        ret = look(s, f, &is_checkpoint, &is_another, e);
+    *out |= tensors ? is_another : is_checkpoint;
+    if (ret == 0 && *out && tensors)
+        log_msg(LOG_FS, LOG_WARN,
+                "save %s: its safetensors files are %s: all is kept as it is", s->path,
+                merge_meets(m) ? "shards or several models, with the same tensors"
+                               : "as another format has them");
+    return ret;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/save_whole.h - new directories whose files stay what they are. */
+#ifndef UFS_FS_SAVE_WHOLE_H
+#define UFS_FS_SAVE_WHOLE_H
+
+#include "fs/stage.h"
+
+struct err;
+struct merge;
+struct save_files;
+
+/*
+ * Is what came into a new directory to stay as it came, under the names that it has? So it
+ * is where no tensors came that could be written in a format, and what came is a checkpoint
+ * that a framework has written by itself, or a piece of one (.distcp, .pt); and where
+ * safetensors files are shards of another format, or several models: as one model most of it
+ * would be lost. All else gets a checkpoint of no tensors, to which they may come later;
+ * that is a new directory, too. Negative errno.
+ */
+int save_whole(const struct stage *s, const struct save_files *f, const struct merge *m,
+               bool remote, bool *out, struct err *e);
+
+#endif

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""What frameworks write by themselves into a mount for saving: it stays what it is, down to the byte."""
+import errno
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
+FORMATS = ("rw", "rw,save=dcp:ranks=2", "rw,save=olmo")
+# Checkpoints with metadata of their own; with files in optimizer/; of which each file has a part of each tensor under
+# its name; a single file; a run of several.
+WRITTEN = ("torch_dcp/dcp_minimal_handmade", "nanotron/nanotron_tp2_ep2", "hf_dcp/hfdcp_row_5", "olmo_v0/v00-april5-plain-w3",
+           "torch_checkpointing/made_plain_2", "olmo_unsharded/step2000-unsharded", "torch_file/module_legacy", "zarr/zarr3_group_consolidated")
+EMPTY = {"rw": "model.safetensors.index.json", FORMATS[1]: ".metadata"}
+
+
+def files(path):
+    """{path: bytes} of all files below a directory."""
+    return {str(f.relative_to(path)): f.read_bytes() for f in sorted(pathlib.Path(path).rglob("*")) if f.is_file()}
+
+
+def fsync(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def test_what_a_framework_writes_stays(t):
+    for i, options in enumerate(FORMATS):
+        os.makedirs(f"{t}/run{i}")
+        with Mount(f"{t}/run{i}", f"{t}/mnt{i}", options) as m:
+            for name in WRITTEN:
+                step = name.replace("/", "-")
+                shutil.copytree(DATA / name, m / step)
+                fsync(m / step)
+                same(f"{options}: {name}", files(f"{t}/run{i}/{step}"), files(DATA / name))
+                done = subprocess.run([UNSHARD, "diff", DATA / name, f"{t}/run{i}/{step}", "-o", "index=memory"], capture_output=True, text=True, timeout=PATIENCE)
+                same(f"{options}: {name} by diff", (done.returncode, done.stderr), (0, ""))
+
+
+def test_a_directory_that_waited_for_tensors(t):
+    """It was published while it was empty; then its framework wrote into it."""
+    for i, options in enumerate(EMPTY):
+        os.makedirs(f"{t}/run{i}")
+        with Mount(f"{t}/run{i}", f"{t}/mnt{i}", options) as m:
+            for name in WRITTEN[:1] + WRITTEN[-2:-1]:
+                step = name.replace("/", "-")
+                os.mkdir(m / step, 0o750)
+                fsync(m / step)
+                same("waits", os.listdir(f"{t}/run{i}/{step}"), [EMPTY[options]])
+                same("its mode", stat.S_IMODE(os.stat(f"{t}/run{i}/{step}/{EMPTY[options]}").st_mode), 0o640)
+                for path, data in files(DATA / name).items():
+                    write_file(m / f"{step}/{path}", data)
+                fsync(m / step)
+                same(f"{options}: {name}", files(f"{t}/run{i}/{step}"), files(DATA / name))
+            os.mkdir(m / "late")
+            fsync(m / "late")
+            write_file(m / "late/model.safetensors", safetensors_image(make_tensors(1)))
+            fsync(m / "late")
+            wait_for("tensors", PATIENCE, lambda: len(os.listdir(m / "late/raw")) == len(make_tensors(1)))
+
+
+def test_two_models_in_one_directory(t):
+    """The second one has the tensors of the first: neither is lost."""
+    images = {"model.safetensors": safetensors_image(make_tensors(1)), "ema.safetensors": safetensors_image(make_tensors(2))}
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step1")
+        for name, image in images.items():
+            write_file(m / f"step1/{name}", image)
+        fsync(m / "step1")
+        same("files", files(t + "/run/step1"), images)
+        assert "several models" in m.messages(), m.messages()
+
+
+def test_what_is_no_tensor_in_a_view(t):
+    """It would not be seen where it was written: that is told, and nothing is lost."""
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    os.makedirs(t + "/run/step1/logs")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step2")
+        write_file(m / "step2/model.safetensors", safetensors_image(make_tensors(2)))
+        os.mkdir(m / "step2/optimizer")
+        for name in ("step1/tensors/notes.txt", "step2/optimizer/__0_0.distcp"):
+            step = name.partition("/")[0]
+            write_file(m / name, b"bytes that are no tensor")
+            fails(name, errno.EINVAL, lambda s=step: fsync(m / s))
+            assert f"{name.partition('/')[2]}: no tensor" in m.messages(), m.messages()
+            same("it is kept", open(m / name, "rb").read(), b"bytes that are no tensor")
+            os.unlink(m / name)
+            write_file(m / f"{step}/tensors/new.npy", npy_image("|u1", (4,), b"abcd")) if step == "step1" else None
+            fsync(m / step)
+        same("tensors", sorted(stored(t + "/run/step1")), sorted([*make_tensors(1), "new"]))
+        same("tensors", stored(t + "/run/step2"), make_tensors(2))
+
+
+if __name__ == "__main__":
+    main(globals())
