@@ -357,9 +357,9 @@ static int build(struct publication *p, struct err *e)
     int ret = check_fresh(p->fs, s, e);
 
     if (ret == 0)
-        ret = s->slot ? own_format(p->fs, s->slot, f, e)
-                      : save_format_parse(s->format ? s->format : p->fs->options.save,
-                                          f, e);
+        ret = save_waits(s)
+                  ? save_format_parse(s->format ? s->format : p->fs->options.save, f, e)
+                  : own_format(p->fs, s->slot, f, e);
     if (ret == 0)
         ret = staging_restart(s->staging, e);
     if (ret == 0)

@@ -94,8 +94,7 @@ static int look(const struct stage *s, const struct save_files *f, bool *is_chec
     return ret == 0 ? staging_restart(s->staging, e) : ret;
 }
 
-/* A checkpoint of no tensors stands for a directory that was made and waits for some. */
-static bool waits(const struct stage *s)
+bool save_waits(const struct stage *s)
 {
     return !s->slot || (s->slot->info.tensors == 0 && s->slot->info.objects == 0);
 }
@@ -107,7 +106,7 @@ int save_whole(const struct stage *s, const struct save_files *f, const struct m
     int ret = 0;
 
     *out = false;
-    if (!waits(s) || (s->slot && tensors))
+    if (!save_waits(s) || (s->slot && tensors))
         return 0;
     if (tensors ? merge_meets(m) : has_storage(f) || has_hidden_files(f))
         *out = true;

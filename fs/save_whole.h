@@ -10,6 +10,12 @@ struct merge;
 struct save_files;
 
 /*
+ * Is it a new directory, or a checkpoint of no tensors? That stands for a directory that was
+ * made and waits for some: it is saved as a new one is.
+ */
+bool save_waits(const struct stage *s);
+
+/*
  * Is what came into a new directory to stay as it came, under the names that it has? So it
  * is where no tensors came that could be written in a format, and what came is a checkpoint
  * that a framework has written by itself, or a piece of one (.distcp, .pt); and where

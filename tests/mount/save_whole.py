@@ -66,6 +66,8 @@ def test_a_directory_that_waited_for_tensors(t):
             write_file(m / "late/model.safetensors", safetensors_image(make_tensors(1)))
             fsync(m / "late")
             wait_for("tensors", PATIENCE, lambda: len(os.listdir(m / "late/raw")) == len(make_tensors(1)))
+            if "ranks" in options:
+                same("as save= has it", sorted(os.listdir(f"{t}/run{i}/late")), [".metadata", "__0_0.distcp", "__1_0.distcp"])
 
 
 def test_two_models_in_one_directory(t):
