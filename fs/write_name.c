@@ -202,6 +202,32 @@ int write_create(struct request *r, struct err *e)
 
 /* ---- links and new names ---- */
 
+/*
+ * Savers write a step and link to it at once: what is staged under that name, beside the
+ * link, is published first. An empty directory is none yet, and not to be linked to.
+ */
+static int publish_linked(struct request *r, const struct node *dir, struct err *e)
+{
+    const char *text = strncmp(r->as, "./", 2) == 0 ? r->as + 2 : r->as;
+    size_t len = strcspn(text, "/");
+    char name[NAME_MAX + 1], path[PATH_MAX];
+    struct stage *s;
+    int rc = 0;
+
+    if (len == 0 || len > NAME_MAX || text[len + strspn(text + len, "/")])
+        return 0;
+    memcpy(name, text, len);
+    name[len] = '\0';
+    if (store_join(dir->path, name, path, sizeof path) < 0)
+        return 0;
+    stages_lock(r->fs);
+    s = stage_at(r->fs, path);
+    if (s && !s->slot && s->root->count > 0 && stage_wait(r->fs, s))
+        rc = save_publish(r->fs, s, e);
+    stages_unlock(r->fs);
+    return rc;
+}
+
 /* `latest` beside a run's steps; in a checkpoint there is nothing to link. */
 int write_symlink(struct request *r, struct err *e)
 {
@@ -211,7 +237,10 @@ int write_symlink(struct request *r, struct err *e)
     if (rc < 0)
         return rc;
     stages_unlock(r->fs);
-    return w.dir ? -EPERM : plain_symlink(r, w.node, e);
+    if (w.dir)
+        return -EPERM;
+    rc = publish_linked(r, w.node, e);
+    return rc < 0 ? rc : plain_symlink(r, w.node, e);
 }
 
 /*

@@ -6,13 +6,14 @@ PLACES are a directory that passes through to the source, and a new one that is 
 """
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
 
 ALICE, BOB, TEAM = 1101, 1102, 1103
 KEY = "model.layers.0.mlp.weight"
@@ -302,9 +303,18 @@ def test_a_link_to_a_step(t):
         for what, text in refused.items():
             fails(what, errno.EPERM, lambda text=text: os.symlink(text, m / "wrong"))
         fails("in a checkpoint", errno.EPERM, lambda: os.symlink("../step2", m / "step1/wrong"))
+        write_file(m / "step3/model.safetensors", safetensors_image(make_tensors(3)))
+        os.symlink("step3", m / "latest.tmp")  # as savers do, at once: it is published now
+        os.rename(m / "latest.tmp", m / "latest")
+        same("saved before it", stored(t + "/run/step3"), make_tensors(3))
+        same("the third", read_all(m / f"latest/raw/{KEY}"), make_tensors(3)[KEY][2])
+        os.mkdir(m / "step4")
+        with open(m / "step4/config.json", "w"):
+            fails("one that is still written", errno.EBUSY, lambda: os.symlink("step4", m / "wrong"))
+        shutil.rmtree(m / "step4")
         fails("of a name that is there", errno.EEXIST, lambda: os.symlink("step1", m / "step2"))
         os.unlink(m / "latest")
-        same("what is left", sorted(n for n in os.listdir(t + "/run") if n[0] != "."), ["logs", "step1", "step2"])
+        same("what is left", sorted(n for n in os.listdir(t + "/run") if n[0] != "."), ["logs", "step1", "step2", "step3"])
     with Mount(t + "/run", t + "/mnt", "rw,follow_symlinks") as m:
         fails("out of the source, also where links are followed", errno.EPERM, lambda: os.symlink("../outside", m / "wrong"))
 
