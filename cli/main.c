@@ -95,7 +95,8 @@ static int run_command(struct cli *c, const struct cli_command *cmd, int argc,
     int ret = options_take(c, cmd, argc, argv);
 
     if (ret == OPTIONS_HELP) {
-        printf("unshard %s\n  %s\n", cmd->usage, cmd->summary);
+        printf("unshard %s\n  %s\n\n", cmd->usage, cmd->summary);
+        options_help(cmd);
         return STATUS_DONE;
     }
     if (ret == 0 && (c->args < cmd->min_args || c->args > cmd->max_args))

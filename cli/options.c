@@ -118,6 +118,8 @@ struct option_row {
     const char *name;   /* of --name, or NULL */
     char letter;        /* of -l, or 0 */
     const char *takers; /* letters of cli_command.takes; NULL: all commands have it */
+    const char *of;     /* what its value is called; NULL: it has none */
+    const char *words;  /* for --help */
     bool value;
     size_t place; /* in struct cli_options: of a flag, or of the value's text */
     int (*take)(struct cli *c, const struct cli_command *cmd, const char *value);
@@ -128,36 +130,58 @@ struct option_row {
 #define TAKE(function) .value = true, .take = function
 
 static const struct option_row rows[] = {
-    {"json", .takers = NULL, FLAG(json)},
-    {"color", .takers = NULL, TAKE(take_colour)},
-    {"quiet", 'q', .takers = NULL, FLAG(quiet)},
-    {"verbose", 'v', .takers = NULL, FLAG(verbose)},
-    {"cache-dir", .takers = NULL, TEXT(cache_dir)},
-    {"index-memory", .takers = NULL, FLAG(index_memory)},
-    {"long", 'l', .takers = "l", FLAG(long_rows)},
-    {"foreground", 'f', .takers = "f", FLAG(foreground)},
-    {"deep", .takers = "d", FLAG(deep)},
-    {"npy", .takers = "n", FLAG(npy)},
-    {"binary", .takers = "b", FLAG(binary)},
-    {"time", .takers = "g", FLAG(time)},
-    {"device", .takers = "g", TEXT(device)},
-    {"budget", .takers = "h", TEXT(budget)},
-    {"rtol", .takers = "t", TEXT(compare.rtol)},
-    {"atol", .takers = "t", TEXT(compare.atol)},
-    {"values", .takers = "t", FLAG(compare.values)},
-    {"to", .takers = "c", TEXT(convert.to)},
-    {"ranks", .takers = "c", TEXT(convert.ranks)},
-    {"mesh", .takers = "c", TEXT(convert.mesh)},
-    {"max-shard-size", .takers = "c", TEXT(convert.max_shard_size)},
-    {"codec", .takers = "c", TEXT(convert.codec)},
-    {"only", .takers = "ct", TEXT(convert.only)},
-    {"drop", .takers = "ct", TEXT(convert.drop)},
-    {"part", .takers = "c", TEXT(convert.part)},
-    {"finish", .takers = "c", FLAG(convert.finish)},
-    {"map", .takers = "ct", TEXT(mapping.map)},
-    {"hf", .takers = "ct", TEXT(mapping.hf)},
-    {"dtype", .takers = "ct", TAKE(take_dtype)},
-    {"jobs", .takers = "ct", TAKE(take_jobs)},
+    {"json", .words = "for programs", .takers = NULL, FLAG(json)},
+    {"color", .of = "WHEN", .words = "colours: auto, always or never", .takers = NULL,
+     TAKE(take_colour)},
+    {"quiet", 'q', .words = "only what was asked for, and errors", .takers = NULL,
+     FLAG(quiet)},
+    {"verbose", 'v', .words = "more of what is going on", .takers = NULL,
+     FLAG(verbose)},
+    {"cache-dir", .of = "DIR", .words = "where the index lies", .takers = NULL,
+     TEXT(cache_dir)},
+    {"index-memory", .words = "write no index to disk", .takers = NULL,
+     FLAG(index_memory)},
+    {"long", 'l', .words = "role and chunks as well", .takers = "l", FLAG(long_rows)},
+    {"foreground", 'f', .words = "stay, and end by ^C", .takers = "f",
+     FLAG(foreground)},
+    {"deep", .words = "read every byte", .takers = "d", FLAG(deep)},
+    {"npy", .words = "with the header of a .npy file", .takers = "n", FLAG(npy)},
+    {"binary", .words = "as bytes", .takers = "b", FLAG(binary)},
+    {"time", .words = "seconds and rate", .takers = "g", FLAG(time)},
+    {"device", .of = "D", .words = "cpu, cuda:N or auto", .takers = "g", TEXT(device)},
+    {"budget", .of = "SIZE", .words = "of the device's memory, at most", .takers = "h",
+     TEXT(budget)},
+    {"rtol", .of = "R", .words = "equal within R times what B has", .takers = "t",
+     TEXT(compare.rtol)},
+    {"atol", .of = "A", .words = "equal within A", .takers = "t", TEXT(compare.atol)},
+    {"values", .words = "compare values, not bits", .takers = "t",
+     FLAG(compare.values)},
+    {"to", .of = "FORMAT", .words = "which one (`unshard formats`)", .takers = "c",
+     TEXT(convert.to)},
+    {"ranks", .of = "N", .words = "cut for so many ranks", .takers = "c",
+     TEXT(convert.ranks)},
+    {"mesh", .of = "AxB", .words = "ranks along dim 0 and dim 1", .takers = "c",
+     TEXT(convert.mesh)},
+    {"max-shard-size", .of = "SIZE", .words = "of a file, at most: 5GB, 500M",
+     .takers = "c", TEXT(convert.max_shard_size)},
+    {"codec", .of = "NAME", .words = "of zarr: none or blosc-lz4", .takers = "c",
+     TEXT(convert.codec)},
+    {"only", .of = "PATTERN", .words = "tensors that match", .takers = "ct",
+     TEXT(convert.only)},
+    {"drop", .of = "LIST", .words = "of model, optimizer, other, objects",
+     .takers = "ct", TEXT(convert.drop)},
+    {"part", .of = "I/N", .words = "write this part of N, each by its own process",
+     .takers = "c", TEXT(convert.part)},
+    {"finish", .words = "publish what all parts have written", .takers = "c",
+     FLAG(convert.finish)},
+    {"map", .of = "FILE", .words = "other names and shapes: unshard-maps(5)",
+     .takers = "ct", TEXT(mapping.map)},
+    {"hf", .of = "DIR", .words = "the model's config and tokenizer", .takers = "ct",
+     TEXT(mapping.hf)},
+    {"dtype", .of = "TYPE",
+     .words = "cast the model to F64, F32, F16, BF16, F8_E4M3 or F8_E5M2",
+     .takers = "ct", TAKE(take_dtype)},
+    {"jobs", .of = "N", .words = "threads", .takers = "ct", TAKE(take_jobs)},
 };
 
 enum { ROW_BASE = 256 }; /* what getopt_long() returns of rows without a letter */
@@ -295,6 +319,29 @@ int options_take(struct cli *c, const struct cli_command *cmd, int argc, char **
     c->arg = argv + optind;
     c->args = argc - optind;
     return ret;
+}
+
+/* ---- help ---- */
+
+static void help_row(const struct option_row *row)
+{
+    char name[40];
+
+    snprintf(name, sizeof name, "--%s%s%s", row->name, row->of ? " " : "",
+             row->of ? row->of : "");
+    printf("  %s%c%s %-22s %s\n", row->letter ? "-" : " ",
+           row->letter ? row->letter : ' ', row->letter ? "," : " ", name, row->words);
+}
+
+void options_help(const struct cli_command *cmd)
+{
+    for (unsigned common = 0; common < 2; common++)
+        for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+            if (!rows[i].takers == (common != 0) && is_taken(cmd, &rows[i]))
+                help_row(&rows[i]);
+    printf("  -o OPT,...                 %s\n",
+           takes(cmd, 'f') ? "mount.unshardfs(8) has them"
+                           : "cache_dir=DIR, map=FILE, and others: unshard(1)");
 }
 
 /* ---- completion ---- */

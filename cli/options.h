@@ -17,6 +17,9 @@ int options_take(struct cli *c, const struct cli_command *cmd, int argc, char **
 /* Wrong usage of a command, with what is right as the hint. Returns -EINVAL. */
 int options_wrong(struct cli *c, const struct cli_command *cmd, const char *what);
 
+/* Tells the options of a command, a line each: its own, then those that all have. */
+void options_help(const struct cli_command *cmd);
+
 /*
  * For the shell's completion, a word a line: the options of a command; or, of its option
  * (as typed: "--to", "-o"), the values that can be listed.

@@ -3,6 +3,7 @@
 """The commands as scripts see them: what they print, their exit statuses, their one-line errors."""
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -730,6 +731,21 @@ def test_wrong_usage(t):
     cli.error("mount", DCP, t, "-o", "alow_other", status=USAGE, words=["no such option", "allow_other"])
     cli.error("mount", DCP, t, "-o", "prefix=some", status=USAGE, words=["prefix=some", "auto"])
     assert "Exit status" in cli.run("--help").stdout
+
+
+def test_each_command_and_option_is_told(t):
+    """By the manual page, and by --help of the command."""
+    cli = Cli(t)
+    page = (pathlib.Path(__file__).resolve().parent.parent.parent / "docs/man/unshard.1.scd").read_text()
+    common = {"-o", "--json", "--color", "-q", "--quiet", "-v", "--verbose", "--cache-dir", "--index-memory"}
+    for command in cli.run("--complete").stdout.split():
+        told = cli.run(command, "--help").stdout
+        assert command in ("mount", "umount") or f"*{command}*" in page or f"*{command}* |" in page or command in ("formats", "version"), command
+        assert f"*unshard {command}*" in page or command == "version", command
+        for option in cli.run("--complete", command).stdout.split():
+            assert f" {option}" in told, f"{command} --help does not tell {option}"
+            if option.startswith("--") and option not in common | {"--long", "--foreground"}:
+                assert option in page, f"unshard(1) does not tell {option} of {command}"
 
 
 def test_odd_keys_are_safe_to_print(t):
