@@ -19,10 +19,16 @@
  * Until 0.13 the notes of a group that fewer ranks share than there are (experts) are wrong:
  * partitions were reckoned as if all ranks had one each, so that parameters lack in them.
  * Notes that do not name all elements of a group tell nothing.
+ *
+ * With round_robin_gradients the notes are those of the order before parameters were dealt
+ * out to the partitions (see place_dealt() in deepspeed_layout.c), and nothing in the files
+ * tells that they were. So some elements of both orders are read and held against what the
+ * model computed with, which is the master rounded.
  */
 
 enum {
     MAX_GROUPS = 1 << 16,
+    PROBES = 8, /* parameters of a group that are held against the copy, the longest */
     BYTES_A_BYTE = 16, /* of the pickle: honest notes take as much as their names */
 };
 
@@ -34,7 +40,10 @@ struct noted {
     uint32_t group;
     uint64_t elements; /* of all fragments */
     uint32_t nd;
-    const uint64_t *dim; /* NULL: not found yet */
+    const uint64_t *dim;  /* NULL: not found yet */
+    struct ds_place copy; /* what the model computed with */
+    uint64_t at[2];       /* element of the group: as noted, and dealt out */
+    size_t dealt;         /* place in that order */
 };
 
 struct notes {
@@ -42,8 +51,9 @@ struct notes {
     struct ds_part *p;
     bool useless; /* they do not tell */
     uint32_t ngroups;
-    uint64_t *count;   /* partitions of each group */
-    uint64_t *stored;  /* elements of them */
+    uint64_t *count;          /* partitions of each group */
+    uint64_t *stored;         /* elements of them */
+    struct ds_place **master; /* of each group: its partitions */
     size_t *last;      /* of each group: 1 + the parameter that was met last, 0: none */
     struct noted *all; /* malloc */
     size_t n, cap;
@@ -79,12 +89,17 @@ static int begin(struct notes *x, size_t ngroups, const struct pv *counts,
     x->ngroups = (uint32_t)ngroups;
     x->count = arena_array(x->s->arena, ngroups, sizeof *x->count);
     x->stored = arena_array(x->s->arena, ngroups, sizeof *x->stored);
+    x->master = arena_array(x->s->arena, ngroups, sizeof *x->master);
     x->last = arena_array(x->s->arena, ngroups, sizeof *x->last);
-    if (!x->count || !x->stored || !x->last)
+    if (!x->count || !x->stored || !x->master || !x->last)
         return err_nomem(e);
-    for (uint32_t g = 0; g < x->ngroups; g++)
+    for (uint32_t g = 0; g < x->ngroups; g++) {
         if (!partitions_of(counts, g, &x->count[g]) || x->p->nranks % x->count[g] != 0)
             return give_up(x);
+        x->master[g] = arena_array(x->s->arena, x->count[g], sizeof **x->master);
+        if (!x->master[g])
+            return err_nomem(e);
+    }
     return 0;
 }
 
@@ -150,18 +165,39 @@ static int take_note(struct notes *x, uint32_t g, const struct pv *key,
     return add_overflows(last->elements, n, &last->elements) ? give_up(x) : 0;
 }
 
-/* Counts the elements of a rank's partition; false: it is no tensor. */
+/* Where the elements of a tensor lie, if they do one behind the other. */
+static struct ds_place place_of(const struct torch_file *f,
+                                const struct torch_tensor *t, uint64_t count)
+{
+    int64_t stride = 1;
+    bool plain = t->packed == 0 && t->flags == 0;
+
+    for (uint32_t k = t->shape.nd; k-- > 0 && plain;) {
+        plain = t->stride[k] == stride || t->shape.dim[k] <= 1;
+        stride *= (int64_t)t->shape.dim[k];
+    }
+    return (struct ds_place){.path = plain ? f->path : NULL,
+                             .file = f->number,
+                             .at = t->data + t->storage_offset * dtype_unit(t->dtype),
+                             .count = count,
+                             .dtype = t->dtype};
+}
+
+/* Notes a rank's partition, the k-th; false: it is no tensor. */
 static bool add_stored(struct notes *x, const struct torch_file *f,
-                       const struct pv *groups, uint32_t g)
+                       const struct pv *groups, uint32_t g, uint64_t k)
 {
     struct pv v = pv_at(groups, g);
     struct torch_tensor t;
     struct err why = {0};
     uint64_t n;
 
-    return torch_zip_tensor(f->zip, &v, &t, &why) > 0 &&
-           shape_elements(&t.shape, &n, &why) == 0 &&
-           !add_overflows(x->stored[g], n, &x->stored[g]);
+    if (torch_zip_tensor(f->zip, &v, &t, &why) <= 0 ||
+        shape_elements(&t.shape, &n, &why) < 0 ||
+        add_overflows(x->stored[g], n, &x->stored[g]))
+        return false;
+    x->master[g][k] = place_of(f, &t, n);
+    return true;
 }
 
 /* ds_file_fn */
@@ -169,7 +205,7 @@ static int take_rank(void *user, size_t r, const struct torch_file *f, struct er
 {
     struct notes *x = user;
     struct pv root = torch_zip_root(f->zip), dict, counts, list, groups, items, v;
-    uint64_t stage;
+    uint64_t stage, sets;
 
     if (x->useless)
         return 0;
@@ -190,9 +226,10 @@ static int take_rank(void *user, size_t r, const struct torch_file *f, struct er
         if (!torch_mapping(&v, &items) ||
             (items.kind != PV_DICT && items.kind != PV_NONE))
             return give_up(x);
-        if (r % (x->p->nranks / x->count[g]) != 0 || items.kind == PV_NONE)
+        sets = x->p->nranks / x->count[g];
+        if (r % sets != 0 || items.kind == PV_NONE)
             continue; /* another set of ranks */
-        if (!add_stored(x, f, &groups, g))
+        if (!add_stored(x, f, &groups, g, r / sets))
             return give_up(x);
         for (size_t i = 0; i < pv_count(&items) && !x->useless; i++) {
             struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
@@ -247,6 +284,7 @@ static int take_shapes(struct notes *x, const struct torch_file *f,
         memcpy(dim, t.shape.dim, t.shape.nd * sizeof *dim);
         found->nd = t.shape.nd;
         found->dim = dim;
+        found->copy = place_of(f, &t, n);
     }
     return 0;
 }
@@ -298,6 +336,113 @@ static int name_all(const struct notes *x, bool *out, struct err *e)
     return 0;
 }
 
+/* ---- the order ---- */
+
+/* Both places of the parameters [lo, hi), which are one group. */
+static void place(struct notes *x, size_t lo, size_t hi)
+{
+    size_t n = hi - lo;
+    size_t hands = (size_t)MIN(x->count[x->all[lo].group], (uint64_t)n);
+    uint64_t at[2] = {0, 0};
+
+    for (size_t i = lo; i < hi; i++) {
+        x->all[i].at[0] = at[0];
+        at[0] += x->all[i].elements; /* name_all() has added them up */
+    }
+    for (size_t hand = 0, k = 0; hand < hands; hand++)
+        for (size_t i = hand; i < n; i += hands) {
+            x->all[lo + i].at[1] = at[1];
+            x->all[lo + i].dealt = k++;
+            at[1] += x->all[lo + i].elements;
+        }
+}
+
+/* The longest parameters that lie elsewhere when they are dealt out. */
+static size_t choose(const struct notes *x, size_t lo, size_t hi, size_t out[PROBES])
+{
+    size_t n = 0;
+
+    for (size_t i = lo; i < hi; i++) {
+        size_t k = n;
+
+        if (x->all[i].at[0] == x->all[i].at[1] || x->all[i].elements == 0)
+            continue;
+        while (k > 0 && x->all[out[k - 1]].elements < x->all[i].elements)
+            k--;
+        if (k == PROBES)
+            continue;
+        n = MIN(n + 1, (size_t)PROBES);
+        memmove(&out[k + 1], &out[k], (n - k - 1) * sizeof *out);
+        out[k] = i;
+    }
+    return n;
+}
+
+/* Is the parameter at this place? From its first element on, and from its middle. */
+static int is_at(struct notes *x, const struct noted *v, uint64_t at, struct err *e)
+{
+    const struct ds_place *parts = x->master[v->group];
+    uint64_t length = parts[0].count;
+
+    for (int half = 0; half < 2; half++) {
+        uint64_t from = half ? v->elements / 2 : 0, k, off;
+        int rc;
+
+        if (length == 0)
+            return 0;
+        k = (at + from) / length;
+        off = (at + from) % length;
+        if (k >= x->count[v->group] || off >= parts[k].count ||
+            !ds_probe_can(&parts[k], &v->copy))
+            return 0;
+        rc = ds_probe(x->s, &parts[k], off, &v->copy, from,
+                      (size_t)MIN(MIN(parts[k].count - off, v->elements - from),
+                                  (uint64_t)DS_PROBE),
+                      e);
+        if (rc <= 0)
+            return rc;
+    }
+    return 1;
+}
+
+/* 0 or 1: the order that all probes of a group fit, which begins at `lo`; 2: none does. */
+static int order_of(struct notes *x, size_t lo, size_t hi, struct err *e)
+{
+    size_t probe[PROBES], n = choose(x, lo, hi, probe);
+
+    for (int order = 0; order < 2; order++) {
+        int rc = 1;
+
+        for (size_t i = 0; rc > 0 && i < n; i++)
+            rc = is_at(x, &x->all[probe[i]], x->all[probe[i]].at[order], e);
+        if (rc != 0)
+            return rc < 0 ? rc : order;
+    }
+    return 2;
+}
+
+/* Sorts the parameters as they lie. */
+static int put_in_order(struct notes *x, struct err *e)
+{
+    qsort(x->all, x->n, sizeof *x->all, compare_places);
+    for (size_t lo = 0, hi; lo < x->n && !x->useless; lo = hi) {
+        int order;
+
+        for (hi = lo; hi < x->n && x->all[hi].group == x->all[lo].group;)
+            hi++;
+        place(x, lo, hi);
+        order = order_of(x, lo, hi, e);
+        if (order < 0)
+            return order;
+        if (order == 2)
+            give_up(x);
+        for (size_t i = lo; order == 1 && i < hi; i++)
+            x->all[i].order = x->all[i].dealt;
+    }
+    qsort(x->all, x->n, sizeof *x->all, compare_places);
+    return 0;
+}
+
 static int fill(struct notes *x, struct err *e)
 {
     struct ds_part *p = x->p;
@@ -307,7 +452,10 @@ static int fill(struct notes *x, struct err *e)
         return -e->code;
     if (!all)
         return 0;
-    qsort(x->all, x->n, sizeof *x->all, compare_places);
+    if (put_in_order(x, e) < 0)
+        return -e->code;
+    if (x->useless)
+        return 0;
     p->param = arena_array(x->s->arena, x->n, sizeof *p->param);
     if (!p->param)
         return err_nomem(e);

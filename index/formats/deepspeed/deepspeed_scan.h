@@ -161,6 +161,28 @@ int ds_params_index(struct ds_scan *s, struct ds_part *p, struct err *e);
  */
 int ds_notes_read(struct ds_scan *s, struct ds_part *p, struct err *e);
 
+/* ---- deepspeed_probe.c: whether masters are those of the model's copy ---- */
+
+enum { DS_PROBE = 64 }; /* elements that are compared at a time */
+
+/* Elements one behind the other. `path` is NULL: there are none that can be read so. */
+struct ds_place {
+    const char *path;
+    uint32_t file;
+    uint64_t at, count;
+    enum dtype dtype;
+};
+
+/* Are both of types that ds_probe() compares? */
+bool ds_probe_can(const struct ds_place *master, const struct ds_place *copy);
+
+/*
+ * Reads `n` elements of each, DS_PROBE at most, from `first` and `from` on. 1: the copy's are
+ * the masters', rounded to its type; 0: they are others.
+ */
+int ds_probe(struct ds_scan *s, const struct ds_place *master, uint64_t first,
+             const struct ds_place *copy, uint64_t from, size_t n, struct err *e);
+
 /* ---- deepspeed_batch.c: many files ---- */
 
 /*
