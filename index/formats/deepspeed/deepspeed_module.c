@@ -266,10 +266,30 @@ static int module_names(const struct ds_part *p, struct keyset *out, struct err 
     return 0;
 }
 
+/* A parameter or, in stage 3, a frozen one, with elements of that name. */
+static const struct ds_param *find_own(const struct ds_scan *s, const struct ds_part *p,
+                                       const char *name, size_t len)
+{
+    const struct ds_param *x = ds_param_find(p, name, len);
+
+    return x || s->stage < 3 ? x : ds_frozen_find(p, name, len);
+}
+
+/* DeepSpeed never notes what has elements of its own, and its converter drops those. */
+static int refuse_tied(const struct ds_part *p, const char *name, size_t len,
+                       struct err *e)
+{
+    char text[200];
+
+    ds_text(name, len, text, sizeof text);
+    return err_set(e, EBADMSG, "%s: shared_params: %s is a parameter of its own",
+                   p->model.path, text);
+}
+
 static int add_tied(struct ds_scan *s, struct ds_part *p, const struct keyset *module,
                     const struct pv *alias, const struct pv *owner, struct err *e)
 {
-    const struct ds_param *x = NULL, *frozen = NULL;
+    const struct ds_param *x = NULL, *frozen = NULL, *own;
     const char *name;
     size_t len;
 
@@ -281,6 +301,9 @@ static int add_tied(struct ds_scan *s, struct ds_part *p, const struct keyset *m
         frozen = s->stage == 3 ? ds_frozen_find(p, name, len) : NULL;
     }
     name = pv_bytes(alias, &len);
+    own = find_own(s, p, name, len);
+    if (own && (x || frozen) && own != x && own != frozen)
+        return refuse_tied(p, name, len, e);
     if (x && p->nranks > 0)
         return ds_report_alias(s, p, x, name, len, e);
     if (frozen)
