@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/keyset.h"
 #include "index/formats/format.h"
 #include "index/formats/step.h"
 #include "index/formats/torch/torch_file.h"
@@ -69,10 +70,12 @@ struct scan {
     const char *dir; /* "data/weights/" */
     const char *part;
     int role;
+    struct keyset held; /* members, and MEMBER\nTYPE of the first tensor of each */
 };
 
 static void scan_release(struct scan *s)
 {
+    keyset_release(&s->held);
     zip_free(s->zip);
     torch_file_close(&s->file);
 }
@@ -207,6 +210,32 @@ static int check_place(const struct json *meta, const struct torch_tensor *x,
     return 0;
 }
 
+/*
+ * torch.export.load gives all tensors of a member the type of the first, and save puts
+ * no two types into one: where they differ one of them is damaged.
+ */
+static int check_type(struct scan *s, const struct zip_entry *entry,
+                      const struct torch_tensor *x, struct err *e)
+{
+    char typed[MAX_NAME + 32];
+    size_t len = strlen(entry->name), typed_len;
+    int fresh;
+
+    if (x->data_len % dtype_unit(x->dtype) != 0)
+        return err_set(e, EBADMSG,
+                       "the %" PRIu64 " bytes that were saved are no whole %s",
+                       x->data_len, dtype_name(x->dtype));
+    typed_len = (size_t)snprintf(typed, sizeof typed, "%.*s\n%s", MAX_NAME, entry->name,
+                                 dtype_name(x->dtype));
+    fresh = keyset_add(&s->held, entry->name, len);
+    if (fresh < 0 || (fresh > 0 && keyset_add(&s->held, typed, typed_len) < 0))
+        return err_nomem(e);
+    if (!keyset_has(&s->held, typed, typed_len))
+        return err_set(e, EBADMSG, "it is %s, and %.100s is of another type",
+                       dtype_name(x->dtype), entry->name);
+    return 0;
+}
+
 static int find_tensor(struct scan *s, const struct json *v, struct torch_tensor *x,
                        struct err *e)
 {
@@ -228,6 +257,8 @@ static int find_tensor(struct scan *s, const struct json *v, struct torch_tensor
     if (zip_data_offset(s->zip, entry, &x->data, e) < 0)
         return -e->code;
     x->data_len = entry->size;
+    if (check_type(s, entry, x, e) < 0)
+        return -e->code;
     return check_place(meta, x, e);
 }
 
