@@ -42,9 +42,10 @@ bool step_of_name(const char *name, int64_t *step)
 
 bool step_is_temporary(const struct listing *l)
 {
-    static const char mark[] = ".orbax-checkpoint-tmp";
+    static const char mark[] = ".orbax-checkpoint-tmp", ours[] = ".unshard-staging-";
 
-    return strstr(listing_path(l), mark) || strstr(listing_name(l), mark) ||
+    return strstr(listing_path(l), ours) || strstr(listing_name(l), ours) ||
+           strstr(listing_path(l), mark) || strstr(listing_name(l), mark) ||
            (strncmp(listing_name(l), "tmp_", 4) == 0 &&
             listing_find(l, "metadata.pkl"));
 }

@@ -17,7 +17,7 @@ bool step_of_name(const char *name, int64_t *step);
  * Is the directory, or one above it, called as one that Orbax renames when a save is done,
  * "30.orbax-checkpoint-tmp-5"? (orbax-checkpoint 0.5.20 to 0.12.8, _src/path/atomicity.py)
  * Or is it one that torch_checkpointing renames then, "tmp_NAME" with a metadata.pkl? (0.1.1,
- * checkpoint_writer.py)
+ * checkpoint_writer.py) Or is it where a save of ours is made (save/staging.h)?
  */
 bool step_is_temporary(const struct listing *l);
 

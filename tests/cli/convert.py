@@ -69,6 +69,15 @@ def test_formats(t):
          sorted([".metadata", "__0_0.distcp", *(f for f in os.listdir(HF) if "model" not in f)]))
 
 
+def test_a_save_that_is_not_done_is_not_listed(t):
+    cli = Cli(t)
+    os.makedirs(t + "/run/.unshard-staging-new")
+    shutil.copytree(DCP, t + "/run/.unshard-staging-new/data")
+    shutil.copytree(DCP, t + "/run/old")
+    same("listed", [c["path"] for c in cli.json("ls", t + "/run")["checkpoints"]], ["old"])
+    same("verified", [line.split(":")[0] for line in cli.run("verify", t + "/run").stdout.splitlines()], ["old"])
+
+
 def test_ranks(t):
     cli = Cli(t)
     cli.run("convert", DCP, t + "/r5", "--to", "dcp", "--ranks", "5")

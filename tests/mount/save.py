@@ -430,6 +430,18 @@ def test_side_files_leave_the_shards_alone(t):
     same("the same files", {n: os.stat(f"{t}/run/step1/{n}").st_ino for n in shards}, shards)
 
 
+def test_names_of_staging_directories_are_ours(t):
+    os.makedirs(t + "/run")
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step2")
+        for place in ("", "step1/", "step2/"):
+            write_file(m / "log", b"text")
+            for what, call in (("mkdir", os.mkdir), ("create", lambda path: open(path, "w")), ("rename", lambda path: os.rename(m / "log", path))):
+                fails(f"{what} in {place}", errno.EACCES, lambda call=call, place=place: call(m / f"{place}.unshard-staging-x"))
+        os.rmdir(m / "step2")
+
+
 def test_two_writers(t):
     write_checkpoint(t + "/run/step1", make_tensors(1))
     with Mount(t + "/run", t + "/mnt", "rw") as a, Mount(t + "/run", t + "/mnt2", "rw") as b:
