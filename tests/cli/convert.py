@@ -78,6 +78,14 @@ def test_a_save_that_is_not_done_is_not_listed(t):
     same("verified", [line.split(":")[0] for line in cli.run("verify", t + "/run").stdout.splitlines()], ["old"])
 
 
+def test_pickles_of_olmo_stay_in_one_piece(t):
+    """They are objects too, which only what lies in one piece can be."""
+    cli = Cli(t)
+    source = DATA + "/olmo_v0/v00-may7-model-optim-w1"
+    cli.run("convert", source, t + "/new", "--to", "olmo", "--ranks", "8")
+    cli.run("diff", source, t + "/new")
+
+
 def test_ranks(t):
     cli = Cli(t)
     cli.run("convert", DCP, t + "/r5", "--to", "dcp", "--ranks", "5")

@@ -107,6 +107,31 @@ static int choose(struct folder *d, struct err *e)
 
 /* ---- rank files ---- */
 
+/* Pickles (tensors of bytes, no parameter's) are read in one piece: rank 0 has all of it. */
+static bool is_one_piece(const struct folder *d, const struct layout_tensor *t)
+{
+    return d->w->own && t->role == ROLE_OTHER && t->dtype == DTYPE_U8 &&
+           t->shape.nd == 1;
+}
+
+static uint64_t shares_of(const struct folder *d, size_t i)
+{
+    const struct layout_tensor *t = &d->w->in->tensor[d->tensor[i]];
+
+    return is_one_piece(d, t) ? 1 : dcp_shares(&d->cut, i, &t->shape);
+}
+
+static void share_of(const struct folder *d, size_t i, uint64_t k,
+                     struct dcp_share *out)
+{
+    const struct layout_tensor *t = &d->w->in->tensor[d->tensor[i]];
+
+    if (is_one_piece(d, t))
+        *out = (struct dcp_share){.size = {t->shape.dim[0]}};
+    else
+        dcp_share(&d->cut, i, &t->shape, k, out);
+}
+
 static int put_rank(struct folder *d, struct safetensors_entry *entry, size_t n,
                     uint32_t rank, struct err *e)
 {
@@ -140,13 +165,13 @@ static int place(struct folder *d, size_t i, struct placed *p, size_t *n, struct
     const struct layout_tensor *t = &d->w->in->tensor[d->tensor[i]];
     size_t cut = dropped(d->w, t), nd = t->shape.nd;
 
-    for (uint64_t k = 0; k < dcp_shares(&d->cut, i, &t->shape); k++) {
+    for (uint64_t k = 0; k < shares_of(d, i); k++) {
         uint64_t *box = arena_array(layout_arena(d->w->out), 2 * nd + 1, sizeof *box);
         struct dcp_share share;
 
         if (!box)
             return err_nomem(e);
-        dcp_share(&d->cut, i, &t->shape, k, &share);
+        share_of(d, i, k, &share);
         memcpy(box, share.start, nd * sizeof *box);
         memcpy(box + nd, share.size, nd * sizeof *box);
         p[(*n)++] = (struct placed){.rank = share.rank,
@@ -187,7 +212,7 @@ static int put_files(struct folder *d, struct err *e)
     int ret = 0;
 
     for (size_t i = 0; i < d->tensors; i++)
-        count += dcp_shares(&d->cut, i, &d->w->in->tensor[d->tensor[i]].shape);
+        count += shares_of(d, i);
     p = calloc(count + 1, sizeof *p);
     if (!p)
         return err_nomem(e);
@@ -215,7 +240,7 @@ static void interval_of(const struct layout_tensor *t, const struct dcp_share *s
 static void add_tensor(const struct folder *d, size_t i, struct buf *out)
 {
     const struct layout_tensor *t = &d->w->in->tensor[d->tensor[i]];
-    uint64_t shares = dcp_shares(&d->cut, i, &t->shape);
+    uint64_t shares = shares_of(d, i);
     size_t cut = dropped(d->w, t);
     struct dcp_share share;
     char name[40];
@@ -229,7 +254,7 @@ static void add_tensor(const struct folder *d, size_t i, struct buf *out)
     for (uint64_t n = 0; n < shares; n++) {
         uint64_t first, end;
 
-        dcp_share(&d->cut, i, &t->shape, n, &share);
+        share_of(d, i, n, &share);
         interval_of(t, &share, &first, &end);
         file_name(share.rank, name);
         buf_addf(out,
