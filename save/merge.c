@@ -238,6 +238,8 @@ static int merge_all(struct merge *m, struct err *e)
         ret = check_files(m, e);
     if (ret == 0)
         ret = take_kind(m, INCOMING_SAFETENSORS, merge_take_safetensors, e);
+    if (ret == 0 && !m->spec.checkpoint)
+        ret = take_kind(m, INCOMING_NPY, merge_note_npy, e);
     if (ret == 0)
         ret = take_kind(m, INCOMING_NPY, merge_take_npy, e);
     if (ret == 0)
@@ -299,6 +301,7 @@ void merge_free(struct merge *m)
         return;
     save_input_free(m->input);
     free(m->entry);
+    keyset_release(&m->whole);
     free(m->slot);
     free(m->came);
     free(m->wanted);

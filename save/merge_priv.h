@@ -3,6 +3,7 @@
 #ifndef UFS_SAVE_MERGE_PRIV_H
 #define UFS_SAVE_MERGE_PRIV_H
 
+#include "base/keyset.h"
 #include "save/merge.h"
 
 struct arena;
@@ -44,6 +45,7 @@ struct merge {
     struct entry *entry;
     size_t entries, cap;
     size_t there; /* the first so many are, or were, of the checkpoint that is there */
+    struct keyset whole;    /* keys that .npy files have */
     struct name_slot *slot; /* texts of all kinds */
     size_t slots, names;
     bool replaced[3]; /* roles of which a whole came */
@@ -83,6 +85,7 @@ int merge_bad_file(const struct merge_file *f, struct err *e);
 /* The tensors of a file of each kind, put into the place of those before. */
 int merge_take_safetensors(struct merge *m, size_t file, struct err *e);
 int merge_take_npy(struct merge *m, size_t file, struct err *e);
+int merge_note_npy(struct merge *m, size_t file, struct err *e); /* all, before that */
 int merge_take_raw(struct merge *m, size_t file, struct err *e);
 
 /* Are the sets complete that the file is of, and those that an index names? */

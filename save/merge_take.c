@@ -83,6 +83,7 @@ static int put(struct merge *m, struct entry *x, struct err *e)
     if (!m->entry[i].old && m->entry[i].order > x->order)
         return 0;
     x->t.key = m->entry[i].t.key;
+    x->t.key_len = m->entry[i].t.key_len;
     x->t.wrapper = m->entry[i].t.wrapper;
     x->t.part = m->entry[i].t.part;
     x->t.role = m->entry[i].t.role;
@@ -145,11 +146,17 @@ int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
     return ret;
 }
 
-/* A tensor of model.safetensors whose whole key is not known yet: it is called so behind `cut`. */
+/*
+ * A tensor of model.safetensors whose whole key is not known yet: it is called so behind
+ * `cut`. What has a .npy of its own under that name is another one (DeepSpeed's NAME, of
+ * which module.NAME is the 16-bit copy).
+ */
 static size_t find_behind(const struct merge *m, const char *key, size_t len,
                           size_t cut)
 {
-    size_t i = cut ? merge_find(m, TAG_MODEL, key + cut, len - cut) : NOT_THERE;
+    size_t i = cut && !keyset_has(&m->whole, key + cut, len - cut)
+                   ? merge_find(m, TAG_MODEL, key + cut, len - cut)
+                   : NOT_THERE;
 
     return i == NOT_THERE || m->entry[i].t.wrapper ? NOT_THERE : i;
 }
@@ -288,20 +295,40 @@ static int read_new_npy(struct merge *m, struct entry *x, struct err *e)
                : read_npy(m, NOT_THERE, x, e);
 }
 
+/* The key that the name says, and *i, what has that name. */
+static int npy_key(const struct merge *m, const struct merge_file *f, size_t *i,
+                   struct buf *key, struct err *e)
+{
+    *i = strncmp(f->path, "tree/", 5) == 0
+             ? merge_find(m, TAG_TREE, f->path + 5, strlen(f->path) - 9)
+             : find_file(m, f->path, ".npy");
+    if (*i == NOT_THERE)
+        return incoming_key(f->path, key, e) < 0 ? merge_bad_file(f, e) : 0;
+    buf_add(key, m->entry[*i].t.key, m->entry[*i].t.key_len);
+    return buf_failed(key) ? err_nomem(e) : 0;
+}
+
+int merge_note_npy(struct merge *m, size_t file, struct err *e)
+{
+    CLEANUP(buf_release) struct buf key = {0};
+    size_t i;
+
+    if (npy_key(m, &m->spec.file[file], &i, &key, e) < 0)
+        return -e->code;
+    return keyset_add(&m->whole, key.data ? key.data : "", key.len) < 0 ? err_nomem(e)
+                                                                        : 0;
+}
+
 int merge_take_npy(struct merge *m, size_t file, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[file];
     CLEANUP(buf_release) struct buf key = {0};
     struct entry x = {.file = file, .order = f->order};
-    size_t i = strncmp(f->path, "tree/", 5) == 0
-                   ? merge_find(m, TAG_TREE, f->path + 5, strlen(f->path) - 9)
-                   : find_file(m, f->path, ".npy");
-    int ret;
+    size_t i;
+    int ret = npy_key(m, f, &i, &key, e);
 
-    if (i != NOT_THERE)
-        buf_add(&key, m->entry[i].t.key, m->entry[i].t.key_len);
-    else if (incoming_key(f->path, &key, e) < 0)
-        return merge_bad_file(f, e);
+    if (ret < 0)
+        return ret;
     buf_addc(&key, '\0');
     if (buf_failed(&key))
         return err_nomem(e);

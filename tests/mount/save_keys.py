@@ -173,6 +173,24 @@ def test_a_copy_of_what_composer_wraps(t):
     same("copy", tensors_of(t + "/run/copy"), tensors_of(t + "/run/step"))
 
 
+def test_a_name_and_the_same_behind_a_wrapper(t):
+    """DeepSpeed's NAME is the fp32 master, module.NAME the copy: of one type and shape they are still two tensors."""
+    shutil.copytree(DATA / "deepspeed/moe_z1_ep1_ep2_w2", t + "/run/step")
+    want = {}
+    with Mount(t + "/run", t + "/mnt", "rw,save=dcp") as m:
+        for view in ("tensors", "tree"):
+            os.makedirs(m / f"copy/{view}")
+            subprocess.run(["cp", m / "step/model.safetensors", m / "copy"], check=True)
+            subprocess.run(["cp", "-r", m / f"step/{view}", m / "copy"], check=True)
+            for name in os.listdir(m / "step/raw"):
+                key = os.getxattr(m / f"step/raw/{name}", "user.unshard.key").decode()
+                want[key] = read_all(m / f"step/raw/{name}")
+            publish(m)
+            same(view, {k: v[2] for k, v in tensors_of(t + "/run/copy").items()}, want)
+            shutil.rmtree(m / "copy")
+    same("two", {"emb.weight", "module.emb.weight"} <= set(want), True)
+
+
 def test_hidden_names_of_the_tree_are_not_listed(t):
     os.makedirs(t + "/run/step")
     write_file(t + "/run/step/model.safetensors", safetensors_image({key: OLD for key in ("c", "x.a", "x.b")}))
