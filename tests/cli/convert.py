@@ -86,6 +86,14 @@ def test_pickles_of_olmo_stay_in_one_piece(t):
     cli.run("diff", source, t + "/new")
 
 
+def test_a_tensor_without_a_name(t):
+    cli = Cli(t)
+    source = DATA + "/torch_file/pt_zip_bare_tensor"
+    for to in ("npz", "hf", "dcp", "pt"):
+        cli.run("convert", source, f"{t}/{to}", "--to", to, "--drop", "objects")
+        same(to, cli.run("diff", source, f"{t}/{to}", "--drop", "objects").stdout, "1 tensors identical\n")
+
+
 def test_ranks(t):
     cli = Cli(t)
     cli.run("convert", DCP, t + "/r5", "--to", "dcp", "--ranks", "5")

@@ -175,7 +175,8 @@ static int scan_member(const struct npz_scan *x, struct zip *z,
     struct err why = {0};
     int rc;
 
-    if (!has_suffix(entry->name, len, NPY)) {
+    /* The array of the name "" is called ".npy" by numpy. */
+    if (!has_suffix(entry->name, len, NPY) && strcmp(entry->name, NPY) != 0) {
         if (len > 0 && entry->name[len - 1] == '/' && entry->size == 0)
             return 0; /* zip(1) writes directories too */
         rc = sink_warning(x->sink, "odd-member",
