@@ -16,7 +16,10 @@
 #include "base/fsutil.h"
 #include "base/local_socket.h"
 
-enum { CLIENTS_MAX = 256 };
+enum {
+    CLIENTS_MAX = 256,
+    PAUSE_MS = 100, /* where nobody can be let in for want of descriptors */
+};
 
 int hold_path(const char *source, const unsigned char uuid[16], struct buf *out,
               struct err *e)
@@ -221,8 +224,12 @@ static void serve(struct server *s, int listener, int stop)
     while (!p[1].revents) {
         if (poll(p, ARRAY_SIZE(p), -1) < 0 && errno != EINTR)
             return;
-        if (p[0].revents && local_accept(listener, 0, &fd) == 0)
+        if (!p[0].revents)
+            continue;
+        if (local_accept(listener, 0, &fd) == 0)
             take_caller(s, fd);
+        else /* no more descriptors: who asks waits, and asking again at once is no help */
+            poll(&p[1], 1, PAUSE_MS);
     }
 }
 

@@ -5,11 +5,13 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from clientlib import DATA, bits, cut, data_of, expected  # noqa: E402
@@ -283,6 +285,35 @@ def test_a_holder_that_dies(t):
                 same("held anew", held(g.load("w0", to="dlpack")), tensors["w0"][2])
         os.environ["XDG_RUNTIME_DIR"] = holder.dir
         holder.process.returncode = 0
+
+
+def test_a_holder_without_descriptors(t):
+    """Who asks while it has none left waits, and it does not: then it is served."""
+    source, tensors = big_checkpoint(t, 1, MIB)
+    with Hold(t, source) as holder:
+        pid = holder.process.pid
+        unshard.attach(source).close()  # all that is opened late is open
+        room = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 8
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (room, room))
+        waiting = []
+        for _ in range(20):
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].connect(holder.socket)
+        time.sleep(0.3)
+        before = cpu_ticks(pid)
+        time.sleep(1)
+        assert cpu_ticks(pid) - before <= 10, "it asks and asks"
+        for s in waiting:
+            s.close()
+        with unshard.attach(source) as h:
+            same("w0", held(h.load("w0", to="dlpack")), tensors["w0"][2])
+
+
+def cpu_ticks(pid):
+    """Its processor time, in hundredths of a second."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def holders():
