@@ -74,8 +74,11 @@ struct cli {
 struct cli_command {
     const char *name, *usage, *summary;
     int min_args, max_args;
-    /* Options it takes beside --json, --color, -q, -v and -o: letters of "ldnfc" (long rows, deep,
-     * npy, foreground, "b": binary, "g": device and time, "h": budget, those of convert, "t": those of diff). */
+    /*
+     * Options it takes beside --json, --color, -q, -v and -o: letters of "ldnfc" (long rows,
+     * deep, npy, foreground, those of convert), "b": binary, "g": device and time, "h":
+     * budget, "t": those of diff.
+     */
     const char *takes;
     /* It only reads: where its sources are local, all that it cannot need is taken from it. */
     bool confined;

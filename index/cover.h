@@ -10,10 +10,10 @@ struct err;
 
 /*
  * Checks that every element of the tensor (which has some) lies in exactly one of the n
- * boxes, which are within it and not empty. -EBADMSG names two boxes that overlap or the first element
- * that is in none. Boxes that straight cuts can separate cost n log n a level of cuts;
- * beyond a fixed budget of work the answer is -EBADMSG too ("too irregular"): nothing
- * that was not proved is served.
+ * boxes, which are within it and not empty. -EBADMSG names two boxes that overlap or
+ * the first element that is in none. Boxes that straight cuts can separate cost n log n
+ * a level of cuts; beyond a fixed budget of work the answer is -EBADMSG too ("too
+ * irregular"): nothing that was not proved is served.
  */
 int cover_check(const struct shape *units, const struct chunk *const *box, size_t n,
                 struct err *e);

@@ -21,10 +21,11 @@ void aws_config_freep(struct aws_config **c);
 
 /*
  * Adds a file's settings, as botocore's configloader.py reads them: `key = value` below
- * [sections], '#' and ';' begin a comment line, keys in any case. A line that is indented
- * more than the key above it is, where that has no value, a setting within that key, asked
- * for as "s3.endpoint_url"; else it goes on with that value behind a line feed. What was added first
- * stays: add the credentials file before the config file.
+ * [sections], '#' and ';' begin a comment line, keys in any case. A line that is
+ * indented more than the key above it is, where that has no value, a setting within
+ * that key, asked for as "s3.endpoint_url"; else it goes on with that value behind a
+ * line feed. What was added first stays: add the credentials file before the config
+ * file.
  *
  * -EBADMSG with the line's number: neither of these, a key twice in a section (so which of
  * two secrets?), NUL; -EFBIG when it is larger than such a file can sensibly be.

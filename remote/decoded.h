@@ -43,21 +43,22 @@ typedef int decode_fn(void *user, struct source *in, int fd, uint64_t limit,
 
 /*
  * The plain bytes as a source (the caller's reference), decoding them when they are not
- * there. `size`: how many come out, 0: that is not known, and a piece that needs more room
- * than was thought is begun anew. Of a known size room is set aside for all of it. Several threads that want one piece wait for one decoding and share its
- * failure, which is not kept. -ESTALE when `in` changed while it was decoded. -ENOSPC when the piece cannot fit the budget beside the
- * pieces that are being read.
+ * there. `size`: how many come out, 0: that is not known, and a piece that needs more
+ * room than was thought is begun anew. Of a known size room is set aside for all of it.
+ * Several threads that want one piece wait for one decoding and share its failure,
+ * which is not kept. -ESTALE when `in` changed while it was decoded. -ENOSPC when the
+ * piece cannot fit the budget beside the pieces that are being read.
  */
 int decoded_get(struct decoded_cache *c, const struct decoded_key *key,
                 struct source *in, uint64_t size, decode_fn *fn, void *user,
                 struct source **out, struct err *e);
 
 /*
- * The same for a piece of which it is known that `size` bytes come out. The function fills
- * dst[0..size) or fails. Short pieces lie in memory first, DECODED_MEMORY bytes of all
- * together (or the budget, where that is less): who reads a tensor from its start to its end needs each only for a moment. A
- * piece that is wanted again after it had to go is decoded into a file and stays there,
- * within the budget.
+ * The same for a piece of which it is known that `size` bytes come out. The function
+ * fills dst[0..size) or fails. Short pieces lie in memory first, DECODED_MEMORY bytes
+ * of all together (or the budget, where that is less): who reads a tensor from its
+ * start to its end needs each only for a moment. A piece that is wanted again after it
+ * had to go is decoded into a file and stays there, within the budget.
  */
 enum { DECODED_MEMORY = 128 << 20 };
 typedef int decode_block_fn(void *user, struct source *in, void *dst, size_t size,

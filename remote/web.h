@@ -12,10 +12,10 @@ struct store_options;
 /*
  * https://HOST/PATH, a directory or one file; http:// of this machine, or with
  * UNSHARD_ALLOW_HTTP=1. A directory has MANIFEST_NAME in it (remote/manifest.h), or its
- * server shows a page with links to what is in it (Apache, nginx, python -m http.server,
- * ...). What files are they tell by HEAD: length, ETag, Last-Modified;
- * one that was opened by itself and lets no HEAD in, by a GET of its first byte. A user and password
- * in the URL go out as Basic authorization, its query with every request.
+ * server shows a page with links to what is in it (Apache, nginx, python -m
+ * http.server, ...). What files are they tell by HEAD: length, ETag, Last-Modified; one
+ * that was opened by itself and lets no HEAD in, by a GET of its first byte. A user and
+ * password in the URL go out as Basic authorization, its query with every request.
  */
 int web_open(const char *url, const struct store_options *options, struct store **out,
              struct err *e);

@@ -17,9 +17,10 @@ struct layout_options;
  * column. Dimension 0 is cut for the rows and dimension 1 for the columns, each as
  * torch.chunk does it (and FSDP2 with it: torch/distributed/fsdp/_fully_shard,
  * Shard(0)): pieces of ceil(size / ranks), the last one smaller, none for the ranks
- * behind. A tensor that brings its cuts (struct layout_cuts) keeps them, where the format
- * holds any boxes. What cannot be cut (0-d, or without elements) is whole on the rank that has the
- * fewest bytes; what has no dimension 1 is on one column, the one with the fewest.
+ * behind. A tensor that brings its cuts (struct layout_cuts) keeps them, where the
+ * format holds any boxes. What cannot be cut (0-d, or without elements) is whole on the
+ * rank that has the fewest bytes; what has no dimension 1 is on one column, the one
+ * with the fewest.
  */
 struct dcp_cut {
     uint32_t along[2], ranks;

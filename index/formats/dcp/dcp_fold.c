@@ -553,8 +553,9 @@ static int fold_plan(void *user, const struct pv *object, uint64_t *out, struct 
 }
 
 /*
- * TensorProperties moved in torch 2.3, all of DCP in 2.0; older files name the old place,
- * and have the same members. OLMo-core has a writer of its own, whose record has the same members.
+ * TensorProperties moved in torch 2.3, all of DCP in 2.0; older files name the old
+ * place, and have the same members. OLMo-core has a writer of its own, whose record has
+ * the same members.
  */
 const struct pickle_fold dcp_folds[] = {
     {"torch", "Size", true, fold_size},

@@ -110,11 +110,12 @@ struct dcp_metadata {
 };
 
 /*
- * Reads the whole source as one pickle of torch.distributed.checkpoint.metadata.Metadata,
- * as torch 2.3 to 2.15 write it, or of Megatron Core's subclass of it. What is wrong with one tensor or blob is kept as `bad`
- * beside it; -EBADMSG when the pickle is damaged or no Metadata, or when it claims more
- * chunks than it has bytes (lists multiplied through the memo); -ENOTSUP names a
- * subclass of Metadata that some other trainer wrote.
+ * Reads the whole source as one pickle of
+ * torch.distributed.checkpoint.metadata.Metadata, as torch 2.3 to 2.15 write it, or of
+ * Megatron Core's subclass of it. What is wrong with one tensor or blob is kept as
+ * `bad` beside it; -EBADMSG when the pickle is damaged or no Metadata, or when it
+ * claims more chunks than it has bytes (lists multiplied through the memo); -ENOTSUP
+ * names a subclass of Metadata that some other trainer wrote.
  */
 int dcp_metadata_load(struct source *s, struct dcp_names *names,
                       struct dcp_metadata **out, struct err *e);

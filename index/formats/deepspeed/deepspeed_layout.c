@@ -11,10 +11,11 @@
 #include "index/formats/torch/torch_walk.h"
 
 /*
- * Stages 1 and 2 lay a group's parameters one behind the other and cut that in partitions
- * of equal length, a rank each; the last ones lack the padding that made them equal (until
- * 0.3.12 they had it), which can be more than a partition is long. Stage 3 cuts each parameter in equal parts, a rank each, and lays a
- * rank's parts one behind the other. Sources: DeepSpeed 0.19.8, utils/zero_to_fp32.py,
+ * Stages 1 and 2 lay a group's parameters one behind the other and cut that in
+ * partitions of equal length, a rank each; the last ones lack the padding that made
+ * them equal (until 0.3.12 they had it), which can be more than a partition is long.
+ * Stage 3 cuts each parameter in equal parts, a rank each, and lays a rank's parts one
+ * behind the other. Sources: DeepSpeed 0.19.8, utils/zero_to_fp32.py,
  * runtime/zero/stage_1_and_2.py, stage3.py.
  */
 

@@ -20,11 +20,12 @@ enum extent {
 };
 
 /*
- * Ends of names in NeMo's own modules (nemo/collections/nlp/modules/common/megatron of 1.23:
- * attention.py, mlp.py, language_model.py, token_level_encoder_decoder.py; 1.0 to 1.23 have the
- * same), in Transformer Engine's layer that stands for them, and in Megatron Core's. Rule
- * MEGATRON_UNKNOWN: as Megatron-LM has it. Normformer's norm within the MLP is of each rank's
- * part of the features alone: no whole one does the same, and it is not here. What has one dimension is compared with the first.
+ * Ends of names in NeMo's own modules (nemo/collections/nlp/modules/common/megatron of
+ * 1.23: attention.py, mlp.py, language_model.py, token_level_encoder_decoder.py; 1.0 to
+ * 1.23 have the same), in Transformer Engine's layer that stands for them, and in
+ * Megatron Core's. Rule MEGATRON_UNKNOWN: as Megatron-LM has it. Normformer's norm
+ * within the MLP is of each rank's part of the features alone: no whole one does the
+ * same, and it is not here. What has one dimension is compared with the first.
  */
 static const struct {
     const char *end;

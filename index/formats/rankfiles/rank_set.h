@@ -159,7 +159,10 @@ int rank_set_require(struct rank_set *s, const char *path, size_t len, struct er
 int rank_set_plain(struct rank_set *s, uint32_t file, const char *path, size_t len,
                    const struct torch_item *item, struct err *e);
 
-/* What was found, in the order of the first file (of safetensors: that of its bytes); in on_first(), and once it is loaded. */
+/*
+ * What was found, in the order of the first file (of safetensors: that of its bytes); in
+ * on_first(), and once it is loaded.
+ */
 struct rank_set_tensor {
     const char *path; /* NUL-terminated */
     size_t len;
