@@ -63,9 +63,11 @@ static const struct edited rows[] = {
      "it is a subclass of Tensor, pickled", NULL, NULL},
     {NOW, FILE_NAME, EDIT("\"dtype\": 7", "\"dtype\": 8"), "t",
      "its elements reach past the 24 bytes that were saved", NULL, NULL},
-    /* One of two that share a member. */
+    /* The second of two that share a member. */
     {NOW, FILE_NAME, EDIT_AT("\"dtype\": 7", "\"dtype\": 6", 4), "b.weight",
      "it is F16, and m/data/weights/weight_2 is of another type", NULL, NULL},
+    {NOW, FILE_NAME, EDIT_AT("\"dtype\": 7", "\"dtype\": 8", 6), "keep",
+     "the 20 bytes that were saved are no whole F64", NULL, NULL},
     {NOW, FILE_NAME, EDIT("\"dtype\": 7", "\"dtype\": 14"), "t",
      "its element type is number 14", NULL, NULL},
     {NOW, FILE_NAME, EDIT("\"dtype\": 7", "\"dtype\": 99999"), "t",
