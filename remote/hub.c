@@ -242,21 +242,38 @@ static int tree_url(const struct hub *h, const char *dir, struct buf *url)
     return buf_adds(url, "?recursive=false&expand=false");
 }
 
-/* Another host's page is not asked for: it would get the token, or could say anything. */
+/* "/api/..." of a page of the same listing, which another host's URL tells; or NULL. */
+static const char *page_of(const struct hub *h, const char *url, const char *next)
+{
+    const char *ours = url + strlen(h->endpoint), *host = strstr(next, "://");
+    const char *theirs = host ? strchr(host + 3, '/') : NULL;
+    size_t len = strcspn(ours, "?");
+
+    return theirs && strncmp(theirs, ours, len) == 0 && theirs[len] == '?' ? theirs
+                                                                           : NULL;
+}
+
+/*
+ * Another host is never asked: it would get the token, or could say anything. Mirrors
+ * ($HF_ENDPOINT) pass on the Hub's own links: they are asked for that page themselves.
+ */
 static int next_page(const struct hub *h, const struct http_answer *answer,
                      struct buf *url, struct err *e)
 {
     CLEANUP(buf_release) struct buf next = {0};
+    const char *page;
     int rc = hub_next_page(http_answer_header(answer, "link"), &next, e);
 
     if (rc <= 0)
         return rc;
-    if (!is_ours(h, next.data))
+    page = is_ours(h, next.data) ? next.data + strlen(h->endpoint)
+                                 : page_of(h, url->data, next.data);
+    if (!page)
         return err_set(e, EPROTO, "the next page of the listing is on another host");
-    if (strcmp(next.data, url->data) == 0)
+    if (strcmp(page, url->data + strlen(h->endpoint)) == 0)
         return err_set(e, EPROTO, "a listing that does not go on");
     buf_clear(url);
-    return buf_add(url, next.data, next.len) < 0 ? err_nomem(e) : 1;
+    return buf_addf(url, "%s%s", h->endpoint, page) < 0 ? err_nomem(e) : 1;
 }
 
 static int each_entry(const struct hub *h, const char *dir, unsigned deadline_s,

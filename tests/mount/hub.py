@@ -112,14 +112,18 @@ def test_pages(t):
 
 
 def test_a_page_that_is_elsewhere(t):
-    """Another host could say anything of what is in there: it is not asked."""
+    """Another host could say anything of what is in there: it is not asked. A mirror that passes on the Hub's link has the page itself."""
     files = {"model.safetensors": safetensors_image(make_tensors("elsewhere"))}
     with HubServer(page=1) as hub, HubServer(page=1) as other:
         for server in (hub, other):
             server.add("o/name", dict(files, **{"config.json": b"{}"}))
         unshard(hub.env(), "ls", "hf://o/name")
         other.log.clear()
+        listed = unshard(hub.env(), "ls", "hf://o/name").stdout
         for url in (other.url, hub.url + ".invalid", hub.url.replace("://", "://127.0.0.1@")):
+            hub.next_url = url
+            same(url, unshard(hub.env(), "ls", "hf://o/name").stdout, listed)
+        for url in (other.url + "/mirror", other.url + "/api/models/o/another/tree/main?x=", "ftp:", other.url.replace("http:", "")):
             hub.next_url = url
             done = unshard(hub.env(), "ls", "hf://o/name", status=3)
             assert b"on another host" in done.stderr, done.stderr
