@@ -169,12 +169,12 @@ static int take_note(struct notes *x, uint32_t g, const struct pv *key,
 static struct ds_place place_of(const struct torch_file *f,
                                 const struct torch_tensor *t, uint64_t count)
 {
-    int64_t stride = 1;
+    uint64_t stride = 1; /* wraps only where there is no element */
     bool plain = t->packed == 0 && t->flags == 0;
 
     for (uint32_t k = t->shape.nd; k-- > 0 && plain;) {
-        plain = t->stride[k] == stride || t->shape.dim[k] <= 1;
-        stride *= (int64_t)t->shape.dim[k];
+        plain = (uint64_t)t->stride[k] == stride || t->shape.dim[k] <= 1;
+        stride *= t->shape.dim[k];
     }
     return (struct ds_place){.path = plain ? f->path : NULL,
                              .file = f->number,
