@@ -748,6 +748,16 @@ def test_each_command_and_option_is_told(t):
                 assert option in page, f"unshard(1) does not tell {option} of {command}"
 
 
+def test_steps_that_are_groups_of_zarr(t):
+    """Side by side they are a run's steps, also those of version 3, and no one checkpoint that hides the others."""
+    cli = Cli(t)
+    for group in ("zarr2_group_consolidated", "zarr3_group_consolidated"):
+        for step in ("step1", "step2"):
+            shutil.copytree(f"{DATA}/zarr/{group}", f"{t}/{group}/{step}")
+        shutil.copytree(DCP, f"{t}/{group}/step3")
+        same(group, [c["path"] for c in cli.json("ls", f"{t}/{group}")["checkpoints"]], ["step1", "step2", "step3"])
+
+
 def test_odd_keys_are_safe_to_print(t):
     cli = Cli(t)
     keys = ["a\x1b[31mb", "line\nbreak", "tab\t", "per%cent", "ключ", ""]

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "index/formats/format.h"
 #include "index/formats/step.h"
 #include "index/formats/zarr/zarr_array.h"
@@ -14,6 +15,8 @@
 enum {
     HEAD = 4096,   /* bytes of a metadata file that a bid looks at */
     CHILDREN = 64, /* directories that a bid looks into */
+    NODE_MAX =
+        4 << 20, /* of a zarr.json; longer ones have the metadata of a whole group */
 };
 
 /* ---- bids ---- */
@@ -48,12 +51,34 @@ static const char *marker_of(struct listing *l)
     return NULL;
 }
 
+/*
+ * What version 3 says of the node. A group is a checkpoint of its own, as one of version 2
+ * is: steps side by side are not one checkpoint.
+ */
+static bool is_group(struct listing *l)
+{
+    const struct listing_entry *entry = listing_find(l, "zarr.json");
+    CLEANUP(json_freep) struct json *doc = NULL;
+    CLEANUP_FREE char *text = NULL;
+    struct err ignored = {0};
+    const char *type;
+    size_t len;
+
+    if (entry->st.id.size > NODE_MAX)
+        return true;
+    if (listing_read(l, "zarr.json", NODE_MAX, &text, &len, &ignored) < 0 ||
+        json_parse(text, len, NULL, &doc, &ignored) < 0)
+        return false; /* damaged: that is told of an array */
+    return json_string(json_get(doc, "node_type"), &type) && strcmp(type, "group") == 0;
+}
+
 /* A .zarray is one whatever stands in it: a damaged array is told, not passed over. */
 static bool is_array(struct listing *l)
 {
     const struct listing_entry *entry = listing_find(l, ".zarray");
 
-    return (entry && entry->st.kind == ENTRY_FILE) || is_marker(l, "zarr.json");
+    return (entry && entry->st.kind == ENTRY_FILE) ||
+           (is_marker(l, "zarr.json") && !is_group(l));
 }
 
 /* The first array among the directories; writers of checkpoints leave out group files. */
