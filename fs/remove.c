@@ -99,7 +99,12 @@ static enum inside fixed_kind(const char *name)
     return 0;
 }
 
-/* With the lock: a directory of programs in a checkpoint, where nothing is left in it. */
+static int remove_checkpoint(struct fs *fs, const char *path, struct err *e);
+
+/*
+ * With the lock: a directory of programs in a checkpoint, where nothing is left in it; or a
+ * checkpoint of its own, as a trainer's output has them beside its model.
+ */
 static int remove_other(struct request *r, struct staged *dir, struct err *e)
 {
     char path[PATH_MAX];
@@ -111,8 +116,8 @@ static int remove_other(struct request *r, struct staged *dir, struct err *e)
         return where_refused(e, r->name);
     if (store_join(dir->stage->path, r->name, path, sizeof path) < 0)
         return -ENAMETOOLONG;
-    if (stage_at(r->fs, path)) /* a checkpoint in a checkpoint */
-        return -ENOTEMPTY;
+    if (stage_at(r->fs, path))
+        return remove_checkpoint(r->fs, path, e);
     rc = r->fs->store->ops->list(r->fs->store, path, &found, e);
     if (rc < 0)
         return rc;
@@ -186,40 +191,30 @@ static int take_away(struct fs *fs, struct stage *s, struct err *e)
 }
 
 /* A directory of the source: a checkpoint of which nothing is shown any more. */
-static int remove_checkpoint(struct request *r, const struct node *dir, struct err *e)
+static int remove_checkpoint(struct fs *fs, const char *path, struct err *e)
 {
-    char path[PATH_MAX];
     struct shown *shown;
     struct stage *s;
     struct node *n;
     int rc;
 
-    if (store_join(dir->path, r->name, path, sizeof path) < 0)
-        return -ENAMETOOLONG;
     do {
-        s = stage_at(r->fs, path);
-    } while (s && !stage_wait(r->fs, s));
+        s = stage_at(fs, path);
+    } while (s && !stage_wait(fs, s));
     if (!s || !s->slot)
         return -ENOTEMPTY;
-    n = node_pin(r->fs, s->slot->dir_ino);
+    n = node_pin(fs, s->slot->dir_ino);
     if (!n || strcmp(n->path, path) != 0)
         rc = -ESTALE;
     else
-        rc = tree_shown(r->fs, n, true, &shown, e);
+        rc = tree_shown(fs, n, true, &shown, e);
     if (rc == 0) {
-        rc = is_bare(s, shown) ? take_away(r->fs, s, e) : -ENOTEMPTY;
-        shown_put(r->fs, shown);
+        rc = is_bare(s, shown) ? take_away(fs, s, e) : -ENOTEMPTY;
+        shown_put(fs, shown);
     }
     if (n)
-        node_unpin(r->fs, n);
+        node_unpin(fs, n);
     return rc;
-}
-
-static bool is_changed(struct fs *fs, const struct node *dir, const char *name)
-{
-    char path[PATH_MAX];
-
-    return store_join(dir->path, name, path, sizeof path) == 0 && stage_at(fs, path);
 }
 
 static int remove_staged(struct fs *fs, struct staged *n)
@@ -238,16 +233,21 @@ static int remove_staged(struct fs *fs, struct staged *n)
 int write_rmdir(struct request *r, struct err *e)
 {
     struct where w = {.remove = true};
+    char path[PATH_MAX];
     struct staged *n;
     int rc = where_find(r->fs, r->ino, &w, e);
 
     if (rc < 0)
         return rc;
+    if (!w.dir && store_join(w.node->path, r->name, path, sizeof path) < 0) {
+        stages_unlock(r->fs);
+        return -ENAMETOOLONG;
+    }
     n = w.dir ? staged_find(w.dir, r->name) : where_new_root(r->fs, w.node, r->name);
     if (n && !n->covers && n->kind != STAGED_GONE)
         rc = remove_staged(r->fs, n);
-    else if (!w.dir && is_changed(r->fs, w.node, r->name))
-        rc = remove_checkpoint(r, w.node, e);
+    else if (!w.dir && stage_at(r->fs, path))
+        rc = remove_checkpoint(r->fs, path, e);
     else if (!w.dir) {
         stages_unlock(r->fs);
         return plain_remove(r, w.node, AT_REMOVEDIR, e);

@@ -70,6 +70,7 @@ struct stage {
     int64_t touched_ns; /* the last change */
     bool publishing;    /* no change now */
     bool failed;        /* nothing changed since it could not be published */
+    bool only_removed;  /* nothing but the removal of all of it can be done here */
     bool whole;         /* published: what came stands as it came, views and all */
 };
 

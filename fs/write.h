@@ -24,8 +24,18 @@ int where_refused(struct err *e, const char *what);
 
 /* Before its first change: is the checkpoint what we know? -ESTALE: it is another one. */
 int where_check_current(struct fs *fs, struct slot *slot, struct err *e);
-/* With the lock: the stage of a checkpoint that is there, made if need be. */
-int where_stage(struct fs *fs, struct slot *slot, struct stage **out, struct err *e);
+enum where_why {
+    WHERE_WRITE,
+    WHERE_REMOVE,
+    WHERE_REMOVE_REPORT, /* with which the removal of a whole checkpoint begins */
+};
+
+/*
+ * With the lock: the stage of a checkpoint that is there, made if need be. -EROFS: it cannot
+ * be changed; removed as a whole it can be, whatever its format.
+ */
+int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
+                struct stage **out, struct err *e);
 /* With the lock: the directory of a view (tensors/, raw/, ...) in such a stage. */
 int where_fixed(struct fs *fs, struct stage *s, enum inside kind, struct staged **out,
                 struct err *e);

@@ -132,7 +132,7 @@ static int directory_of(struct request *r, struct slot *slot, const struct over 
                         struct staged **out, struct err *e)
 {
     struct stage *s;
-    int rc = where_stage(r->fs, slot, &s, e);
+    int rc = where_stage(r->fs, slot, WHERE_WRITE, &s, e);
 
     if (rc < 0)
         return rc;

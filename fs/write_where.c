@@ -53,6 +53,12 @@ static bool is_archive(const struct fs *fs, const struct slot *slot)
     return look.found;
 }
 
+/* Also one that nobody can read or write is removed in one step: a directory of the source. */
+static bool can_go(const struct fs *fs, const struct slot *slot)
+{
+    return !fs->store->remote && !slot->file && slot->path[0];
+}
+
 static int check_writable(const struct fs *fs, const struct slot *slot, struct err *e)
 {
     CLEANUP(buf_release) struct buf names = {0};
@@ -105,17 +111,28 @@ int where_check_current(struct fs *fs, struct slot *slot, struct err *e)
 }
 
 /* With the lock: the stage of a checkpoint that is there, made if need be. */
-int where_stage(struct fs *fs, struct slot *slot, struct stage **out, struct err *e)
+int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
+                struct stage **out, struct err *e)
 {
+    bool only_removed;
     int rc;
 
     do {
         *out = stage_at(fs, slot->path);
     } while (*out && !stage_wait(fs, *out));
     if (*out)
-        return 0;
+        return why == WHERE_WRITE && (*out)->only_removed ? check_writable(fs, slot, e)
+                                                          : 0;
     rc = check_writable(fs, slot, e);
-    return rc < 0 ? rc : stage_new(fs, slot->path, slot, out, e);
+    only_removed = rc < 0 && why == WHERE_REMOVE_REPORT && can_go(fs, slot);
+    if (only_removed)
+        *e = (struct err){0};
+    else if (rc < 0)
+        return rc;
+    rc = stage_new(fs, slot->path, slot, out, e);
+    if (rc == 0)
+        (*out)->only_removed = only_removed;
+    return rc;
 }
 
 /* The fixed directory (tensors/, raw/, ...) of a stage that changes a checkpoint. */
@@ -166,7 +183,11 @@ static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct
         rc = where_check_current(fs, slot, e);
     if (rc == 0) {
         stages_lock(fs);
-        rc = where_stage(fs, slot, &s, e);
+        rc = where_stage(fs, slot,
+                         !out->remove                   ? WHERE_WRITE
+                         : ino_kind(ino) == INSIDE_META ? WHERE_REMOVE_REPORT
+                                                        : WHERE_REMOVE,
+                         &s, e);
         if (rc == 0)
             rc = where_fixed(fs, s, ino_kind(ino), &out->dir, e);
         if (rc < 0)
@@ -218,7 +239,8 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
         return rc;
     stages_lock(fs);
     if (shown->slot) {
-        rc = where_stage(fs, shown->slot, &s, e);
+        rc = where_stage(fs, shown->slot, out->remove ? WHERE_REMOVE : WHERE_WRITE, &s,
+                         e);
         if (rc == 0)
             out->dir = s->root;
         else
