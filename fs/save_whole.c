@@ -20,17 +20,21 @@
 
 /* ---- what a framework has written ---- */
 
-/* Is it a file that may be a piece of what several files are together? */
-static bool has_odd_files(const struct save_files *f)
+/* Safetensors files that may be pieces of what several files are together; and others. */
+static void count_files(const struct save_files *f, size_t *odd, size_t *whole)
 {
     enum role role;
 
-    for (size_t i = 0; i < f->count; i++)
-        if (!strchr(f->file[i].path, '/') &&
-            incoming_kind(f->file[i].path) == INCOMING_SAFETENSORS &&
-            !incoming_is_whole(f->file[i].path, &role))
-            return true;
-    return false;
+    *odd = *whole = 0;
+    for (size_t i = 0; i < f->count; i++) {
+        if (strchr(f->file[i].path, '/') ||
+            incoming_kind(f->file[i].path) != INCOMING_SAFETENSORS)
+            continue;
+        if (incoming_is_whole(f->file[i].path, &role))
+            ++*whole;
+        else
+            ++*odd;
+    }
 }
 
 /* Is there one that only ever holds tensors of another format, or says where they are? */
@@ -99,24 +103,44 @@ bool save_waits(const struct stage *s)
     return !s->slot || (s->slot->info.tensors == 0 && s->slot->info.objects == 0);
 }
 
+/*
+ * Are the tensors that came shards of another format? On a disk the formats are asked. In a
+ * bucket it is told by tensors that several files have, of which none is called as a model.
+ */
+static int are_shards(const struct stage *s, const struct save_files *f,
+                      const struct merge *m, bool remote, bool *out, struct err *e)
+{
+    bool is_checkpoint;
+    size_t odd, whole;
+
+    count_files(f, &odd, &whole);
+    *out = remote && odd > 0 && whole == 0 && merge_meets(m);
+    return odd == 0 || remote ? 0 : look(s, f, &is_checkpoint, out, e);
+}
+
 int save_whole(const struct stage *s, const struct save_files *f, const struct merge *m,
                bool remote, bool *out, struct err *e)
 {
-    bool tensors = merge_has_tensors(m), is_checkpoint = false, is_another = false;
-    int ret = 0;
+    bool tensors = merge_has_tensors(m), is_another;
+    int ret;
 
     *out = false;
     if (!save_waits(s) || (s->slot && tensors))
         return 0;
-    if (tensors ? merge_meets(m) : has_storage(f) || has_hidden_files(f))
-        *out = true;
-    else if (!remote && (tensors ? has_odd_files(f) : f->count > 0))
-        ret = look(s, f, &is_checkpoint, &is_another, e);
-    *out |= tensors ? is_another : is_checkpoint;
-    if (ret == 0 && *out && tensors)
+    if (!tensors) {
+        *out = has_storage(f) || has_hidden_files(f);
+        return *out || remote || f->count == 0 ? 0 : look(s, f, out, &is_another, e);
+    }
+    ret = are_shards(s, f, m, remote, out, e);
+    if (ret == 0 && *out)
         log_msg(LOG_FS, LOG_WARN,
-                "save %s: its safetensors files are %s: all is kept as it is", s->path,
-                merge_meets(m) ? "shards or several models, with the same tensors"
-                               : "as another format has them");
+                "save %s: its safetensors files are shards as another format has them: "
+                "all is kept as it is",
+                s->path);
+    else if (ret == 0 && merge_meets(m))
+        log_msg(LOG_FS, LOG_WARN,
+                "save %s: several safetensors files have the same tensor: that of the "
+                "one that was closed last counts",
+                s->path);
     return ret;
 }

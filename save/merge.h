@@ -54,10 +54,7 @@ bool merge_changes(const struct merge *m);
 /* Did tensors come, or an index that speaks of some? */
 bool merge_has_tensors(const struct merge *m);
 
-/*
- * Of a new directory: do two of the safetensors files have the same tensor? Then they are
- * shards of another format, or several models.
- */
+/* Of a new directory: do two of the safetensors files have the same tensor? */
 bool merge_meets(const struct merge *m);
 
 /* Is there a model beside which adapters are files as others? */

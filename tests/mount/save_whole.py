@@ -70,17 +70,19 @@ def test_a_directory_that_waited_for_tensors(t):
                 same("as save= has it", sorted(os.listdir(f"{t}/run{i}/late")), [".metadata", "__0_0.distcp", "__1_0.distcp"])
 
 
-def test_two_models_in_one_directory(t):
-    """The second one has the tensors of the first: neither is lost."""
-    images = {"model.safetensors": safetensors_image(make_tensors(1)), "ema.safetensors": safetensors_image(make_tensors(2))}
+def test_files_with_the_same_tensor(t):
+    """They are one model: what was closed last counts, whatever the files are called, and that is told."""
+    first, second = make_tensors(1), dict(list(make_tensors(2).items())[:2], new=make_tensors(3)[next(iter(make_tensors(3)))])
     os.makedirs(t + "/run")
     with Mount(t + "/run", t + "/mnt", "rw") as m:
-        os.mkdir(m / "step1")
-        for name, image in images.items():
-            write_file(m / f"step1/{name}", image)
-        fsync(m / "step1")
-        same("files", files(t + "/run/step1"), images)
-        assert "several models" in m.messages(), m.messages()
+        for step, order in (("step1", ("model", "patch")), ("step2", ("patch", "model"))):
+            os.mkdir(m / step)
+            images = {"model": safetensors_image(first), "patch": safetensors_image(second)}
+            for name in order:
+                write_file(m / f"{step}/{name}.safetensors", images[name])
+            fsync(m / step)
+            same(step, stored(f"{t}/run/{step}"), {**first, **second} if order[-1] == "patch" else {**second, **first})
+            assert f"save {step}: several safetensors files have the same tensor" in m.messages(), m.messages()
 
 
 def test_what_is_no_tensor_in_a_view(t):
