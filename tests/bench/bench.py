@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,13 +86,25 @@ def work_apart(w, settings, limit):
     return items
 
 
+def remove(folder):
+    """A server that was just unmounted may write to its cache yet: until nothing comes any more."""
+    for _ in range(50):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
+        time.sleep(0.1)
+
+
 def run(chosen, settings, limit):
     items = []
     for i, w in enumerate(chosen, 1):
         print(f"[{i}/{len(chosen)}] {w.name}: {w.about}", file=sys.stderr, flush=True)
         begin = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="unshardfs-bench-", ignore_cleanup_errors=True) as work:
+        work = tempfile.mkdtemp(prefix="unshardfs-bench-")
+        try:
             new = work_apart(w, {**settings, "work": work}, limit or w.limit)
+        finally:
+            remove(work)
         print(f"    {len(new)} rows in {time.monotonic() - begin:.1f} s" + "".join(f"\n    {r.work}: {r.verdict()}" for r in new if getattr(r, "error", "")),
               file=sys.stderr, flush=True)
         items += new

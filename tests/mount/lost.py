@@ -70,10 +70,10 @@ def requests(m):
 
 
 def held(m):
-    """Descriptors, threads and mappings of files of the server."""
+    """Descriptors, threads and mappings of the source's files that the server has."""
     of = f"/proc/{m.process.pid}"
     with open(of + "/maps") as f:
-        files = sum("/src/" in line for line in f)
+        files = sum(os.path.realpath(m.source) + "/" in line for line in f)
     return len(os.listdir(of + "/fd")), len(os.listdir(of + "/task")), files
 
 
