@@ -258,6 +258,14 @@ def test_names_that_do_not_resolve(t):
     assert "UNSHARD_ALLOW_HTTP" in done.stderr, done.stderr
 
 
+def is_stopped(task):
+    """Is this thread? None: it has ended."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
 class Stopped:
     """A server that is a process of its own, so that it can be stopped as a whole."""
 
@@ -278,8 +286,8 @@ class Stopped:
         """Sends it; that all threads are stopped, or go on, is waited for: one on another processor may still answer."""
         self.process.send_signal(number)
         tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
-        wait_for(f"signal {number}", PATIENCE, lambda: all(
-            (state.read_text().rpartition(")")[2].split()[0] == "T") == (number == signal.SIGSTOP) for state in tasks.glob("*/stat")))
+        wait_for(f"signal {number}", PATIENCE,
+                 lambda: all(is_stopped(task) in (None, number == signal.SIGSTOP) for task in tasks.iterdir()))
 
 
 def timed(what, call):
