@@ -99,12 +99,7 @@ static enum inside fixed_kind(const char *name)
     return 0;
 }
 
-static int remove_checkpoint(struct fs *fs, const char *path, struct err *e);
-
-/*
- * With the lock: a directory of programs in a checkpoint, where nothing is left in it; or a
- * checkpoint of its own, as a trainer's output has them beside its model.
- */
+/* With the lock: a directory of programs in a checkpoint, where nothing is left in it. */
 static int remove_other(struct request *r, struct staged *dir, struct err *e)
 {
     char path[PATH_MAX];
@@ -116,8 +111,8 @@ static int remove_other(struct request *r, struct staged *dir, struct err *e)
         return where_refused(e, r->name);
     if (store_join(dir->stage->path, r->name, path, sizeof path) < 0)
         return -ENAMETOOLONG;
-    if (stage_at(r->fs, path))
-        return remove_checkpoint(r->fs, path, e);
+    if (stage_at(r->fs, path)) /* a checkpoint in a checkpoint, maybe a part of it */
+        return -ENOTEMPTY;
     rc = r->fs->store->ops->list(r->fs->store, path, &found, e);
     if (rc < 0)
         return rc;

@@ -107,27 +107,33 @@ def test_what_is_no_tensor_in_a_view(t):
 
 
 def test_what_a_framework_has_written_is_removed(t):
-    """Also of a format that nobody changes here, and beside the model of a trainer's output: savers keep the last few."""
-    kinds = ("deepspeed/z1_elastic_w2", "nanotron/nanotron_tp2_ep2", "safetensors/hf_single_bf16")
-    write_checkpoint(t + "/run", make_tensors(1))
-    for i, kind in enumerate(kinds):
-        shutil.copytree(DATA / kind, f"{t}/run/checkpoint-{i}")
+    """Also of a format that nobody changes here: savers keep the last few."""
+    source = DATA / "deepspeed/z1_elastic_w2"
     os.mkdir(t + "/plain")
-    shutil.copytree(DATA / kinds[0], t + "/plain/step1")
+    shutil.copytree(source, t + "/plain/step1")
     with Mount(t + "/plain", t + "/mnt", "rw") as m:
         os.unlink(m / "step1/.unshard/checkpoint.json")  # as rm -r begins
         raw = next(os.scandir(m / "step1/raw")).path
         fails("what is left is not to be written", errno.EROFS, lambda: open(raw, "r+b"))
         wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "step1/.unshard/checkpoint.json"))
-        same("nothing is removed", files(t + "/plain/step1"), files(DATA / kinds[0]))
+        same("nothing is removed", files(t + "/plain/step1"), files(source))
         fails("one tensor", errno.EROFS, lambda: os.unlink(next(os.scandir(m / "step1/tensors")).path))
         shutil.rmtree(m / "step1")
         same("all of it", os.listdir(t + "/plain"), [])
-    with Mount(t + "/run", t + "/mnt2", "rw") as m:
-        for i in range(len(kinds)):
-            shutil.rmtree(m / f"checkpoint-{i}")
-            assert not os.path.exists(f"{t}/run/checkpoint-{i}"), kinds[i]
-    same("the model stays", stored(t + "/run"), make_tensors(1))
+
+
+def test_a_part_of_a_checkpoint_is_not_removed_alone(t):
+    """Neither by itself nor as rm -r comes by it: a checkpoint goes whole or not at all."""
+    source = DATA / "dcp_trainers/composer_2r"  # its tensors lie in a directory that is a checkpoint, too
+    shutil.copytree(source, t + "/src/run", symlinks=True)
+    inner = next(e.name for e in os.scandir(source) if e.is_dir())
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        for path in (f"run/{inner}", "run"):
+            done = subprocess.run(["rm", "-r", m / path], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            same(f"rm -r {path}: {done.stderr}", done.returncode, 1)
+            wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "run/.unshard/checkpoint.json"))
+    same("names", sorted(files(t + "/src/run")), sorted(files(source)))
+    assert files(t + "/src/run") == files(source), "other bytes"
 
 
 if __name__ == "__main__":
