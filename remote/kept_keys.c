@@ -14,7 +14,6 @@ enum {
     AHEAD_S = 300,      /* keys are renewed that long before they expire, */
     RETRY_S = 30,       /* and after a failure so long after it */
     JUST_RENEWED_S = 2, /* another thread has just done it */
-    LOOK_MS = 50,
 };
 
 struct kept_keys {
@@ -64,7 +63,7 @@ struct kept_keys *kept_keys_new(fetch_keys_fn *fetch, void *user)
     k->fetch = fetch;
     k->user = user;
     pthread_mutex_init(&k->lock, NULL);
-    pthread_cond_init(&k->fetched, NULL);
+    interrupt_cond_init(&k->fetched);
     return k;
 }
 
@@ -91,25 +90,8 @@ static bool is_valid(const struct kept_keys *k, time_t now)
     return k->have && (!k->keys.expires || now < k->keys.expires);
 }
 
-/* Waits for the thread that fetches, or until somebody is impatient. Called locked. */
-static int wait_fetched(struct kept_keys *k, struct err *e)
-{
-    struct timespec until;
-
-    if (interrupt_asked())
-        return err_set(e, EINTR, "interrupted");
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += LOOK_MS * 1000000L;
-    if (until.tv_nsec >= 1000000000L) {
-        until.tv_nsec -= 1000000000L;
-        until.tv_sec++;
-    }
-    pthread_cond_timedwait(&k->fetched, &k->lock, &until);
-    return 0;
-}
-
-/* Called locked, and lets go of the lock in between. Sets *khanged. */
-static int renew(struct kept_keys *k, bool *khanged, struct err *e)
+/* Called locked, and lets go of the lock in between. Sets *changed. */
+static int renew(struct kept_keys *k, bool *changed, struct err *e)
 {
     struct aws_keys got = {0};
     int rc;
@@ -125,7 +107,7 @@ static int renew(struct kept_keys *k, bool *khanged, struct err *e)
             k->retry = time(NULL) + RETRY_S;
         return rc;
     }
-    *khanged =
+    *changed =
         !k->have || !got.id != !k->keys.id ||
         (got.id &&
          (strcmp(got.id, k->keys.id) != 0 || strcmp(got.secret, k->keys.secret) != 0 ||
@@ -155,7 +137,7 @@ static int get_locked(struct kept_keys *k, struct aws_keys *out, struct err *e)
         }
         if (is_valid(k, time(NULL)))
             break;
-        rc = wait_fetched(k, e);
+        rc = interrupt_wait(&k->fetched, &k->lock, e);
     }
     return rc < 0 ? rc : aws_keys_copy(&k->keys, out, e);
 }
@@ -179,7 +161,7 @@ bool kept_keys_renew(struct kept_keys *k)
 
     pthread_mutex_lock(&k->lock);
     while (rc == 0 && k->fetching)
-        rc = wait_fetched(k, &e);
+        rc = interrupt_wait(&k->fetched, &k->lock, &e);
     if (rc == 0 && k->refused && time(NULL) - k->refused < JUST_RENEWED_S) {
         changed = true;
     } else if (rc == 0) {
