@@ -29,10 +29,9 @@ struct s3 {
     char *
         endpoint; /* "https://HOST[:PORT][/PATH]" without a slash at its end; NULL: aws */
     struct credentials *credentials;
-    struct kept_keys
-        *session;             /* of a directory bucket: keys for this bucket; or NULL */
-    struct gs_token *token;   /* of gs:// */
-    struct customer_key *key; /* of objects; NULL: none */
+    struct kept_keys *session; /* of a directory bucket, or NULL */
+    struct gs_token *token;    /* of gs:// */
+    struct customer_key *key;  /* of objects; NULL: none */
 
     pthread_mutex_t lock;
     char region[S3_REGION_SIZE]; /* guarded by lock: an answer may tell another one */
@@ -126,15 +125,16 @@ int s3_url(struct s3 *s, const char *key, const char *query, struct buf *out,
 static bool wants_key(struct s3 *s, const struct http_try *t)
 {
     CLEANUP(buf_release) struct buf base = {0};
-    const char *method = t->request->method;
+    const char *method = t->request->method, *rest;
     char region[S3_REGION_SIZE];
 
     if (!s->key || (method && strcmp(method, "DELETE") == 0))
         return false;
     region_get(s, region);
-    return add_base(s, region, &base) == 0 &&
-           strncmp(t->url, base.data, base.len) == 0 && t->url[base.len] == '/' &&
-           strchr("?", t->url[base.len + 1]) == NULL;
+    if (add_base(s, region, &base) < 0 || strncmp(t->url, base.data, base.len) != 0)
+        return false;
+    rest = t->url + base.len;
+    return rest[0] == '/' && rest[1] && rest[1] != '?';
 }
 
 static size_t key_headers(struct s3 *s, const struct http_try *t,
