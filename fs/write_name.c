@@ -122,7 +122,7 @@ static int check_own(const char *name, struct err *e)
 {
     if (!staging_is_named(name))
         return 0;
-    err_set(e, EACCES, "%s: names of saves that go on begin so", name);
+    err_set(e, EACCES, "%s: such names are kept for saves that are under way", name);
     return err_hint(e, "take another one");
 }
 

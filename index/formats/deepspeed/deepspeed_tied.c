@@ -197,8 +197,10 @@ static int match_layer(void *user, size_t i, const struct torch_file *f, struct 
             continue;
         x->module[k].matches++;
         x->module[k].layer = x->layer[i].layer;
-        if (last) /* equal modules: neither is told */
-            last->matches++, x->module[k].matches++;
+        if (last) { /* equal modules: neither is told */
+            last->matches++;
+            x->module[k].matches++;
+        }
         last = &x->module[k];
     }
     return 0;
