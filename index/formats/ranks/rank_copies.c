@@ -10,6 +10,7 @@
 #include "base/endian.h"
 #include "base/err.h"
 #include "base/fsutil.h"
+#include "index/formats/ranks/float_kind.h"
 #include "remote/decoded.h"
 #include "remote/source.h"
 
@@ -189,134 +190,26 @@ const struct chunk_codec codec_copies = {
 
 /* ---- sums ---- */
 
-/* A floating point type: its elements as numbers that hold all of them, and back. */
-struct kind {
-    enum dtype dtype;
-    double (*load)(const void *p);
-    void (*store)(void *p, double v); /* to nearest, ties to even */
-};
-
-static float bits_to_float(uint32_t bits)
-{
-    float f;
-
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static uint32_t float_to_bits(float f)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &f, sizeof bits);
-    return bits;
-}
-
-static double load_f16(const void *p)
-{
-    uint32_t h = get_le16(p), sign = (h & 0x8000) << 16, rest = h & 0x7fff;
-
-    if (rest >= 0x7c00) /* infinities and NaN */
-        return (double)bits_to_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* The exponent's bias is 15, that of a float 127: subnormal numbers come out too. */
-    return (double)(bits_to_float(sign | rest << 13) * 0x1p112f);
-}
-
-static void store_f16(void *p, double v)
-{
-    uint32_t bits = float_to_bits((float)v), sign = bits >> 16 & 0x8000;
-    float a = bits_to_float(bits & 0x7fffffff);
-
-    if (a != a)
-        put_le16(p, (uint16_t)(sign | 0x7e00));
-    else if (a >= 65520.0f) /* rounds past the largest one */
-        put_le16(p, (uint16_t)(sign | 0x7c00));
-    else if (a <
-             0x1p-14f) /* subnormal: steps of 2^-24, which 0.5 has as its last bit */
-        put_le16(p, (uint16_t)(sign | (float_to_bits(a + 0.5f) - 0x3f000000)));
-    else
-        put_le16(p, (uint16_t)(sign | ((float_to_bits(a) - 0x38000000 + 0xfff +
-                                        (float_to_bits(a) >> 13 & 1)) >>
-                                       13)));
-}
-
-static double load_bf16(const void *p)
-{
-    return (double)bits_to_float((uint32_t)get_le16(p) << 16);
-}
-
-static void store_bf16(void *p, double v)
-{
-    uint32_t bits = float_to_bits((float)v);
-
-    if (v != v)
-        put_le16(p, 0x7fc0);
-    else
-        put_le16(p, (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
-}
-
-static double load_f32(const void *p)
-{
-    return (double)bits_to_float(get_le32(p));
-}
-
-static void store_f32(void *p, double v)
-{
-    put_le32(p, float_to_bits((float)v));
-}
-
-static double load_f64(const void *p)
-{
-    uint64_t bits = get_le64(p);
-    double v;
-
-    memcpy(&v, &bits, sizeof v);
-    return v;
-}
-
-static void store_f64(void *p, double v)
-{
-    uint64_t bits;
-
-    memcpy(&bits, &v, sizeof bits);
-    put_le64(p, bits);
-}
-
 /*
  * Additions are made in a type of more than twice the bits, then rounded: the same as one
  * exact addition that is rounded once (so for 16 bits in float, for float in double).
  */
-static const struct kind kinds[] = {
-    {DTYPE_F16, load_f16, store_f16},
-    {DTYPE_BF16, load_bf16, store_bf16},
-    {DTYPE_F32, load_f32, store_f32},
-    {DTYPE_F64, load_f64, store_f64},
-};
-
-static const struct kind *kind_of(enum dtype d)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
-        if (kinds[i].dtype == d)
-            return &kinds[i];
-    return NULL;
-}
-
 bool rank_sum_adds(enum dtype d)
 {
-    return kind_of(d);
+    return float_kind_of(d);
 }
 
 /* sum[] += x[]; 16-bit sums are rounded to float on their way, which changes nothing. */
-static void add_block(const struct kind *k, unsigned unit, char *sum, const char *x,
-                      size_t n)
+static void add_block(const struct float_kind *k, unsigned unit, char *sum,
+                      const char *x, size_t n)
 {
     for (size_t i = 0; i < n; i += unit)
         k->store(sum + i, k->load(sum + i) + k->load(x + i));
 }
 
 /* sum[] /= by, rounded once as torch does it: doubles have the bits for that. */
-static void divide_block(const struct kind *k, unsigned unit, char *sum, double by,
-                         size_t n)
+static void divide_block(const struct float_kind *k, unsigned unit, char *sum,
+                         double by, size_t n)
 {
     for (size_t i = 0; i < n; i += unit)
         k->store(sum + i, k->load(sum + i) / by);
@@ -324,7 +217,7 @@ static void divide_block(const struct kind *k, unsigned unit, char *sum, double 
 
 struct summing {
     const struct places *places;
-    const struct kind *kind;
+    const struct float_kind *kind;
     unsigned unit;
     bool mean;
 };
@@ -397,7 +290,7 @@ static int sum_resolve(struct source *shard, const struct chunk *c,
     CLEANUP(places_release) struct places p = {0};
     CLEANUP(source_putp) struct source *window = NULL, *sum = NULL;
     struct summing s = {.places = &p,
-                        .kind = kind_of(t->dtype),
+                        .kind = float_kind_of(t->dtype),
                         .unit = dtype_unit(t->dtype),
                         .mean = c->encoding == CHUNK_MEAN};
     struct decoded_key key;
