@@ -190,16 +190,16 @@ const struct chunk_codec codec_copies = {
 
 /* ---- sums ---- */
 
-/*
- * Additions are made in a type of more than twice the bits, then rounded: the same as one
- * exact addition that is rounded once (so for 16 bits in float, for float in double).
- */
 bool rank_sum_adds(enum dtype d)
 {
     return float_kind_of(d);
 }
 
-/* sum[] += x[]; 16-bit sums are rounded to float on their way, which changes nothing. */
+/*
+ * sum[] += x[], in a type of more than twice the bits, then rounded: the same as one exact
+ * addition that is rounded once. 16-bit sums are rounded to float on their way, which
+ * changes nothing.
+ */
 static void add_block(const struct float_kind *k, unsigned unit, char *sum,
                       const char *x, size_t n)
 {
