@@ -64,13 +64,20 @@ static bool has_hidden_files(const struct save_files *f)
     return false;
 }
 
-static bool is_plain_safetensors(const struct place *p)
+/* What a directory with these files is. */
+enum what { PLAIN_FILES, A_CHECKPOINT, OF_ANOTHER_FORMAT /* than safetensors files */ };
+
+static enum what what_is(const struct place *p)
 {
-    return p->driver && strcmp(p->driver->name, "safetensors") == 0;
+    if (p->kind == PLACE_PLAIN)
+        return PLAIN_FILES;
+    return p->kind == PLACE_CHECKPOINT && !p->file && p->driver &&
+                   strcmp(p->driver->name, "safetensors") != 0
+               ? OF_ANOTHER_FORMAT
+               : A_CHECKPOINT;
 }
 
-/* What is the directory that these files are? */
-static int ask_formats(int dir, bool *is_checkpoint, bool *is_another, struct err *e)
+static int ask_formats(int dir, enum what *out, struct err *e)
 {
     static const struct store_options plain = {0};
     CLEANUP(store_closep) struct store *store = NULL;
@@ -82,19 +89,17 @@ static int ask_formats(int dir, bool *is_checkpoint, bool *is_another, struct er
     if (store_open_local(path, &plain, &store, e) < 0 ||
         store->ops->list(store, "", &l, e) < 0 || place_of(l, NULL, &place, e) < 0)
         return -e->code;
-    *is_checkpoint = place.kind != PLACE_PLAIN;
-    *is_another =
-        place.kind == PLACE_CHECKPOINT && !place.file && !is_plain_safetensors(&place);
+    *out = what_is(&place);
     return 0;
 }
 
-static int look(const struct stage *s, const struct save_files *f, bool *is_checkpoint,
-                bool *is_another, struct err *e)
+static int look(const struct stage *s, const struct save_files *f, enum what *out,
+                struct err *e)
 {
     int ret = save_files_link(s, f, e);
 
     if (ret == 0)
-        ret = ask_formats(staging_dir(s->staging), is_checkpoint, is_another, e);
+        ret = ask_formats(staging_dir(s->staging), out, e);
     return ret == 0 ? staging_restart(s->staging, e) : ret;
 }
 
@@ -110,26 +115,33 @@ bool save_waits(const struct stage *s)
 static int are_shards(const struct stage *s, const struct save_files *f,
                       const struct merge *m, bool remote, bool *out, struct err *e)
 {
-    bool is_checkpoint;
+    enum what what = PLAIN_FILES;
     size_t odd, whole;
+    int ret = 0;
 
     count_files(f, &odd, &whole);
-    *out = remote && odd > 0 && whole == 0 && merge_meets(m);
-    return odd == 0 || remote ? 0 : look(s, f, &is_checkpoint, out, e);
+    if (!remote && odd > 0)
+        ret = look(s, f, &what, e);
+    *out = remote ? odd > 0 && whole == 0 && merge_meets(m) : what == OF_ANOTHER_FORMAT;
+    return ret;
 }
 
 int save_whole(const struct stage *s, const struct save_files *f, const struct merge *m,
                bool remote, bool *out, struct err *e)
 {
-    bool tensors = merge_has_tensors(m), is_another;
-    int ret;
+    bool tensors = merge_has_tensors(m);
+    enum what what = PLAIN_FILES;
+    int ret = 0;
 
     *out = false;
     if (!save_waits(s) || (s->slot && tensors))
         return 0;
     if (!tensors) {
         *out = has_storage(f) || has_hidden_files(f);
-        return *out || remote || f->count == 0 ? 0 : look(s, f, out, &is_another, e);
+        if (!*out && !remote && f->count > 0)
+            ret = look(s, f, &what, e);
+        *out |= what != PLAIN_FILES;
+        return ret;
     }
     ret = are_shards(s, f, m, remote, out, e);
     if (ret == 0 && *out)
