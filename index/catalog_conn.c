@@ -108,17 +108,32 @@ int conn_exec(struct conn *n, const char *sql, struct err *e)
     return 0;
 }
 
+/* A statement without parameters and results that is kept. */
+static int run_kept(struct conn *n, const char *sql, struct err *e)
+{
+    CLEANUP(query_end) struct query q = {0};
+    int rc = query_begin(n, sql, &q, e);
+
+    if (rc == 0 && sqlite3_step(q.stmt) != SQLITE_DONE)
+        rc = conn_err(n, sql, e);
+    return rc;
+}
+
 int conn_begin(struct conn *n, bool write, struct err *e)
 {
+    static const char reads[] = "BEGIN", writes[] = "BEGIN IMMEDIATE";
+
     /* In memory the mutex keeps writers out, and the caller's caller may be reading. */
     if (!write && n->memory)
         return 0;
-    return conn_exec(n, write ? "BEGIN IMMEDIATE" : "BEGIN", e);
+    return run_kept(n, write ? writes : reads, e);
 }
 
 int conn_commit(struct conn *n, struct err *e)
 {
-    return conn_exec(n, "COMMIT", e);
+    static const char sql[] = "COMMIT";
+
+    return run_kept(n, sql, e);
 }
 
 void conn_rollback(struct conn *n)
