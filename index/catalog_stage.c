@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* index/catalog_stage.c - rows of a running scan in a private temporary database. */
+/* index/catalog_stage.c - the rows of a running scan, and keys that meet in it. */
 #include "index/catalog_stage.h"
 
 #include "base/err.h"
@@ -20,36 +20,36 @@ enum {
     FILES_MEMORY = 16 << 20,
     ROWS_MEMORY = 32 << 20,
     PLACES_MEMORY = 16 << 20,
+    NAMES_MEMORY = 4 << 20,
+    OBJECTS_MEMORY = 16 << 20,
+    WARNINGS_MEMORY = 4 << 20,
 };
 
-/* Keys and names are blobs: they compare as bytes. */
-static const char tables[] =
-    "CREATE TABLE file (path BLOB, number INTEGER PRIMARY KEY, dev, ino, size, mtime,"
-    " ctime, mode);"
-    "CREATE TABLE hidden (name BLOB PRIMARY KEY, part) WITHOUT ROWID;"
-    "CREATE TABLE object (seq INTEGER PRIMARY KEY, key BLOB, json BLOB);"
-    "CREATE TABLE warning (seq INTEGER PRIMARY KEY, code BLOB, text BLOB);"
-    "CREATE TABLE tensor (seq INTEGER PRIMARY KEY, " STAGED_LIST ");"
-    "CREATE TABLE tree (path BLOB PRIMARY KEY, ord) WITHOUT ROWID;"
-    "BEGIN";
+static const char put_file[] =
+    "INSERT INTO file VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+static const char put_tensor[] =
+    "INSERT INTO tensor (" STAGED_LIST ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9,"
+    " ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)";
+static const char put_place[] = "INSERT OR IGNORE INTO tree VALUES (?1, ?2)";
+static const char put_hidden[] =
+    "INSERT INTO hidden VALUES (?1, ?2)"
+    " ON CONFLICT (name) DO UPDATE SET part = max(part, excluded.part)";
+static const char put_object[] = "INSERT INTO object (key, json) VALUES (?1, ?2)";
+static const char put_warning[] = "INSERT INTO warning (code, text) VALUES (?1, ?2)";
 
 int stage_open(bool memory, struct stage **out, struct err *e)
 {
     struct stage *st = calloc(1, sizeof *st);
-    int rc;
 
     if (!st)
         return err_nomem(e);
-    st->files.data.max = FILES_MEMORY;
-    st->rows.data.max = ROWS_MEMORY;
-    st->places.data.max = PLACES_MEMORY;
-    rc = conn_open_private(memory, &st->conn, e);
-    if (rc == 0)
-        rc = conn_exec(st->conn, tables, e);
-    if (rc < 0) {
-        stage_close(st);
-        return err_wrap(e, "temporary index");
-    }
+    st->memory = memory;
+    held_init(&st->files, put_file, STAGED_FILE_COLUMNS, FILES_MEMORY);
+    held_init(&st->rows, put_tensor, STAGED_COLUMNS, ROWS_MEMORY);
+    held_init(&st->places, put_place, 2, PLACES_MEMORY);
+    held_init(&st->hidden, put_hidden, 2, NAMES_MEMORY);
+    held_init(&st->object, put_object, 2, OBJECTS_MEMORY);
+    held_init(&st->warning, put_warning, 2, WARNINGS_MEMORY);
     *out = st;
     return 0;
 }
@@ -59,49 +59,19 @@ void stage_close(struct stage *st)
     if (!st)
         return;
     conn_close(st->conn);
-    rows_release(&st->files);
-    rows_release(&st->rows);
-    rows_release(&st->places);
+    held_release(&st->files);
+    held_release(&st->rows);
+    held_release(&st->places);
+    held_release(&st->hidden);
+    held_release(&st->object);
+    held_release(&st->warning);
     keyset_release(&st->taken);
     buf_release(&st->text);
     buf_release(&st->dirs);
     free(st);
 }
 
-int stage_put(struct stage *st, const char *sql, const struct cell *cell, size_t n,
-              struct err *e)
-{
-    CLEANUP(query_end) struct query q = {0};
-    int rc = query_begin(st->conn, sql, &q, e);
-
-    if (rc == 0)
-        rc = query_write(&q, cell, n, e);
-    return rc < 0 ? err_wrap(e, "temporary index") : 0;
-}
-
 /* ---- files ---- */
-
-static int put_file(struct stage *st, const struct cell *row, struct err *e)
-{
-    static const char sql[] =
-        "INSERT INTO file VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
-
-    return stage_put(st, sql, row, STAGED_FILE_COLUMNS, e);
-}
-
-static int spill_files(struct stage *st, struct err *e)
-{
-    struct cell row[STAGED_FILE_COLUMNS];
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < st->files.count; i++) {
-        rows_get(&st->files, i, row, STAGED_FILE_COLUMNS);
-        rc = put_file(st, row, e);
-    }
-    rows_release(&st->files);
-    st->files_spilled = true;
-    return rc;
-}
 
 int stage_file(struct stage *st, uint32_t number, const char *path,
                const struct entry_stat *stat, struct err *e)
@@ -117,16 +87,9 @@ int stage_file(struct stage *st, uint32_t number, const char *path,
         cell_int((uint64_t)id->ctime_ns),
         cell_int(stat->mode),
     };
-    int rc = 0;
 
-    if (!st->files_spilled) {
-        assert(number == st->files.count);
-        rc = rows_add(&st->files, row, STAGED_FILE_COLUMNS);
-        if (rc == 1)
-            return 0;
-        rc = rc < 0 ? err_nomem(e) : spill_files(st, e);
-    }
-    return rc == 0 ? put_file(st, row, e) : rc;
+    assert(st->files.spilled || number == st->files.rows.count);
+    return held_add(st, &st->files, row, e);
 }
 
 /* The row of a file that was staged; its cells belong to the stage or to q. */
@@ -136,8 +99,9 @@ static int get_file(struct stage *st, uint32_t number, struct query *q,
     static const char sql[] = "SELECT * FROM file WHERE number = ?1";
     int rc;
 
-    if (!st->files_spilled && number < st->files.count) {
-        rows_get(&st->files, number, cell, STAGED_FILE_COLUMNS);
+    if (!st->files.spilled) {
+        assert(number < st->files.rows.count);
+        rows_get(&st->files.rows, number, cell, STAGED_FILE_COLUMNS);
         return 0;
     }
     rc = conn_find(st->conn, sql, (const int64_t[]){number}, 1, q, e);
@@ -172,27 +136,25 @@ int stage_file_id(struct stage *st, uint32_t number, struct file_id *out, struct
     return rc;
 }
 
+/* Calls fn with each row, as held_begin gives them. */
+static int each_held(struct stage *st, struct held *h, const char *sql,
+                     int (*fn)(void *user, const struct cell *row, struct err *e),
+                     void *user, struct err *e)
+{
+    CLEANUP(held_end) struct held_walk w = {0};
+    struct cell cell[STAGED_COLUMNS];
+    int rc = held_begin(st, h, sql, &w, e);
+
+    while (rc == 0 && (rc = held_next(&w, cell, e)) == 1)
+        rc = fn(user, cell, e);
+    return rc;
+}
+
 int stage_files(struct stage *st,
                 int (*fn)(void *user, const struct cell *file, struct err *e),
                 void *user, struct err *e)
 {
-    static const char sql[] = "SELECT * FROM file ORDER BY number";
-    CLEANUP(query_end) struct query q = {0};
-    struct cell cell[STAGED_FILE_COLUMNS];
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < st->files.count; i++) {
-        rows_get(&st->files, i, cell, STAGED_FILE_COLUMNS);
-        rc = fn(user, cell, e);
-    }
-    if (rc == 0)
-        rc = query_begin(st->conn, sql, &q, e);
-    while (rc == 0 && (rc = query_step(&q, e)) == 1) {
-        rc = query_row(&q, cell, STAGED_FILE_COLUMNS, e);
-        if (rc == 0)
-            rc = fn(user, cell, e);
-    }
-    return rc;
+    return each_held(st, &st->files, "SELECT * FROM file ORDER BY number", fn, user, e);
 }
 
 /* Of the files that are there the first by name. */
@@ -235,35 +197,78 @@ int stage_first_file(struct stage *st, uint32_t *number, struct err *e)
 int stage_hidden(struct stage *st, const char *name, size_t len, bool part,
                  struct err *e)
 {
-    static const char sql[] =
-        "INSERT INTO hidden VALUES (?1, ?2)"
-        " ON CONFLICT (name) DO UPDATE SET part = max(part, excluded.part)";
     const struct cell row[] = {cell_blob(name, len), cell_int(part)};
 
-    return stage_put(st, sql, row, ARRAY_SIZE(row), e);
+    return held_add(st, &st->hidden, row, e);
+}
+
+int stage_each_hidden(struct stage *st,
+                      int (*fn)(void *user, const struct cell *row, struct err *e),
+                      void *user, struct err *e)
+{
+    static const char sql[] = "SELECT name, part FROM hidden ORDER BY name";
+    CLEANUP(held_end) struct held_walk w = {0};
+    struct cell row[2], last[2];
+    bool any = false;
+    int rc;
+
+    if (!st->hidden.spilled)
+        rows_sort(&st->hidden.rows);
+    rc = held_begin(st, &st->hidden, sql, &w, e);
+    /* Of a name that came twice the rows lie together in memory; the table has one. */
+    while (rc == 0 && (rc = held_next(&w, row, e)) == 1) {
+        rc = 0;
+        if (st->hidden.spilled) {
+            rc = fn(user, row, e);
+        } else if (any && row[0].len == last[0].len &&
+                   memcmp(row[0].data, last[0].data, row[0].len) == 0) {
+            last[1].num |= row[1].num;
+        } else {
+            rc = any ? fn(user, last, e) : 0;
+            memcpy(last, row, sizeof last);
+            any = true;
+        }
+    }
+    return rc == 0 && any ? fn(user, last, e) : rc;
 }
 
 int stage_object(struct stage *st, const char *key, size_t key_len, const char *json,
                  size_t len, struct err *e)
 {
-    static const char sql[] = "INSERT INTO object VALUES (?1, ?2, ?3)";
-    const struct cell row[] = {cell_int(st->objects), cell_blob(key, key_len),
-                               cell_blob(json, len)};
+    const struct cell row[] = {cell_blob(key, key_len), cell_blob(json, len)};
 
     if (st->objects == UINT32_MAX)
         return err_set(e, EFBIG, "too many objects");
     st->objects++;
-    return stage_put(st, sql, row, ARRAY_SIZE(row), e);
+    return held_add(st, &st->object, row, e);
+}
+
+int stage_each_object(struct stage *st,
+                      int (*fn)(void *user, const struct cell *row, struct err *e),
+                      void *user, struct err *e)
+{
+    static const char sql[] = "SELECT key, json FROM object ORDER BY key";
+
+    if (!st->object.spilled)
+        rows_sort(&st->object.rows);
+    return each_held(st, &st->object, sql, fn, user, e);
 }
 
 int stage_warning(struct stage *st, const char *code, const char *text, struct err *e)
 {
-    static const char sql[] = "INSERT INTO warning VALUES (?1, ?2, ?3)";
-    const struct cell row[] = {cell_int(st->warnings), cell_text(code),
-                               cell_text(text)};
+    const struct cell row[] = {cell_text(code), cell_text(text)};
 
     st->warnings++;
-    return stage_put(st, sql, row, ARRAY_SIZE(row), e);
+    return held_add(st, &st->warning, row, e);
+}
+
+int stage_each_warning(struct stage *st,
+                       int (*fn)(void *user, const struct cell *row, struct err *e),
+                       void *user, struct err *e)
+{
+    static const char sql[] = "SELECT code, text FROM warning ORDER BY seq";
+
+    return each_held(st, &st->warning, sql, fn, user, e);
 }
 
 /* ---- tensors ---- */
@@ -294,37 +299,11 @@ static void add_shape(struct buf *b, const struct shape *s)
         buf_add_varint(b, s->dim[k]);
 }
 
-static int put_tensor(struct stage *st, const struct cell *row, struct err *e)
-{
-    static const char sql[] =
-        "INSERT INTO tensor (" STAGED_LIST
-        ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9,"
-        " ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)";
-
-    return stage_put(st, sql, row, STAGED_COLUMNS, e);
-}
-
-/* From memory to the table, in the order in which they came. */
-static int spill(struct stage *st, struct err *e)
-{
-    struct cell row[STAGED_COLUMNS];
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < st->rows.count; i++) {
-        rows_get(&st->rows, i, row, STAGED_COLUMNS);
-        rc = put_tensor(st, row, e);
-    }
-    rows_release(&st->rows);
-    st->spilled = true;
-    return rc;
-}
-
 int stage_tensor(struct stage *st, const struct stage_tensor *t, struct err *e)
 {
     const struct stage_rights *r = &t->rights;
     struct cell row[STAGED_COLUMNS];
     size_t name_len;
-    int rc = 0;
 
     buf_clear(&st->text);
     name_of_key(t->key, t->key_len, "", &st->text);
@@ -355,55 +334,17 @@ int stage_tensor(struct stage *st, const struct stage_tensor *t, struct err *e)
     row[STAGED_SINGLE_FILE] = cell_unless(t->single_file < 0, (uint64_t)t->single_file);
     row[STAGED_PIECES] = cell_blob(t->pieces, t->pieces_len);
     st->tensors++;
-    if (!st->spilled)
-        rc = rows_add(&st->rows, row, STAGED_COLUMNS);
-    if (rc == 1)
-        return 0;
-    if (rc < 0)
-        return err_nomem(e);
-    if (!st->spilled)
-        rc = spill(st, e);
-    return rc == 0 ? put_tensor(st, row, e) : rc;
+    return held_add(st, &st->rows, row, e);
 }
 
-int stage_order_begin(struct stage *st, struct stage_order *out, struct err *e)
+int stage_order(struct stage *st, struct held_walk *out, struct err *e)
 {
     static const char sorted[] =
         "SELECT " STAGED_LIST " FROM tensor ORDER BY name, seq";
-    int rc;
 
-    *out = (struct stage_order){.st = st};
-    if (!st->spilled) {
-        rows_sort(&st->rows);
-        return 0;
-    }
-    rc = query_begin(st->conn, sorted, &out->q, e);
-    if (rc == 0)
-        out->more = rc = query_step(&out->q, e); /* sorts them */
-    return MIN(rc, 0);
-}
-
-int stage_order_next(struct stage_order *o, struct cell cell[STAGED_COLUMNS],
-                     struct err *e)
-{
-    size_t i = o->next++;
-    int rc;
-
-    if (!o->st->spilled) {
-        if (i == o->st->rows.count)
-            return 0;
-        rows_get(&o->st->rows, i, cell, STAGED_COLUMNS);
-        return 1;
-    }
-    rc = i == 0 ? o->more : query_step(&o->q, e);
-    if (rc == 1 && query_row(&o->q, cell, STAGED_COLUMNS, e) < 0)
-        return -e->code;
-    return rc;
-}
-
-void stage_order_end(struct stage_order *o)
-{
-    query_end(&o->q);
+    if (!st->rows.spilled)
+        rows_sort(&st->rows.rows);
+    return held_begin(st, &st->rows, sorted, out, e);
 }
 
 /* ---- keys that meet ---- */
@@ -520,7 +461,7 @@ int stage_settle_keys(struct stage *st, struct err *e)
     CLEANUP(settle_release) struct settle s = {.st = st};
     CLEANUP(query_end) struct query q = {0};
     struct cell cell[3];
-    int rc = st->spilled ? 0 : spill(st, e);
+    int rc = st->rows.spilled ? 0 : held_spill(st, &st->rows, e);
 
     if (rc == 0)
         rc = note_meeting(&s, e);
@@ -558,14 +499,34 @@ static int rename_object(struct settle *s, const struct cell *seq,
     return stage_put(s->st, sql, row, 2, e);
 }
 
+/* 1: no two objects in memory have the same key; 0: two have, or they are in the table. */
+static int objects_differ(const struct stage *st, struct err *e)
+{
+    CLEANUP(keyset_release) struct keyset seen = {0};
+    struct cell cell[2];
+    int rc = !st->object.spilled;
+
+    for (size_t i = 0; rc == 1 && i < st->object.rows.count; i++) {
+        rows_get(&st->object.rows, i, cell, ARRAY_SIZE(cell));
+        rc = keyset_add(&seen, cell[0].data, cell[0].len);
+    }
+    return rc < 0 ? err_nomem(e) : rc;
+}
+
 int stage_settle_objects(struct stage *st, struct err *e)
 {
     static const char all[] = "SELECT seq, key FROM object ORDER BY seq";
     CLEANUP(settle_release) struct settle s = {.st = st};
     CLEANUP(query_end) struct query q = {0};
     struct cell cell[2];
-    int rc = query_begin(st->conn, all, &q, e);
+    int rc = objects_differ(st, e);
 
+    if (rc != 0)
+        return MIN(rc, 0);
+    if (!st->object.spilled)
+        rc = held_spill(st, &st->object, e);
+    if (rc == 0)
+        rc = query_begin(st->conn, all, &q, e);
     if (rc < 0)
         return rc;
     while ((rc = query_step(&q, e)) == 1) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* index/catalog_stage.h - the private database of a scan, as the commit reads it. */
+/* index/catalog_stage.h - the rows of a scan, as the commit reads them. */
 #ifndef UFS_INDEX_CATALOG_STAGE_H
 #define UFS_INDEX_CATALOG_STAGE_H
 
@@ -10,17 +10,52 @@
 
 struct err;
 
+/* Rows of one kind: in memory until they are many, then in a table of the database. */
+struct held {
+    struct rows rows;
+    const char *insert; /* puts one into its table */
+    size_t columns;
+    bool spilled;
+};
+
 struct stage {
-    struct conn *conn;
+    bool memory;
+    struct conn *conn; /* NULL until something spills or has to be settled */
     uint32_t tensors, objects, warnings;
-    /* Files, tensors, places in tree/: in memory until they are many, then in the tables. */
-    struct rows files, rows, places;
-    bool files_spilled, spilled, places_spilled;
+    struct held files, rows, places, hidden, object, warning;
     struct keyset taken; /* places in memory */
     struct buf text;     /* scratch */
     struct buf dirs;     /* of the last place in tree/ */
     uint64_t ndirs;      /* in tree/, or some more */
 };
+
+/* The private database is there: st->conn, with its tables. */
+int stage_database(struct stage *st, struct err *e);
+
+/* What fits into `max` bytes stays in memory. */
+void held_init(struct held *h, const char *insert, size_t columns, size_t max);
+void held_release(struct held *h);
+
+/* One row more, of which the first cell is a blob; to the table with all others if need be. */
+int held_add(struct stage *st, struct held *h, const struct cell *row, struct err *e);
+
+/* Moves what is in memory to the table, in the order in which it came. */
+int held_spill(struct stage *st, struct held *h, struct err *e);
+
+/* Goes through the rows. `struct held_walk w = {0};` */
+struct held_walk {
+    struct held *held;
+    struct query q;
+    int more; /* what the step to the first row of the table gave */
+    size_t next;
+};
+
+/* `sql` selects the columns from the table; those in memory come as they lie there. */
+int held_begin(struct stage *st, struct held *h, const char *sql, struct held_walk *out,
+               struct err *e);
+/* 1: the cells of the next one, which stay valid until the one after; 0: no more. */
+int held_next(struct held_walk *w, struct cell *cell, struct err *e);
+void held_end(struct held_walk *w); /* for CLEANUP() */
 
 /* Columns of a staged file, in this order. */
 enum staged_file {
@@ -72,18 +107,20 @@ enum staged {
     "pieces"
 
 /* Tensors in byte order of their names, of one name in the order in which they came. */
-struct stage_order {
-    struct stage *st;
-    struct query q;
-    int more; /* what the step to the first row gave */
-    size_t next;
-};
+int stage_order(struct stage *st, struct held_walk *out, struct err *e);
 
-int stage_order_begin(struct stage *st, struct stage_order *out, struct err *e);
-/* 1: the cells of the next one, which stay valid until the one after; 0: no more. */
-int stage_order_next(struct stage_order *o, struct cell cell[STAGED_COLUMNS],
-                     struct err *e);
-void stage_order_end(struct stage_order *o); /* for CLEANUP() */
+/* Names that are hidden, each once, with whether it is a part. */
+int stage_each_hidden(struct stage *st,
+                      int (*fn)(void *user, const struct cell *row, struct err *e),
+                      void *user, struct err *e);
+
+/* Objects in byte order of their keys; warnings in the order in which they came. */
+int stage_each_object(struct stage *st,
+                      int (*fn)(void *user, const struct cell *row, struct err *e),
+                      void *user, struct err *e);
+int stage_each_warning(struct stage *st,
+                       int (*fn)(void *user, const struct cell *row, struct err *e),
+                       void *user, struct err *e);
 
 /* One row of the private database by a statement that is kept. */
 int stage_put(struct stage *st, const char *sql, const struct cell *cell, size_t n,

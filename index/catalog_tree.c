@@ -70,63 +70,41 @@ static int add_number(struct stage *st, size_t leaf_at, size_t stem, unsigned n)
     return buf_add(&st->text, number, (size_t)len);
 }
 
-static int put_place(struct stage *st, const struct cell *row, struct err *e)
-{
-    static const char sql[] = "INSERT OR IGNORE INTO tree VALUES (?1, ?2)";
-
-    return stage_put(st, sql, row, 2, e);
-}
-
-/* From memory to the table. */
-static int spill(struct stage *st, struct err *e)
-{
-    struct cell row[2];
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < st->places.count; i++) {
-        rows_get(&st->places, i, row, ARRAY_SIZE(row));
-        rc = put_place(st, row, e);
-    }
-    rows_release(&st->places);
-    keyset_release(&st->taken);
-    st->taken = (struct keyset){0};
-    st->places_spilled = true;
-    return rc;
-}
-
 /* 1: the place in st->text is this tensor's now; 0: it is taken. */
 static int take_place(struct stage *st, uint32_t ord, struct err *e)
 {
     const struct cell row[] = {cell_blob(st->text.data, st->text.len), cell_int(ord)};
-    int rc = 0;
+    bool in_table = st->places.spilled;
+    int rc = 1;
 
     if (buf_failed(&st->text))
         return err_nomem(e);
-    if (!st->places_spilled) {
+    if (!in_table)
         rc = keyset_add(&st->taken, row[0].data, row[0].len);
-        if (rc == 1)
-            rc = rows_add(&st->places, row, ARRAY_SIZE(row));
-        else if (rc == 0)
-            return 0;
-        if (rc == 1)
-            return 1;
-        if (rc < 0)
-            return err_nomem(e);
-        rc = spill(st, e);
+    if (rc < 1)
+        return rc < 0 ? err_nomem(e) : 0;
+    rc = held_add(st, &st->places, row, e);
+    if (rc < 0)
+        return rc;
+    if (in_table)
+        return conn_changes(st->conn) == 1;
+    if (st->places.spilled) { /* its names are the table's key */
+        keyset_release(&st->taken);
+        st->taken = (struct keyset){0};
     }
-    if (rc == 0)
-        rc = put_place(st, row, e);
-    return rc < 0 ? rc : conn_changes(st->conn) == 1;
+    return 1;
 }
 
 int stage_tree_clear(struct stage *st, struct err *e)
 {
+    bool in_table = st->places.spilled;
+
     st->ndirs = 0;
     buf_clear(&st->dirs);
-    rows_clear(&st->places);
+    rows_clear(&st->places.rows);
     keyset_clear(&st->taken);
-    st->places_spilled = false;
-    return conn_exec(st->conn, "DELETE FROM tree", e);
+    st->places.spilled = false;
+    return in_table ? conn_exec(st->conn, "DELETE FROM tree", e) : 0;
 }
 
 int stage_tree(struct stage *st, const char *key, size_t len, uint32_t ord,
@@ -274,44 +252,18 @@ static int write_place(struct writer *w, const char *path, size_t len, uint32_t 
     return rc == 0 ? write_entry(w, path, len, ord, e) : rc;
 }
 
-/* Those in the table, by their paths. */
-static int write_spilled(struct writer *w, struct stage *st, struct err *e)
-{
-    static const char sql[] = "SELECT path, ord FROM tree ORDER BY path";
-    CLEANUP(query_end) struct query q = {0};
-    struct cell cell[2];
-    int rc = query_begin(st->conn, sql, &q, e);
-
-    if (rc < 0)
-        return rc;
-    while ((rc = query_step(&q, e)) == 1) {
-        rc = query_row(&q, cell, 2, e);
-        if (rc == 0)
-            rc = write_place(w, cell[0].data, cell[0].len, (uint32_t)cell[1].num, e);
-        if (rc < 0)
-            return rc;
-    }
-    return rc;
-}
-
-static int write_held(struct writer *w, struct rows *places, struct err *e)
-{
-    struct cell cell[2];
-    int rc = 0;
-
-    rows_sort(places);
-    for (size_t i = 0; rc == 0 && i < places->count; i++) {
-        rows_get(places, i, cell, ARRAY_SIZE(cell));
-        rc = write_place(w, cell[0].data, cell[0].len, (uint32_t)cell[1].num, e);
-    }
-    return rc;
-}
-
 static int write_places(struct writer *w, struct stage *st, struct err *e)
 {
-    int rc =
-        st->places_spilled ? write_spilled(w, st, e) : write_held(w, &st->places, e);
+    static const char sql[] = "SELECT path, ord FROM tree ORDER BY path";
+    CLEANUP(held_end) struct held_walk places = {0};
+    struct cell cell[2];
+    int rc;
 
+    if (!st->places.spilled)
+        rows_sort(&st->places.rows);
+    rc = held_begin(st, &st->places, sql, &places, e);
+    while (rc == 0 && (rc = held_next(&places, cell, e)) == 1)
+        rc = write_place(w, cell[0].data, cell[0].len, (uint32_t)cell[1].num, e);
     while (rc == 0 && w->depth > 0)
         rc = leave_dir(w, e);
     return rc == 0 ? end_dir(w, e) : rc;

@@ -19,6 +19,8 @@
 
 enum {
     NAMES_A_ROW = 64, /* a fifth of a page of sqlite's: what is longer overflows */
+    FEW_ROWS =
+        1000, /* some 500 KiB of pages: the cache of a pooled connection has them */
 };
 
 /* An entry of the index of names, before it is sorted. */
@@ -39,7 +41,8 @@ struct commit {
     const struct stage_result *result;
     int64_t id; /* of the new checkpoint */
     struct totals totals;
-    struct name_ref *names; /* malloc */
+    uint32_t objects, warnings; /* rows that were put */
+    struct name_ref *names;     /* malloc */
     size_t nnames, names_cap;
     struct buf scratch;
 };
@@ -233,12 +236,12 @@ static int put_tensor(struct commit *c, const struct cell *staged, struct err *e
 }
 
 /* Tensors in byte order of their names. */
-static int put_tensors(struct commit *c, struct stage_order *order, struct err *e)
+static int put_tensors(struct commit *c, struct held_walk *order, struct err *e)
 {
     struct cell staged[STAGED_COLUMNS];
     int rc;
 
-    while ((rc = stage_order_next(order, staged, e)) == 1) {
+    while ((rc = held_next(order, staged, e)) == 1) {
         rc = put_tensor(c, staged, e);
         if (rc < 0)
             return rc;
@@ -317,55 +320,40 @@ static int put_file(void *user, const struct cell *staged, struct err *e)
     return put_summed(c->conn, sql, row, ARRAY_SIZE(row), e);
 }
 
-/* Copies rows of two staged columns behind a row id. */
-static int copy_rows(struct commit *c, const char *from, const char *to, bool summed,
-                     struct err *e)
+/* Two staged columns behind the id of a row; what is summed has its sum as the last one. */
+static int copy_row(struct commit *c, const char *to, uint32_t number,
+                    const struct cell *staged, bool summed, struct err *e)
 {
-    CLEANUP(query_end) struct query q = {0};
-    struct cell row[4];
-    uint32_t number = 0;
-    int rc = query_begin(c->st->conn, from, &q, e);
+    CLEANUP(query_end) struct query put = {0};
+    struct cell row[4] = {cell_int((uint64_t)row_id(c->id, number)), staged[0],
+                          staged[1]};
+    int rc = query_begin(c->conn, to, &put, e);
 
-    if (rc < 0)
-        return rc;
-    while ((rc = query_step(&q, e)) == 1) {
-        CLEANUP(query_end) struct query put = {0};
-
-        rc = query_row(&q, row + 1, 2, e);
-        row[0] = cell_int((uint64_t)row_id(c->id, number++));
-        row[3] = cell_int(cells_sum(row, 3));
-        if (rc == 0)
-            rc = query_begin(c->conn, to, &put, e);
-        if (rc == 0)
-            rc = query_write(&put, row, summed ? 4 : 3, e);
-        if (rc < 0)
-            return rc;
-    }
-    return rc;
+    row[3] = cell_int(cells_sum(row, 3));
+    return rc == 0 ? query_write(&put, row, summed ? 4 : 3, e) : rc;
 }
 
-static int put_hidden(struct commit *c, struct err *e)
+static int put_hidden(void *user, const struct cell *staged, struct err *e)
 {
-    static const char from[] = "SELECT name, part FROM hidden";
     static const char to[] = "INSERT INTO hidden VALUES (?1 >> 32, ?2, ?3)";
 
-    return copy_rows(c, from, to, false, e);
+    return copy_row(user, to, 0, staged, false, e);
 }
 
-static int put_objects(struct commit *c, struct err *e)
+static int put_object(void *user, const struct cell *staged, struct err *e)
 {
-    static const char from[] = "SELECT key, json FROM object ORDER BY key";
     static const char to[] = "INSERT INTO object VALUES (?1, ?2, ?3, ?4)";
+    struct commit *c = user;
 
-    return copy_rows(c, from, to, true, e);
+    return copy_row(c, to, c->objects++, staged, true, e);
 }
 
-static int put_warnings(struct commit *c, struct err *e)
+static int put_warning(void *user, const struct cell *staged, struct err *e)
 {
-    static const char from[] = "SELECT code, text FROM warning ORDER BY seq";
     static const char to[] = "INSERT INTO warning VALUES (?1, ?2, ?3)";
+    struct commit *c = user;
 
-    return copy_rows(c, from, to, false, e);
+    return copy_row(c, to, c->warnings++, staged, false, e);
 }
 
 /* Of what tells of all of it: the metadata file counts as well. */
@@ -473,7 +461,7 @@ static int drop_old(struct commit *c, struct err *e)
     return checkpoint_delete(c->conn, old, e);
 }
 
-static int write_all_rows(struct commit *c, struct stage_order *order, struct err *e)
+static int write_all_rows(struct commit *c, struct held_walk *order, struct err *e)
 {
     bool failed = c->result->error != NULL;
     int rc = drop_old(c, e);
@@ -489,11 +477,11 @@ static int write_all_rows(struct commit *c, struct stage_order *order, struct er
     if (rc == 0)
         rc = stage_files(c->st, put_file, c, e);
     if (rc == 0)
-        rc = put_hidden(c, e);
+        rc = stage_each_hidden(c->st, put_hidden, c, e);
     if (rc == 0 && !failed)
-        rc = put_objects(c, e);
+        rc = stage_each_object(c->st, put_object, c, e);
     if (rc == 0)
-        rc = put_warnings(c, e);
+        rc = stage_each_warning(c->st, put_warning, c, e);
     if (rc == 0)
         rc = put_checkpoint(c, e);
     if (rc == 0)
@@ -504,11 +492,11 @@ static int write_all_rows(struct commit *c, struct stage_order *order, struct er
 /* Sorts before it takes the lock on the index. */
 static int commit_once(struct commit *c, struct catalog *catalog, struct err *e)
 {
-    CLEANUP(stage_order_end) struct stage_order order = {0};
+    CLEANUP(held_end) struct held_walk order = {0};
     int rc = stage_tree_clear(c->st, e);
 
     if (rc == 0)
-        rc = stage_order_begin(c->st, &order, e);
+        rc = stage_order(c->st, &order, e);
     if (rc < 0)
         return rc;
     catalog_check_moved(catalog);

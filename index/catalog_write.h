@@ -14,9 +14,10 @@ struct err;
 struct stage;
 
 /*
- * A scan can take minutes, so its rows go to a private temporary database first: nobody
- * waits for a lock meanwhile, several scans run at once, and what stays in memory does not
- * grow with the checkpoint. The index is written in one go at the end.
+ * A scan can take minutes, so its rows are kept beside the index first, in memory and, where
+ * they are many, in a private temporary database: nobody waits for a lock meanwhile, several
+ * scans run at once, and what stays in memory does not grow with the checkpoint. The index is
+ * written in one go at the end.
  */
 int stage_open(bool memory, struct stage **out, struct err *e);
 void stage_close(struct stage *st); /* NULL is fine */

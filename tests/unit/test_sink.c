@@ -806,6 +806,39 @@ static int note_entry(void *user, const struct tree_entry *x)
     return buf_addf(user, "%u %s %u\n", x->pos, x->name, x->dir ? 0 : x->tensor);
 }
 
+static int note_hidden(void *user, const char *name, bool part)
+{
+    return buf_addf(user, "%s %d\n", name, part);
+}
+
+static int note_object(void *user, const char *key, size_t key_len, const char *json,
+                       size_t len)
+{
+    return buf_addf(user, "%.*s %.*s\n", (int)key_len, key, (int)len, json);
+}
+
+static int note_warning(void *user, const char *code, const char *text)
+{
+    return buf_addf(user, "%s %s\n", code, text);
+}
+
+/* Names, keys and texts in no order; of names that come again one is a part then. */
+static void report_beside(struct scan *t)
+{
+    char name[40];
+    struct err *e = &t->e;
+
+    for (unsigned i = 0; i < 300; i++) {
+        snprintf(name, sizeof name, "beside%u", (i * 37) % 300);
+        assert_ok(sink_object(t->s, name, strlen(name), "[]", 2, e), e);
+        assert_ok(stage_hidden(t->s->stage, name, strlen(name), i % 5 == 0, e), e);
+        assert_ok(stage_hidden(t->s->stage, name, strlen(name), i % 7 == 0, e), e);
+        assert_ok(stage_warning(t->s->stage, "odd", name, e), e);
+    }
+    assert_ok(stage_hidden(t->s->stage, "beside", 6, true, e), e);
+    assert_ok(stage_hidden(t->s->stage, "beside7", 7, true, e), e);
+}
+
 /* Keys in no order, a file each, and one key in two parts. */
 static void report_many(struct scan *t)
 {
@@ -821,6 +854,16 @@ static void report_many(struct scan *t)
     assert_ok(sink_tensor_plain(t->s, &in, t->file, 0, &t->e), &t->e);
     in.part = NULL;
     assert_ok(sink_tensor_plain(t->s, &in, t->file, 8, &t->e), &t->e);
+    report_beside(t);
+}
+
+static void limit_memory(struct stage *st, size_t most)
+{
+    struct held *all[] = {&st->files,  &st->rows,   &st->places,
+                          &st->hidden, &st->object, &st->warning};
+
+    for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+        all[i]->rows.data.max = most;
 }
 
 /* All that the index has then; `most` bytes of rows stay in memory. */
@@ -833,12 +876,18 @@ static void see_many(struct tmp *tmp, size_t most, struct buf *out)
     t.store.size_of_all = 64;
     st = t.s->stage;
     if (most > 0)
-        st->files.data.max = st->rows.data.max = st->places.data.max = most;
+        limit_memory(st, most);
     report_many(&t);
-    assert_int_equal(st->files_spilled, most > 0);
-    assert_int_equal(st->spilled, most > 0);
+    assert_int_equal(st->files.spilled, most > 0);
+    assert_int_equal(st->rows.spilled, most > 0);
+    assert_int_equal(st->hidden.spilled, most > 0);
+    assert_int_equal(st->object.spilled, most > 0 && most < 5000);
+    assert_int_equal(st->warning.spilled, most > 0 && most < 5000);
     commit(&t);
     assert_int_equal(catalog_files(t.c, t.id, note_file, out, &t.e), 0);
+    assert_int_equal(catalog_hidden(t.c, t.id, note_hidden, out, &t.e), 0);
+    assert_int_equal(catalog_objects(t.c, t.id, note_object, out, &t.e), 0);
+    assert_int_equal(catalog_warnings(t.c, t.id, note_warning, out, &t.e), 0);
     assert_int_equal(catalog_tensors(t.c, t.id, 0, note_tensor, out, &t.e), 0);
     for (uint32_t dir = 0; dir < 5; dir++)
         assert_int_equal(catalog_tree_list(t.c, t.id, dir, 0, note_entry, out, &t.e),
@@ -848,11 +897,13 @@ static void see_many(struct tmp *tmp, size_t most, struct buf *out)
 
 static void test_many_rows(void **state)
 {
-    static const size_t most[] = {1, 100, 5000};
+    static const size_t most[] = {1, 100, 5000}; /* as many as some have */
     CLEANUP(buf_release) struct buf want = {0};
 
     see_many(*state, 0, &want);
     assert_has(want.data, " optim/part.7 ");
+    assert_has(want.data, "\nbeside 1\nbeside0 1\nbeside1 0\n");
+    assert_has(want.data, "\nbeside7 1\n");
     for (size_t i = 0; i < ARRAY_SIZE(most); i++) {
         CLEANUP(buf_release) struct buf is = {0};
 
@@ -893,10 +944,10 @@ static void count_places(const struct stage *st, const char *path, size_t len)
 {
     unsigned found = 0;
 
-    for (size_t i = 0; i < st->places.count; i++) {
+    for (size_t i = 0; i < st->places.rows.count; i++) {
         struct cell cell[2];
 
-        rows_get(&st->places, i, cell, ARRAY_SIZE(cell));
+        rows_get(&st->places.rows, i, cell, ARRAY_SIZE(cell));
         found += cell[0].len == len && memcmp(cell[0].data, path, len) == 0;
     }
     assert_int_equal(found, 1);
