@@ -489,6 +489,15 @@ static int write_all_rows(struct commit *c, struct held_walk *order, struct err 
     return rc;
 }
 
+/* May the pool's connection write it? It has its statements, and who reads the rows next. */
+static bool is_small(const struct stage *st)
+{
+    return st->tensors + st->files.rows.count + st->hidden.rows.count +
+                   st->object.rows.count <=
+               FEW_ROWS &&
+           !st->conn;
+}
+
 /* Sorts before it takes the lock on the index. */
 static int commit_once(struct commit *c, struct catalog *catalog, struct err *e)
 {
@@ -500,7 +509,7 @@ static int commit_once(struct commit *c, struct catalog *catalog, struct err *e)
     if (rc < 0)
         return rc;
     catalog_check_moved(catalog);
-    rc = conn_take(catalog, true, &c->conn, e);
+    rc = conn_take(catalog, !is_small(c->st), &c->conn, e);
     if (rc == 0)
         rc = conn_begin(c->conn, true, e);
     if (rc == 0)
