@@ -297,6 +297,7 @@ static int list_inside(struct page *p, const struct dir_handle *h, off_t off)
 
     if (p->slot->stale)
         return err_set(p->e, ESTALE, "%s: the checkpoint changed", p->slot->path);
+    slot_used(p->r->fs, p->slot);
     rc = attr_inside(p->r->fs, p->slot, p->dir, ino_index(p->r->ino), &self, p->e);
     if (rc < 0 || put_dots(p, self.st_ino, &off))
         return rc;
@@ -359,6 +360,8 @@ static int list_shown(struct page *p, struct node *dir, const struct shown *show
                  attr_path_ino(dir->path, dir->kind == NODE_FILE_DIR ? "/" : "", 0, 0),
                  &off))
         return 0;
+    if (shown->slot)
+        slot_used(p->r->fs, shown->slot);
     for (size_t i = (size_t)(off - DOTS); off < STAGED_POS && i < shown->count; i++) {
         if (is_covered(p, shown->entry[i].name))
             continue;

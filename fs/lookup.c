@@ -203,7 +203,7 @@ int slot_ready(const struct request *r, struct slot *slot, struct err *e)
 {
     int64_t now = now_ns();
 
-    slot->used_ns = now;
+    slot_used(r->fs, slot);
     if (slot->stale)
         return err_set(e, ESTALE, "%s: the checkpoint changed", slot->path);
     if (slot_fresh(slot, now))

@@ -17,7 +17,9 @@ struct nodes {
     struct node **bucket;
     size_t nbuckets, count;
     uint64_t generation;
-    uint64_t turn; /* how often somebody was to look again */
+    uint64_t turn;        /* how often somebody was to look again */
+    struct node *watched; /* a list, with a reference to each */
+    size_t nshown;        /* nodes that remember what they showed */
 };
 
 enum { FIRST_BUCKETS = 256, FIRST_TABLE = 256, TIDY_AT_ONCE = 64, TIDY_SECONDS = 5 };
@@ -53,7 +55,6 @@ static struct node *node_make(const struct node_spec *spec)
     n->dev = spec->dev;
     n->inode = spec->inode;
     n->refs = 1;
-    n->used_ns = now_ns();
     if (n->name && n->path && (n->dir || !spec->dir) && (n->file || !spec->file))
         return n;
     free(n->name);
@@ -184,6 +185,26 @@ static bool is_same(const struct node *n, const struct node_spec *spec)
            strcmp(n->path, spec->path) == 0;
 }
 
+/* Puts it on the list of those that are watched; with the lock held. */
+static void watch(struct nodes *t, struct node *n)
+{
+    if (n->watched)
+        return;
+    n->watched = true;
+    n->refs++;
+    n->next_watched = t->watched;
+    t->watched = n;
+}
+
+/* Its name is another node's; its checkpoint, if it was one, has to go. */
+static void make_orphan(struct nodes *t, struct node *n)
+{
+    hash_remove(t, n);
+    n->orphan = true;
+    if (n->slot)
+        watch(t, n);
+}
+
 /* Gives it a number. */
 static bool table_add(struct nodes *t, struct node *n)
 {
@@ -213,8 +234,7 @@ int node_intern(struct fs *fs, struct node *parent, const struct node_spec *spec
     pthread_mutex_lock(&t->lock);
     n = hash_find(t, parent, spec->name);
     if (n && !is_same(n, spec)) {
-        hash_remove(t, n);
-        n->orphan = true;
+        make_orphan(t, n);
         n = NULL;
     }
     if (n) {
@@ -235,13 +255,14 @@ int node_intern(struct fs *fs, struct node *parent, const struct node_spec *spec
     return 0;
 }
 
-/* Takes n references; the node itself and parents that nobody needs go with the last. */
-static void drop(struct fs *fs, struct node *n, uint64_t refs)
+/*
+ * Takes n references; the node itself and parents that nobody needs go with the last, to
+ * the list that is returned. With the lock held.
+ */
+static struct node *take_refs(struct nodes *t, struct node *n, uint64_t refs)
 {
-    struct nodes *t = fs->nodes;
     struct node *dead = NULL;
 
-    pthread_mutex_lock(&t->lock);
     while (n && n->ino != FUSE_ROOT_ID) {
         struct node *parent = n->parent;
 
@@ -250,6 +271,7 @@ static void drop(struct fs *fs, struct node *n, uint64_t refs)
             break;
         if (!n->orphan)
             hash_remove(t, n);
+        t->nshown -= n->shown != NULL;
         t->table[n->ino] = NULL;
         t->free = MIN(t->free, n->ino);
         n->next = dead;
@@ -257,11 +279,26 @@ static void drop(struct fs *fs, struct node *n, uint64_t refs)
         n = parent;
         refs = 1;
     }
-    pthread_mutex_unlock(&t->lock);
+    return dead;
+}
+
+static void bury(struct fs *fs, struct node *dead)
+{
     for (struct node *next; dead; dead = next) {
         next = dead->next;
         node_free(fs, dead);
     }
+}
+
+static void drop(struct fs *fs, struct node *n, uint64_t refs)
+{
+    struct nodes *t = fs->nodes;
+    struct node *dead;
+
+    pthread_mutex_lock(&t->lock);
+    dead = take_refs(t, n, refs);
+    pthread_mutex_unlock(&t->lock);
+    bury(fs, dead);
 }
 
 void node_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
@@ -309,6 +346,7 @@ void node_set_shown(struct fs *fs, struct node *n, struct shown *shown)
     pthread_mutex_lock(&fs->nodes->lock);
     old = n->shown;
     n->shown = shown ? shown_get(shown) : NULL;
+    fs->nodes->nshown += (n->shown != NULL) - (size_t)(old != NULL);
     if (shown && shown->turn != fs->nodes->turn)
         shown->until_ns = 0;
     pthread_mutex_unlock(&fs->nodes->lock);
@@ -333,21 +371,25 @@ void node_set_slot(struct fs *fs, struct node *n, struct slot *slot)
     pthread_mutex_lock(&fs->nodes->lock);
     old = n->slot;
     n->slot = slot ? slot_get(fs, slot) : NULL;
+    if (slot)
+        watch(fs->nodes, n);
     pthread_mutex_unlock(&fs->nodes->lock);
     slot_unref(fs, old, 1);
 }
 
-/* Up to TIDY_AT_ONCE snapshots that are out of date for long, taken off their nodes. */
-static size_t take_old(struct nodes *t, int64_t before, struct shown **old)
+/* Up to TIDY_AT_ONCE snapshots that are out of date for long, taken off nodes from *at on. */
+static size_t take_old(struct nodes *t, int64_t before, size_t *at, struct shown **old)
 {
     size_t n = 0;
 
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->cap && n < TIDY_AT_ONCE; i++) {
-        struct node *node = t->table[i];
+    for (; t->nshown > 0 && *at < t->cap && n < TIDY_AT_ONCE; (*at)++) {
+        struct node *node = t->table[*at];
 
-        if (node && node->shown && node->shown->until_ns < before)
+        if (node && node->shown && node->shown->until_ns < before) {
             old[n++] = steal(&node->shown);
+            t->nshown--;
+        }
     }
     pthread_mutex_unlock(&t->lock);
     return n;
@@ -357,10 +399,10 @@ void nodes_tidy(struct fs *fs)
 {
     int64_t before = now_ns() - TIDY_SECONDS * 1000000000ll;
     struct shown *old[TIDY_AT_ONCE];
-    size_t n;
+    size_t n, at = 0;
 
     do {
-        n = take_old(fs->nodes, before, old);
+        n = take_old(fs->nodes, before, &at, old);
         for (size_t i = 0; i < n; i++)
             shown_put(fs, old[i]);
     } while (n == TIDY_AT_ONCE);
@@ -424,8 +466,7 @@ void nodes_renew(struct fs *fs, const char *path)
 
         if (!is_directory_at(n, path) || !n->parent)
             continue;
-        hash_remove(t, n);
-        n->orphan = true;
+        make_orphan(t, n);
     }
     pthread_mutex_unlock(&t->lock);
 }
@@ -452,22 +493,43 @@ uint64_t nodes_turn(struct fs *fs)
     return turn;
 }
 
-int node_watched(struct fs *fs, struct node ***out, size_t *count)
+int node_take_watched(struct fs *fs, struct node ***out, size_t *count)
 {
     struct nodes *t = fs->nodes;
     size_t n = 0;
 
     *count = 0;
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->cap; i++)
-        n += t->table[i] && t->table[i]->slot;
+    for (const struct node *x = t->watched; x; x = x->next_watched)
+        n++;
     *out = n ? malloc(n * sizeof **out) : NULL;
-    for (size_t i = 0; *out && i < t->cap; i++) {
-        if (t->table[i] && t->table[i]->slot) {
-            t->table[i]->refs++;
-            (*out)[(*count)++] = t->table[i];
-        }
+    while (*out && t->watched) {
+        struct node *x = t->watched;
+
+        t->watched = steal(&x->next_watched);
+        x->watched = false;
+        (*out)[(*count)++] = x;
     }
     pthread_mutex_unlock(&t->lock);
     return n && !*out ? -ENOMEM : 0;
+}
+
+void node_watch(struct fs *fs, struct node *n)
+{
+    pthread_mutex_lock(&fs->nodes->lock);
+    watch(fs->nodes, n);
+    pthread_mutex_unlock(&fs->nodes->lock);
+}
+
+void node_watch_again(struct fs *fs, struct node *n)
+{
+    struct nodes *t = fs->nodes;
+    struct node *dead;
+
+    pthread_mutex_lock(&t->lock);
+    if (n->refs > 1 || n->ino == FUSE_ROOT_ID)
+        watch(t, n);
+    dead = take_refs(t, n, 1);
+    pthread_mutex_unlock(&t->lock);
+    bury(fs, dead);
 }

@@ -41,10 +41,9 @@ struct node {
     atomic_bool orphan;  /* its name went to another node */
     struct shown *shown; /* what a directory showed lately */
     struct slot *slot;   /* the checkpoint it is, as of the last look */
-
-    /* for the watcher: when it was used last, when to look next (when it fell asleep) */
-    atomic_int_fast64_t used_ns, look_ns;
-    atomic_bool dormant; /* the kernel will ask before it uses what it cached */
+    struct node *next_watched;
+    bool watched;    /* it is among those that node_take_watched takes */
+    int64_t look_ns; /* the watcher's: not before then */
 };
 
 static inline bool node_is_dir(const struct node *n)
@@ -81,7 +80,8 @@ struct shown *node_shown(struct fs *fs, struct node *n);
 void node_set_shown(struct fs *fs, struct node *n, struct shown *shown);
 
 struct slot *node_slot(struct fs *fs, struct node *n); /* a reference, or NULL */
-/* Takes up a checkpoint (NULL: none any more); takes one reference of its own. */
+/* Takes up a checkpoint, which is watched from now on (NULL: none any more); takes one
+ * reference of its own. */
 void node_set_slot(struct fs *fs, struct node *n, struct slot *slot);
 
 /* Pins the directory of the source that has this path; NULL: the kernel knows none. */
@@ -113,7 +113,15 @@ uint64_t nodes_turn(struct fs *fs);
 /* Forgets snapshots that nobody looked at for a while; long ones are megabytes. */
 void nodes_tidy(struct fs *fs);
 
-/* Pins every directory that is a checkpoint now; *out is malloc'd. */
-int node_watched(struct fs *fs, struct node ***out, size_t *count);
+/*
+ * Directories that are watched: those that became a checkpoint, woke up or lost their name
+ * since they were taken last. Each is pinned; *out is malloc'd. -ENOMEM takes none.
+ */
+int node_take_watched(struct fs *fs, struct node ***out, size_t *count);
+
+/* It is to be taken again. Without _again: another pin is made for that. */
+void node_watch(struct fs *fs, struct node *n);
+/* In place of node_unpin; nothing, where nobody else knows the node. */
+void node_watch_again(struct fs *fs, struct node *n);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "fs/copies.h"
+#include "fs/node.h"
 #include "fs/watch.h"
 
 enum {
@@ -318,6 +319,24 @@ bool slot_retire(struct fs *fs, struct slot *s)
     copies_forget(fs->copies, s->info.id);
     watch_changed(fs, s);
     return true;
+}
+
+void slot_used(struct fs *fs, struct slot *s)
+{
+    struct node *n;
+    struct slot *is;
+
+    s->used_ns = now_ns();
+    if (!s->dormant || !atomic_exchange(&s->dormant, false))
+        return;
+    n = node_pin(fs, s->dir_ino);
+    is = n ? node_slot(fs, n) : NULL;
+    if (is == s)
+        node_watch(fs, n);
+    slot_unref(fs, is, 1);
+    if (n)
+        node_unpin(fs, n);
+    watch_soon(fs);
 }
 
 int slot_refresh(struct fs *fs, struct slot *s, struct err *e)

@@ -83,6 +83,8 @@ struct slot {
      * had been found when the last look began: where they differ, the next use looks. */
     atomic_uint suspect, answered;
     atomic_int_fast64_t checked_ns, used_ns;
+    atomic_bool
+        dormant; /* not watched: the kernel asks before it uses what it cached */
     atomic_int_fast64_t changed_ns; /* newest ctime of its files; 0: not looked up */
 
     pthread_mutex_t lock;
@@ -143,6 +145,12 @@ void slot_forget(struct fs *fs, fuse_ino_t ino, uint64_t n);
 
 /* Marks it as replaced or gone; true for the one caller that did. */
 bool slot_retire(struct fs *fs, struct slot *s);
+
+/*
+ * To be called before the kernel is given what it may keep: where the checkpoint was not
+ * watched any more, it is from now on.
+ */
+void slot_used(struct fs *fs, struct slot *s);
 
 static inline bool slot_fresh(const struct slot *s, int64_t now)
 {

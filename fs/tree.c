@@ -590,24 +590,29 @@ static int shown_new(struct fs *fs, struct node *dir, bool may_block,
     return 0;
 }
 
+/* Is what the directory showed lately still to be shown? */
+static bool is_current(const struct shown *s, int64_t now)
+{
+    return s && now < s->until_ns &&
+           (!s->slot || (!s->slot->stale && slot_fresh(s->slot, now)));
+}
+
 int tree_shown(struct fs *fs, struct node *dir, bool may_block, struct shown **out,
                struct err *e)
 {
     struct shown *s = node_shown(fs, dir);
     int64_t now = now_ns();
-    int rc;
+    int rc = 0;
 
-    dir->used_ns = now;
-    if (s && now < s->until_ns &&
-        (!s->slot || (!s->slot->stale && slot_fresh(s->slot, now)))) {
-        *out = s;
-        return 0;
+    if (!is_current(s, now)) {
+        shown_put(fs, s);
+        rc = shown_new(fs, dir, may_block, &s, e);
+        if (rc != 0)
+            return rc;
+        node_set_shown(fs, dir, s);
     }
-    shown_put(fs, s);
-    rc = shown_new(fs, dir, may_block, &s, e);
-    if (rc != 0)
-        return rc;
-    node_set_shown(fs, dir, s);
+    if (s->slot)
+        slot_used(fs, s->slot);
     *out = s;
     return 0;
 }

@@ -24,7 +24,7 @@ enum {
     IDLE_SECONDS = 20,
     /* So many are looked at for that long; of more, each for less (a find over all). */
     FULLY_WATCHED = 64,
-    IDLE_LEAST_NS = 1000000000,
+    IDLE_LEAST_NS = LOOK_NS, /* then none is looked at before it sleeps */
     /* Shards that nobody reads stay open so long, for the next reader. */
     OPEN_SECONDS = 5,
     /*
@@ -49,6 +49,7 @@ struct watch {
     /* guarded by lock */
     struct change *changes;
     bool stop;
+    bool resting; /* there is nothing to look at */
 };
 
 /* ---- telling the kernel ---- */
@@ -121,6 +122,19 @@ void watch_changed(struct fs *fs, struct slot *s)
     pthread_mutex_unlock(&w->lock);
 }
 
+void watch_soon(struct fs *fs)
+{
+    struct watch *w = fs->watch;
+
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    if (w->resting)
+        pthread_cond_signal(&w->wake);
+    w->resting = false;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static struct change *take_changes(struct watch *w)
 {
     struct change *list;
@@ -182,13 +196,19 @@ static void look_at(struct fs *fs, struct node *n, struct slot *slot)
     n->look_ns = end + MAX(look_interval(fs), COST_SHARE * (end - start));
 }
 
-/* Nobody asked for long: the kernel is made to ask before it uses what it has. */
-static void put_to_sleep(struct fs *fs, struct node *n, struct slot *slot)
+/*
+ * Nobody asked for long: the kernel is made to ask before it uses what it has. False: it is
+ * used just now. Whoever uses it says so first and then looks whether it sleeps, so that
+ * one of the two sees the other.
+ */
+static bool put_to_sleep(struct fs *fs, struct slot *slot, int64_t used)
 {
-    n->dormant = true;
-    n->look_ns = now_ns();
+    slot->dormant = true;
+    if (slot->used_ns != used && atomic_exchange(&slot->dormant, false))
+        return false;
     forget_own_names(fs, slot);
     forget_absent(fs, slot);
+    return true;
 }
 
 /* How long one that nobody asks for is looked at, of `awake` ones. */
@@ -205,36 +225,36 @@ static bool look_at_node(struct fs *fs, struct node *n, int64_t idle)
 {
     struct slot *slot = node_slot(fs, n);
     int64_t now = now_ns();
-    int64_t used = slot ? MAX(n->used_ns, slot->used_ns) : 0;
+    int64_t used = slot ? slot->used_ns : 0;
+    bool again = false;
 
     if (slot && n->orphan) {
         slot_retire(fs, slot);
         node_set_slot(fs, n, NULL);
-    } else if (slot && !slot->stale) {
-        /* Once asleep only its use wakes it: that others sleep too does not. */
-        n->dormant = n->dormant && used <= n->look_ns;
-        if (!n->dormant && fs->can_expire && now - used > idle)
-            put_to_sleep(fs, n, slot);
-        else if (!n->dormant && now >= n->look_ns)
+    } else if (slot && !slot->stale) { /* the next use replaces a stale one */
+        again = !fs->can_expire || now - used <= idle || !put_to_sleep(fs, slot, used);
+        if (again && now >= MAX(n->look_ns, slot->checked_ns + look_interval(fs)))
             look_at(fs, n, slot);
     }
     slot_unref(fs, slot, 1);
-    return slot && !n->dormant;
+    return again;
 }
 
 /* True: there are checkpoints in use. */
 static bool look_around(struct fs *fs)
 {
     struct node **node;
-    size_t count, before = 0, awake = 0;
+    size_t count, awake = 0;
 
-    if (node_watched(fs, &node, &count) < 0)
+    if (node_take_watched(fs, &node, &count) < 0)
         return true; /* out of memory; again in a moment */
-    for (size_t i = 0; i < count; i++)
-        before += !node[i]->dormant;
     for (size_t i = 0; i < count; i++) {
-        awake += look_at_node(fs, node[i], idle_ns(before));
-        node_unpin(fs, node[i]);
+        if (look_at_node(fs, node[i], idle_ns(count))) {
+            node_watch_again(fs, node[i]);
+            awake++;
+        } else {
+            node_unpin(fs, node[i]);
+        }
     }
     free(node);
     nodes_tidy(fs);
@@ -252,8 +272,10 @@ static void wait_tick(struct watch *w, bool busy)
         t.tv_sec++;
     }
     pthread_mutex_lock(&w->lock);
+    w->resting = !busy;
     if (!w->stop)
         pthread_cond_timedwait(&w->wake, &w->lock, &t);
+    w->resting = false;
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -18,4 +18,7 @@ void watch_free(struct watch *w); /* NULL is fine, as above */
 /* This generation is no longer what its directory shows. Any thread; never blocks. */
 void watch_changed(struct fs *fs, struct slot *s);
 
+/* One that slept is used: where all slept, the thread looks at once. Any thread; never blocks. */
+void watch_soon(struct fs *fs);
+
 #endif
