@@ -20,7 +20,7 @@ struct slots {
     pthread_mutex_t lock;
     /* guarded by lock */
     struct slot **slot;
-    size_t cap;
+    size_t cap, free; /* free: no number below it is free */
     uint64_t generation;
 };
 
@@ -188,10 +188,11 @@ bool slot_stores(const void *slot, const char *name)
 /* Gives it a free number. */
 static int table_add(struct slots *t, struct slot *s)
 {
-    size_t at = 0;
+    size_t at = t->free;
 
     while (at < t->cap && t->slot[at])
         at++;
+    t->free = at;
     if (at == t->cap) {
         size_t cap = t->cap ? 2 * t->cap : 64;
         struct slot **grown =
@@ -293,8 +294,10 @@ void slot_unref(struct fs *fs, struct slot *s, uint64_t n)
     pthread_mutex_lock(&t->lock);
     s->refs -= MIN(n, s->refs);
     last = s->refs == 0;
-    if (last)
+    if (last) {
         t->slot[s->number] = NULL;
+        t->free = MIN(t->free, s->number);
+    }
     pthread_mutex_unlock(&t->lock);
     if (!last)
         return;
