@@ -167,6 +167,28 @@ struct encoded {
     bool whole; /* all of the key is in it */
 };
 
+/* How many bytes at the beginning are ASCII that a file name may hold as it is. */
+static size_t plain_run(const char *s, size_t len)
+{
+    size_t n = 0;
+
+    while (n < len && s[n] >= 0x20 && s[n] < 0x7f && s[n] != '/' && s[n] != '%')
+        n++;
+    return n;
+}
+
+/* Takes such a run, as far as there is room; most keys are one. */
+static size_t encode_run(const char *s, size_t len, size_t room, struct encoded *out)
+{
+    size_t n = plain_run(s, MIN(len, room - out->len));
+
+    memcpy(out->text + out->len, s, n);
+    if (out->len <= room - TAIL_BYTES)
+        out->cut = MIN(out->len + n, room - TAIL_BYTES);
+    out->len += n;
+    return n;
+}
+
 static void encode(const char *s, size_t len, size_t escape_at, size_t room,
                    struct encoded *out)
 {
@@ -175,9 +197,14 @@ static void encode(const char *s, size_t len, size_t escape_at, size_t room,
     out->len = out->cut = 0;
     while (pos < len) {
         bool escape = pos == escape_at || (pos == 0 && *s == '.');
+        size_t used, n, end = pos < escape_at ? MIN(len, escape_at) : len;
         char unit[UNIT_BYTES];
-        size_t used, n = encode_unit(s + pos, len - pos, escape, unit, &used);
 
+        if (!escape)
+            pos += encode_run(s + pos, end - pos, room, out);
+        if (pos == len)
+            break;
+        n = encode_unit(s + pos, len - pos, escape || pos == escape_at, unit, &used);
         if (used > room - out->len)
             break;
         memcpy(out->text + out->len, unit, used);

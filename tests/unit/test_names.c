@@ -151,11 +151,13 @@ static void test_parts(void **state)
 
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
-        CLEANUP(buf_release) struct buf dir = {0}, leaf = {0};
+        CLEANUP(buf_release) struct buf dir = {0}, leaf = {0}, key = {0};
+        size_t len = strlen(rows[i].part);
 
-        name_of_part(rows[i].part, strlen(rows[i].part), false, &dir);
+        buf_addf(&key, "%s.more", rows[i].part); /* a part ends by its length */
+        name_of_part(key.data, len, false, &dir);
         assert_text(&dir, rows[i].dir);
-        name_of_part(rows[i].part, strlen(rows[i].part), true, &leaf);
+        name_of_part(key.data, len, true, &leaf);
         assert_text(&leaf, rows[i].leaf);
     }
 }
