@@ -10,7 +10,7 @@
 struct rows {
     struct buf data; /* cells */
     struct row_ref {
-        uint64_t prefix; /* of the first cell, as it sorts */
+        uint64_t prefix; /* of what differs in the first cell, while they are sorted */
         uint64_t at;     /* in data; grows from row to row */
     } * row;             /* malloc */
     size_t count, cap;
