@@ -53,12 +53,21 @@ int zarr_dir_read(struct store *store, const char *root, const char *path,
     return 0;
 }
 
+static int parse_array(const struct zarr_dir *d, const char *text, size_t len,
+                       struct zarr_array *a, struct err *e)
+{
+    return strcmp(d->metadata, "zarr.json") == 0 ? zarr_parse_v3(text, len, a, e)
+                                                 : zarr_parse_v2(text, len, a, e);
+}
+
 static int read_array(const struct zarr_dir *d, struct zarr_array *a, struct err *e)
 {
     CLEANUP_FREE char *text = NULL;
     struct err why = {0};
     size_t len;
 
+    if (d->text && d->len <= ZARR_MAX_JSON)
+        return parse_array(d, d->text, d->len, a, e);
     if (zarr_dir_read(d->store, d->root, d->path, d->metadata, ZARR_MAX_JSON, &text,
                       &len, &why) < 0) {
         if (stops_scan(why.code)) {
@@ -68,8 +77,7 @@ static int read_array(const struct zarr_dir *d, struct zarr_array *a, struct err
         zarr_array_broken(a, "its %s: %.180s", d->metadata, why.text);
         return 0;
     }
-    return strcmp(d->metadata, "zarr.json") == 0 ? zarr_parse_v3(text, len, a, e)
-                                                 : zarr_parse_v2(text, len, a, e);
+    return parse_array(d, text, len, a, e);
 }
 
 /* ---- chunks ---- */
@@ -181,6 +189,15 @@ static int add_entry(struct walk *w, const char *prefix,
                                         : add_other(w, key, (size_t)len, dir, e);
 }
 
+static int add_entries(struct walk *w, const char *prefix, const struct listing *l,
+                       struct err *e)
+{
+    for (size_t i = 0; i < listing_count(l); i++)
+        if (add_entry(w, prefix, listing_at(l, i), e) < 0)
+            return -e->code;
+    return 0;
+}
+
 /* First watched, then listed: what comes in between makes the index stale. */
 static int list_below(struct walk *w, const char *prefix, struct err *e)
 {
@@ -188,6 +205,8 @@ static int list_below(struct walk *w, const char *prefix, struct err *e)
     char path[PATH_MAX], full[PATH_MAX];
     size_t len;
 
+    if (!prefix[0] && w->d->listing)
+        return add_entries(w, prefix, w->d->listing, e);
     if (join(w->d->path, prefix, path, e) < 0)
         return -e->code;
     len = strlen(path);
@@ -197,10 +216,7 @@ static int list_below(struct walk *w, const char *prefix, struct err *e)
         join(w->d->root, path, full, e) < 0 ||
         w->d->store->ops->list(w->d->store, full, &l, e) < 0)
         return -e->code;
-    for (size_t i = 0; i < listing_count(l); i++)
-        if (add_entry(w, prefix, listing_at(l, i), e) < 0)
-            return -e->code;
-    return 0;
+    return add_entries(w, prefix, l, e);
 }
 
 static int list_all(struct walk *w, struct err *e)

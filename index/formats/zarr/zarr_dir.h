@@ -6,6 +6,7 @@
 #include "base/base.h"
 #include "index/formats/zarr/zarr_array.h"
 
+struct listing;
 struct store;
 
 struct zarr_dir {
@@ -14,6 +15,10 @@ struct zarr_dir {
     const char *path;       /* the array's, relative to that; "": the same */
     const char *metadata;   /* ".zarray" or "zarr.json", which is in it */
     bool all_chunks_needed; /* see struct zarr_how */
+    /* What the caller has already, each of it made after it was watched; or NULL. */
+    const struct listing *listing; /* of the array's directory */
+    const char *text;              /* all of the metadata */
+    size_t len;
 };
 
 /*

@@ -258,7 +258,9 @@ static int role_of_path(const char *path)
     return (int)role_of(NULL, key, strlen(key));
 }
 
-static int report_array(struct tree *t, const char *path, const char *metadata,
+/* `text` is what metadata hold, or NULL: they are not read yet. */
+static int report_array(struct tree *t, const char *path, const struct listing *l,
+                        const char *metadata, const char *text, size_t len,
                         struct err *e)
 {
     const struct zarr_dir d = {
@@ -266,6 +268,9 @@ static int report_array(struct tree *t, const char *path, const char *metadata,
         .root = t->c->dir,
         .path = path,
         .metadata = metadata,
+        .listing = l,
+        .text = text,
+        .len = len,
     };
     struct sink_tensor about = {.role = role_of_path(path)};
     struct zarr_array a;
@@ -376,7 +381,7 @@ static int visit_v3(struct tree *t, const struct todo *at, const struct listing 
                     struct err *e)
 {
     CLEANUP_FREE char *text = NULL;
-    size_t len;
+    size_t len = 0;
     int rc = hide_file(t, at->path, ZARR_JSON, e);
 
     if (rc == 0)
@@ -387,7 +392,7 @@ static int visit_v3(struct tree *t, const struct todo *at, const struct listing 
     if (rc > 0 && report_v3_attributes(t, at->path, text, len, e) < 0)
         return -e->code;
     if (rc == 0 || !is_group(text, len))
-        return report_array(t, at->path, ZARR_JSON, e);
+        return report_array(t, at->path, l, ZARR_JSON, text, len, e);
     t->found->groups++;
     if (hide_top(t, at->path, e) < 0 ||
         (!at->path[0] &&
@@ -410,7 +415,8 @@ static int visit_listed(struct tree *t, const struct todo *at, const struct list
         return -e->code;
     if (v3)
         return visit_v3(t, at, l, e);
-    return v2 ? report_array(t, at->path, ZARRAY, e) : visit_v2_group(t, at, l, e);
+    return v2 ? report_array(t, at->path, l, ZARRAY, NULL, 0, e)
+              : visit_v2_group(t, at, l, e);
 }
 
 static int visit(struct tree *t, const struct todo *at, struct err *e)
