@@ -878,6 +878,7 @@ static void see_many(struct tmp *tmp, size_t most, struct buf *out)
     if (most > 0)
         limit_memory(st, most);
     report_many(&t);
+    assert_int_equal(st->conn != NULL, most > 0); /* what is small needs no database */
     assert_int_equal(st->files.spilled, most > 0);
     assert_int_equal(st->rows.spilled, most > 0);
     assert_int_equal(st->hidden.spilled, most > 0);
