@@ -235,18 +235,21 @@ int view_tensors(struct conn *n, int64_t checkpoint, const struct view_order *or
 }
 
 int view_wrapper(struct conn *n, int64_t checkpoint, enum role role, uint64_t *out,
-                 struct err *e)
+                 bool *same, struct err *e)
 {
-    static const char sql[] = "SELECT max(wrapper) FROM tensor"
-                              " WHERE id BETWEEN ?1 AND ?2 AND role = ?3";
+    static const char sql[] =
+        "SELECT max(wrapper), min(wrapper) = max(wrapper)"
+        " AND min(substr(key, 1, wrapper)) = max(substr(key, 1, wrapper))"
+        " FROM tensor WHERE id BETWEEN ?1 AND ?2 AND role = ?3";
     CLEANUP(query_end) struct query q = {0};
     const int64_t args[] = {row_id(checkpoint, 0), row_id_last(checkpoint), role};
-    struct cell cell = {0};
+    struct cell cell[2] = {0};
     int rc = conn_find(n, sql, args, 3, &q, e);
 
     if (rc == 1)
-        rc = query_row(&q, &cell, 1, e);
-    *out = cell.num;
+        rc = query_row(&q, cell, 2, e);
+    *out = cell[0].num;
+    *same = cell[1].num == 1;
     return rc;
 }
 

@@ -47,9 +47,9 @@ int view_tensors(struct conn *n, int64_t checkpoint, const struct view_order *or
                  int (*fn)(void *user, const struct tensor_row *t), void *user,
                  struct err *e);
 
-/* The longest wrapper of the role's tensors. */
+/* The longest wrapper of the role's tensors, and whether all of them have this one. */
 int view_wrapper(struct conn *n, int64_t checkpoint, enum role role, uint64_t *out,
-                 struct err *e);
+                 bool *same, struct err *e);
 
 /*
  * The file that may be served as a whole and holds exactly the `tensors` of the role, each

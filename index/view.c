@@ -84,18 +84,19 @@ static int note_name(void *user, const struct tensor_row *t)
     return rc <= 0;
 }
 
-/* What the rule of the prefix would drop. */
+/* What the rule of the prefix would drop; is it the same of all keys? */
 static int wanted_drop(struct conn *n, int64_t checkpoint, enum view_prefix prefix,
-                       struct drop *out, struct err *e)
+                       struct drop *out, bool *same, struct err *e)
 {
     struct view_order order = {.role = ROLE_MODEL};
     struct common common = {0};
     uint64_t wrapper = 0;
-    int rc = view_wrapper(n, checkpoint, ROLE_MODEL, &wrapper, e);
+    int rc = view_wrapper(n, checkpoint, ROLE_MODEL, &wrapper, same, e);
 
     *out = (struct drop){.by_wrapper = wrapper > 0};
     if (rc < 0 || wrapper > 0 || prefix != PREFIX_DROP)
         return rc;
+    *same = true; /* or nothing is dropped */
     rc = view_tensors(n, checkpoint, &order, note_common, &common, e);
     if (rc >= 0 && common.any && !common.differ)
         out->bytes = common.len;
@@ -108,13 +109,15 @@ static int choose_drop(struct conn *n, int64_t checkpoint, enum view_kind kind,
 {
     struct view_order order = {.role = ROLE_MODEL};
     struct meeting m = {.drop = out};
+    bool same;
     int rc;
 
     *out = (struct drop){0};
     if (kind != VIEW_MODEL || prefix == PREFIX_KEEP)
         return 0;
-    rc = wanted_drop(n, checkpoint, prefix, out, e);
-    if (rc < 0 || (!out->by_wrapper && out->bytes == 0))
+    rc = wanted_drop(n, checkpoint, prefix, out, &same, e);
+    /* Keys differ; so they do without what all begin with. */
+    if (rc < 0 || same || (!out->by_wrapper && out->bytes == 0))
         return rc;
     rc = view_tensors(n, checkpoint, &order, note_name, &m, e);
     keyset_release(&m.names);
