@@ -47,7 +47,26 @@ static bool is_same_everywhere(const struct rank_set *s, const struct rank_entry
 }
 
 /*
- * A model without any distributed tensor, of several ranks: whole where all of it is the
+ * FSDP 1's LOCAL_STATE_DICT: the flattened parameter of a unit, with use_orig_params the
+ * slices of it beside, under the parameters' names.
+ */
+static bool has_flat_param(const struct rank_set *s)
+{
+    static const char *const names[] = {"_flat_param", "flat_param"};
+
+    for (const struct rank_entry *t = s->entry; t; t = t->next) {
+        const char *dot = strrchr(t->path, '.');
+        const char *last = dot ? dot + 1 : t->path;
+
+        if (t->distributed &&
+            (strcmp(last, names[0]) == 0 || strcmp(last, names[1]) == 0))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * A model without any distributed parameter, of several ranks: whole where all of it is the
  * same in all files. One tensor that is the same proves nothing: slices of ones are.
  */
 static bool is_sliced(const struct rank_set *s)
@@ -56,7 +75,7 @@ static bool is_sliced(const struct rank_set *s)
         return false;
     if (s->how->optimizer)
         return true;
-    if (s->distributed)
+    if (s->distributed && !has_flat_param(s))
         return false;
     for (const struct rank_entry *t = s->entry; t; t = t->next)
         if (!t->distributed && !t->loose && !is_same_everywhere(s, t))
