@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "index/formats/torch/torch_holder.h"
 #include "index/formats/torch/torch_legacy.h"
 #include "index/formats/torch/zip.h"
 #include "remote/source.h"
@@ -99,7 +100,9 @@ static const char *const unsupported[] = {
 /* A call as the graph has it: what is called and its arguments. */
 struct call {
     struct pv fn, args;
-    bool built; /* something was put on the result: torch itself never does */
+    struct pv outer; /* of a tensor that is held by another: what that one says of it */
+    bool built;      /* something was put on the result: torch itself never does */
+    bool held;
 };
 
 enum rebuild { REBUILD_NONE, REBUILD_V1, REBUILD_V2, REBUILD_V3, REBUILD_UNSUPPORTED };
@@ -166,6 +169,13 @@ static bool unwrap(const struct pv *v, struct call *c)
     for (int i = 0; i < MAX_WRAPPERS; i++) {
         struct pv args = c->args, inner;
 
+        if (torch_is_from_type(&c->fn) && !c->held &&
+            torch_held(&args, &inner, &c->outer)) {
+            c->held = true;
+            if (!call_of(&inner, c))
+                return false;
+            continue;
+        }
         if (torch_is_from_type(&c->fn)) {
             /* (function, type, arguments, state) */
             if (pv_count(&args) != 4 || pv_at(&args, 2).kind != PV_TUPLE)
@@ -518,6 +528,23 @@ int torch_zip_storage(struct torch_zip *t, const struct pv *v, struct torch_tens
     return place_storage(t, &s, out, e) < 0 ? -e->code : 1;
 }
 
+/* A tensor that is held has to be what its holder says; else that is of no known class. */
+static int check_held(const struct torch_zip *t, const struct call *c,
+                      const struct torch_tensor *x, struct err *e)
+{
+    struct pv dtype = pv_at(&c->outer, 1);
+    uint64_t dim[SHAPE_MAX_DIMS] = {0};
+    uint32_t nd = 0;
+
+    if (read_numbers(t, pv_at(&c->outer, 2), dim, &nd, e) < 0)
+        return -e->code;
+    if (torch_dtype(&dtype) == x->dtype && nd == x->shape.nd &&
+        memcmp(dim, x->shape.dim, nd * sizeof *dim) == 0)
+        return 0;
+    return err_set(e, ENOTSUP, "%s: a tensor that holds one of another type or size",
+                   t->src->name);
+}
+
 int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tensor *out,
                      struct err *e)
 {
@@ -532,7 +559,10 @@ int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tenso
     if (kind == REBUILD_UNSUPPORTED || c.built || !t)
         return err_set(e, ENOTSUP, "%s: a tensor that is no strided elements",
                        t ? t->src->name : "object");
-    return read_tensor(t, kind, &c.args, out, e) < 0 ? -e->code : 1;
+    if (read_tensor(t, kind, &c.args, out, e) < 0 ||
+        (c.held && check_held(t, &c, out, e) < 0))
+        return -e->code;
+    return 1;
 }
 
 struct pv torch_zip_root(const struct torch_zip *t)
