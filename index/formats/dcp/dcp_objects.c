@@ -45,6 +45,8 @@ struct job {
     const struct dcp_stored *stored; /* NULL: there is none */
     uint64_t base; /* what to add to offsets in the source for offsets in the file */
     bool decoded;  /* the source has no offsets in the file */
+    bool plain;    /* a chunk that is looked into is of plain elements */
+    bool rebuilt;  /* or by _rebuild_from_type(function, type, arguments, state) */
     bool opened;
     struct file_id id; /* of the file that was opened */
     struct buf json;
@@ -116,6 +118,10 @@ static const char *take_tensor(void *user, const char *path, size_t path_len,
     struct job *j = user;
     struct inner *t;
 
+    if (j->rebuilt && path_len > 2 && memcmp(path, "3.", 2) == 0) {
+        path += 2; /* attributes, as in files of torch.save */
+        path_len -= 2;
+    }
     if (j->decoded || tensor->packed) /* its bytes lie as they are in no file */
         return NULL;
     if (keyset_add(&j->paths, path, path_len) <= 0) /* the key is another tensor's */
@@ -220,6 +226,26 @@ static int open_blob(struct job *j, struct source *file, struct source **out,
     return 0;
 }
 
+/* What is damaged is found out when it is read. */
+static bool is_plain(struct torch_zip *zip, const struct pv *root)
+{
+    struct torch_tensor x;
+    struct err why = {0};
+    int rc = torch_zip_tensor(zip, root, &x, &why);
+
+    return rc > 0 || (rc < 0 && rc != -ENOTSUP);
+}
+
+static bool is_rebuilt(const struct pv *root)
+{
+    struct pv class;
+
+    if (root->kind != PV_OBJECT)
+        return false;
+    class = pv_class(root);
+    return torch_is_from_type(&class);
+}
+
 static int convert(struct job *j, struct source *src, uint64_t off, uint64_t len,
                    struct err *e)
 {
@@ -229,7 +255,10 @@ static int convert(struct job *j, struct source *src, uint64_t off, uint64_t len
     if (torch_zip_open(src, off, len, &zip, e) < 0)
         return -e->code;
     root = torch_zip_root(zip);
-    if (j->s->how->unwrap && root.kind == PV_LIST && pv_count(&root) == 1)
+    j->plain = j->ref->chunk && is_plain(zip, &root);
+    j->rebuilt = j->ref->chunk && is_rebuilt(&root);
+    if (!j->ref->chunk && j->s->how->unwrap && root.kind == PV_LIST &&
+        pv_count(&root) == 1)
         root = pv_at(&root, 0);
     return object_to_json(zip, &root, 0, take_tensor, j, &j->json, e);
 }
@@ -416,11 +445,16 @@ static int write_unreadable(struct job *j, const char *key, size_t len, struct e
                       e);
 }
 
-/* The lowest rank's value of a key, to which those of other ranks are compared. */
+/*
+ * The lowest rank's value of a key, to which those of other ranks are compared; what the
+ * first chunk of a tensor was found to be.
+ */
 struct kept {
     bool any;
     uint32_t key;
     struct buf json;
+    uint32_t entry; /* + 1 */
+    bool shown;     /* as a tensor */
 };
 
 static bool is_repeated(const struct kept *k, const struct job *j)
@@ -475,20 +509,51 @@ static int report_object(struct job *j, struct kept *k, struct err *e)
     return j->s->rank_local ? keep(k, j, e) : 0;
 }
 
-static int run_batch(struct dcp_scan *s, struct job *job, size_t first, struct kept *k,
-                     struct err *e)
+/*
+ * The first chunk tells what the tensor is. One that cannot be read makes it a tensor all
+ * the same, whose fault is told there.
+ */
+static int report_piece(struct job *j, struct kept *k, struct err *e)
 {
-    size_t n = MIN(s->nobjects - first, (size_t)BATCH);
+    struct dcp_scan *s = j->s;
+    bool first = k->entry != j->ref->entry + 1, failed = j->err.code != 0;
+    CLEANUP(buf_release) struct buf key = {0};
 
-    for (size_t i = 0; i < n; i++) {
-        const struct dcp_ref *ref = &s->object[first + i];
-
-        job[i] = (struct job){.s = s, .ref = ref};
-        job[i].stored = dcp_stored_find(dcp_part_of(s, ref), ref->key, DCP_NO_SHAPE);
+    if (first)
+        k->shown = false;
+    k->entry = j->ref->entry + 1;
+    if (!k->shown && (failed || (first && j->plain))) {
+        k->shown = true;
+        return dcp_report_tensor(s, j->ref, 1, e);
     }
+    if (failed || (k->shown && j->plain))
+        return 0;
+    if (first) {
+        s->wrapped_key = s->wrapped++ ? s->wrapped_key : j->ref->key;
+        if (object_key(k, j, &key, e) < 0 ||
+            sink_object(s->sink, key.data, key.len, j->json.data, j->json.len, e) < 0)
+            return -e->code;
+    }
+    return report_inners(s, j, e);
+}
+
+static const struct dcp_stored *stored_of(const struct dcp_scan *s,
+                                          const struct dcp_ref *ref)
+{
+    const struct dcp_metadata *m = dcp_part_of(s, ref);
+
+    return dcp_stored_find(m, ref->key,
+                           ref->chunk ? m->chunk[ref->chunk - 1].start : DCP_NO_SHAPE);
+}
+
+static int run_batch(struct dcp_scan *s, struct job *job, const struct dcp_ref *ref,
+                     size_t n, struct kept *k, struct err *e)
+{
+    for (size_t i = 0; i < n; i++)
+        job[i] = (struct job){.s = s, .ref = &ref[i], .stored = stored_of(s, &ref[i])};
     if (read_batch(s, job, n, e) == 0)
         for (size_t i = 0; i < n && e->code == 0; i++)
-            report_object(&job[i], k, e);
+            (ref[i].chunk ? report_piece : report_object)(&job[i], k, e);
     for (size_t i = 0; i < n; i++)
         job_release(&job[i]);
     return -e->code;
@@ -499,10 +564,7 @@ static int compare_places(const void *a, const void *b, void *user)
 {
     const struct dcp_scan *s = user;
     const struct dcp_ref *x = a, *y = b;
-    const struct dcp_stored *p =
-        dcp_stored_find(dcp_part_of(s, x), x->key, DCP_NO_SHAPE);
-    const struct dcp_stored *q =
-        dcp_stored_find(dcp_part_of(s, y), y->key, DCP_NO_SHAPE);
+    const struct dcp_stored *p = stored_of(s, x), *q = stored_of(s, y);
 
     if (!p || !q)
         return p ? 1 : q ? -1 : 0;
@@ -521,7 +583,9 @@ int dcp_report_objects(struct dcp_scan *s, struct err *e)
     if (!s->rank_local && s->nobjects > 0)
         qsort_r(s->object, s->nobjects, sizeof *s->object, compare_places, s);
     for (size_t i = 0; i < s->nobjects && e->code == 0; i += BATCH)
-        run_batch(s, job, i, &kept, e);
+        run_batch(s, job, s->object + i, MIN(s->nobjects - i, (size_t)BATCH), &kept, e);
+    for (size_t i = 0; i < s->npieces && e->code == 0; i += BATCH)
+        run_batch(s, job, s->piece + i, MIN(s->npieces - i, (size_t)BATCH), &kept, e);
     buf_release(&kept.json);
     return -e->code;
 }

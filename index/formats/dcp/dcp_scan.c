@@ -274,10 +274,14 @@ static int report_whole(struct dcp_scan *s, struct err *e)
 {
     const struct dcp_metadata *m = s->part[0].m;
 
+    dcp_find_wraps(s);
     for (uint32_t i = 0; i < m->nentries; i++) {
         struct dcp_ref ref = {.key = m->entry[i].key, .entry = i};
+        int r = dcp_look_into(s, &ref, e);
 
-        if (report_key(s, &ref, 1, e) < 0)
+        if (r == 0)
+            r = report_key(s, &ref, 1, e);
+        if (r < 0)
             return -e->code;
     }
     return 0;
@@ -304,7 +308,7 @@ static struct dcp_ref *all_refs(const struct dcp_scan *s, size_t *n)
     *n = 0;
     for (uint32_t p = 0; ref && p < s->nparts; p++)
         for (uint32_t i = 0; i < s->part[p].m->nentries; i++)
-            ref[(*n)++] = (struct dcp_ref){s->part[p].m->entry[i].key, p, i};
+            ref[(*n)++] = (struct dcp_ref){s->part[p].m->entry[i].key, p, i, 0};
     if (ref)
         qsort(ref, *n, sizeof *ref, compare_refs);
     return ref;
@@ -459,6 +463,17 @@ static int report_oddities(struct dcp_scan *s, struct err *e)
                          " chunks were saved by several ranks, which may have "
                          "had different values: the lowest rank's are shown",
                          s->replicas);
+    if (r == 0 && s->wrapped > 0) {
+        size_t len;
+        const char *key = intern_get(&s->names.keys, s->wrapped_key, &len);
+
+        r = sink_warning(
+            s->sink, "own-class",
+            "%" PRIu64 " tensors, as %.*s, are of a class of their own "
+            "(quantised, for instance), which alone can compute their "
+            "elements: shown are the tensors that it holds, as FILE:KEY.NAME",
+            s->wrapped, (int)MIN(len, 256), key);
+    }
     if (r == 0 && skipped > 0)
         r = sink_warning(s->sink, "odd-entry",
                          "%" PRIu64 " entries of the metadata have no usable name",
@@ -502,6 +517,7 @@ static void scan_release(struct dcp_scan *s)
     free(s->file);
     free(s->box);
     free(s->object);
+    free(s->piece);
 }
 
 /* The context of a directory below the checkpoint's; `path` holds its name. */

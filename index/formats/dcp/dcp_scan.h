@@ -40,6 +40,8 @@ struct dcp_file {
 /* An entry of one part. */
 struct dcp_ref {
     uint32_t key, part, entry;
+    uint32_t
+        chunk; /* of a tensor that is looked into: number in the part + 1; else 0 */
 };
 
 struct dcp_scan {
@@ -60,6 +62,11 @@ struct dcp_scan {
     size_t box_cap;
     struct dcp_ref *object; /* entries that are objects, in order of key and rank */
     size_t nobjects, object_cap;
+    struct dcp_ref *piece; /* chunks that are looked into, those of a tensor together */
+    size_t npieces, piece_cap;
+    bool wraps;       /* some tensor cannot be plain elements */
+    uint64_t wrapped; /* tensors of a class of their own, and the first one's key */
+    uint32_t wrapped_key;
 };
 
 static inline const struct dcp_metadata *dcp_part_of(const struct dcp_scan *s,
@@ -105,8 +112,21 @@ int dcp_report_tensor(struct dcp_scan *s, const struct dcp_ref *ref, size_t n,
 const char *dcp_stored_fault(const struct dcp_scan *s, const struct dcp_stored *stored,
                              struct buf *b);
 
-/* Reads all of s->object and reports them, and the tensors inside. */
+/* Reads all of s->object and reports them, and the tensors inside; then s->piece. */
 int dcp_report_objects(struct dcp_scan *s, struct err *e);
+
+/*
+ * Tensors of a class of their own (torchao's quantised weights and states): the metadata
+ * tells type and size of what they stand for, the item holds other tensors. Where an item
+ * is shorter than its elements would be, s->wraps is set: all of s->part[0] is looked at.
+ */
+void dcp_find_wraps(struct dcp_scan *s);
+
+/*
+ * Has the tensor to be looked into before it is reported? 1: its chunks were added to
+ * s->piece; 0: no, it is of plain elements as far as the metadata can tell. -ENOMEM.
+ */
+int dcp_look_into(struct dcp_scan *s, const struct dcp_ref *ref, struct err *e);
 
 /*
  * A safetensors file inside a .distcp: FileSystemWriter(serialization_format=SAFETENSORS)
