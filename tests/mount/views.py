@@ -149,6 +149,18 @@ def test_side_files_are_shown_and_storage_is_not(t):
         same("last-error", read_all(m / ".unshard/last-error"), b"")
 
 
+def test_files_of_training_stay_visible(t):
+    """A trainer that goes on without them says nothing, and has an optimizer that knows nothing."""
+    there = {"trainer_gpt2_ddp2_bf16/checkpoint-2": ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"),
+             "accelerate_fsdp2_full_2r": ("optimizer.bin", "scheduler.bin", "random_states_0.pkl", "random_states_1.pkl", "custom_checkpoint_0.pkl")}
+    for name, files in there.items():
+        source = os.path.join(TESTS, "data", "hf_trainer", name)
+        with Mount(source, t + "/mnt") as m:
+            for file in files:
+                same(f"{name}/{file}", read_all(m / file), read_all(os.path.join(source, file)))
+            assert os.listdir(m / "optimizer") == ["optimizer.safetensors"], "its tensors are shown all the same"
+
+
 def test_one_whole_file_is_served_byte_for_byte(t):
     os.mkdir(t + "/src")
     image = safetensors_image(make_tensors(2))

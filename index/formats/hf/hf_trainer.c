@@ -293,7 +293,11 @@ static int report_optim_ranks(struct scan *s, const struct train_rank_set *set,
     return -e->code;
 }
 
-/* Objects are FILE:ENTRY, as states and param_groups of several optimizers meet. */
+/*
+ * Objects are FILE:ENTRY, as states and param_groups of several optimizers meet. The file is
+ * whole by itself and stays visible: a trainer that does not find it goes on without a word,
+ * with an optimizer that knows nothing.
+ */
 static int report_optim_file(struct scan *s, const char *name, struct err *e)
 {
     char object[NAME_MAX + 2];
@@ -301,15 +305,17 @@ static int report_optim_file(struct scan *s, const char *name, struct err *e)
                                      .part = name,
                                      .role = ROLE_OPTIMIZER,
                                      .entries = true,
-                                     .object = object};
+                                     .object = object,
+                                     .shown = true};
 
     snprintf(object, sizeof object, "%s:", name);
     return torch_file_report(s->c, s->sink, name, &how, e);
 }
 
-static int report_state(struct scan *s, const char *name, bool shown, struct err *e)
+/* Schedulers, random states, arguments: what the trainer asks for when it goes on. */
+static int report_state(struct scan *s, const char *name, struct err *e)
 {
-    const struct torch_report how = {.role = ROLE_OTHER, .shown = shown};
+    const struct torch_report how = {.role = ROLE_OTHER, .shown = true};
 
     return torch_file_report(s->c, s->sink, name, &how, e);
 }
@@ -344,9 +350,8 @@ static int report_part(struct scan *s, const char *name, const struct train_part
         return report_optim_file(s, name, e);
     case TRAIN_RNG:
     case TRAIN_STATE:
-        return report_state(s, name, false, e);
     case TRAIN_ARGS:
-        return report_state(s, name, true, e);
+        return report_state(s, name, e);
     case TRAIN_JSON:
         return report_json(s, e);
     case TRAIN_DEEPSPEED:
