@@ -9,6 +9,7 @@
 
 #include "fs/node.h"
 #include "fs/plain.h"
+#include "fs/remove_whole.h"
 #include "fs/save.h"
 #include "fs/slot.h"
 #include "fs/staged.h"
@@ -111,7 +112,7 @@ static int remove_other(struct request *r, struct staged *dir, struct err *e)
         return where_refused(e, r->name);
     if (store_join(dir->stage->path, r->name, path, sizeof path) < 0)
         return -ENAMETOOLONG;
-    if (stage_at(r->fs, path)) /* a checkpoint in a checkpoint, maybe a part of it */
+    if (stage_at(r->fs, path)) /* a checkpoint that came just now */
         return -ENOTEMPTY;
     rc = r->fs->store->ops->list(r->fs->store, path, &found, e);
     if (rc < 0)
@@ -157,61 +158,6 @@ static int remove_view(struct request *r, struct staged *dir, struct err *e)
     return rc;
 }
 
-/* With the lock: is nothing left to be seen of the checkpoint? */
-static bool is_bare(const struct stage *s, const struct shown *shown)
-{
-    for (size_t i = 0; i < shown->count; i++) {
-        const struct shown_entry *entry = &shown->entry[i];
-        const struct staged *n = staged_find(s->root, entry->name);
-
-        if (strcmp(entry->name, ".unshard") != 0 &&
-            (!n || (n->kind != STAGED_GONE && !n->removed)))
-            return false;
-    }
-    return s->writers == 0;
-}
-
-/* The checkpoint goes away as a whole, in one step. */
-static int take_away(struct fs *fs, struct stage *s, struct err *e)
-{
-    const char *name;
-    CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
-    int rc = parent < 0 ? parent : staging_take_away(s->staging, parent, name, e);
-
-    if (rc < 0)
-        return rc;
-    save_tell(fs, s->path, s->slot);
-    stage_end(fs, s, true);
-    return 0;
-}
-
-/* A directory of the source: a checkpoint of which nothing is shown any more. */
-static int remove_checkpoint(struct fs *fs, const char *path, struct err *e)
-{
-    struct shown *shown;
-    struct stage *s;
-    struct node *n;
-    int rc;
-
-    do {
-        s = stage_at(fs, path);
-    } while (s && !stage_wait(fs, s));
-    if (!s || !s->slot)
-        return -ENOTEMPTY;
-    n = node_pin(fs, s->slot->dir_ino);
-    if (!n || strcmp(n->path, path) != 0)
-        rc = -ESTALE;
-    else
-        rc = tree_shown(fs, n, true, &shown, e);
-    if (rc == 0) {
-        rc = is_bare(s, shown) ? take_away(fs, s, e) : -ENOTEMPTY;
-        shown_put(fs, shown);
-    }
-    if (n)
-        node_unpin(fs, n);
-    return rc;
-}
-
 static int remove_staged(struct fs *fs, struct staged *n)
 {
     if (n->kind != STAGED_DIR)
@@ -225,13 +171,45 @@ static int remove_staged(struct fs *fs, struct staged *n)
     return 0;
 }
 
+/*
+ * A checkpoint in the directory of another one, which need not be written for it; the checkpoint
+ * around it is looked at anew, as it may have come to have a part there. STAGED_NONE: it is none.
+ */
+static int remove_inner(struct request *r, struct err *e)
+{
+    bool other = ino_is_staged(r->ino) || ino_is_inside(r->ino);
+    struct node *dir = other ? NULL : node_of_ino(r->fs, r->ino);
+    struct shown *shown = NULL;
+    char path[PATH_MAX];
+    const struct stage *s;
+    int rc;
+
+    if (!dir || dir->kind != NODE_DIR ||
+        store_join(dir->path, r->name, path, sizeof path) < 0)
+        return STAGED_NONE;
+    rc = where_shown(r->fs, dir, &shown, e);
+    if (rc != 0)
+        return rc;
+    stages_lock(r->fs);
+    s = shown->slot ? stage_at(r->fs, path) : NULL;
+    rc = s && s->slot ? remove_whole(r->fs, dir, r->name, path, e) : STAGED_NONE;
+    stages_unlock(r->fs);
+    shown_put(r->fs, shown);
+    return rc;
+}
+
 int write_rmdir(struct request *r, struct err *e)
 {
     struct where w = {.remove = true};
     char path[PATH_MAX];
     struct staged *n;
-    int rc = where_find(r->fs, r->ino, &w, e);
+    int rc = remove_inner(r, e);
 
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    if (rc != STAGED_NONE)
+        return rc;
+    rc = where_find(r->fs, r->ino, &w, e);
     if (rc < 0)
         return rc;
     if (!w.dir && store_join(w.node->path, r->name, path, sizeof path) < 0) {
@@ -242,7 +220,7 @@ int write_rmdir(struct request *r, struct err *e)
     if (n && !n->covers && n->kind != STAGED_GONE)
         rc = remove_staged(r->fs, n);
     else if (!w.dir && stage_at(r->fs, path))
-        rc = remove_checkpoint(r->fs, path, e);
+        rc = remove_whole(r->fs, w.node, r->name, path, e);
     else if (!w.dir) {
         stages_unlock(r->fs);
         return plain_remove(r, w.node, AT_REMOVEDIR, e);

@@ -607,13 +607,26 @@ struct saver {
     atomic_bool stop;
 };
 
+/* An rm -r that is in a checkpoint below by now has not ended. */
+static bool is_removed_below(struct fs *fs, const struct stage *s, int64_t before)
+{
+    const struct stage *x = NULL;
+
+    if (stage_is_removal(s))
+        while ((x = stage_inside(fs, s, x)))
+            if (x->touched_ns > before)
+                return true;
+    return false;
+}
+
 /* With the lock: a stage that nobody has touched for a while. */
 static struct stage *find_idle(struct fs *fs)
 {
     int64_t before = now_ns() - IDLE_SECONDS * 1000000000ll;
     struct stage *s = stage_first(fs);
 
-    while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before))
+    while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before ||
+                 is_removed_below(fs, s, before)))
         s = s->next;
     return s;
 }

@@ -121,6 +121,18 @@ struct stage *stage_below(struct fs *fs, const char *path)
     return s;
 }
 
+struct stage *stage_inside(struct fs *fs, const struct stage *s,
+                           const struct stage *after)
+{
+    struct stage *x = after ? after->next : fs->stages->first;
+    size_t len = strlen(s->path);
+
+    while (x && (x == s || strncmp(x->path, s->path, len) != 0 ||
+                 (len && x->path[len] != '/')))
+        x = x->next;
+    return x;
+}
+
 /* By its number: meanwhile another one may have got its address. */
 static bool wait_for(struct fs *fs, uint64_t number)
 {
@@ -168,6 +180,7 @@ void stage_touch(struct stage *s)
 {
     s->touched_ns = now_ns();
     s->failed = false;
+    s->goes_along = false;
 }
 
 /* ---- nodes ---- */

@@ -71,7 +71,9 @@ struct stage {
     bool publishing;    /* no change now */
     bool failed;        /* nothing changed since it could not be published */
     bool only_removed;  /* nothing but the removal of all of it can be done here */
-    bool whole;         /* published: what came stands as it came, views and all */
+    bool
+        goes_along; /* all of it is hidden: it goes with the checkpoint that it lies in */
+    bool whole;     /* published: what came stands as it came, views and all */
 };
 
 struct stages;
@@ -100,6 +102,9 @@ struct stage *stage_below(struct fs *fs, const char *path);
 struct stage *stage_first(struct fs *fs);
 
 /* Waits until it is not being published; with the lock. False: it is gone since. */
+/* The next one (NULL: the first) of a directory below this one's, or NULL. */
+struct stage *stage_inside(struct fs *fs, const struct stage *s,
+                           const struct stage *after);
 bool stage_wait(struct fs *fs, struct stage *s);
 /* With the lock, which it lets go: for so long, or until something ends. */
 void stage_sleep(struct fs *fs, long ns);

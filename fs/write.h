@@ -6,6 +6,7 @@
 #include "fs/node.h"
 #include "fs/request.h"
 
+struct shown;
 struct slot;
 struct stage;
 struct staged;
@@ -20,6 +21,8 @@ struct where {
 
 /* With the lock held when it returns 0. */
 int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e);
+/* What the directory shows, with a checkpoint that is as the source has it now. */
+int where_shown(struct fs *fs, struct node *n, struct shown **out, struct err *e);
 int where_refused(struct err *e, const char *what);
 
 /* Before its first change: is the checkpoint what we know? -ESTALE: it is another one. */

@@ -197,9 +197,7 @@ static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct
     return rc;
 }
 
-/* What the directory shows, with a checkpoint that is as the source has it now. */
-static int shown_current(struct fs *fs, struct node *n, struct shown **out,
-                         struct err *e)
+int where_shown(struct fs *fs, struct node *n, struct shown **out, struct err *e)
 {
     int rc = tree_shown(fs, n, true, out, e);
 
@@ -234,7 +232,7 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
         return -ESTALE;
     if (out->node->kind != NODE_DIR)
         return where_refused(e, out->node->path);
-    rc = shown_current(fs, out->node, &shown, e);
+    rc = where_shown(fs, out->node, &shown, e);
     if (rc != 0)
         return rc;
     stages_lock(fs);

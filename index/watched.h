@@ -9,7 +9,8 @@
 
 struct err;
 
-/* Of the names and kinds in a listing; an empty one's is `seed`. */
+/* Of the names and kinds in a listing, but for directories of saves that are under way; an empty
+ * one's is `seed`. */
 uint64_t watched_names(const struct listing *l, uint64_t seed);
 
 /*

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What frameworks write by themselves into a mount for saving: it stays what it is, down to the byte."""
 import errno
+import json
 import os
 import pathlib
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 FORMATS = ("rw", "rw,save=dcp:ranks=2", "rw,save=olmo")
@@ -122,18 +123,69 @@ def test_what_a_framework_has_written_is_removed(t):
         same("all of it", os.listdir(t + "/plain"), [])
 
 
-def test_a_part_of_a_checkpoint_is_not_removed_alone(t):
-    """Neither by itself nor as rm -r comes by it: a checkpoint goes whole or not at all."""
-    source = DATA / "dcp_trainers/composer_2r"  # its tensors lie in a directory that is a checkpoint, too
-    shutil.copytree(source, t + "/src/run", symlinks=True)
-    inner = next(e.name for e in os.scandir(source) if e.is_dir())
+def outputs(path):
+    """A trainer's output: a model with steps of all kinds beside it."""
+    kinds = ("deepspeed/z1_elastic_w2", "nanotron/nanotron_tp2_ep2", "safetensors/hf_single_bf16", "hf_trainer/trainer_gpt2_ddp2_bf16/checkpoint-2")
+    write_checkpoint(path, make_tensors(1))
+    for i, kind in enumerate(kinds):
+        shutil.copytree(DATA / kind, f"{path}/checkpoint-{i}")
+    os.makedirs(path + "/runs/old")
+    write_file(path + "/runs/old/log", b"lines")
+    return len(kinds)
+
+
+def test_a_checkpoint_beside_a_model_is_removed(t):
+    """Trainers keep the last few, in the directory of the model that they trained."""
+    steps = outputs(t + "/src/run")
     with Mount(t + "/src", t + "/mnt", "rw") as m:
-        for path in (f"run/{inner}", "run"):
+        for i in range(steps):
+            shutil.rmtree(m / f"run/checkpoint-{i}")
+            assert not os.path.exists(f"{t}/src/run/checkpoint-{i}"), i
+        wait_for("the staging directories to go", PATIENCE, lambda: not [n for n in os.listdir(t + "/src/run") if n.startswith(".unshard")])
+        same("the model stays", stored(t + "/src/run"), make_tensors(1))
+        same("and all else", read_all(t + "/src/run/runs/old/log"), b"lines")
+
+
+def published(path):
+    """{path: bytes} of what is in the source, but for what is on its way."""
+    return {name: data for name, data in files(path).items() if ".unshard-staging-" not in name}
+
+
+def test_a_checkpoint_is_removed_with_those_in_it(t):
+    """rm -r: in one step, or not at all."""
+    outputs(t + "/src/run")
+    before = files(t + "/src")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        os.unlink(m / "run/.unshard/checkpoint.json")  # as rm -r begins
+        shutil.rmtree(m / "run/checkpoint-0")
+        assert not os.path.exists(m / "run/checkpoint-0"), "it is hidden"
+        same("nothing is gone yet", published(t + "/src"), before)
+        wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "run/.unshard/checkpoint.json"))
+        same("nothing is gone", published(t + "/src"), before)
+        wait_for("the step to be there", PATIENCE, lambda: os.path.exists(m / "run/checkpoint-0/.unshard/checkpoint.json"))
+        done = subprocess.run(["rm", "-r", m / "run"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        same("rm -r: " + done.stderr, done.returncode, 0)
+        same("all of it", os.listdir(t + "/src"), [])
+
+
+def test_a_part_of_a_checkpoint_is_not_removed_alone(t):
+    """Whatever a directory looks like by itself: a checkpoint goes whole or not at all."""
+    shutil.copytree(DATA / "torch_dcp/dcp_minimal_handmade", t + "/src/run")
+    shard = next(n for n in os.listdir(t + "/src/run") if n.endswith(".distcp"))
+    write_checkpoint(t + "/src/run/a", make_tensors(1))
+    moved = "a/" + shard[:len(shard) - len("a/.distcp")] + ".distcp"  # as long as it was: the metadata is a pickle
+    os.rename(t + "/src/run/" + shard, t + "/src/run/" + moved)
+    metadata = pathlib.Path(t + "/src/run/.metadata")
+    metadata.write_bytes(metadata.read_bytes().replace(shard.encode(), moved.encode()))
+    before = files(t + "/src")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        for path in ("run", "run/a"):
+            assert os.path.exists(m / path + "/.unshard/checkpoint.json"), path
+        assert read_all(next(os.scandir(m / "run/raw")).path), "its tensors are whole"
+        for path in ("run/a",):
             done = subprocess.run(["rm", "-r", m / path], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False)
             same(f"rm -r {path}: {done.stderr}", done.returncode, 1)
-            wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "run/.unshard/checkpoint.json"))
-    same("names", sorted(files(t + "/src/run")), sorted(files(source)))
-    assert files(t + "/src/run") == files(source), "other bytes"
+            same("nothing is removed", published(t + "/src"), before)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/remove_whole.c - rmdir(2) of a checkpoint: it goes in one step, as a whole or not at all. */
+#include "fs/remove_whole.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fs/node.h"
+#include "fs/save.h"
+#include "fs/slot.h"
+#include "fs/stage.h"
+#include "fs/tree.h"
+#include "save/staging.h"
+
+/* ---- is nothing left of it? ---- */
+
+/* Something that came, and is not gone. */
+static void see_new(void *user, struct staged *n)
+{
+    bool *any = user;
+
+    *any |= n->kind != STAGED_GONE && !n->removed && !n->covers;
+}
+
+static bool is_bare(const struct stage *s, const struct shown *shown)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < shown->count; i++) {
+        const struct shown_entry *entry = &shown->entry[i];
+        const struct staged *n = staged_find(s->root, entry->name);
+
+        if (strcmp(entry->name, ".unshard") != 0 &&
+            (!n || (n->kind != STAGED_GONE && !n->removed)))
+            return false;
+    }
+    staged_each(s->root, see_new, &any);
+    return !any && s->writers == 0;
+}
+
+/* 0, or -ENOTEMPTY: something of the checkpoint is still to be seen. */
+static int check_bare(struct fs *fs, const struct stage *s, struct err *e)
+{
+    struct node *n = node_pin(fs, s->slot->dir_ino);
+    struct shown *shown;
+    int rc = n && strcmp(n->path, s->path) == 0 ? tree_shown(fs, n, true, &shown, e)
+                                                : -ESTALE;
+
+    if (rc == 0) {
+        rc = is_bare(s, shown) ? 0 : -ENOTEMPTY;
+        shown_put(fs, shown);
+    }
+    if (n)
+        node_unpin(fs, n);
+    return rc;
+}
+
+/* What is staged below goes along: removals that wait for this one. */
+static bool is_bare_inside(struct fs *fs, const struct stage *s)
+{
+    const struct stage *x = NULL;
+
+    while ((x = stage_inside(fs, s, x)))
+        if (!x->goes_along || x->publishing)
+            return false;
+    return true;
+}
+
+/* ---- is it one by itself? ---- */
+
+struct look {
+    const char *dir;
+    bool found;
+};
+
+/* Is this directory (or file) the other one, or in it? */
+static bool is_within(const char *path, const char *dir)
+{
+    size_t len = strlen(dir);
+
+    return len == 0 ||
+           (strncmp(path, dir, len) == 0 && (path[len] == '\0' || path[len] == '/'));
+}
+
+static int see_file(void *user, const struct catalog_file *f)
+{
+    struct look *look = user;
+
+    look->found = is_within(f->path, look->dir);
+    return look->found;
+}
+
+static bool is_named(const char *const *list, size_t count, const char *dir)
+{
+    for (size_t i = 0; i < count; i++)
+        if (is_within(list[i], dir) || is_within(dir, list[i]))
+            return true;
+    return false;
+}
+
+/*
+ * Has the checkpoint `above` anything in the directory at `path`? Then that is a part of it,
+ * whatever it looks like by itself: removed alone, it would be missing in one that goes on.
+ * What cannot be told is taken for one.
+ */
+static bool has_part(struct fs *fs, const struct slot *above, const char *path)
+{
+    size_t len = strlen(above->path);
+    const char *below = path + len + (len > 0);
+    struct look look = {.dir = path};
+    struct err ignored = {0};
+
+    if (above->info.error || above->file ||
+        is_named(above->hidden.name, above->hidden.count, below) ||
+        is_named(above->hidden.part, above->hidden.nparts, below))
+        return true;
+    return catalog_files(fs->catalog, above->info.id, see_file, &look, &ignored) < 0 ||
+           look.found;
+}
+
+/* One with a model of its own, of which no checkpoint around it has a part. */
+static int check_own(struct fs *fs, const struct node *dir, const struct stage *s,
+                     struct err *e)
+{
+    for (const struct node *n = dir; n; n = n->parent) {
+        struct slot *above = node_slot(fs, (struct node *)(uintptr_t)n);
+        bool part =
+            above && (s->slot->info.error || s->slot->info.by_role[ROLE_MODEL] == 0 ||
+                      has_part(fs, above, s->path));
+
+        slot_unref(fs, above, 1);
+        if (part) {
+            err_set(e, ENOTEMPTY, "%s may be a part of the checkpoint %s", s->path,
+                    n->path);
+            return err_hint(e, "that one is removed as a whole: rm -r");
+        }
+    }
+    return 0;
+}
+
+/* ---- the step ---- */
+
+static int take_away(struct fs *fs, struct stage *s, struct err *e)
+{
+    struct stage *x;
+    const char *name;
+    int parent, rc;
+
+    stages_plain_begin(fs); /* not while a directory that it lies in is exchanged */
+    parent = stage_parent(fs, s->path, &name, e);
+    rc = parent < 0 ? parent : staging_take_away(s->staging, parent, name, e);
+    stages_plain_end(fs);
+    if (parent >= 0)
+        close(parent);
+    if (rc < 0)
+        return rc;
+    while ((x = stage_inside(fs, s, NULL))) {
+        save_tell(fs, x->path, x->slot);
+        stage_end(fs, x, true);
+    }
+    save_tell(fs, s->path, s->slot);
+    stage_end(fs, s, true);
+    return 0;
+}
+
+/* The stage that removes the checkpoint whose directory this is, or NULL. */
+static struct stage *removal_of(struct fs *fs, const struct node *dir)
+{
+    struct stage *s;
+
+    do {
+        s = stage_at(fs, dir->path);
+    } while (s && !stage_wait(fs, s));
+    return s && stage_is_removal(s) ? s : NULL;
+}
+
+int remove_whole(struct fs *fs, const struct node *dir, const char *name,
+                 const char *path, struct err *e)
+{
+    struct stage *s, *around;
+    struct staged *gone;
+    int rc;
+
+    do {
+        s = stage_at(fs, path);
+    } while (s && !stage_wait(fs, s));
+    if (!s || !s->slot)
+        return -ENOTEMPTY;
+    rc = check_bare(fs, s, e);
+    if (rc == 0 && !is_bare_inside(fs, s))
+        rc = -ENOTEMPTY;
+    if (rc < 0)
+        return rc;
+    around = removal_of(fs, dir);
+    if (!around) {
+        rc = check_own(fs, dir, s, e);
+        return rc == 0 ? take_away(fs, s, e) : rc;
+    }
+    if (!staged_find(around->root, name))
+        rc = staged_add(fs, around->root, name, STAGED_GONE, 0, &gone, e);
+    s->goes_along = rc == 0; /* with that one, whose rm -r has come here */
+    return rc;
+}
