@@ -119,17 +119,23 @@ static bool has_part(struct fs *fs, const struct slot *above, const char *path)
            look.found;
 }
 
-/* One with a model of its own, of which no checkpoint around it has a part. */
-static int check_own(struct fs *fs, const struct node *dir, const struct stage *s,
+/* Beside the tensors of another one: with a model, or with nothing at all. */
+static bool stands_alone(const struct checkpoint_info *info)
+{
+    return !info->error && (info->by_role[ROLE_MODEL] > 0 ||
+                            (info->tensors == 0 && info->objects == 0));
+}
+
+/* One by itself, of which no checkpoint around it has a part. */
+static int check_own(struct fs *fs, struct node *dir, const struct stage *s,
                      struct err *e)
 {
-    for (const struct node *n = dir; n; n = n->parent) {
-        struct slot *above = node_slot(fs, (struct node *)(uintptr_t)n);
-        bool part =
-            above && (s->slot->info.error || s->slot->info.by_role[ROLE_MODEL] == 0 ||
-                      has_part(fs, above, s->path));
+    for (struct node *n = dir; n; n = n->parent) {
+        struct slot *around = node_slot(fs, n);
+        bool part = around && (has_part(fs, around, s->path) ||
+                               (n == dir && !stands_alone(&s->slot->info)));
 
-        slot_unref(fs, above, 1);
+        slot_unref(fs, around, 1);
         if (part) {
             err_set(e, ENOTEMPTY, "%s may be a part of the checkpoint %s", s->path,
                     n->path);
@@ -175,8 +181,8 @@ static struct stage *removal_of(struct fs *fs, const struct node *dir)
     return s && stage_is_removal(s) ? s : NULL;
 }
 
-int remove_whole(struct fs *fs, const struct node *dir, const char *name,
-                 const char *path, struct err *e)
+int remove_whole(struct fs *fs, struct node *dir, const char *name, const char *path,
+                 struct err *e)
 {
     struct stage *s, *around;
     struct staged *gone;

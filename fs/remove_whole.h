@@ -14,7 +14,7 @@ struct node;
  * goes with that one. -ENOTEMPTY: something is left to be seen, or it may be a part of a
  * checkpoint around it.
  */
-int remove_whole(struct fs *fs, const struct node *dir, const char *name,
-                 const char *path, struct err *e);
+int remove_whole(struct fs *fs, struct node *dir, const char *name, const char *path,
+                 struct err *e);
 
 #endif
