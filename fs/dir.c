@@ -136,7 +136,7 @@ static bool is_covered(const struct page *p, const char *name)
                               : p->h->shown ? p->h->shown->slot
                                             : NULL;
 
-    return p->r->fs->stages && slot && staged_hides(p->r->fs, p->r->ino, slot, name);
+    return p->r->fs->stages && staged_hides(p->r->fs, p->r->ino, slot, name);
 }
 
 /* Does an entry of this name still fit? */

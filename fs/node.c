@@ -428,6 +428,20 @@ struct node *node_at(struct fs *fs, const char *path)
     return found;
 }
 
+fuse_ino_t node_file_at(struct fs *fs, const char *path)
+{
+    struct nodes *t = fs->nodes;
+    fuse_ino_t ino = 0;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; !ino && i < t->cap; i++)
+        if (t->table[i] && t->table[i]->kind == NODE_FILE && !t->table[i]->orphan &&
+            strcmp(t->table[i]->path, path) == 0)
+            ino = t->table[i]->ino;
+    pthread_mutex_unlock(&t->lock);
+    return ino;
+}
+
 void nodes_expect(struct fs *fs, const char *path, uint64_t inode)
 {
     struct nodes *t = fs->nodes;

@@ -79,6 +79,9 @@ struct shown *node_shown(struct fs *fs, struct node *n);
 /* Remembers it; takes one reference of its own. */
 void node_set_shown(struct fs *fs, struct node *n, struct shown *shown);
 
+/* The number that the kernel has of the file of the source at this path; 0: none. */
+fuse_ino_t node_file_at(struct fs *fs, const char *path);
+
 struct slot *node_slot(struct fs *fs, struct node *n); /* a reference, or NULL */
 /* Takes up a checkpoint, which is watched from now on (NULL: none any more); takes one
  * reference of its own. */

@@ -15,7 +15,6 @@
 #include "fs/stage.h"
 #include "fs/staged.h"
 #include "fs/write.h"
-#include "save/incoming.h"
 #include "save/staging.h"
 
 static int fail(const char *name, struct err *e)
@@ -50,18 +49,6 @@ static int open_node(struct fs *fs, const struct node *n, int flags, struct err 
     if (n->inode && !node_stands_for(n, st.st_dev, st.st_ino))
         return -ESTALE;
     return steal_fd(&fd);
-}
-
-/* A shard that grows under its reader is no checkpoint: those come in whole. */
-static int check_name(const struct node *dir, const char *name, struct err *e)
-{
-    enum incoming_kind kind = incoming_kind(name);
-
-    if (kind != INCOMING_SAFETENSORS && kind != INCOMING_INDEX)
-        return 0;
-    err_set(e, EROFS, "%s%s%s: tensors are saved in a directory of their own",
-            dir->path, dir->path[0] ? "/" : "", name);
-    return err_hint(e, "make one, and write there: mkdir DIR");
 }
 
 /* -EROFS: what was made is not shown as what it is. */
@@ -131,10 +118,8 @@ int plain_create(struct request *r, struct node *dir, struct err *e)
     CLEANUP_FD int parent = -1;
     CLEANUP_FD int fd = -1;
     struct fuse_entry_param entry;
-    int rc = check_name(dir, r->name, e);
+    int rc;
 
-    if (rc < 0)
-        return rc;
     stages_plain_begin(r->fs);
     fd = create(r, dir, &parent, e);
     stages_plain_end(r->fs);
@@ -288,10 +273,8 @@ static int rename_name(const struct request *r, const struct node *from,
 int plain_rename(struct request *r, const struct node *from, const struct node *to,
                  struct err *e)
 {
-    int rc = check_name(to, r->as, e);
+    int rc;
 
-    if (rc < 0)
-        return rc;
     stages_plain_begin(r->fs);
     rc = rename_name(r, from, to, e);
     stages_plain_end(r->fs);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "fs/node.h"
+#include "fs/over.h"
 #include "fs/plain.h"
 #include "fs/remove_whole.h"
 #include "fs/save.h"
@@ -25,6 +26,20 @@ static int hide(struct fs *fs, struct staged *dir, const char *key, struct err *
     return staged_find(dir, key) ? 0 : staged_add(fs, dir, key, STAGED_GONE, 0, &n, e);
 }
 
+/* With the lock, which it lets go: a file that is no checkpoint's. */
+static int unlink_plain(struct request *r, struct node *dir, struct err *e)
+{
+    struct stage *over = over_at(r->fs, dir->path);
+    int rc = over ? over_unlink(r->fs, over, r->name, e) : STAGED_NONE;
+
+    stages_unlock(r->fs);
+    if (rc == STAGED_NONE)
+        return plain_remove(r, dir, 0, e);
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    return rc;
+}
+
 int write_unlink(struct request *r, struct err *e)
 {
     char scratch[STAGED_KEY_MAX];
@@ -35,10 +50,8 @@ int write_unlink(struct request *r, struct err *e)
 
     if (rc < 0)
         return rc;
-    if (!w.dir) {
-        stages_unlock(r->fs);
-        return plain_remove(r, w.node, 0, e);
-    }
+    if (!w.dir)
+        return unlink_plain(r, w.node, e);
     n = staged_find(w.dir, key);
     if (n && n->kind == STAGED_DIR)
         rc = -EISDIR;

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "fs/alias.h"
 #include "fs/node.h"
+#include "fs/over.h"
 #include "fs/save_files.h"
 #include "fs/save_upload.h"
 #include "fs/save_whole.h"
@@ -380,26 +381,26 @@ static int build(struct publication *p, struct err *e)
 
 /* ---- the step ---- */
 
-static int put_in_place(struct publication *p, struct err *e)
+int save_put_in_place(struct fs *fs, struct stage *s, struct err *e)
 {
-    struct stage *s = p->stage;
+    bool replaces = s->slot || s->over;
     struct stat old, new;
     const char *name;
     int ret;
-    CLEANUP_FD int parent = stage_parent(p->fs, s->path, &name, e);
+    CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
 
     if (parent < 0)
         return parent;
-    if (s->slot && fstatat(parent, name, &old, AT_SYMLINK_NOFOLLOW) < 0)
+    if (replaces && fstatat(parent, name, &old, AT_SYMLINK_NOFOLLOW) < 0)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
     if (fstat(staging_dir(s->staging), &new) < 0)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
-    nodes_expect(p->fs, s->path, new.st_ino);
-    ret = staging_replace(s->staging, parent, name, s->slot ? &old : NULL, e);
-    nodes_replaced(p->fs, s->path, ret == 0);
+    nodes_expect(fs, s->path, new.st_ino);
+    ret = staging_replace(s->staging, parent, name, replaces ? &old : NULL, e);
+    nodes_replaced(fs, s->path, ret == 0);
     if (ret < 0)
         return -e->code;
-    return s->path[0] ? 0 : p->fs->store->ops->reopen(p->fs->store, e);
+    return s->path[0] ? 0 : fs->store->ops->reopen(fs->store, e);
 }
 
 /* Of a checkpoint that is there, with all that is in it and stays. */
@@ -419,15 +420,17 @@ static int replace_old(struct publication *p, struct err *e)
         return changed(s, e);
     if (ret == 0)
         ret = save_files_carry(p->fs, s, &p->files, p->rewritten, e);
-    return ret == 0 ? put_in_place(p, e) : ret;
+    return ret == 0 ? save_put_in_place(p->fs, s, e) : ret;
 }
 
 static int put_all_in_place(struct publication *p, struct err *e)
 {
     int ret;
 
+    if (p->stage->over)
+        return over_put_in_place(p->fs, p->stage, &p->files, e);
     if (!p->stage->slot)
-        return put_in_place(p, e);
+        return save_put_in_place(p->fs, p->stage, e);
     stages_place_begin(p->fs);
     ret = replace_old(p, e);
     stages_place_end(p->fs);
@@ -478,7 +481,7 @@ static int publish_once(struct fs *fs, struct stage *s, struct err *e)
     left_out = ret == 0 && !s->slot && save_files_bring_objects(s, &p.files);
     stages_unlock(fs);
     /* Names that are hidden in this mount only are nothing to publish. */
-    if (ret == 0 && s->slot && save_files_none(&p.files))
+    if (ret == 0 && (s->slot || s->over) && save_files_none(&p.files))
         ret = NOTHING;
     if (ret == 0)
         ret = build(&p, e);
@@ -504,7 +507,9 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
 {
     int ret = publish_once(fs, s, e);
 
-    for (int i = 1; ret == -ESTALE && s->slot && !fs->store->remote && i < TRIES; i++) {
+    for (int i = 1;
+         ret == -ESTALE && (s->slot || s->over) && !fs->store->remote && i < TRIES;
+         i++) {
         log_msg(LOG_FS, LOG_INFO, "%s; it is tried again", e->text);
         *e = (struct err){0};
         ret = publish_once(fs, s, e);
@@ -519,7 +524,7 @@ static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
 {
     int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
 
-    while (s->writers > 0) {
+    while (s->writers > 0 || over_is_written(fs, s)) {
         if (now_ns() > until)
             return err_set(e, EBUSY, "save %s: a file is open for writing", s->path);
         if (!stage_sleep_wait(fs, s, 20000000))
@@ -556,7 +561,7 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e)
     ret = publish(fs, s, e);
     if (ret == 0) {
         save_tell(fs, s->path, s->slot);
-        node = s->slot ? NULL : alias_node(fs, s->path);
+        node = s->slot || s->over ? NULL : alias_node(fs, s->path);
         log_msg(LOG_FS, LOG_INFO, "saved %s", s->path);
     }
     stages_lock(fs);
@@ -565,26 +570,57 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e)
         alias_make(fs, s->root, node);
     if (ret == 0)
         stage_end(fs, s, true);
+    else if (ret == -EBUSY && stage_inside(fs, s, NULL))
+        s->touched_ns = now_ns(); /* when that is published: again in a while */
     else
         s->failed = true; /* until something changes */
     stage_wake(fs);
     return MIN(ret, 0);
 }
 
+/* A directory is published after those in it: with them on their way it cannot be exchanged. */
+static int by_depth(const void *a, const void *b)
+{
+    size_t x = strlen(*(const char *const *)a), y = strlen(*(const char *const *)b);
+
+    return (x < y) - (x > y);
+}
+
+/* With the lock: the paths of all stages, deep ones first; `text` holds them. */
+static const char **list_stages(struct fs *fs, struct buf *text, size_t *count)
+{
+    const char **list;
+    size_t i = 0;
+
+    *count = 0;
+    for (const struct stage *s = stage_first(fs); s; s = s->next, ++*count)
+        buf_add(text, s->path, strlen(s->path) + 1);
+    list = calloc(*count + 1, sizeof *list);
+    if (!list || buf_failed(text)) {
+        free(list);
+        return NULL;
+    }
+    for (size_t at = 0; at < text->len; at += strlen(text->data + at) + 1)
+        list[i++] = text->data + at;
+    qsort(list, *count, sizeof *list, by_depth);
+    return list;
+}
+
 int save_all(struct fs *fs, struct err *e)
 {
-    CLEANUP(buf_release) struct buf paths = {0};
+    CLEANUP(buf_release) struct buf text = {0};
+    CLEANUP_FREE const char **path = NULL;
+    size_t count;
     int first = 0;
 
     stages_lock(fs);
-    for (const struct stage *s = stage_first(fs); s; s = s->next)
-        buf_add(&paths, s->path, strlen(s->path) + 1);
-    if (buf_failed(&paths)) {
+    path = list_stages(fs, &text, &count);
+    if (!path) {
         stages_unlock(fs);
         return err_nomem(e);
     }
-    for (size_t at = 0; at < paths.len; at += strlen(paths.data + at) + 1) {
-        struct stage *s = stage_at(fs, paths.data + at);
+    for (size_t i = 0; i < count; i++) {
+        struct stage *s = stage_at(fs, path[i]);
         struct err here = {0};
         int rc = s && stage_wait(fs, s) ? save_publish(fs, s, &here) : 0;
 

@@ -46,6 +46,12 @@ const struct format_writer *save_format_of(const char *format);
  */
 int save_publish(struct fs *fs, struct stage *s, struct err *e);
 
+/*
+ * What was made in the staging directory takes the place of the target in one step: of the
+ * directory that is there, or of nothing.
+ */
+int save_put_in_place(struct fs *fs, struct stage *s, struct err *e);
+
 /* A directory of the source is another one by now, or gone; slot: what it was, or NULL. */
 void save_tell(struct fs *fs, const char *path, struct slot *slot);
 

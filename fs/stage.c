@@ -112,13 +112,15 @@ struct stage *stage_at(struct fs *fs, const char *path)
 
 struct stage *stage_below(struct fs *fs, const char *path)
 {
-    struct stage *s = fs->stages->first;
+    struct stage *found = NULL;
     size_t len = strlen(path);
 
-    while (s && (strncmp(s->path, path, len) != 0 ||
-                 (len && s->path[len] != '\0' && s->path[len] != '/')))
-        s = s->next;
-    return s;
+    for (struct stage *s = fs->stages->first; s; s = s->next)
+        if (strncmp(s->path, path, len) == 0 &&
+            (!len || s->path[len] == '\0' || s->path[len] == '/') &&
+            (!found || strlen(s->path) > strlen(found->path)))
+            found = s;
+    return found;
 }
 
 struct stage *stage_inside(struct fs *fs, const struct stage *s,

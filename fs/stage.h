@@ -47,9 +47,11 @@ struct staged {
     struct timespec ctime; /* of name and rights; a file's bytes have their own */
     uint64_t prefix;       /* bytes from the start that were written without a hole */
     uint64_t to_disk; /* bytes from the start that the disk was told to begin with */
-    bool removed;     /* unlinked; or a fixed directory of which nothing is left */
-    bool checked;     /* its header was seen whole, and is sound: */
-    bool stands;      /* by it, the file may be linked as it is */
+    uint64_t
+        over_ino; /* in a stage over a directory: the inode that its name has there */
+    bool removed; /* unlinked; or a fixed directory of which nothing is left */
+    bool checked; /* its header was seen whole, and is sound: */
+    bool stands;  /* by it, the file may be linked as it is */
     bool filling; /* what it covers is copied into it: neither shown nor opened yet */
     int lost;     /* errno with which the disk refused bytes that were written */
     uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
@@ -64,6 +66,8 @@ struct stage {
     struct staging *staging; /* beside it */
     struct staged *root;
     struct slot *slot; /* the checkpoint that is changed; NULL: a new directory */
+    bool over; /* constant: a directory that is there, no checkpoint (fs/over.h) */
+    uint64_t over_ino; /* its inode */
     char *format;      /* user.unshard.save, or NULL: the mount's */
     unsigned writers;
     uint64_t spools, closes;
@@ -96,15 +100,15 @@ void stages_unlock(struct fs *fs);
 
 /* With the lock: the stage of this directory, or NULL. */
 struct stage *stage_at(struct fs *fs, const char *path);
-/* The same, or one of a directory below it. */
+/* The same, or one of a directory below it: the one with the longest path. */
 struct stage *stage_below(struct fs *fs, const char *path);
+/* The next one (NULL: the first) of a directory below this one's, or NULL. */
+struct stage *stage_inside(struct fs *fs, const struct stage *s,
+                           const struct stage *after);
 /* The first one, with the lock. */
 struct stage *stage_first(struct fs *fs);
 
 /* Waits until it is not being published; with the lock. False: it is gone since. */
-/* The next one (NULL: the first) of a directory below this one's, or NULL. */
-struct stage *stage_inside(struct fs *fs, const struct stage *s,
-                           const struct stage *after);
 bool stage_wait(struct fs *fs, struct stage *s);
 /* With the lock, which it lets go: for so long, or until something ends. */
 void stage_sleep(struct fs *fs, long ns);

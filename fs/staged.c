@@ -67,6 +67,16 @@ const char *staged_fixed_name(enum inside kind)
     return kind <= INSIDE_LAST_DIR ? names[kind] : NULL;
 }
 
+/* The stage over a directory of the source that is no checkpoint, or NULL. */
+static struct stage *over_of(struct fs *fs, fuse_ino_t ino)
+{
+    const struct node *n =
+        stage_first(fs) && !ino_is_inside(ino) ? node_of_ino(fs, ino) : NULL;
+    struct stage *s = n && n->kind == NODE_DIR ? stage_at(fs, n->path) : NULL;
+
+    return s && s->over ? s : NULL;
+}
+
 struct staged *staged_dir_of(struct fs *fs, fuse_ino_t ino, const struct slot *slot)
 {
     struct stage *s;
@@ -74,10 +84,8 @@ struct staged *staged_dir_of(struct fs *fs, fuse_ino_t ino, const struct slot *s
 
     if (ino_is_staged(ino))
         return staged_of_ino(fs, ino);
-    if (!slot)
-        return NULL;
-    s = stage_at(fs, slot->path);
-    if (!s || !s->slot)
+    s = slot ? stage_at(fs, slot->path) : over_of(fs, ino);
+    if (!s || (s->over ? ino_is_inside(ino) : !s->slot))
         return NULL;
     if (!ino_is_inside(ino))
         return s->root;
@@ -107,7 +115,7 @@ static struct staged *new_in(struct fs *fs, const char *dir, const char *name)
     if (store_join(dir, name, path, sizeof path) < 0)
         return NULL;
     s = stage_at(fs, path);
-    return s && !s->slot ? s->root : NULL;
+    return s && !s->slot && !s->over ? s->root : NULL;
 }
 
 bool staged_comes(struct fs *fs, const char *dir, const char *name)
@@ -270,21 +278,43 @@ struct staged_handle *staged_plain(int fd)
     return h;
 }
 
-int staged_plain_open(struct fs *fs, fuse_ino_t ino)
+/* With the lock of the list. */
+static const struct staged_handle *find_plain(const struct opened_list *l,
+                                              fuse_ino_t ino)
 {
-    struct opened_list *l = &fs->opened;
-    int fd = -ENOENT;
-
-    pthread_mutex_lock(&l->lock);
-    for (struct ring *x = l->ring.next; fd < 0 && x != &l->ring; x = x->next) {
+    for (struct ring *x = l->ring.next; x != &l->ring; x = x->next) {
         struct opened *o = container_of(x, struct opened, ring);
         const struct staged_handle *h = container_of(o, struct staged_handle, opened);
 
         if (o->staged && !h->node && h->ino == ino)
-            fd = fcntl(h->fd, F_DUPFD_CLOEXEC, 0);
+            return h;
     }
+    return NULL;
+}
+
+int staged_plain_open(struct fs *fs, fuse_ino_t ino)
+{
+    struct opened_list *l = &fs->opened;
+    const struct staged_handle *h;
+    int fd = -ENOENT;
+
+    pthread_mutex_lock(&l->lock);
+    h = find_plain(l, ino);
+    if (h)
+        fd = fcntl(h->fd, F_DUPFD_CLOEXEC, 0);
     pthread_mutex_unlock(&l->lock);
     return fd < 0 ? -ENOENT : fd;
+}
+
+bool staged_plain_is_open(struct fs *fs, fuse_ino_t ino)
+{
+    struct opened_list *l = &fs->opened;
+    bool open;
+
+    pthread_mutex_lock(&l->lock);
+    open = find_plain(l, ino) != NULL;
+    pthread_mutex_unlock(&l->lock);
+    return open;
 }
 
 void staged_drop(struct fs *fs, struct staged_handle *h)
@@ -549,7 +579,7 @@ static void add_new_dirs(struct fs *fs, const char *path, const struct shown *sh
         size_t dir = slash ? (size_t)(slash - s->path) : 0;
         const char *name = slash ? slash + 1 : s->path;
 
-        if (!s->slot && dir == len && memcmp(s->path, path, len) == 0 &&
+        if (!s->slot && !s->over && dir == len && memcmp(s->path, path, len) == 0 &&
             !(shown && shown_find(shown, name)) &&
             name_node(&l->name[l->count], s->root, name))
             l->count++;

@@ -55,6 +55,9 @@ struct staged_handle *staged_plain(int fd);
 /* A descriptor of a file of the source that is open for writing as `ino`, or -ENOENT. */
 int staged_plain_open(struct fs *fs, fuse_ino_t ino);
 
+/* Is there one? */
+bool staged_plain_is_open(struct fs *fs, fuse_ino_t ino);
+
 /* A handle that nobody was given. Without the lock. */
 void staged_drop(struct fs *fs, struct staged_handle *h);
 

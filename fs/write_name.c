@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
+#include "fs/over.h"
 #include "fs/plain.h"
 #include "fs/save.h"
 #include "fs/slot.h"
@@ -184,6 +185,26 @@ static int check_new_tensor(const struct request *r, const struct staged *dir,
     return err_hint(e, "save to a new directory");
 }
 
+static int new_file_in(struct request *r, struct staged *dir, struct staged **out,
+                       struct err *e)
+{
+    int rc = check_new_tensor(r, dir, e);
+
+    return rc == 0 ? write_new_file(r, dir, r->name, out, e) : rc;
+}
+
+/* In a directory of the source that is no checkpoint. */
+static int new_file_over(struct request *r, struct node *dir, struct staged **out,
+                         struct err *e)
+{
+    struct stage *s;
+    int rc = over_begin(r->fs, dir, &s, e);
+
+    if (rc == 0)
+        rc = over_new_file(r, s, r->name, out, e);
+    return rc;
+}
+
 int write_create(struct request *r, struct err *e)
 {
     struct staged_handle *h = NULL;
@@ -196,13 +217,11 @@ int write_create(struct request *r, struct err *e)
         rc = where_find(r->fs, r->ino, &w, e);
     if (rc < 0)
         return rc;
-    if (!w.dir) {
+    if (!w.dir && !over_takes(r->fs, w.node, r->name)) {
         stages_unlock(r->fs);
         return plain_create(r, w.node, e);
     }
-    rc = check_new_tensor(r, w.dir, e);
-    if (rc == 0)
-        rc = write_new_file(r, w.dir, r->name, &n, e);
+    rc = w.dir ? new_file_in(r, w.dir, &n, e) : new_file_over(r, w.node, &n, e);
     if (rc == 0) {
         rc = staged_open_handle(r->fs, n, r->fi.flags | O_CREAT | O_TRUNC, &h, e);
         if (rc < 0)
@@ -421,13 +440,21 @@ static int settle_first(struct fs *fs, const struct node *dir, const char *name,
     return 0;
 }
 
+/* With the lock: has the directory of that name tensors that are not published? */
+static bool is_over(struct fs *fs, const struct node *dir, const char *name)
+{
+    char path[PATH_MAX];
+
+    return store_join(dir->path, name, path, sizeof path) == 0 && over_at(fs, path);
+}
+
 /* With the lock: a new directory of that name, which only the stage knows, is in the way. */
 static int check_new(const struct request *r, const struct node *to)
 {
     struct staged *there = where_new_root(r->fs, to, r->as);
 
     if (!there)
-        return 0;
+        return is_over(r->fs, to, r->as) ? -ENOTEMPTY : 0;
     if (r->flags & RENAME_NOREPLACE)
         return -EEXIST;
     if (there->count > 0)
@@ -492,6 +519,13 @@ int write_rename(struct request *r, struct err *e)
     n = from.dir ? staged_find(from.dir, r->name)
                  : where_new_root(r->fs, from.node, r->name);
     if (!n && !from.dir && !to.dir) {
+        rc = over_rename(r, from.node, to.node, e);
+        if (rc != STAGED_NONE) {
+            stages_unlock(r->fs);
+            if (rc == 0)
+                fuse_reply_err(r->req, 0);
+            return rc;
+        }
         rc = settle_both(r, from.node, to.node, e);
         if (rc == 0)
             rc = check_new(r, to.node);

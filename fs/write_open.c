@@ -12,6 +12,7 @@
 #include "fs/handle.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
+#include "fs/over.h"
 #include "fs/plain.h"
 #include "fs/slot.h"
 #include "fs/stage_room.h"
@@ -222,7 +223,12 @@ static int open_side(struct request *r, struct staged_handle **out, struct err *
     slot = n->parent ? node_slot(r->fs, n->parent) : NULL;
     if (!slot)
         return STAGED_NONE;
-    rc = where_check_current(r->fs, slot, e);
+    stages_lock(r->fs);
+    rc =
+        over_at(r->fs, slot->path) ? STAGED_NONE : 0; /* the source's own, until then */
+    stages_unlock(r->fs);
+    if (rc == 0)
+        rc = where_check_current(r->fs, slot, e);
     if (rc == 0)
         rc = r->fs->store->ops->stat(r->fs->store, n->path, &as, e);
     if (rc == 0) {

@@ -10,6 +10,7 @@
 
 #include "fs/alias.h"
 #include "fs/node.h"
+#include "fs/over.h"
 #include "fs/save.h"
 #include "fs/save_upload.h"
 #include "fs/slot.h"
@@ -120,6 +121,11 @@ int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
     do {
         *out = stage_at(fs, slot->path);
     } while (*out && !stage_wait(fs, *out));
+    if (*out && (*out)->over) {
+        err_set(e, EBUSY, "%s: tensors that were saved there are not published yet",
+                slot->path);
+        return err_hint(e, "fsync the directory, or wait for some seconds");
+    }
     if (*out)
         return why == WHERE_WRITE && (*out)->only_removed ? check_writable(fs, slot, e)
                                                           : 0;
@@ -236,7 +242,7 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     if (rc != 0)
         return rc;
     stages_lock(fs);
-    if (shown->slot) {
+    if (shown->slot && !over_at(fs, shown->slot->path)) {
         rc = where_stage(fs, shown->slot, out->remove ? WHERE_REMOVE : WHERE_WRITE, &s,
                          e);
         if (rc == 0)
@@ -258,5 +264,5 @@ struct staged *where_new_root(struct fs *fs, const struct node *dir, const char 
     do {
         s = stage_at(fs, path);
     } while (s && !stage_wait(fs, s));
-    return s && !s->slot ? s->root : NULL;
+    return s && !s->slot && !s->over ? s->root : NULL;
 }

@@ -77,6 +77,14 @@ int staging_watch(struct staging *s, int parent, const char *name,
 int staging_replace(struct staging *s, int parent, const char *name,
                     const struct stat *replaces, struct err *e);
 
+/*
+ * In one step file `name` of data/ is in the directory `dir` (a descriptor of the target), in
+ * the place of the one of this name there, if it `replaces` one; nothing else of it changes.
+ * -EEXIST: it does not, and there is one.
+ */
+int staging_add(struct staging *s, int dir, const char *name, bool replaces,
+                struct err *e);
+
 /* Directory `name` of `parent` is gone, in one step; then it is deleted. */
 int staging_take_away(struct staging *s, int parent, const char *name, struct err *e);
 

@@ -245,6 +245,26 @@ int staging_replace(struct staging *s, int parent, const char *name,
     return ret;
 }
 
+int staging_add(struct staging *s, int dir, const char *name, bool replaces,
+                struct err *e)
+{
+    const struct step step = {.from = s->data_fd,
+                              .old = name,
+                              .to = dir,
+                              .new = name,
+                              .flags = replaces ? RENAME_EXCHANGE : RENAME_NOREPLACE};
+    struct err ignored = {0};
+
+    if (fsync(s->data_fd) < 0)
+        return staging_fail(e, "fsync", s->target);
+    if (renameat2(s->data_fd, name, dir, name, step.flags) < 0)
+        return rename_error(s, replaces, e);
+    if (settle(s, &step, dir, e) < 0)
+        return -e->code;
+    staging_discard(s, &ignored);
+    return 0;
+}
+
 int staging_take_away(struct staging *s, int parent, const char *name, struct err *e)
 {
     const struct step step = {.from = parent,

@@ -1,0 +1,524 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/over.c - tensors that come to a directory of the source that is there and no checkpoint. */
+#include "fs/over.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/dir.h"
+#include "fs/node.h"
+#include "fs/plain.h"
+#include "fs/save.h"
+#include "fs/save_files.h"
+#include "fs/stage_room.h"
+#include "fs/staged.h"
+#include "fs/tree.h"
+#include "fs/write.h"
+#include "save/incoming.h"
+#include "save/staging.h"
+#include "save/witness.h"
+
+static bool wants(const char *name)
+{
+    enum incoming_kind kind = incoming_kind(name);
+
+    return kind == INCOMING_SAFETENSORS || kind == INCOMING_INDEX;
+}
+
+struct stage *over_at(struct fs *fs, const char *path)
+{
+    struct stage *s;
+
+    do {
+        s = stage_at(fs, path);
+    } while (s && !stage_wait(fs, s));
+    return s && s->over ? s : NULL;
+}
+
+bool over_takes(struct fs *fs, const struct node *dir, const char *name)
+{
+    const struct stage *s = over_at(fs, dir->path);
+
+    return wants(name) || (s && staged_find(s->root, name));
+}
+
+/* Of several model files each is one by itself: another would be taken for all of them. */
+static int check_alone(struct fs *fs, struct node *dir, struct err *e)
+{
+    struct shown *shown;
+    bool files = false;
+    int rc = tree_shown(fs, dir, true, &shown, e);
+
+    if (rc != 0)
+        return rc;
+    for (size_t i = 0; i < shown->count; i++)
+        files |= shown->entry[i].kind == SHOWN_FILE_DIR;
+    shown_put(fs, shown);
+    if (!files)
+        return 0;
+    err_set(e, EROFS, "%s: files that are checkpoints by themselves lie there",
+            dir->path);
+    return err_hint(e, "save tensors in a directory of their own: mkdir DIR");
+}
+
+/* It is as the directory is. */
+static int take_rights(struct fs *fs, struct stage *s, struct err *e)
+{
+    CLEANUP_FD int fd = stage_directory(fs, s->path, e);
+    struct stat st;
+
+    if (fd < 0)
+        return fd;
+    if (fstat(fd, &st) < 0)
+        return err_set(e, errno, "%s: %s", s->path, strerror(errno));
+    s->over = true;
+    s->over_ino = st.st_ino;
+    s->root->mode = st.st_mode & 07777;
+    s->root->uid = st.st_uid;
+    s->root->gid = st.st_gid;
+    return 0;
+}
+
+int over_begin(struct fs *fs, struct node *dir, struct stage **out, struct err *e)
+{
+    int rc;
+
+    *out = over_at(fs, dir->path);
+    if (*out)
+        return 0;
+    if (fs->store->remote || stage_at(fs, dir->path)) {
+        err_set(e, fs->store->remote ? EROFS : EBUSY,
+                "%s: tensors are saved in a directory of their own", dir->path);
+        return err_hint(e, "make one, and write there: mkdir DIR");
+    }
+    rc = check_alone(fs, dir, e);
+    if (rc == 0)
+        rc = stage_new(fs, dir->path, NULL, out, e);
+    if (rc < 0)
+        return rc;
+    rc = take_rights(fs, *out, e);
+    if (rc < 0)
+        stage_end(fs, *out, false);
+    return rc;
+}
+
+/* What the source has under this name: its inode; 0: nothing. */
+static uint64_t source_ino(struct fs *fs, const struct stage *s, const char *name)
+{
+    struct err ignored = {0};
+    CLEANUP_FD int dir = stage_directory(fs, s->path, &ignored);
+    struct stat st;
+
+    return dir >= 0 && fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? st.st_ino
+                                                                         : 0;
+}
+
+/* A name that the source has, and the stage has taken: it goes. */
+static int unlink_source(struct fs *fs, const struct stage *s, const char *name,
+                         uint64_t ino, struct err *e)
+{
+    CLEANUP_FD int dir = stage_directory(fs, s->path, e);
+    struct stat st;
+
+    if (dir < 0)
+        return dir;
+    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_ino != ino)
+        return 0;
+    if (unlinkat(dir, name, 0) < 0 && errno != ENOENT)
+        return err_set(e, errno, "%s: %s", name, strerror(errno));
+    nodes_look_again(fs, s->path);
+    return 0;
+}
+
+struct partner {
+    uint64_t ino;
+    struct staged *node;
+};
+
+static void see_partner(void *user, struct staged *n)
+{
+    struct partner *p = user;
+
+    if (n->kind == STAGED_GONE && n->over_ino == p->ino)
+        p->node = n;
+}
+
+/* A staged file goes, with the name under which the source has it. */
+static int drop(struct fs *fs, struct staged *n, struct err *e)
+{
+    struct stage *s = n->stage;
+    struct partner p = {0};
+    struct stat st;
+    int rc = 0;
+
+    if (n->kind == STAGED_FILE && staged_stat(n, &st) == 0) {
+        p.ino = st.st_ino;
+        staged_each(s->root, see_partner, &p);
+    }
+    if (p.node)
+        rc = unlink_source(fs, s, p.node->name, p.ino, e);
+    if (rc < 0)
+        return rc;
+    if (p.node)
+        staged_remove(fs, p.node);
+    staged_remove(fs, n);
+    return 0;
+}
+
+/* Before another file gets the name. */
+static int make_room(struct fs *fs, struct stage *s, const char *name, struct err *e)
+{
+    struct staged *n = staged_find(s->root, name);
+    int rc = 0;
+
+    if (!n)
+        return 0;
+    if (n->kind != STAGED_GONE)
+        return drop(fs, n, e);
+    rc = unlink_source(fs, s, name, n->over_ino, e);
+    if (rc == 0)
+        staged_remove(fs, n);
+    return rc;
+}
+
+int over_new_file(struct request *r, struct stage *s, const char *name,
+                  struct staged **out, struct err *e)
+{
+    int rc = make_room(r->fs, s, name, e);
+
+    if (rc == 0)
+        rc = write_new_file(r, s->root, name, out, e);
+    if (rc == 0)
+        (*out)->over_ino = source_ino(r->fs, s, name);
+    return rc;
+}
+
+static void end_if_empty(struct fs *fs, struct stage *s)
+{
+    if (s->root->count == 0)
+        stage_end(fs, s, false);
+}
+
+int over_unlink(struct fs *fs, struct stage *s, const char *name, struct err *e)
+{
+    struct staged *n = staged_find(s->root, name);
+    uint64_t below;
+    int rc;
+
+    if (!n)
+        return STAGED_NONE;
+    if (n->kind == STAGED_GONE)
+        return -ENOENT;
+    below = n->over_ino;
+    rc = drop(fs, n, e);
+    if (rc == 0 && below)
+        rc = unlink_source(fs, s, name, below, e);
+    if (rc == 0)
+        end_if_empty(fs, s);
+    return rc;
+}
+
+/* ---- names that change ---- */
+
+/* From one name of the stage to another. */
+static int rename_staged(struct request *r, struct stage *s, struct staged *n,
+                         struct err *e)
+{
+    int rc;
+
+    if (n->kind == STAGED_GONE)
+        return -ENOENT;
+    if (!wants(r->as) || n->over_ino)
+        return -EXDEV; /* it is copied, then removed */
+    if (staged_find(s->root, r->as) == n)
+        return 0;
+    rc = make_room(r->fs, s, r->as, e);
+    if (rc == 0)
+        rc = staged_rename(r->fs, n, s->root, r->as, e);
+    if (rc == 0)
+        n->over_ino = source_ino(r->fs, s, r->as);
+    return rc;
+}
+
+/* Its bytes have a name in the spool; who has it open writes on. */
+static int link_into_spool(struct fs *fs, const struct staged *n, const char *old,
+                           struct stat *st, struct err *e)
+{
+    CLEANUP_FD int dir = stage_directory(fs, n->stage->path, e);
+    char name[24];
+
+    if (dir < 0)
+        return dir;
+    if (fstatat(dir, old, st, AT_SYMLINK_NOFOLLOW) < 0)
+        return err_set(e, errno, "%s: %s", old, strerror(errno));
+    if (!S_ISREG(st->st_mode))
+        return -EXDEV;
+    snprintf(name, sizeof name, "%" PRIu64, n->spool);
+    if (linkat(dir, old, staging_spool(n->stage->staging), name, 0) < 0)
+        return errno == EMLINK || errno == EPERM
+                   ? -EXDEV
+                   : err_set(e, errno, "%s: %s", old, strerror(errno));
+    return 0;
+}
+
+/* The file as it stands in the source, and its old name hidden until it is published. */
+static int adopt(struct request *r, struct stage *s, struct staged *n, struct err *e)
+{
+    char path[PATH_MAX];
+    struct staged *gone;
+    struct stat st;
+    fuse_ino_t ino;
+    int rc = link_into_spool(r->fs, n, r->name, &st, e);
+
+    if (rc < 0)
+        return rc;
+    n->mode = st.st_mode & 07777;
+    n->uid = st.st_uid;
+    n->gid = st.st_gid;
+    n->prefix = (uint64_t)st.st_size;
+    n->order = ++s->closes;
+    rc = stage_room_take(r->fs, n, (uint64_t)st.st_size, e);
+    if (rc == 0)
+        rc = staged_add(r->fs, s->root, r->name, STAGED_GONE, 0, &gone, e);
+    if (rc == 0)
+        gone->over_ino = st.st_ino;
+    ino = rc == 0 && store_join(s->path, r->name, path, sizeof path) == 0
+              ? node_file_at(r->fs, path)
+              : 0;
+    if (ino) /* who has it open by its old name asks for its size */
+        staged_cover(r->fs, n, ino);
+    return rc;
+}
+
+static int rename_into(struct request *r, struct node *dir, struct err *e)
+{
+    struct stage *s;
+    struct staged *n;
+    int rc = over_begin(r->fs, dir, &s, e);
+
+    if (rc < 0)
+        return rc;
+    rc = over_new_file(r, s, r->as, &n, e);
+    if (rc == 0) {
+        rc = adopt(r, s, n, e);
+        if (rc < 0)
+            staged_remove(r->fs, n);
+    }
+    if (rc < 0)
+        end_if_empty(r->fs, s);
+    return rc;
+}
+
+static bool is_taken(struct fs *fs, const struct node *dir, const char *name)
+{
+    char path[PATH_MAX];
+    struct entry_stat st;
+    struct err ignored = {0};
+    const struct stage *s = over_at(fs, dir->path);
+    const struct staged *n = s ? staged_find(s->root, name) : NULL;
+
+    return n ? n->kind != STAGED_GONE
+             : store_join(dir->path, name, path, sizeof path) == 0 &&
+                   fs->store->ops->stat(fs->store, path, &st, &ignored) == 0;
+}
+
+int over_rename(struct request *r, struct node *from, struct node *to, struct err *e)
+{
+    struct stage *s = over_at(r->fs, from->path);
+    struct staged *n = s ? staged_find(s->root, r->name) : NULL;
+    char path[PATH_MAX];
+    struct entry_stat st;
+
+    if (!n && !wants(r->as))
+        return STAGED_NONE;
+    if (!n && (store_join(from->path, r->name, path, sizeof path) < 0 ||
+               r->fs->store->ops->stat(r->fs->store, path, &st, e) < 0 ||
+               st.kind != ENTRY_FILE)) {
+        *e = (struct err){0};
+        return STAGED_NONE; /* as any name of the source */
+    }
+    if (r->flags & ~(unsigned)RENAME_NOREPLACE)
+        return -EINVAL;
+    if ((r->flags & RENAME_NOREPLACE) && is_taken(r->fs, to, r->as))
+        return -EEXIST;
+    if (from != to)
+        return -EXDEV; /* it is copied, then removed */
+    return n ? rename_staged(r, s, n, e) : rename_into(r, to, e);
+}
+
+/* ---- publication ---- */
+
+struct written {
+    struct fs *fs;
+    bool any;
+};
+
+static void see_written(void *user, struct staged *n)
+{
+    struct written *w = user;
+
+    w->any |=
+        n->kind == STAGED_FILE && n->covers && staged_plain_is_open(w->fs, n->covers);
+}
+
+bool over_is_written(struct fs *fs, const struct stage *s)
+{
+    struct written w = {.fs = fs};
+
+    if (s->over)
+        staged_each(s->root, see_written, &w);
+    return w.any;
+}
+
+static int changed(const struct stage *s, const char *name, struct err *e)
+{
+    err_set(e, EINVAL, "%s%s%s: another writer was there meanwhile", s->path,
+            name[0] ? "/" : "", name);
+    return err_hint(e, "what was written here is kept: copy it, then remove it");
+}
+
+/* What the stage knows of a name: the inode that the source has under it; 0: nothing. */
+static uint64_t known(struct fs *fs, const struct stage *s, const char *name,
+                      bool *gone)
+{
+    const struct staged *n;
+    uint64_t ino;
+
+    stages_lock(fs);
+    n = staged_find(s->root, name);
+    ino = n ? n->over_ino : 0;
+    *gone = n && n->kind == STAGED_GONE;
+    stages_unlock(fs);
+    return ino;
+}
+
+/* Nothing is written over but what was there when its name was given here. */
+static int check_name(struct fs *fs, const struct stage *s, int dir, const char *name,
+                      bool *there, struct err *e)
+{
+    struct stat st;
+    bool gone;
+    uint64_t ino = known(fs, s, name, &gone);
+
+    *there = fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (!*there && errno != ENOENT)
+        return err_set(e, errno, "%s: %s", name, strerror(errno));
+    return *there && st.st_ino != ino ? changed(s, name, e) : 0;
+}
+
+/* What is to come: the only file of it, or "" where there are more. */
+struct coming {
+    char only[NAME_MAX + 1];
+    size_t count;
+    bool there; /* the target has one of this name */
+};
+
+static int look_at_coming(struct fs *fs, const struct stage *s, int dir,
+                          struct coming *out, struct err *e)
+{
+    int fd = openat(staging_dir(s->staging), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *data = fd < 0 ? NULL : fdopendir(fd);
+    const char *name;
+    int more = 0, rc = 0;
+
+    *out = (struct coming){0};
+    if (!data)
+        return err_set(e, errno, "%s: %s", s->path, strerror(errno));
+    while (rc == 0 && (more = dir_next(data, &name)) > 0) {
+        rc = check_name(fs, s, dir, name, &out->there, e);
+        snprintf(out->only, sizeof out->only, "%s", out->count++ ? "" : name);
+    }
+    closedir(data);
+    return rc == 0 && more < 0 ? err_set(e, -more, "%s: %s", s->path, strerror(-more))
+                               : rc;
+}
+
+static int check_gone(struct fs *fs, const struct stage *s, int dir,
+                      const struct save_files *f, struct err *e)
+{
+    bool there;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < f->gones; i++)
+        rc = check_name(fs, s, dir, f->gone[i], &there, e);
+    return rc;
+}
+
+static bool counts_nothing(const void *user, const char *path)
+{
+    (void)user;
+    (void)path;
+    return false;
+}
+
+/* Several files at once: a directory with these and links to all others takes its place. */
+static int exchange(struct fs *fs, struct stage *s, const struct save_files *f,
+                    struct err *e)
+{
+    const struct witness_filter none = {.counts = counts_nothing};
+    const char *name;
+    CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
+    int rc = parent;
+
+    if (rc >= 0)
+        rc = staging_watch(s->staging, parent, name, &none, e);
+    if (rc == 0)
+        rc = save_files_carry(fs, s, f, false, e);
+    return rc == 0 ? save_put_in_place(fs, s, e) : rc;
+}
+
+/* The names under which files came: of an exchanged directory they are not carried. */
+static void remove_gone(struct fs *fs, const struct stage *s, int dir,
+                        const struct save_files *f)
+{
+    struct stat st;
+    bool gone;
+
+    for (size_t i = 0; i < f->gones; i++) {
+        uint64_t ino = known(fs, s, f->gone[i], &gone);
+
+        if (gone && fstatat(dir, f->gone[i], &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+            st.st_ino == ino)
+            unlinkat(dir, f->gone[i], 0);
+    }
+}
+
+static int place(struct fs *fs, struct stage *s, const struct save_files *f, int dir,
+                 struct err *e)
+{
+    struct coming coming;
+    int rc = look_at_coming(fs, s, dir, &coming, e);
+
+    if (rc == 0)
+        rc = check_gone(fs, s, dir, f, e);
+    if (rc < 0 || coming.count == 0)
+        return rc;
+    if (!coming.only[0])
+        return exchange(fs, s, f, e);
+    rc = staging_add(s->staging, dir, coming.only, coming.there, e);
+    if (rc == 0)
+        remove_gone(fs, s, dir, f);
+    return rc;
+}
+
+int over_put_in_place(struct fs *fs, struct stage *s, const struct save_files *f,
+                      struct err *e)
+{
+    CLEANUP_FD int dir = -1;
+    struct stat st;
+    int rc;
+
+    stages_place_begin(fs);
+    dir = stage_directory(fs, s->path, e);
+    if (dir >= 0 && fstat(dir, &st) == 0 && st.st_ino == s->over_ino)
+        rc = place(fs, s, f, dir, e);
+    else
+        rc = dir < 0 ? dir : changed(s, "", e);
+    stages_place_end(fs);
+    return rc;
+}

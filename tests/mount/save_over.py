@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""Models that are saved into a directory that is there: a trainer makes its output directory first, and fills it later."""
+import errno
+import os
+import shutil
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
+from save_whole import files, fsync, published  # noqa: E402
+
+
+def image(seed):
+    """A model as save_pretrained writes it."""
+    plain = safetensors_image(make_tensors(seed))
+    size = int.from_bytes(plain[:8], "little")
+    text = b'{"__metadata__":{"format":"pt"},' + plain[9:8 + size].rstrip(b" ")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + plain[8 + size:]
+
+
+def save_file(path, data):
+    """As safetensors does it: under another name, which becomes the file's before it is closed."""
+    early = os.path.join(os.path.dirname(path), ".tmpQ1w2E3")
+    fd = os.open(early, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.ftruncate(fd, len(data))
+    os.pwrite(fd, data[:1000], 0)
+    os.rename(early, path)
+    same("size of what is open", os.fstat(fd).st_size, len(data))
+    os.pwrite(fd, data[1000:], 1000)
+    os.close(fd)
+
+
+def write_output(path):
+    """What a run has left beside the model that is to come."""
+    os.makedirs(path, exist_ok=True)
+    write_file(path + "/config.json", b'{"model_type": "llama"}\n')
+    write_checkpoint(path + "/checkpoint-500", make_tensors(5))
+    os.makedirs(path + "/runs")
+    write_file(path + "/runs/events", b"one line\n")
+
+
+def test_a_model_comes_to_a_directory_that_is_there(t):
+    """Copied or saved; in the source nothing is to be seen of it until all of it is there."""
+    for name in ("copied", "saved", "empty"):
+        os.makedirs(t + "/src/" + name)
+        if name != "empty":
+            write_output(t + "/src/" + name)
+    before, data = files(t + "/src"), image(1)
+    write_file(t + "/file", data)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        with open(t + "/src/saved/runs/events", "rb") as log:
+            shutil.copy(t + "/file", m / "copied/model.safetensors")
+            for name in ("saved", "empty"):
+                save_file(m / name + "/model.safetensors", data)
+            for name in ("copied", "saved", "empty"):
+                same("bytes that are shown", read_all(m / name + "/model.safetensors"), data)
+                assert "model.safetensors" in os.listdir(m / name) and ".tmpQ1w2E3" not in os.listdir(m / name), os.listdir(m / name)
+                same("nothing in the source", {k: v for k, v in published(t + "/src").items() if not k.endswith(".tmpQ1w2E3")}, before)
+            write_file(m / "saved/config.json", b'{"model_type": "gpt2"}\n')
+            before["saved/config.json"] = b'{"model_type": "gpt2"}\n'
+            fsync(m / "saved")
+            same("the log is the same file", os.fstat(log.fileno()).st_ino, os.stat(t + "/src/saved/runs/events").st_ino)
+        assert os.path.exists(m / "saved/.unshard/checkpoint.json"), "it is a checkpoint from now on"
+        assert os.path.exists(m / "saved/checkpoint-500/.unshard/checkpoint.json"), "beside the one that was there"
+        wait_for("the others to be published", PATIENCE, lambda: all(os.path.exists(f"{t}/src/{n}/model.safetensors") for n in ("copied", "empty")))
+        wait_for("the end of it", PATIENCE, lambda: not any(".unshard-staging" in n for n in files(t + "/src")))
+        for name in ("copied", "saved", "empty"):
+            before[name + "/model.safetensors"] = data
+        same("names", sorted(files(t + "/src")), sorted(before))
+        assert files(t + "/src") == before, "other bytes"
+        same("mode", os.stat(t + "/src/saved/model.safetensors").st_mode & 0o777, 0o600)
+        save_file(m / "saved/model.safetensors", image(2))
+        fsync(m / "saved")
+        same("and again", stored(t + "/src/saved"), make_tensors(2))
+
+
+def test_several_files_come_in_one_step(t):
+    """A set is exchanged with what is there: the set whole, or the directory that was."""
+    write_output(t + "/src/run")
+    before = files(t + "/src")
+    tensors = make_tensors(1)
+    with Mount(t + "/src", t + "/mnt", "rw,save=dcp:ranks=2") as m:
+        write_checkpoint(m / "run", tensors, shards=3)
+        os.unlink(m / "run/model-00002-of-00003.safetensors")
+        fails("a file of the set lacks", errno.EINVAL, lambda: fsync(m / "run"))
+        same("nothing has changed", {k: v for k, v in published(t + "/src").items() if not k.endswith(".tmp-write")}, before)
+        write_file(m / "run/model-00002-of-00003.safetensors", safetensors_image({k: tensors[k] for k in list(tensors)[1::3]}))
+        with open(m / "run/runs/events", "ab", buffering=0) as log:
+            log.write(b"before\n")
+            fsync(m / "run")
+            log.write(b"after\n")
+        same("the log goes on", read_all(t + "/src/run/runs/events"), b"one line\nbefore\nafter\n")
+        same("as save= says", sorted(os.listdir(t + "/src/run")), [".metadata", "__0_0.distcp", "__1_0.distcp", "checkpoint-500", "config.json", "runs"])
+        for key, (_, _, data) in tensors.items():
+            same(key, read_all(m / "run/raw/" + key), data)
+        same("the step that was there", stored(t + "/src/run/checkpoint-500"), make_tensors(5))
+
+
+def test_what_is_staged_over_a_directory_is_changed(t):
+    """Unlinked, renamed, written over: as in any directory."""
+    os.makedirs(t + "/src/run")
+    write_file(t + "/src/run/notes.txt", b"notes")
+    write_file(t + "/src/run/part.safetensors.bak", image(3))
+    data = image(1)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        save_file(m / "run/model.safetensors", data)
+        os.unlink(m / "run/model.safetensors")
+        same("it is gone, and its first name too", sorted(os.listdir(t + "/src/run")), ["notes.txt", "part.safetensors.bak"])
+        same("nothing is staged", os.listdir(t + "/src"), ["run"])
+        os.rename(m / "run/part.safetensors.bak", m / "run/a.safetensors")
+        same("a file of the source", sorted(os.listdir(m / "run")), ["a.safetensors", "notes.txt"])
+        os.rename(m / "run/a.safetensors", m / "run/model.safetensors")
+        same("bytes", read_all(m / "run/model.safetensors"), image(3))
+        fails("no place for it", errno.EEXIST, lambda: os.open(m / "run/model.safetensors", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        fails("a directory with tensors", errno.ENOTEMPTY, lambda: os.rmdir(m / "run"))
+        save_file(m / "run/model.safetensors", data)  # over it
+        write_file(t + "/src/run/model.safetensors", image(4))  # somebody else's
+        fails("written over by others", errno.EINVAL, lambda: fsync(m / "run"))
+        same("theirs stays", read_all(t + "/src/run/model.safetensors"), image(4))
+        os.unlink(t + "/src/run/model.safetensors")
+        same("ours too", read_all(m / "run/model.safetensors"), data)
+        fsync(m / "run")
+        same("names", sorted(os.listdir(t + "/src/run")), ["model.safetensors", "notes.txt"])
+        same("bytes of it", read_all(t + "/src/run/model.safetensors"), data)
+
+
+def test_a_model_beside_files_that_are_checkpoints_is_refused(t):
+    """It would be taken for all of them."""
+    os.makedirs(t + "/src/run")
+    for name in ("a", "b"):
+        write_file(f"{t}/src/run/{name}.safetensors", image(1))
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        fails("a third one", errno.EROFS, lambda: open(m / "run/c.safetensors", "wb"))
+        same("nothing came", sorted(os.listdir(t + "/src/run")), ["a.safetensors", "b.safetensors"])
+
+
+def test_killed_before_publication(t):
+    """Everything is as it was, and the next mount takes the rest away."""
+    write_output(t + "/src/run")
+    write_file(t + "/src/run/old.bin", image(3))
+    before = files(t + "/src")
+    m = Mount(t + "/src", t + "/mnt", "rw")
+    with m:
+        save_file(m / "run/model.safetensors", image(1))
+        os.rename(m / "run/old.bin", m / "run/model.safetensors")
+        m.process.kill()
+        m.process.wait()
+        m.process.returncode = 0
+    same("all is there", published(t + "/src"), before)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        save_file(m / "run/model.safetensors", image(1))
+        subprocess.run([UNSHARD, "umount", m.path], check=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
+    before["run/model.safetensors"] = image(1)
+    same("names", sorted(files(t + "/src")), sorted(before))
+    assert files(t + "/src") == before, "other bytes"
+
+
+if __name__ == "__main__":
+    main(globals())
