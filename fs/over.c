@@ -47,6 +47,23 @@ bool over_takes(struct fs *fs, const struct node *dir, const char *name)
     return wants(name) || (s && staged_find(s->root, name));
 }
 
+bool over_takes_dir(struct fs *fs, struct node *dir, const char *name)
+{
+    const struct stage *s = over_at(fs, dir->path);
+    struct err ignored = {0};
+    struct shown *shown;
+    bool empty = false;
+
+    if (s && staged_find(s->root, name))
+        return true;
+    if (!save_files_is_view(name) || strcmp(name, ".unshard") == 0 ||
+        tree_shown(fs, dir, true, &shown, &ignored) != 0)
+        return false;
+    empty = shown->count == 0;
+    shown_put(fs, shown);
+    return empty;
+}
+
 /* Of several model files each is one by itself: another would be taken for all of them. */
 static int check_alone(struct fs *fs, struct node *dir, struct err *e)
 {
@@ -212,8 +229,8 @@ int over_unlink(struct fs *fs, struct stage *s, const char *name, struct err *e)
 
     if (!n)
         return STAGED_NONE;
-    if (n->kind == STAGED_GONE)
-        return -ENOENT;
+    if (n->kind != STAGED_FILE)
+        return n->kind == STAGED_DIR ? -EISDIR : -ENOENT;
     below = n->over_ino;
     rc = drop(fs, n, e);
     if (rc == 0 && below)
@@ -221,6 +238,21 @@ int over_unlink(struct fs *fs, struct stage *s, const char *name, struct err *e)
     if (rc == 0)
         end_if_empty(fs, s);
     return rc;
+}
+
+int over_rmdir(struct fs *fs, struct stage *s, const char *name)
+{
+    struct staged *n = staged_find(s->root, name);
+
+    if (!n)
+        return STAGED_NONE;
+    if (n->kind == STAGED_GONE)
+        return -ENOENT;
+    if (n->kind != STAGED_DIR || n->count > 0)
+        return n->kind != STAGED_DIR ? -ENOTDIR : -ENOTEMPTY;
+    staged_remove(fs, n);
+    end_if_empty(fs, s);
+    return 0;
 }
 
 /* ---- names that change ---- */
@@ -233,7 +265,7 @@ static int rename_staged(struct request *r, struct stage *s, struct staged *n,
 
     if (n->kind == STAGED_GONE)
         return -ENOENT;
-    if (!wants(r->as) || n->over_ino)
+    if (n->kind != STAGED_FILE || !wants(r->as) || n->over_ino)
         return -EXDEV; /* it is copied, then removed */
     if (staged_find(s->root, r->as) == n)
         return 0;

@@ -19,6 +19,12 @@ struct save_files;
 /* Does a file of this name come by a stage, if it is made in that directory? */
 bool over_takes(struct fs *fs, const struct node *dir, const char *name);
 
+/*
+ * And a directory? Of a directory with nothing in it those of views (tensors/, ...) do: it may
+ * have been made for a checkpoint, and published before anything came.
+ */
+bool over_takes_dir(struct fs *fs, struct node *dir, const char *name);
+
 /* The one that is staged over this directory, when nobody publishes it; or NULL. */
 struct stage *over_at(struct fs *fs, const char *path);
 
@@ -37,6 +43,9 @@ int over_new_file(struct request *r, struct stage *s, const char *name,
  * the source's own.
  */
 int over_unlink(struct fs *fs, struct stage *s, const char *name, struct err *e);
+
+/* rmdir(2), the same. */
+int over_rmdir(struct fs *fs, struct stage *s, const char *name);
 
 /*
  * rename(2) of r->name in `from` to r->as in `to`, both no checkpoints: what gets the name of a

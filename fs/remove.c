@@ -214,6 +214,7 @@ static int remove_inner(struct request *r, struct err *e)
 int write_rmdir(struct request *r, struct err *e)
 {
     struct where w = {.remove = true};
+    struct stage *over;
     char path[PATH_MAX];
     struct staged *n;
     int rc = remove_inner(r, e);
@@ -228,6 +229,14 @@ int write_rmdir(struct request *r, struct err *e)
     if (!w.dir && store_join(w.node->path, r->name, path, sizeof path) < 0) {
         stages_unlock(r->fs);
         return -ENAMETOOLONG;
+    }
+    over = w.dir ? NULL : over_at(r->fs, w.node->path);
+    rc = over ? over_rmdir(r->fs, over, r->name) : STAGED_NONE;
+    if (rc != STAGED_NONE) {
+        stages_unlock(r->fs);
+        if (rc == 0)
+            fuse_reply_err(r->req, 0);
+        return rc;
     }
     n = w.dir ? staged_find(w.dir, r->name) : where_new_root(r->fs, w.node, r->name);
     if (n && !n->covers && n->kind != STAGED_GONE)

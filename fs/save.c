@@ -655,6 +655,12 @@ static bool is_removed_below(struct fs *fs, const struct stage *s, int64_t befor
     return false;
 }
 
+/* A new directory that nothing has come to: who made it will write there. */
+static bool is_empty(const struct stage *s)
+{
+    return !s->slot && !s->over && s->root->count == 0;
+}
+
 /* With the lock: a stage that nobody has touched for a while. */
 static struct stage *find_idle(struct fs *fs)
 {
@@ -662,7 +668,7 @@ static struct stage *find_idle(struct fs *fs)
     struct stage *s = stage_first(fs);
 
     while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before ||
-                 is_removed_below(fs, s, before)))
+                 is_empty(s) || is_removed_below(fs, s, before)))
         s = s->next;
     return s;
 }

@@ -137,7 +137,9 @@ int save_whole(const struct stage *s, const struct save_files *f, const struct m
     if (!save_waits(s) || (s->slot && tensors))
         return 0;
     if (!tensors) {
-        *out = has_storage(f) || has_hidden_files(f);
+        /* A trainer's output that its steps are yet to come to; a bucket has no directories. */
+        *out = (!s->slot && !s->format && !remote) || has_storage(f) ||
+               has_hidden_files(f);
         if (!*out && !remote && f->count > 0)
             ret = look(s, f, &what, e);
         *out |= what != PLAIN_FILES;

@@ -118,6 +118,16 @@ static int new_dir(struct request *r, struct staged *dir, struct staged **out,
     return rc;
 }
 
+/* A view's, in a directory of the source that has nothing yet. With the lock. */
+static int new_dir_over(struct request *r, struct node *dir, struct staged **out,
+                        struct err *e)
+{
+    struct stage *s;
+    int rc = over_begin(r->fs, dir, &s, e);
+
+    return rc == 0 ? new_dir(r, s->root, out, e) : rc;
+}
+
 /* Names of staging directories are ours: what had one would be taken for a save's rest. */
 static int check_own(const char *name, struct err *e)
 {
@@ -138,7 +148,12 @@ int write_mkdir(struct request *r, struct err *e)
         rc = where_find(r->fs, r->ino, &w, e);
     if (rc < 0)
         return rc;
-    rc = w.dir ? new_dir(r, w.dir, &n, e) : new_stage(r, w.node, &n, e);
+    if (w.dir)
+        rc = new_dir(r, w.dir, &n, e);
+    else if (over_takes_dir(r->fs, w.node, r->name))
+        rc = new_dir_over(r, w.node, &n, e);
+    else
+        rc = new_stage(r, w.node, &n, e);
     if (rc == 0)
         staged_entry(n, &entry);
     stages_unlock(r->fs);

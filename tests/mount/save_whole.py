@@ -18,7 +18,6 @@ FORMATS = ("rw", "rw,save=dcp:ranks=2", "rw,save=olmo")
 # its name; a single file; a run of several.
 WRITTEN = ("torch_dcp/dcp_minimal_handmade", "nanotron/nanotron_tp2_ep2", "hf_dcp/hfdcp_row_5", "olmo_v0/v00-april5-plain-w3",
            "torch_checkpointing/made_plain_2", "olmo_unsharded/step2000-unsharded", "torch_file/module_legacy", "zarr/zarr3_group_consolidated")
-EMPTY = {"rw": "model.safetensors.index.json", FORMATS[1]: ".metadata"}
 
 
 def files(path):
@@ -49,19 +48,27 @@ def test_what_a_framework_writes_stays(t):
 
 def test_a_directory_that_waited_for_tensors(t):
     """It was published while it was empty; then its framework wrote into it."""
-    for i, options in enumerate(EMPTY):
+    for i, options in enumerate(FORMATS[:2]):
         os.makedirs(f"{t}/run{i}")
         with Mount(f"{t}/run{i}", f"{t}/mnt{i}", options) as m:
             for name in WRITTEN[:1] + WRITTEN[-2:-1]:
                 step = name.replace("/", "-")
                 os.mkdir(m / step, 0o750)
                 fsync(m / step)
-                same("waits", os.listdir(f"{t}/run{i}/{step}"), [EMPTY[options]])
-                same("its mode", stat.S_IMODE(os.stat(f"{t}/run{i}/{step}/{EMPTY[options]}").st_mode), 0o640)
+                same("nothing is in it", os.listdir(f"{t}/run{i}/{step}"), [])
+                same("its mode", stat.S_IMODE(os.stat(f"{t}/run{i}/{step}").st_mode), 0o750)
                 for path, data in files(DATA / name).items():
                     write_file(m / f"{step}/{path}", data)
                 fsync(m / step)
                 same(f"{options}: {name}", files(f"{t}/run{i}/{step}"), files(DATA / name))
+            os.mkdir(m / "views")
+            fsync(m / "views")
+            os.mkdir(m / "views/tensors")
+            with open(m / "views/tensors/new.npy", "wb") as f:
+                f.write(npy_image("<f4", (3,), bytes(12)))
+            fails("not empty", errno.ENOTEMPTY, lambda: os.rmdir(m / "views/tensors"))
+            fsync(m / "views")
+            same("a tensor that came by a view", read_all(m / "views/raw/new"), bytes(12))
             os.mkdir(m / "late")
             fsync(m / "late")
             write_file(m / "late/model.safetensors", safetensors_image(make_tensors(1)))
@@ -69,6 +76,25 @@ def test_a_directory_that_waited_for_tensors(t):
             wait_for("tensors", PATIENCE, lambda: len(os.listdir(m / "late/raw")) == len(make_tensors(1)))
             if "ranks" in options:
                 same("as save= has it", sorted(os.listdir(f"{t}/run{i}/late")), [".metadata", "__0_0.distcp", "__1_0.distcp"])
+
+
+def test_a_directory_of_directories_is_none(t):
+    """A trainer's output: nothing is put beside the steps that come to it, and it is not there before they are."""
+    os.mkdir(t + "/src")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        os.makedirs(m / "run/steps")
+        os.mkdir(m / "later")
+        wait_for("run", PATIENCE, lambda: os.path.exists(t + "/src/run"))
+        same("run", [os.listdir(m / "run"), os.listdir(m / "run/steps"), os.listdir(t + "/src/run")], [["steps"], [], ["steps"]])
+        assert not os.path.exists(t + "/src/later"), "nothing has come to it"
+        for step in ("run/steps/1", "later/1"):
+            shutil.copytree(DATA / "hf_trainer/trainer_gpt2_ddp2_bf16/checkpoint-2", m / step)
+        same("later", os.listdir(m / "later"), ["1"])
+        fsync(m / "later")
+        fsync(m / "run/steps/1")
+        for step in ("run/steps/1", "later/1"):
+            same(step, files(t + "/src/" + step), files(DATA / "hf_trainer/trainer_gpt2_ddp2_bf16/checkpoint-2"))
+        same("nothing beside them", [os.listdir(t + "/src/" + n) for n in ("run", "run/steps", "later")], [["steps"], ["1"], ["1"]])
 
 
 def test_files_with_the_same_tensor(t):
