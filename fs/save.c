@@ -549,11 +549,53 @@ static bool give_up_removal(struct fs *fs, struct stage *s)
     return true;
 }
 
+static struct stage *stage_numbered(struct fs *fs, uint64_t number)
+{
+    struct stage *s = stage_first(fs);
+
+    while (s && s->number != number)
+        s = s->next;
+    return s;
+}
+
+/* One below it that is to be published and was begun after the last that was tried. */
+static struct stage *next_inside(struct fs *fs, const struct stage *s, uint64_t tried)
+{
+    struct stage *found = NULL, *x = NULL;
+
+    while ((x = stage_inside(fs, s, x)))
+        if (x->number > tried && !stage_is_removal(x) &&
+            (!found || x->number < found->number))
+            found = x;
+    return found;
+}
+
+/*
+ * What is on its way in the directory comes first: with it, none takes the place of another.
+ * What cannot be published stays on its way. NOTHING: somebody else has published it.
+ */
+static int publish_inside(struct fs *fs, const struct stage *s)
+{
+    uint64_t number = s->number, tried = 0;
+    struct stage *x;
+
+    while ((s = stage_numbered(fs, number)) && (x = next_inside(fs, s, tried))) {
+        struct err e = {0};
+
+        tried = x->number;
+        if (stage_wait(fs, x) && save_publish(fs, x, &e) < 0)
+            last_error_report(&fs->last_error, &e);
+    }
+    return s && stage_wait(fs, stage_numbered(fs, number)) ? 0 : NOTHING; /* gone */
+}
+
 int save_publish(struct fs *fs, struct stage *s, struct err *e)
 {
     struct node *node = NULL;
-    int ret = wait_closed(fs, s, e);
+    int ret = s->slot || s->over ? publish_inside(fs, s) : 0;
 
+    if (ret == 0)
+        ret = wait_closed(fs, s, e);
     if (ret != 0 || give_up_removal(fs, s))
         return MIN(ret, 0);
     s->publishing = true;

@@ -136,6 +136,23 @@ def test_a_model_beside_files_that_are_checkpoints_is_refused(t):
         same("nothing came", sorted(os.listdir(t + "/src/run")), ["a.safetensors", "b.safetensors"])
 
 
+def test_steps_come_and_go_beside_a_model(t):
+    """As a trainer saves: a step, the model, and the oldest step goes; also with fsync while others are on their way."""
+    os.makedirs(t + "/src/run")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        for i in range(5):
+            os.mkdir(m / f"run/checkpoint-{i}")
+            save_file(m / f"run/checkpoint-{i}/model.safetensors", image(i))
+            write_file(m / f"run/checkpoint-{i}/scheduler.pt", b"state")
+            save_file(m / "run/model.safetensors", image(10 + i))
+            fsync(m / "run")
+            same("the model", read_all(t + "/src/run/model.safetensors"), image(10 + i))
+            same("the step", read_all(t + f"/src/run/checkpoint-{i}/model.safetensors"), image(i))
+            if i > 1:
+                shutil.rmtree(m / f"run/checkpoint-{i - 2}")
+        same("what is left", sorted(os.listdir(t + "/src/run")), ["checkpoint-3", "checkpoint-4", "model.safetensors"])
+
+
 def test_killed_before_publication(t):
     """Everything is as it was, and the next mount takes the rest away."""
     write_output(t + "/src/run")
