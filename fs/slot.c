@@ -3,6 +3,7 @@
 #include "fs/slot.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 
 #include "base/arena.h"
@@ -213,10 +214,15 @@ static int table_add(struct slots *t, struct slot *s)
 static int slot_fill(struct fs *fs, struct slot *s, const struct slot_place *place,
                      struct err *e)
 {
+    char path[PATH_MAX];
+
     s->path = arena_memdup(s->arena, place->path, strlen(place->path));
     s->file =
         place->file ? arena_memdup(s->arena, place->file, strlen(place->file)) : NULL;
-    if (!s->path || (place->file && !s->file))
+    s->place = s->path;
+    if (place->file && store_join(place->path, place->file, path, sizeof path) == 0)
+        s->place = arena_memdup(s->arena, path, strlen(path));
+    if (!s->path || !s->place || (place->file && !s->file))
         return err_nomem(e);
     return load_hidden(fs, s, e);
 }

@@ -73,6 +73,7 @@ struct slot {
     struct arena *arena;
     struct checkpoint_info info;
     const char *path, *file; /* as scanner_get takes them */
+    const char *place;       /* in the store: of its directory, or of its file */
     uint64_t dir_ino;        /* node of its directory when it was made */
     struct entry_stat dir;   /* whose mode and owner its directories have */
     struct hidden hidden;

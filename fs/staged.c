@@ -84,7 +84,7 @@ struct staged *staged_dir_of(struct fs *fs, fuse_ino_t ino, const struct slot *s
 
     if (ino_is_staged(ino))
         return staged_of_ino(fs, ino);
-    s = slot ? stage_at(fs, slot->path) : over_of(fs, ino);
+    s = slot ? stage_at(fs, slot->place) : over_of(fs, ino);
     if (!s || (s->over ? ino_is_inside(ino) : !s->slot))
         return NULL;
     if (!ino_is_inside(ino))

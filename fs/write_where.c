@@ -28,6 +28,7 @@ enum { FILES_SEEN = 16 };
 
 struct archive_look {
     const struct fs *fs;
+    const char *place;
     unsigned seen;
     bool found;
 };
@@ -54,10 +55,31 @@ static bool is_archive(const struct fs *fs, const struct slot *slot)
     return look.found;
 }
 
-/* Also one that nobody can read or write is removed in one step: a directory of the source. */
+/* Does a file of it lie elsewhere than in its own? */
+static int see_other(void *user, const struct catalog_file *f)
+{
+    struct archive_look *look = user;
+    size_t len = strlen(look->place);
+
+    look->found = f->storage && (strncmp(f->path, look->place, len) != 0 ||
+                                 (f->path[len] != '\0' && f->path[len] != '/'));
+    return look->found;
+}
+
+/*
+ * Also one that nobody can read or write is removed in one step: a directory of the source, or
+ * a file that is all of it.
+ */
 static bool can_go(const struct fs *fs, const struct slot *slot)
 {
-    return !fs->store->remote && !slot->file && slot->path[0];
+    struct archive_look look = {.fs = fs, .place = slot->place};
+    struct err ignored = {0};
+
+    if (fs->store->remote || slot->dir_ino == FUSE_ROOT_ID)
+        return false;
+    return !slot->file ||
+           (!slot->info.error &&
+            catalog_files(fs->catalog, slot->info.id, see_other, &look, &ignored) == 0);
 }
 
 static int check_writable(const struct fs *fs, const struct slot *slot, struct err *e)
@@ -105,7 +127,7 @@ static bool is_staged(struct fs *fs, const char *path)
 /* Before the first change: is it what we know, or has another writer been there? */
 int where_check_current(struct fs *fs, struct slot *slot, struct err *e)
 {
-    if (is_staged(fs, slot->path))
+    if (is_staged(fs, slot->place))
         return 0;
     scanner_suspect(fs->scanner, slot->path, slot->file);
     return slot_refresh(fs, slot, e);
@@ -119,7 +141,7 @@ int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
     int rc;
 
     do {
-        *out = stage_at(fs, slot->path);
+        *out = stage_at(fs, slot->place);
     } while (*out && !stage_wait(fs, *out));
     if (*out && (*out)->over) {
         err_set(e, EBUSY, "%s: tensors that were saved there are not published yet",
@@ -135,7 +157,7 @@ int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
         *e = (struct err){0};
     else if (rc < 0)
         return rc;
-    rc = stage_new(fs, slot->path, slot, out, e);
+    rc = stage_new(fs, slot->place, slot, out, e);
     if (rc == 0)
         (*out)->only_removed = only_removed;
     return rc;
@@ -236,13 +258,14 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     out->node = node_of_ino(fs, ino);
     if (!out->node)
         return -ESTALE;
-    if (out->node->kind != NODE_DIR)
+    if (out->node->kind != NODE_DIR &&
+        !(out->node->kind == NODE_FILE_DIR && out->remove))
         return where_refused(e, out->node->path);
     rc = where_shown(fs, out->node, &shown, e);
     if (rc != 0)
         return rc;
     stages_lock(fs);
-    if (shown->slot && !over_at(fs, shown->slot->path)) {
+    if (shown->slot && !over_at(fs, shown->slot->place)) {
         rc = where_stage(fs, shown->slot, out->remove ? WHERE_REMOVE : WHERE_WRITE, &s,
                          e);
         if (rc == 0)

@@ -172,6 +172,27 @@ def test_a_checkpoint_beside_a_model_is_removed(t):
         same("and all else", read_all(t + "/src/run/runs/old/log"), b"lines")
 
 
+def test_a_file_that_is_a_checkpoint_is_removed(t):
+    """Lightning keeps the best few: each is shown as a directory, and goes like one."""
+    os.makedirs(t + "/src/run")
+    for i in range(3):
+        shutil.copy(DATA / "lightning/lightning_ckpt/last.ckpt", f"{t}/src/run/epoch={i}.ckpt")
+    before = files(t + "/src")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        os.unlink(m / "run/epoch=0.ckpt/.unshard/checkpoint.json")  # as rm -r begins
+        fails("one tensor", errno.EROFS, lambda: os.unlink(next(os.scandir(m / "run/epoch=1.ckpt/tensors")).path))
+        wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "run/epoch=0.ckpt/.unshard/checkpoint.json"))
+        same("nothing is removed", published(t + "/src"), before)
+        shutil.rmtree(m / "run/epoch=0.ckpt")
+        same("one is gone", sorted(n for n in published(t + "/src")), ["run/epoch=1.ckpt", "run/epoch=2.ckpt"])
+        shutil.copy(DATA / "lightning/lightning_ckpt/last.ckpt", m / "run/epoch=3.ckpt")  # as the next one comes
+        wait_for("it to be shown", PATIENCE, lambda: os.path.isdir(m / "run/epoch=3.ckpt"))
+        shutil.rmtree(m / "run/epoch=1.ckpt")
+        before = {"run/epoch=2.ckpt": before["run/epoch=2.ckpt"], "run/epoch=3.ckpt": before["run/epoch=0.ckpt"]}
+        same("the others stay", sorted(published(t + "/src")), sorted(before))
+        assert published(t + "/src") == before, "other bytes"
+
+
 def published(path):
     """{path: bytes} of what is in the source, but for what is on its way."""
     return {name: data for name, data in files(path).items() if ".unshard-staging-" not in name}
