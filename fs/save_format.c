@@ -138,6 +138,7 @@ static const struct {
     {"nemo-dist", NULL},
     {"torch-dcp-safetensors", NULL},
     {"torch-file", NULL},
+    {"lightning-ckpt", NULL},
     {"hf-bin", NULL},
     {"npz", NULL},
     {"hf-trainer", NULL},

@@ -193,6 +193,22 @@ def test_a_file_that_is_a_checkpoint_is_removed(t):
         assert published(t + "/src") == before, "other bytes"
 
 
+def test_files_that_are_checkpoints_come_one_after_the_other(t):
+    """The directory is the first one's, then each one's own."""
+    os.makedirs(t + "/src/run")
+    source = DATA / "lightning/lightning_ckpt/last.ckpt"
+    shutil.copy(source, t + "/src/run/epoch=0.ckpt")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        assert os.path.exists(m / "run/tensors"), "it is a checkpoint"
+        for i in range(1, 4):
+            shutil.copy2(source, m / f"run/epoch={i}.ckpt")
+            wait_for("it to be there", PATIENCE, lambda n=i: os.path.exists(t + f"/src/run/epoch={n}.ckpt"))
+            wait_for("it to be shown", PATIENCE, lambda n=i: os.path.isdir(m / f"run/epoch={n}.ckpt"))
+        shutil.rmtree(m / "run/epoch=0.ckpt")
+        same("names", sorted(published(t + "/src")), [f"run/epoch={i}.ckpt" for i in (1, 2, 3)])
+        same("bytes", set(published(t + "/src").values()), {source.read_bytes()})
+
+
 def published(path):
     """{path: bytes} of what is in the source, but for what is on its way."""
     return {name: data for name, data in files(path).items() if ".unshard-staging-" not in name}
