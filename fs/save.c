@@ -27,8 +27,6 @@
 #include "save/write.h"
 
 enum {
-    IDLE_SECONDS = 5,
-    TICK_NS = 250000000,
     CLOSE_SECONDS = 2, /* close(2) returns before the kernel tells us of it */
     LOSSES_SHOWN = 5,
     TRIES = 3, /* to save what is scanned anew meanwhile */
@@ -675,88 +673,4 @@ int save_all(struct fs *fs, struct err *e)
     }
     stages_unlock(fs);
     return first;
-}
-
-/* ---- what is idle ---- */
-
-struct saver {
-    struct fs *fs;
-    pthread_t thread;
-    atomic_bool stop;
-};
-
-/* An rm -r that is in a checkpoint below by now has not ended. */
-static bool is_removed_below(struct fs *fs, const struct stage *s, int64_t before)
-{
-    const struct stage *x = NULL;
-
-    if (stage_is_removal(s))
-        while ((x = stage_inside(fs, s, x)))
-            if (x->touched_ns > before)
-                return true;
-    return false;
-}
-
-/* A new directory that nothing has come to: who made it will write there. */
-static bool is_empty(const struct stage *s)
-{
-    return !s->slot && !s->over && s->root->count == 0;
-}
-
-/* With the lock: a stage that nobody has touched for a while. */
-static struct stage *find_idle(struct fs *fs)
-{
-    int64_t before = now_ns() - IDLE_SECONDS * 1000000000ll;
-    struct stage *s = stage_first(fs);
-
-    while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before ||
-                 is_empty(s) || is_removed_below(fs, s, before)))
-        s = s->next;
-    return s;
-}
-
-static void *saver_thread(void *user)
-{
-    struct saver *v = user;
-    const struct timespec tick = {.tv_nsec = TICK_NS};
-    struct stage *s;
-
-    while (!v->stop) {
-        struct err e = {0};
-
-        stages_lock(v->fs);
-        s = find_idle(v->fs);
-        if (s && save_publish(v->fs, s, &e) < 0)
-            last_error_report(&v->fs->last_error, &e);
-        stages_unlock(v->fs);
-        if (!s)
-            nanosleep(&tick, NULL);
-    }
-    return NULL;
-}
-
-int saver_new(struct fs *fs, struct saver **out, struct err *e)
-{
-    struct saver *v = calloc(1, sizeof *v);
-    int rc;
-
-    if (!v)
-        return err_nomem(e);
-    v->fs = fs;
-    rc = pthread_create(&v->thread, NULL, saver_thread, v);
-    if (rc) {
-        free(v);
-        return err_set(e, rc, "start a thread: %s", strerror(rc));
-    }
-    *out = v;
-    return 0;
-}
-
-void saver_free(struct saver *s)
-{
-    if (!s)
-        return;
-    s->stop = true;
-    pthread_join(s->thread, NULL);
-    free(s);
 }
