@@ -242,6 +242,7 @@ int slot_new(struct fs *fs, const struct slot_place *place, struct arena *arena,
     s->refs = 1;
     s->dir_ino = place->dir_ino;
     s->dir = *place->dir;
+    s->names = info->names_hash;
     s->checked_ns = s->used_ns = now_ns();
     pthread_mutex_init(&s->lock, NULL);
     rc = slot_fill(fs, s, place, e);
@@ -348,6 +349,15 @@ void slot_used(struct fs *fs, struct slot *s)
     watch_soon(fs);
 }
 
+/* It is what it was; has its directory other names beside? */
+static void see_names(struct fs *fs, struct slot *s, uint64_t names)
+{
+    if (atomic_exchange(&s->names, names) == names && names)
+        return;
+    nodes_look_again(fs, s->path);
+    watch_names(fs, s);
+}
+
 int slot_refresh(struct fs *fs, struct slot *s, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
@@ -363,6 +373,7 @@ int slot_refresh(struct fs *fs, struct slot *s, struct err *e)
         s->checked_ns = asked;
         /* Not before: until then others who ask must not take the last look's word. */
         s->answered = found;
+        see_names(fs, s, info.names_hash);
         return 0;
     }
     if (rc < 0 && rc != -ENOENT && rc != -ESTALE)

@@ -59,8 +59,8 @@ struct absent {
 };
 
 /*
- * One scan of one checkpoint, as long as the kernel knows a node of it or somebody uses
- * it. A newer scan is another slot with other node ids: what the kernel cached of an old
+ * What a scan found of one checkpoint, as long as the kernel knows a node of it or somebody
+ * uses it. A newer scan that finds something else is another slot with other node ids: what the kernel cached of an old
  * one never mixes with the new.
  */
 struct slot {
@@ -86,6 +86,7 @@ struct slot {
     atomic_int_fast64_t checked_ns, used_ns;
     atomic_bool
         dormant; /* not watched: the kernel asks before it uses what it cached */
+    atomic_uint_fast64_t names;     /* names_hash, as of the last look */
     atomic_int_fast64_t changed_ns; /* newest ctime of its files; 0: not looked up */
 
     pthread_mutex_t lock;

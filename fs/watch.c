@@ -37,6 +37,7 @@ enum {
 struct change {
     struct change *next;
     struct slot *slot; /* a reference */
+    bool names;        /* the checkpoint stays: only names beside it came or went */
     int told;
 };
 
@@ -92,18 +93,21 @@ static void forget_own_names(struct fs *fs, const struct slot *slot)
         forget_name(fs, slot->dir_ino, *name);
 }
 
-static void tell(struct fs *fs, struct slot *slot)
+static void tell(struct fs *fs, const struct change *c)
 {
+    struct slot *slot = c->slot;
     static const enum inside dirs[] = {INSIDE_TENSORS, INSIDE_TREE, INSIDE_RAW,
                                        INSIDE_OPTIMIZER, INSIDE_META};
 
-    forget_own_names(fs, slot);
     forget_absent(fs, slot);
+    if (c->names)
+        return;
+    forget_own_names(fs, slot);
     for (size_t i = 0; i < ARRAY_SIZE(dirs); i++)
         fuse_lowlevel_notify_inval_inode(fs->session, slot_ino(slot, dirs[i], 0), 0, 0);
 }
 
-void watch_changed(struct fs *fs, struct slot *s)
+static void add_change(struct fs *fs, struct slot *s, bool names)
 {
     struct watch *w = fs->watch;
     struct change *c = w ? calloc(1, sizeof *c) : NULL;
@@ -115,11 +119,22 @@ void watch_changed(struct fs *fs, struct slot *s)
         return;
     }
     c->slot = slot_get(fs, s);
+    c->names = names;
     pthread_mutex_lock(&w->lock);
     c->next = w->changes;
     w->changes = c;
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->lock);
+}
+
+void watch_changed(struct fs *fs, struct slot *s)
+{
+    add_change(fs, s, false);
+}
+
+void watch_names(struct fs *fs, struct slot *s)
+{
+    add_change(fs, s, true);
 }
 
 void watch_soon(struct fs *fs)
@@ -162,7 +177,7 @@ static bool tell_changes(struct watch *w)
 
     for (struct change *c = take_changes(w); c; c = next) {
         next = c->next;
-        tell(w->fs, c->slot);
+        tell(w->fs, c);
         if (++c->told < TELL_TIMES) {
             keep_change(w, c);
             again = true;

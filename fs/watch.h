@@ -18,6 +18,9 @@ void watch_free(struct watch *w); /* NULL is fine, as above */
 /* This generation is no longer what its directory shows. Any thread; never blocks. */
 void watch_changed(struct fs *fs, struct slot *s);
 
+/* It is, but its directory has other names beside: what was absent may be there. The same. */
+void watch_names(struct fs *fs, struct slot *s);
+
 /* One that slept is used: where all slept, the thread looks at once. Any thread; never blocks. */
 void watch_soon(struct fs *fs);
 

@@ -97,6 +97,7 @@ static void read_checkpoint_numbers(const struct cell *row, struct checkpoint_in
         out->by_role[i] = row[CP_ROLE_TENSORS + i].num;
         out->bytes_by_role[i] = row[CP_ROLE_BYTES + i].num;
     }
+    out->print = row[CP_PRINT].num;
     out->names_hash = row[CP_NAMES_HASH].num;
     read_file_id(row + CP_DIR, &out->dir_id);
 }

@@ -40,7 +40,7 @@ void catalog_closep(struct catalog **c);
 
 /* Strings live in the arena that the call was given. */
 struct checkpoint_info {
-    int64_t id;       /* new with every scan */
+    int64_t id;       /* new with every scan that finds something else */
     const char *path; /* of its directory, relative to the store */
     const char *file; /* NULL, or the single file that is the checkpoint */
     const char *format, *framework, *version; /* framework and version may be NULL */
@@ -57,8 +57,10 @@ struct checkpoint_info {
     uint64_t by_role[3]; /* tensors of each role */
     uint64_t bytes_by_role[3];
     struct file_id dir_id; /* of the directory when it was scanned */
-    uint64_t
-        names_hash; /* of the directory's names and kinds; 0: not to be relied on */
+    uint64_t print;        /* of all that the scan found; 0: it failed */
+    /* Of the directory's names and kinds; 0: not to be relied on. They may come and go while
+     * the id stays. */
+    uint64_t names_hash;
 };
 
 /* By place; -ENOENT when the index does not have it. */

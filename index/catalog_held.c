@@ -9,7 +9,7 @@
 /* Keys and names are blobs: they compare as bytes. */
 static const char tables[] =
     "CREATE TABLE file (path BLOB, number INTEGER PRIMARY KEY, dev, ino, size, mtime,"
-    " ctime, mode);"
+    " ctime, mode, dir);"
     "CREATE TABLE hidden (name BLOB PRIMARY KEY, part) WITHOUT ROWID;"
     "CREATE TABLE object (seq INTEGER PRIMARY KEY, key BLOB, json BLOB);"
     "CREATE TABLE warning (seq INTEGER PRIMARY KEY, code BLOB, text BLOB);"

@@ -125,6 +125,25 @@ static int open_file(struct catalog *c, struct conn **out, struct err *e)
     return 0;
 }
 
+/*
+ * A damaged length in its schema makes sqlite ask for more memory than any machine has, each
+ * time; where memory was only short, the second try has it.
+ */
+static int open_twice(struct catalog *c, struct conn **out, struct err *e)
+{
+    int rc = open_file(c, out, e);
+
+    if (rc != -ENOMEM)
+        return rc;
+    *e = (struct err){0};
+    rc = open_file(c, out, e);
+    if (rc != -ENOMEM)
+        return rc;
+    err_set(e, EBADMSG, "index %s cannot be used: there is not the memory for it",
+            c->path);
+    return err_hint(e, "it is made anew by itself");
+}
+
 static void log_anew(const struct err *why)
 {
     char line[1400];
@@ -148,7 +167,7 @@ static int open_or_make(struct catalog *c, struct conn **out, struct err *e)
         atomic_store(&c->damaged, false);
     }
     if (rc == 0)
-        rc = open_file(c, out, e);
+        rc = open_twice(c, out, e);
     if (rc != -EBADMSG)
         return rc;
     log_anew(e);

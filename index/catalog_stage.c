@@ -7,6 +7,8 @@
 #include "index/catalog_write.h"
 #include "index/names.h"
 
+#include <xxhash.h>
+
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -25,8 +27,10 @@ enum {
     WARNINGS_MEMORY = 4 << 20,
 };
 
+enum { ROW_FILE = 1, ROW_HIDDEN, ROW_OBJECT, ROW_WARNING, ROW_TENSOR };
+
 static const char put_file[] =
-    "INSERT INTO file VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    "INSERT INTO file VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
 static const char put_tensor[] =
     "INSERT INTO tensor (" STAGED_LIST ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9,"
     " ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)";
@@ -71,12 +75,21 @@ void stage_close(struct stage *st)
     free(st);
 }
 
+static void note_row(struct stage *st, unsigned kind, const struct cell *row, size_t n)
+{
+    uint64_t sum = cells_sum(row, n);
+
+    st->print += XXH3_64bits_withSeed(&sum, sizeof sum, kind);
+}
+
 /* ---- files ---- */
 
 int stage_file(struct stage *st, uint32_t number, const char *path,
                const struct entry_stat *stat, struct err *e)
 {
     const struct file_id *id = &stat->id;
+    bool dir = stat->kind == ENTRY_DIR;
+    struct cell known[STAGED_FILE_COLUMNS];
     const struct cell row[STAGED_FILE_COLUMNS] = {
         cell_text(path),
         cell_int(number),
@@ -86,9 +99,14 @@ int stage_file(struct stage *st, uint32_t number, const char *path,
         cell_int((uint64_t)id->mtime_ns),
         cell_int((uint64_t)id->ctime_ns),
         cell_int(stat->mode),
+        cell_int(dir),
     };
 
     assert(st->files.spilled || number == st->files.rows.count);
+    memcpy(known, row, sizeof known);
+    for (unsigned i = STAGED_FILE_DEV; dir && i <= STAGED_FILE_CTIME; i++)
+        known[i] = cell_int(0);
+    note_row(st, ROW_FILE, known, ARRAY_SIZE(known));
     return held_add(st, &st->files, row, e);
 }
 
@@ -199,6 +217,7 @@ int stage_hidden(struct stage *st, const char *name, size_t len, bool part,
 {
     const struct cell row[] = {cell_blob(name, len), cell_int(part)};
 
+    note_row(st, ROW_HIDDEN, row, ARRAY_SIZE(row));
     return held_add(st, &st->hidden, row, e);
 }
 
@@ -240,6 +259,7 @@ int stage_object(struct stage *st, const char *key, size_t key_len, const char *
     if (st->objects == UINT32_MAX)
         return err_set(e, EFBIG, "too many objects");
     st->objects++;
+    note_row(st, ROW_OBJECT, row, ARRAY_SIZE(row));
     return held_add(st, &st->object, row, e);
 }
 
@@ -259,6 +279,7 @@ int stage_warning(struct stage *st, const char *code, const char *text, struct e
     const struct cell row[] = {cell_text(code), cell_text(text)};
 
     st->warnings++;
+    note_row(st, ROW_WARNING, row, ARRAY_SIZE(row));
     return held_add(st, &st->warning, row, e);
 }
 
@@ -334,6 +355,7 @@ int stage_tensor(struct stage *st, const struct stage_tensor *t, struct err *e)
     row[STAGED_SINGLE_FILE] = cell_unless(t->single_file < 0, (uint64_t)t->single_file);
     row[STAGED_PIECES] = cell_blob(t->pieces, t->pieces_len);
     st->tensors++;
+    note_row(st, ROW_TENSOR, row, ARRAY_SIZE(row));
     return held_add(st, &st->rows, row, e);
 }
 

@@ -9,6 +9,7 @@
 #include "index/catalog_rows.h"
 
 struct err;
+struct stage_result;
 
 /* Rows of one kind: in memory until they are many, then in a table of the database. */
 struct held {
@@ -22,6 +23,7 @@ struct stage {
     bool memory;
     struct conn *conn; /* NULL until something spills or has to be settled */
     uint32_t tensors, objects, warnings;
+    uint64_t print; /* of all rows, in whatever order they came; see stage_print */
     struct held files, rows, places, hidden, object, warning;
     struct keyset taken; /* places in memory */
     struct buf text;     /* scratch */
@@ -67,6 +69,7 @@ enum staged_file {
     STAGED_FILE_MTIME,
     STAGED_FILE_CTIME,
     STAGED_FILE_MODE,
+    STAGED_FILE_DIR, /* 1: a directory, which is watched */
     STAGED_FILE_COLUMNS
 };
 
@@ -121,6 +124,12 @@ int stage_each_object(struct stage *st,
 int stage_each_warning(struct stage *st,
                        int (*fn)(void *user, const struct cell *row, struct err *e),
                        void *user, struct err *e);
+
+/*
+ * All that the scan found, as one number, the same for the same; 0: it failed. Of directories
+ * it has the paths alone: what comes to them and is no part of the checkpoint changes nothing.
+ */
+uint64_t stage_print(const struct stage *st, const struct stage_result *r);
 
 /* One row of the private database by a statement that is kept. */
 int stage_put(struct stage *st, const char *sql, const struct cell *cell, size_t n,

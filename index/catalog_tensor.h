@@ -79,7 +79,7 @@ int checkpoint_delete(struct conn *n, int64_t checkpoint, struct err *e);
 int checkpoint_at(struct conn *n, const char *path, const char *file, int64_t *id,
                   struct err *e);
 
-/* The columns of the table of checkpoints that the sum is of; then dir_*. */
+/* The columns of the table of checkpoints that the sum is of; then names_hash, dir_*. */
 enum checkpoint_column {
     CP_ID,
     CP_PATH,
@@ -104,9 +104,10 @@ enum checkpoint_column {
     CP_FILES,
     CP_ROLE_TENSORS, /* three */
     CP_ROLE_BYTES = CP_ROLE_TENSORS + 3,
-    CP_NAMES_HASH = CP_ROLE_BYTES + 3,
+    CP_PRINT = CP_ROLE_BYTES + 3,
     CP_COLUMNS,
-    CP_DIR = CP_COLUMNS + 1, /* behind the sum: five */
+    CP_NAMES_HASH = CP_COLUMNS + 1, /* behind the sum */
+    CP_DIR,                         /* five */
     CP_ALL = CP_DIR + 5
 };
 
@@ -114,7 +115,7 @@ enum checkpoint_column {
     "id, path, file, format, framework, version, topology, step, adapter, error, "       \
     "metadata_file, mode, uid, gid, mtime_ns, tensors, chunks, bytes, faults, objects, " \
     "files, model_tensors, optimizer_tensors, other_tensors, model_bytes, "              \
-    "optimizer_bytes, other_bytes, names_hash, sum, dir_dev, dir_ino, dir_size, "        \
+    "optimizer_bytes, other_bytes, print, sum, names_hash, dir_dev, dir_ino, dir_size, " \
     "dir_mtime_ns, dir_ctime_ns"
 
 /* A checkpoint by id, or -ESTALE. */

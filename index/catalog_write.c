@@ -21,6 +21,7 @@ enum {
     NAMES_A_ROW = 64, /* a fifth of a page of sqlite's: what is longer overflows */
     FEW_ROWS =
         1000, /* some 500 KiB of pages: the cache of a pooled connection has them */
+    INFO_MEMORY = 1 << 20,
 };
 
 /* An entry of the index of names, before it is sorted. */
@@ -39,7 +40,9 @@ struct commit {
     struct stage *st;
     struct conn *conn;
     const struct stage_result *result;
-    int64_t id; /* of the new checkpoint */
+    int64_t id; /* of the new checkpoint, or of the old one that stays */
+    uint64_t print;
+    bool kept;
     struct totals totals;
     uint32_t objects, warnings; /* rows that were put */
     struct name_ref *names;     /* malloc */
@@ -302,8 +305,10 @@ static int put_names(struct commit *c, struct err *e)
 
 static int put_file(void *user, const struct cell *staged, struct err *e)
 {
-    static const char sql[] = "INSERT INTO file VALUES"
-                              " (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
+#define FILE_VALUES                                                                    \
+    " INTO file VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)"
+    static const char insert[] = "INSERT" FILE_VALUES,
+                      replace[] = "REPLACE" FILE_VALUES;
     struct commit *c = user;
     const struct stage_result *r = c->result;
     uint32_t number = (uint32_t)staged[STAGED_FILE_NUMBER].num;
@@ -317,7 +322,7 @@ static int put_file(void *user, const struct cell *staged, struct err *e)
     row[8] = cell_int(use.storage ? FILE_STORAGE : use.copy ? FILE_COPY : FILE_WATCHED);
     row[9] = cell_int(use.whole);
     row[10] = cell_int(use.tensors);
-    return put_summed(c->conn, sql, row, ARRAY_SIZE(row), e);
+    return put_summed(c->conn, c->kept ? replace : insert, row, ARRAY_SIZE(row), e);
 }
 
 /* Two staged columns behind the id of a row; what is summed has its sum as the last one. */
@@ -371,7 +376,7 @@ static int put_checkpoint(struct commit *c, struct err *e)
         "INSERT INTO checkpoint (" CHECKPOINT_LIST
         ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7,"
         " ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23,"
-        " ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34)";
+        " ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)";
     const struct stage_result *r = c->result;
     const struct sink_checkpoint *about = r->about;
     const struct stage_rights *all = r->all.any ? &r->all : &r->owner;
@@ -404,8 +409,9 @@ static int put_checkpoint(struct commit *c, struct err *e)
         row[CP_ROLE_TENSORS + i] = cell_int(c->totals.by_role[i]);
         row[CP_ROLE_BYTES + i] = cell_int(c->totals.bytes_by_role[i]);
     }
-    row[CP_NAMES_HASH] = cell_int(r->names_hash);
+    row[CP_PRINT] = cell_int(c->print);
     row[CP_COLUMNS] = cell_int(cells_sum(row, CP_COLUMNS));
+    row[CP_NAMES_HASH] = cell_int(r->names_hash);
     row[CP_DIR] = cell_int(r->dir_id.dev);
     row[CP_DIR + 1] = cell_int(r->dir_id.ino);
     row[CP_DIR + 2] = cell_int(r->dir_id.size);
@@ -418,7 +424,7 @@ static int put_checkpoint(struct commit *c, struct err *e)
 /* The views that a mount shows by default; others are made when they are asked for. */
 static int put_views(struct commit *c, struct err *e)
 {
-    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
     struct checkpoint_info cp;
     int rc = a ? checkpoint_read(c->conn, c->id, a, &cp, e) : err_nomem(e);
 
@@ -448,26 +454,57 @@ static int next_id(struct commit *c, struct err *e)
     return owner_is_valid(c->id) ? 0 : conn_damaged(c->conn, e, "ids are used up");
 }
 
-static int drop_old(struct commit *c, struct err *e)
-{
-    int64_t old;
-    const struct stage_result *r = c->result;
-    int rc = checkpoint_at(c->conn, r->path, r->file, &old, e);
+/* ---- what was there before ---- */
 
-    if (rc < 0 || old == 0)
-        return rc;
-    if (r->guarded && old != r->seen)
-        return err_set(e, EAGAIN, "another process has scanned it meanwhile");
-    return checkpoint_delete(c->conn, old, e);
+/* The id of what the index has of the place, 0: nothing; and what was found then. */
+static int find_old(struct commit *c, int64_t *old, uint64_t *print, struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = NULL;
+    const struct stage_result *r = c->result;
+    struct checkpoint_info info = {0};
+    int rc = checkpoint_at(c->conn, r->path, r->file, old, e);
+
+    if (rc == 0 && *old) {
+        a = arena_new(INFO_MEMORY);
+        rc = a ? checkpoint_read(c->conn, *old, a, &info, e) : err_nomem(e);
+    }
+    *print = info.print;
+    return rc;
 }
 
-static int write_all_rows(struct commit *c, struct held_walk *order, struct err *e)
+static int renew_directory(void *user, const struct cell *staged, struct err *e)
+{
+    return staged[STAGED_FILE_DIR].num ? put_file(user, staged, e) : 0;
+}
+
+/* The same was found again: the id stays, and whoever reads by it goes on. */
+static int keep_old(struct commit *c, int64_t old, struct err *e)
+{
+    static const char sql[] =
+        "UPDATE checkpoint SET names_hash = ?2, dir_dev = ?3, dir_ino = ?4,"
+        " dir_size = ?5, dir_mtime_ns = ?6, dir_ctime_ns = ?7 WHERE id = ?1";
+    const struct file_id *dir = &c->result->dir_id;
+    const int64_t values[] = {old,
+                              (int64_t)c->result->names_hash,
+                              (int64_t)dir->dev,
+                              (int64_t)dir->ino,
+                              (int64_t)dir->size,
+                              dir->mtime_ns,
+                              dir->ctime_ns};
+    int rc = conn_write_ints(c->conn, sql, values, ARRAY_SIZE(values), e);
+
+    c->id = old;
+    c->kept = true;
+    return rc == 0 ? stage_files(c->st, renew_directory, c, e) : rc;
+}
+
+/* ---- one attempt ---- */
+
+static int write_new(struct commit *c, struct held_walk *order, struct err *e)
 {
     bool failed = c->result->error != NULL;
-    int rc = drop_old(c, e);
+    int rc = next_id(c, e);
 
-    if (rc == 0)
-        rc = next_id(c, e);
     if (rc == 0 && !failed)
         rc = put_tensors(c, order, e);
     if (rc == 0)
@@ -487,6 +524,23 @@ static int write_all_rows(struct commit *c, struct held_walk *order, struct err 
     if (rc == 0)
         rc = put_views(c, e);
     return rc;
+}
+
+static int write_all_rows(struct commit *c, struct held_walk *order, struct err *e)
+{
+    uint64_t print = 0;
+    int64_t old = 0;
+    int rc = find_old(c, &old, &print, e);
+
+    if (rc < 0)
+        return rc;
+    if (old && c->result->guarded && old != c->result->seen)
+        return err_set(e, EAGAIN, "another process has scanned it meanwhile");
+    if (old && print && print == c->print)
+        return keep_old(c, old, e);
+    if (old)
+        rc = checkpoint_delete(c->conn, old, e);
+    return rc == 0 ? write_new(c, order, e) : rc;
 }
 
 /* May the pool's connection write it? It has its statements, and who reads the rows next. */
@@ -530,7 +584,7 @@ int stage_commit(struct stage *st, struct catalog *catalog,
         rc = stage_settle_objects(st, e);
     /* The second attempt is on a new file, or in memory: the old one was damaged, or full. */
     for (unsigned attempt = 0; rc == 0 && attempt < 2; attempt++) {
-        struct commit c = {.st = st, .result = r};
+        struct commit c = {.st = st, .result = r, .print = stage_print(st, r)};
         bool memory = catalog_in_memory(catalog);
 
         rc = commit_once(&c, catalog, e);

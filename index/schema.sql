@@ -8,14 +8,14 @@
 -- the id (checkpoint << 32) + number. A change here needs a new user_version.
 
 PRAGMA application_id = 0x55465349; -- "UFSI"
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;
 
 CREATE TABLE source (
     identity BLOB NOT NULL -- the store's; another one: the file is not for this source
 ) STRICT;
 
 CREATE TABLE checkpoint (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, -- below 2^31; a new one for every scan
+    id INTEGER PRIMARY KEY AUTOINCREMENT, -- below 2^31; a new one where a scan finds something else
     path BLOB NOT NULL,    -- of the directory, relative to the store
     file BLOB NOT NULL,    -- the one file that is the checkpoint, or ''
     format BLOB NOT NULL,  -- the driver's name, '' when none got that far
@@ -42,8 +42,9 @@ CREATE TABLE checkpoint (
     model_bytes INTEGER NOT NULL,
     optimizer_bytes INTEGER NOT NULL,
     other_bytes INTEGER NOT NULL,
-    names_hash INTEGER NOT NULL, -- of the directory's names and kinds
+    print INTEGER NOT NULL, -- of all that the scan found; 0: it failed
     sum INTEGER NOT NULL,
+    names_hash INTEGER NOT NULL, -- of the directory's names and kinds
     dir_dev INTEGER NOT NULL, -- the directory when it was last seen to be unchanged
     dir_ino INTEGER NOT NULL,
     dir_size INTEGER NOT NULL,

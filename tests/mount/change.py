@@ -118,6 +118,27 @@ def test_a_side_file_that_is_replaced_is_opened_at_once(t):
             fails(f"{where} that was removed", errno.ENOENT, lambda p=m / where: open(p, "rb"))
 
 
+def test_who_reads_goes_on_while_names_come_and_go(t):
+    """Logs and steps that a trainer puts beside its model are no reason to end a loader, nor a mapping, which would be SIGBUS."""
+    tensors = rewrite(t + "/src/run", 1)
+    key = next(iter(tensors))
+    with Mount(t + "/src", t + "/mnt") as m, open(m / "run/model.safetensors", "rb", 0) as model, open(m / f"run/raw/{key}", "rb", 0) as raw:
+        want = model.read()
+        with mmap.mmap(model.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            for name in ("log.txt", "events", "trainer_state.json"):
+                fails(name, errno.ENOENT, lambda name=name: os.stat(m / f"run/{name}"))
+                write_file(t + "/src/run/" + name, b"1")
+                wait_for("the new name", PATIENCE, lambda name=name: readable(m / f"run/{name}", b"1"))
+                same("through a handle", os.pread(raw.fileno(), len(tensors[key][2]) + 1, 0), tensors[key][2])
+                mapped.madvise(mmap.MADV_DONTNEED)
+                same("through a mapping", mapped[:], want)
+            os.unlink(t + "/src/run/log.txt")
+            wait_for("the name to go", PATIENCE, lambda: not os.path.exists(m / "run/log.txt"))
+            os.posix_fadvise(model.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            same("through a handle", os.pread(model.fileno(), len(want) + 1, 0), want)
+            same("once more", mapped[:], want)
+
+
 def test_other_tensors_and_sizes_after_a_change(t):
     rewrite(t + "/run/step1", "v1", count=4)
     with Mount(t + "/run", t + "/mnt") as m:

@@ -42,6 +42,7 @@ static inline int fake_stat(struct store *s, const char *path, struct entry_stat
 
         if (strcmp(file->path, path) != 0)
             continue;
+        out->kind = S_ISDIR(file->mode) ? ENTRY_DIR : ENTRY_FILE;
         out->mode = file->mode;
         out->uid = file->uid;
         out->gid = file->gid;

@@ -14,6 +14,7 @@
 
 #include "catalog_fixture.h"
 
+#include "base/endian.h"
 #include "base/log.h"
 #include "index/catalog_tensor.h"
 
@@ -157,6 +158,58 @@ static void test_places_and_ids(void **state)
     assert_int_equal(catalog_checkpoint_by_id(c, 0, a, &cp, &e), -ESTALE);
     assert_int_equal(catalog_checkpoint_by_id(c, INT64_MAX, a, &cp, &e), -ESTALE);
     assert_int_equal(catalog_tensor(c, INT64_MIN, 0, a, &t, &e), -ESTALE);
+    catalog_close(c);
+}
+
+/* A scan of a directory with one below it, where something may have come to either. */
+static int64_t scan_again(struct catalog *c, uint64_t names, int64_t time,
+                          const char *warning)
+{
+    struct fake_store store = the_store();
+    const struct catalog_place place = {.path = "run",
+                                        .store = &store.store,
+                                        .dir_id = {1, 2, 4096, time, time},
+                                        .names_hash = names};
+    struct sink *s;
+    struct err e = {0};
+
+    store.file[store.n++] =
+        (struct fake_file){"run/part", 4096, S_IFDIR | 0755, 0, 0, time};
+    assert_ok(sink_begin(c, &place, &s, &e), &e);
+    scan_plain(s, "a.b", 4, scan_file(s, "shard"), 0);
+    assert_ok(sink_watch(s, "part", &e), &e);
+    assert_ok(sink_object(s, "o", 1, "1", 1, &e), &e);
+    sink_warning(s, "odd", "%s", warning);
+    return scan_commit(s);
+}
+
+static int see_part(void *user, const struct catalog_file *f)
+{
+    if (strcmp(f->path, "run/part") == 0)
+        *(struct file_id *)user = f->id;
+    return 0;
+}
+
+/* Who reads by an id goes on while logs and the like come to the directory. */
+static void test_the_same_again_keeps_its_id(void **state)
+{
+    struct catalog *c = index_open(*state, "source");
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct checkpoint_info cp;
+    struct file_id part = {0};
+    struct err e = {0};
+    int64_t id = scan_again(c, 7, 1000, "x");
+
+    assert_int_equal(scan_again(c, 8, 2000, "x"), id);
+    assert_ok(catalog_checkpoint(c, "run", NULL, a, &cp, &e), &e);
+    assert_int_equal(cp.names_hash, 8);
+    assert_int_equal(cp.dir_id.mtime_ns, 2000);
+    assert_int_equal(cp.tensors, 1);
+    assert_int_equal(cp.warnings, 1);
+    assert_int_equal(catalog_files(c, id, see_part, &part, &e), 0);
+    assert_int_equal(part.mtime_ns, 2000); /* it is not looked at again and again */
+    assert_int_equal(count(c, "run", NULL), 1);
+    assert_true(scan_again(c, 8, 2000, "y") > id);
     catalog_close(c);
 }
 
@@ -394,6 +447,25 @@ static void without_table(const char *path)
     run_sql(path, "DROP TABLE tensor_name");
 }
 
+/* A row of the schema that says it is larger than any memory; the fuzzer found it. */
+static void grow_length(const char *path)
+{
+    static const unsigned char row[] = {0xed, 0xed, 0xed, 0xed, 0xff, 0xff, 0xff, 0xff,
+                                        0xff, 0,    0x6b, 0,    0,    0,    0,    0xf3};
+    unsigned char first[112], page[10];
+    int fd = open(path, O_RDWR);
+    off_t at;
+
+    assert_int_equal(pread(fd, first, sizeof first, 0), sizeof first);
+    assert_int_equal(first[100],
+                     5); /* it has pages below, the last one's number here */
+    at = ((off_t)(get_be64(first + 104) & UINT32_MAX) - 1) * 4096;
+    assert_int_equal(pread(fd, page, sizeof page, at), sizeof page);
+    at += page[8] << 8 | page[9];
+    assert_int_equal(pwrite(fd, row, sizeof row, at), sizeof row);
+    close(fd);
+}
+
 static void make_directory(const char *path)
 {
     assert_int_equal(unlink(path), 0);
@@ -429,7 +501,7 @@ static void test_made_anew(void **state)
         {"no source", no_source},   {"trigger", with_trigger},
         {"table", without_table},   {"directory", make_directory},
         {"link", make_link},        {"foreign", make_foreign},
-        {"empty", make_empty},
+        {"empty", make_empty},      {"length", grow_length},
     };
     int null = open("/dev/null", O_WRONLY);
 
@@ -760,8 +832,8 @@ static void test_rows_that_lie(void **state)
             fail_msg("%s: it should say %s: %s", changes[i].sql, changes[i].why,
                      e.text);
         catalog_close(c);
-        if (!changes[i].why) /* the next is scanned anew */
-            run_sql(index_file(*state, "sqlite"), "PRAGMA user_version = 999");
+        run_sql(index_file(*state, "sqlite"),
+                "PRAGMA user_version = 999"); /* made anew */
     }
     log_to(2);
     close(null);
@@ -1122,6 +1194,7 @@ int main(void)
         tmp_test(test_it_lasts),
         tmp_test(test_sources_are_apart),
         tmp_test(test_places_and_ids),
+        tmp_test(test_the_same_again_keeps_its_id),
         tmp_test(test_callbacks_stop),
         tmp_test(test_totals_past_63_bits),
         tmp_test(test_old_rows_go),
