@@ -452,8 +452,8 @@ static void grow_length(const char *path)
 {
     static const unsigned char row[] = {0xed, 0xed, 0xed, 0xed, 0xff, 0xff, 0xff, 0xff,
                                         0xff, 0,    0x6b, 0,    0,    0,    0,    0xf3};
-    unsigned char first[112], page[10];
-    int fd = open(path, O_RDWR);
+    unsigned char first[112], page[512];
+    int fd = open(path, O_RDWR), last;
     off_t at;
 
     assert_int_equal(pread(fd, first, sizeof first, 0), sizeof first);
@@ -461,7 +461,8 @@ static void grow_length(const char *path)
                      5); /* it has pages below, the last one's number here */
     at = ((off_t)(get_be64(first + 104) & UINT32_MAX) - 1) * 4096;
     assert_int_equal(pread(fd, page, sizeof page, at), sizeof page);
-    at += page[8] << 8 | page[9];
+    last = 8 + 2 * ((page[3] << 8 | page[4]) - 1); /* the row that lies first in it */
+    at += page[last] << 8 | page[last + 1];
     assert_int_equal(pwrite(fd, row, sizeof row, at), sizeof row);
     close(fd);
 }
