@@ -59,9 +59,9 @@ struct absent {
 };
 
 /*
- * What a scan found of one checkpoint, as long as the kernel knows a node of it or somebody
- * uses it. A newer scan that finds something else is another slot with other node ids: what the kernel cached of an old
- * one never mixes with the new.
+ * What a scan found of one checkpoint, as long as the kernel knows a node of it or
+ * somebody uses it. A newer scan that finds something else is another slot with other node
+ * ids: what the kernel cached of an old one never mixes with the new.
  */
 struct slot {
     uint32_t number;
@@ -84,8 +84,7 @@ struct slot {
      * had been found when the last look began: where they differ, the next use looks. */
     atomic_uint suspect, answered;
     atomic_int_fast64_t checked_ns, used_ns;
-    atomic_bool
-        dormant; /* not watched: the kernel asks before it uses what it cached */
+    atomic_bool dormant; /* not watched: the kernel asks before it uses what it has */
     atomic_uint_fast64_t names;     /* names_hash, as of the last look */
     atomic_int_fast64_t changed_ns; /* newest ctime of its files; 0: not looked up */
 

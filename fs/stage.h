@@ -46,12 +46,11 @@ struct staged {
     struct timespec mtime; /* of a directory */
     struct timespec ctime; /* of name and rights; a file's bytes have their own */
     uint64_t prefix;       /* bytes from the start that were written without a hole */
-    uint64_t to_disk; /* bytes from the start that the disk was told to begin with */
-    uint64_t
-        over_ino; /* in a stage over a directory: the inode that its name has there */
-    bool removed; /* unlinked; or a fixed directory of which nothing is left */
-    bool checked; /* its header was seen whole, and is sound: */
-    bool stands;  /* by it, the file may be linked as it is */
+    uint64_t to_disk;  /* bytes from the start that the disk was told to begin with */
+    uint64_t over_ino; /* over a directory: the inode that its name has there */
+    bool removed;      /* unlinked; or a fixed directory of which nothing is left */
+    bool checked;      /* its header was seen whole, and is sound: */
+    bool stands;       /* by it, the file may be linked as it is */
     bool filling; /* what it covers is copied into it: neither shown nor opened yet */
     int lost;     /* errno with which the disk refused bytes that were written */
     uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
@@ -75,9 +74,8 @@ struct stage {
     bool publishing;    /* no change now */
     bool failed;        /* nothing changed since it could not be published */
     bool only_removed;  /* nothing but the removal of all of it can be done here */
-    bool
-        goes_along; /* all of it is hidden: it goes with the checkpoint that it lies in */
-    bool whole;     /* published: what came stands as it came, views and all */
+    bool goes_along;    /* hidden as a whole: it goes with the checkpoint around it */
+    bool whole;         /* published: what came stands as it came, views and all */
 };
 
 struct stages;

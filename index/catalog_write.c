@@ -19,8 +19,7 @@
 
 enum {
     NAMES_A_ROW = 64, /* a fifth of a page of sqlite's: what is longer overflows */
-    FEW_ROWS =
-        1000, /* some 500 KiB of pages: the cache of a pooled connection has them */
+    FEW_ROWS = 1000,  /* 500 KiB of pages: the cache of a pooled connection has them */
     INFO_MEMORY = 1 << 20,
 };
 

@@ -40,8 +40,7 @@ struct dcp_file {
 /* An entry of one part. */
 struct dcp_ref {
     uint32_t key, part, entry;
-    uint32_t
-        chunk; /* of a tensor that is looked into: number in the part + 1; else 0 */
+    uint32_t chunk; /* of a tensor that is looked into: its number + 1; else 0 */
 };
 
 struct dcp_scan {

@@ -6,9 +6,8 @@
 
 #include "base/checked.h"
 
-enum {
-    SMALL = 64 << 10
-}; /* elements in which a class of its own need not be shorter */
+/* Bytes of elements in which a class of its own need not be shorter. */
+enum { SMALL = 64 << 10 };
 
 /* Bytes of a chunk of plain elements; 0: none, or nothing that can be told. */
 static uint64_t plain_bytes(const struct dcp_scan *s, const struct dcp_chunk *c,
