@@ -10,10 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/dir.h"
+#include "base/fsutil.h"
 #include "fs/node.h"
 #include "fs/plain.h"
-#include "fs/save.h"
 #include "fs/save_files.h"
 #include "fs/stage_room.h"
 #include "fs/staged.h"
@@ -21,7 +20,6 @@
 #include "fs/write.h"
 #include "save/incoming.h"
 #include "save/staging.h"
-#include "save/witness.h"
 
 static bool wants(const char *name)
 {
@@ -87,12 +85,19 @@ static int check_alone(struct fs *fs, struct node *dir, struct err *e)
 static int take_rights(struct fs *fs, struct stage *s, struct err *e)
 {
     CLEANUP_FD int fd = stage_directory(fs, s->path, e);
-    struct stat st;
+    struct stat st, beside;
 
     if (fd < 0)
         return fd;
-    if (fstat(fd, &st) < 0)
+    if (fstat(fd, &st) < 0 || fstat(staging_spool(s->staging), &beside) < 0)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
+    if (st.st_dev != beside.st_dev || is_mount_root(fd, "")) {
+        err_set(e, EROFS,
+                "%s: a file system is mounted there: tensors cannot come by a "
+                "rename",
+                s->path);
+        return err_hint(e, "save in a directory of it: mkdir DIR");
+    }
     s->over = true;
     s->over_ino = st.st_ino;
     s->root->mode = st.st_mode & 07777;
@@ -405,152 +410,4 @@ bool over_is_written(struct fs *fs, const struct stage *s)
     if (s->over)
         staged_each(s->root, see_written, &w);
     return w.any;
-}
-
-static int changed(const struct stage *s, const char *name, struct err *e)
-{
-    err_set(e, EINVAL, "%s%s%s: another writer was there meanwhile", s->path,
-            name[0] ? "/" : "", name);
-    return err_hint(e, "what was written here is kept: copy it, then remove it");
-}
-
-/* What the stage knows of a name: the inode that the source has under it; 0: nothing. */
-static uint64_t known(struct fs *fs, const struct stage *s, const char *name,
-                      bool *gone)
-{
-    const struct staged *n;
-    uint64_t ino;
-
-    stages_lock(fs);
-    n = staged_find(s->root, name);
-    ino = n ? n->over_ino : 0;
-    *gone = n && n->kind == STAGED_GONE;
-    stages_unlock(fs);
-    return ino;
-}
-
-/* Nothing is written over but what was there when its name was given here. */
-static int check_name(struct fs *fs, const struct stage *s, int dir, const char *name,
-                      bool *there, struct err *e)
-{
-    struct stat st;
-    bool gone;
-    uint64_t ino = known(fs, s, name, &gone);
-
-    *there = fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
-    if (!*there && errno != ENOENT)
-        return err_set(e, errno, "%s: %s", name, strerror(errno));
-    return *there && st.st_ino != ino ? changed(s, name, e) : 0;
-}
-
-/* What is to come: the only file of it, or "" where there are more. */
-struct coming {
-    char only[NAME_MAX + 1];
-    size_t count;
-    bool there; /* the target has one of this name */
-};
-
-static int look_at_coming(struct fs *fs, const struct stage *s, int dir,
-                          struct coming *out, struct err *e)
-{
-    int fd = openat(staging_dir(s->staging), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *data = fd < 0 ? NULL : fdopendir(fd);
-    const char *name;
-    int more = 0, rc = 0;
-
-    *out = (struct coming){0};
-    if (!data)
-        return err_set(e, errno, "%s: %s", s->path, strerror(errno));
-    while (rc == 0 && (more = dir_next(data, &name)) > 0) {
-        rc = check_name(fs, s, dir, name, &out->there, e);
-        snprintf(out->only, sizeof out->only, "%s", out->count++ ? "" : name);
-    }
-    closedir(data);
-    return rc == 0 && more < 0 ? err_set(e, -more, "%s: %s", s->path, strerror(-more))
-                               : rc;
-}
-
-static int check_gone(struct fs *fs, const struct stage *s, int dir,
-                      const struct save_files *f, struct err *e)
-{
-    bool there;
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < f->gones; i++)
-        rc = check_name(fs, s, dir, f->gone[i], &there, e);
-    return rc;
-}
-
-static bool counts_nothing(const void *user, const char *path)
-{
-    (void)user;
-    (void)path;
-    return false;
-}
-
-/* Several files at once: a directory with these and links to all others takes its place. */
-static int exchange(struct fs *fs, struct stage *s, const struct save_files *f,
-                    struct err *e)
-{
-    const struct witness_filter none = {.counts = counts_nothing};
-    const char *name;
-    CLEANUP_FD int parent = stage_parent(fs, s->path, &name, e);
-    int rc = parent;
-
-    if (rc >= 0)
-        rc = staging_watch(s->staging, parent, name, &none, e);
-    if (rc == 0)
-        rc = save_files_carry(fs, s, f, false, e);
-    return rc == 0 ? save_put_in_place(fs, s, e) : rc;
-}
-
-/* The names under which files came: of an exchanged directory they are not carried. */
-static void remove_gone(struct fs *fs, const struct stage *s, int dir,
-                        const struct save_files *f)
-{
-    struct stat st;
-    bool gone;
-
-    for (size_t i = 0; i < f->gones; i++) {
-        uint64_t ino = known(fs, s, f->gone[i], &gone);
-
-        if (gone && fstatat(dir, f->gone[i], &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-            st.st_ino == ino)
-            unlinkat(dir, f->gone[i], 0);
-    }
-}
-
-static int place(struct fs *fs, struct stage *s, const struct save_files *f, int dir,
-                 struct err *e)
-{
-    struct coming coming;
-    int rc = look_at_coming(fs, s, dir, &coming, e);
-
-    if (rc == 0)
-        rc = check_gone(fs, s, dir, f, e);
-    if (rc < 0 || coming.count == 0)
-        return rc;
-    if (!coming.only[0])
-        return exchange(fs, s, f, e);
-    rc = staging_add(s->staging, dir, coming.only, coming.there, e);
-    if (rc == 0)
-        remove_gone(fs, s, dir, f);
-    return rc;
-}
-
-int over_put_in_place(struct fs *fs, struct stage *s, const struct save_files *f,
-                      struct err *e)
-{
-    CLEANUP_FD int dir = -1;
-    struct stat st;
-    int rc;
-
-    stages_place_begin(fs);
-    dir = stage_directory(fs, s->path, e);
-    if (dir >= 0 && fstat(dir, &st) == 0 && st.st_ino == s->over_ino)
-        rc = place(fs, s, f, dir, e);
-    else
-        rc = dir < 0 ? dir : changed(s, "", e);
-    stages_place_end(fs);
-    return rc;
 }

@@ -79,10 +79,10 @@ int staging_replace(struct staging *s, int parent, const char *name,
 
 /*
  * In one step file `name` of data/ is in the directory `dir` (a descriptor of the target), in
- * the place of the one of this name there, if it `replaces` one; nothing else of it changes.
- * -EEXIST: it does not, and there is one.
+ * the place of the one of this name there, if it `replaces` one (its inode; 0: none); nothing
+ * else of it changes. -EEXIST: it does not, and there is one; -ESTALE: it is another one by now.
  */
-int staging_add(struct staging *s, int dir, const char *name, bool replaces,
+int staging_add(struct staging *s, int dir, const char *name, uint64_t replaces,
                 struct err *e);
 
 /* Directory `name` of `parent` is gone, in one step; then it is deleted. */

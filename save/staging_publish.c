@@ -245,7 +245,24 @@ int staging_replace(struct staging *s, int parent, const char *name,
     return ret;
 }
 
-int staging_add(struct staging *s, int dir, const char *name, bool replaces,
+/* Did it take the place of another file than it was to? Then that one goes back. */
+static int check_added(struct staging *s, const struct step *p, uint64_t replaces,
+                       struct err *e)
+{
+    struct stat st;
+
+    if (!replaces || (fstatat(p->from, p->old, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+                      st.st_ino == replaces))
+        return 0;
+    err_set(e, ESTALE, "%s/%s was changed by others meanwhile", s->target, p->new);
+    if (renameat2(p->to, p->new, p->from, p->old, p->flags) < 0) {
+        err_hint(e, "it is the new one; theirs is in %s/%s", s->parent, s->path);
+        keep(s);
+    }
+    return -e->code;
+}
+
+int staging_add(struct staging *s, int dir, const char *name, uint64_t replaces,
                 struct err *e)
 {
     const struct step step = {.from = s->data_fd,
@@ -259,7 +276,7 @@ int staging_add(struct staging *s, int dir, const char *name, bool replaces,
         return staging_fail(e, "fsync", s->target);
     if (renameat2(s->data_fd, name, dir, name, step.flags) < 0)
         return rename_error(s, replaces, e);
-    if (settle(s, &step, dir, e) < 0)
+    if (check_added(s, &step, replaces, e) < 0 || settle(s, &step, dir, e) < 0)
         return -e->code;
     staging_discard(s, &ignored);
     return 0;
