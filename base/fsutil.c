@@ -395,6 +395,18 @@ static int check_private(const char *path, struct err *e)
     return 0;
 }
 
+bool is_mount_root(int at, const char *name)
+{
+    const int flags = AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT;
+    int code = errno;
+    struct statx st;
+    bool is = statx(at, name, flags, STATX_TYPE, &st) == 0 &&
+              (st.stx_attributes & STATX_ATTR_MOUNT_ROOT);
+
+    errno = code;
+    return is;
+}
+
 /* Tells backup programs to leave it out (bford.info/cachedir). */
 static int write_tag(const char *path, struct err *e)
 {

@@ -56,6 +56,12 @@ int open_below(int dirfd, const char *path, const struct open_rule *rule);
  */
 int unnamed_file(const char *dir);
 
+/*
+ * Is something mounted on `name` of the directory `at` ("": on that itself)? errno stays. A kernel
+ * before 5.8 does not tell: false.
+ */
+bool is_mount_root(int at, const char *name);
+
 /* mkdir -p with this mode for what is made. */
 int make_dirs(const char *path, mode_t mode, struct err *e);
 

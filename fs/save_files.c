@@ -440,6 +440,10 @@ static int carry_entry(const struct carry *c, int from, const char *name, int to
 
     if (fstatat(from, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return fail(path, e);
+    if (is_mount_root(from, name)) { /* with the old directory it would be emptied */
+        err_set(e, EROFS, "%s: a file system is mounted there", path);
+        return err_hint(e, "save in another directory, or unmount it first");
+    }
     if (S_ISDIR(st.st_mode))
         return carry_sub(c, from, name, to, path, depth, &st, e);
     return carry_file(from, name, to, &st, e);

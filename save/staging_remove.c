@@ -8,6 +8,7 @@
 
 #include "base/dir.h"
 #include "base/err.h"
+#include "base/fsutil.h"
 #include "save/staging_priv.h"
 
 /* What is left cannot be seen, so that the next pass must not begin. */
@@ -49,6 +50,8 @@ int staging_remove_tree(int at, const char *name, unsigned depth, struct err *e)
         return errno == ENOENT ? 0 : staging_fail(e, "remove", name);
     if (depth > 64)
         return err_set(e, ELOOP, "%s: too deep to remove", name);
+    if (is_mount_root(at, name)) /* nothing of ours: it came with a directory */
+        return err_set(e, EBUSY, "%s: a file system is mounted there", name);
     fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return staging_fail(e, "remove", name);
