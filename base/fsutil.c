@@ -5,10 +5,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/limits.h>
 #include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
 
 #include "base/checked.h"
 #include "base/err.h"
@@ -405,6 +407,53 @@ bool is_mount_root(int at, const char *name)
 
     errno = code;
     return is;
+}
+
+static int copy_xattr(int from, int to, const char *name, char *value, struct err *e)
+{
+    ssize_t n = fgetxattr(from, name, value, XATTR_SIZE_MAX);
+
+    if (n < 0)
+        return errno == ENODATA ? 0
+                                : err_set(e, errno, "%s: %s", name, strerror(errno));
+    if (fsetxattr(to, name, value, (size_t)n, 0) == 0 || errno == ENOTSUP ||
+        (geteuid() != 0 && strncmp(name, "user.", 5) != 0 &&
+         strncmp(name, "system.", 7) != 0))
+        return 0;
+    return err_set(e, errno, "%s: %s", name, strerror(errno));
+}
+
+/* Of a directory that has a default for what is made in it. */
+static int drop_acls(int fd, struct err *e)
+{
+    static const char *const names[] = {"system.posix_acl_access",
+                                        "system.posix_acl_default"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        if (fremovexattr(fd, names[i]) < 0 && errno != ENODATA && errno != ENOTSUP &&
+            errno != EINVAL)
+            return err_set(e, errno, "%s: %s", names[i], strerror(errno));
+    return 0;
+}
+
+int copy_xattrs(int from, int to, struct err *e)
+{
+    CLEANUP_FREE char *list = malloc(XATTR_LIST_MAX);
+    CLEANUP_FREE char *value = malloc(XATTR_SIZE_MAX);
+    ssize_t size;
+    int rc;
+
+    if (!list || !value)
+        return err_nomem(e);
+    rc = drop_acls(to, e);
+    size = flistxattr(from, list, XATTR_LIST_MAX);
+    if (size < 0)
+        return errno == ENOTSUP
+                   ? 0
+                   : err_set(e, errno, "list attributes: %s", strerror(errno));
+    for (ssize_t at = 0; rc == 0 && at < size; at += (ssize_t)strlen(list + at) + 1)
+        rc = copy_xattr(from, to, list + at, value, e);
+    return rc;
 }
 
 /* Tells backup programs to leave it out (bford.info/cachedir). */

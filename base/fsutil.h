@@ -62,6 +62,12 @@ int unnamed_file(const char *dir);
  */
 bool is_mount_root(int at, const char *name);
 
+/*
+ * Gives the file `to` the extended attributes of `from` that it can have, and no other ACL than
+ * that one has. What only root sets is left out by others.
+ */
+int copy_xattrs(int from, int to, struct err *e);
+
 /* mkdir -p with this mode for what is made. */
 int make_dirs(const char *path, mode_t mode, struct err *e);
 

@@ -358,6 +358,29 @@ struct carry {
     bool rewritten; /* storage does not stay */
 };
 
+/*
+ * Owner, group, attributes and mode of a directory, of which the new one is made. Who is not root
+ * cannot give it to another: then nothing takes its place, but for a checkpoint that is changed.
+ */
+static int keep_rights(const struct carry *c, int from, int to, const char *path,
+                       struct err *e)
+{
+    struct stat st, now;
+
+    if (fstat(from, &st) < 0 || fstat(to, &now) < 0)
+        return fail(path, e);
+    if ((now.st_uid != st.st_uid || now.st_gid != st.st_gid) &&
+        fchown(to, now.st_uid == st.st_uid ? (uid_t)-1 : st.st_uid, st.st_gid) < 0 &&
+        (geteuid() == 0 || !c->slot)) {
+        fail(path, e);
+        return err_hint(e,
+                        "its owner or group cannot be kept: save to a new directory");
+    }
+    if (copy_xattrs(from, to, e) < 0)
+        return err_wrap(e, "%s", path);
+    return fchmod(to, st.st_mode & 07777) < 0 ? fail(path, e) : 0;
+}
+
 static int copy_file(int from, const char *name, int to, const struct stat *st,
                      struct err *e)
 {
@@ -381,15 +404,18 @@ static int copy_file(int from, const char *name, int to, const struct stat *st,
     return 0;
 }
 
-static int carry_file(int from, const char *name, int to, const struct stat *st,
-                      struct err *e)
+/* A copy of a file of others is theirs no more, and who has it open writes to the old one. */
+static int carry_file(const struct carry *c, int from, const char *name, int to,
+                      const struct stat *st, struct err *e)
 {
     if (linkat(from, name, to, name, 0) == 0 || errno == EEXIST)
         return 0;
     /* Links to files of others may be forbidden (protected_hardlinks), or not be had. */
-    if (S_ISREG(st->st_mode) && (errno == EPERM || errno == EMLINK || errno == EXDEV))
+    if (c->slot && S_ISREG(st->st_mode) &&
+        (errno == EPERM || errno == EMLINK || errno == EXDEV))
         return copy_file(from, name, to, st, e);
-    return fail(name, e);
+    fail(name, e);
+    return c->slot ? -e->code : err_hint(e, "save to a new directory");
 }
 
 static bool is_gone(const struct save_files *f, const char *path)
@@ -425,9 +451,9 @@ static int carry_sub(const struct carry *c, int from, const char *name, int to,
     if (out < 0)
         return fail(path, e);
     ret = carry_dir(c, in, out, path, depth + 1, e);
-    if (ret == 0 && (fchmod(out, st->st_mode & 07777) < 0 || fsync(out) < 0))
-        return fail(path, e);
-    if (ret == 0 && geteuid() == 0 && fchown(out, st->st_uid, st->st_gid) < 0)
+    if (ret == 0)
+        ret = keep_rights(c, in, out, path, e);
+    if (ret == 0 && fsync(out) < 0)
         return fail(path, e);
     futimens(out, times);
     return ret;
@@ -446,7 +472,7 @@ static int carry_entry(const struct carry *c, int from, const char *name, int to
     }
     if (S_ISDIR(st.st_mode))
         return carry_sub(c, from, name, to, path, depth, &st, e);
-    return carry_file(from, name, to, &st, e);
+    return carry_file(c, from, name, to, &st, e);
 }
 
 static int carry_dir(const struct carry *c, int from, int to, const char *path,
@@ -480,18 +506,11 @@ int save_files_carry(struct fs *fs, const struct stage *s, const struct save_fil
     const struct carry c = {.slot = s->slot, .files = f, .rewritten = rewritten};
     CLEANUP_FD int old = stage_directory(fs, s->path, e);
     int dir = staging_dir(s->staging), ret;
-    struct stat st;
 
     if (old < 0)
         return old;
-    if (fstat(old, &st) < 0)
-        return fail(s->path, e);
     ret = carry_dir(&c, old, dir, "", 0, e);
-    if (ret == 0 && fchmod(dir, st.st_mode & 07777) < 0)
-        return fail(s->path, e);
-    if (ret == 0 && geteuid() == 0 && fchown(dir, st.st_uid, st.st_gid) < 0)
-        return fail(s->path, e);
-    return ret;
+    return ret == 0 ? keep_rights(&c, old, dir, s->path, e) : ret;
 }
 
 mode_t save_files_mode(const struct stage *s, const struct save_files *f)

@@ -84,5 +84,44 @@ def test_the_root_of_a_file_system_is_refused(t):
         subprocess.run(["umount", "-l", t + "/src"], check=False)
 
 
+def test_a_directory_stays_whose_it_is(t):
+    """Owner, group, bits, attributes and ACLs of the directory that is exchanged, and of those in it."""
+    def acl(*entries):
+        return b"\2\0\0\0" + b"".join(tag.to_bytes(2, "little") + bits.to_bytes(2, "little") + who.to_bytes(4, "little") for tag, bits, who in entries)
+
+    everybody = 0xffffffff
+    own = acl((1, 7, everybody), (2, 7, 4321), (4, 5, everybody), (16, 7, everybody), (32, 5, everybody))
+    given = acl((1, 7, everybody), (4, 0, everybody), (32, 0, everybody))
+    os.makedirs(t + "/src/run/logs/old")
+    dirs = [t + "/src/run", t + "/src/run/logs", t + "/src/run/logs/old"]
+    try:
+        os.setxattr(t + "/src", "system.posix_acl_default", given)  # for what is made beside it, not for what was there
+        for path in dirs[:2]:
+            os.setxattr(path, "system.posix_acl_access", own)
+            os.setxattr(path, "system.posix_acl_default", own)
+            os.setxattr(path, "user.mine", path.encode())
+    except OSError as e:
+        raise Skip(f"no ACLs here: {e}") from e
+    if os.geteuid() == 0:
+        for i, path in enumerate(dirs):
+            os.chown(path, 1000 + i, 2000 + i)
+    for path, mode in zip(dirs, (0o3775, 0o2575, 0o711)):
+        os.chmod(path, mode)
+    os.mkfifo(t + "/src/run/fifo")
+    os.symlink("nowhere", t + "/src/run/logs/link")
+
+    def look():
+        return [(os.stat(p).st_mode, os.stat(p).st_uid, os.stat(p).st_gid, sorted((n, os.getxattr(p, n)) for n in os.listxattr(p))) for p in dirs]
+
+    before, inode = look(), os.stat(dirs[0]).st_ino
+    with Mount(t + "/src", t + "/mnt", SET) as m:
+        write_checkpoint(m / "run", make_tensors(1))
+        fsync(m / "run")
+    assert os.stat(dirs[0]).st_ino != inode, "it was not exchanged"
+    same("directories", look(), before)
+    same("what lies in it", sorted(os.listdir(dirs[0])), [".metadata", "__0_0.distcp", "__1_0.distcp", "config.json", "fifo", "logs"])
+    same("the link", os.readlink(dirs[1] + "/link"), "nowhere")
+
+
 if __name__ == "__main__":
     main(globals())
