@@ -393,6 +393,7 @@ int save_put_in_place(struct fs *fs, struct stage *s, struct err *e)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
     if (fstat(staging_dir(s->staging), &new) < 0)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
+    save_files_date(s);
     nodes_expect(fs, s->path, new.st_ino);
     ret = staging_replace(s->staging, parent, name, replaces ? &old : NULL, e);
     nodes_replaced(fs, s->path, ret == 0);

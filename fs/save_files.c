@@ -54,7 +54,8 @@ static bool add_text(struct save_files *f, const char ***list, size_t *count,
 
 static struct save_rights rights_of(const struct staged *n)
 {
-    return (struct save_rights){.mode = n->mode, .uid = n->uid, .gid = n->gid};
+    return (struct save_rights){
+        .mode = n->mode, .uid = n->uid, .gid = n->gid, .mtime = n->mtime};
 }
 
 static bool add_file(struct save_files *f, const struct staged *n, const char *path)
@@ -269,6 +270,22 @@ static int make_dirs_of(int dir, const struct stage *s, const struct save_files 
     return 0;
 }
 
+/*
+ * A directory is as old as it was when it was written: trainers remove the oldest of their
+ * checkpoints, by these times. A disk that cannot keep them has others.
+ */
+static void set_time(int fd, const struct timespec *mtime)
+{
+    const struct timespec times[2] = {*mtime, *mtime};
+
+    futimens(fd, times);
+}
+
+void save_files_date(const struct stage *s)
+{
+    set_time(staging_dir(s->staging), &s->root->mtime);
+}
+
 /* Their own rights come last: a directory may be read-only. */
 static int finish_dirs(int dir, const struct stage *s, const struct save_files *f,
                        struct err *e)
@@ -281,6 +298,7 @@ static int finish_dirs(int dir, const struct stage *s, const struct save_files *
         fd = openat(dir, f->dir[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0 || fsync(fd) < 0 || set_rights(fd, &f->dir_rights[i]) < 0)
             return fail(f->dir[i], e);
+        set_time(fd, &f->dir_rights[i].mtime);
     }
     return 0;
 }

@@ -12,6 +12,7 @@ struct save_rights {
     mode_t mode;
     uid_t uid;
     gid_t gid;
+    struct timespec mtime; /* of a directory: when names in it came and went */
 };
 
 struct save_files {
@@ -50,6 +51,9 @@ bool save_files_is_placed(const struct stage *s, const struct save_files *f,
 
 /* -EINVAL: one came into the directory of a view and is no tensor: it would be lost. */
 int save_files_check(const struct save_files *f, struct err *e);
+
+/* The new directory gets the time that it had while it was written. */
+void save_files_date(const struct stage *s);
 
 /* All that came as it came, in the new directory, for a look at it. */
 int save_files_link(const struct stage *s, const struct save_files *f, struct err *e);

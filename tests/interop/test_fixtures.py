@@ -25,6 +25,8 @@ HASHES_ONLY |= {"composer_like", "dtensor", "math", "module", "module_legacy", "
                 "storages", "subclass", "wrapper"}
 # OLMo-core's own class is in their .metadata, and torch's reader unpickles it: it needs that package.
 HASHES_ONLY |= {"v30-few-w1", "v30-odd-flat-w3", "v30-odd-unflat-w3", "v30-state-dict-w4"}
+# Classes of torchao, which is not installed.
+HASHES_ONLY |= {"dcp_float8_held_3r", "dcp_own_class_2r", "float8_held"}
 
 
 def sha256(path):

@@ -153,6 +153,28 @@ def test_steps_come_and_go_beside_a_model(t):
         same("what is left", sorted(os.listdir(t + "/src/run")), ["checkpoint-3", "checkpoint-4", "model.safetensors"])
 
 
+def ages(run):
+    """Trainers sort their checkpoints by them before they remove the oldest."""
+    return {name: os.stat(os.path.join(run, name)).st_mtime_ns for name in ("checkpoint-4", "checkpoint-8", "checkpoint-8/logs", "checkpoint-12")}
+
+
+def test_directories_keep_their_age(t):
+    os.makedirs(t + "/src/there")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        want = {}
+        for run in ("new", "there"):
+            for name in ("checkpoint-12", "checkpoint-4", "checkpoint-8/logs"):  # no order by name
+                os.makedirs(m / f"{run}/{name}")
+                write_file(m / f"{run}/{name}/log", b"1")
+                write_file(m / f"{run}/{name.split('/')[0]}/model.safetensors", image(name))
+            want[run] = ages(m / run)
+            fsync(m / f"{run}/checkpoint-4")
+            fsync(m / run)
+            same("in the mount", ages(m / run), want[run])
+    for run, of_run in want.items():
+        same("in the source", ages(f"{t}/src/{run}"), of_run)
+
+
 def test_killed_before_publication(t):
     """Everything is as it was, and the next mount takes the rest away."""
     write_output(t + "/src/run")
