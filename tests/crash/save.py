@@ -14,7 +14,7 @@ from disk import Recording, tree
 from mountlib import PATIENCE, UNSHARD, Mount, fails, make_tensors, read_all, safetensors_image, same, tensor_bytes, unmount_hard, \
     wait_for, write_checkpoint, write_file
 
-QUICK_NEW, QUICK_EDIT, QUICK_REMOVE = ["hf"], ["dcp"], ["hf"]
+QUICK_NEW, QUICK_EDIT, QUICK_REMOVE, BESIDE = ["hf"], ["dcp"], ["hf"], ["hf", "dcp:ranks=2"]
 ALL_NEW = ["hf:max_shard_size=20KB", "dcp:ranks=3", "dcp-hf:ranks=2", "torch_dist:ranks=2", "zarr", "olmo:ranks=2", "olmo-step:ranks=2",
            "pt", "npz"]
 ALL_EDIT = ["hf", "dcp", "dcp-hf"]
@@ -47,6 +47,11 @@ def edited_checkpoint(m, _):
         os.unlink(m / "step1/notes.txt")
 
 
+def model_beside(m, _):
+    """Into a directory of logs and steps, as a trainer's model comes; save= says whether it is one file or a set."""
+    write_file(m / "step1/model.safetensors", safetensors_image(make_tensors(2)))
+
+
 def removed_checkpoint(m, _):
     for root, dirs, files in os.walk(m / "step1", topdown=False):
         for name in files:
@@ -63,11 +68,17 @@ class Saving:
     def __init__(self, t, name, script, fmt):
         self.t, self.name, self.script, self.fmt = t, f"{name} {fmt}", script, fmt
         self.place, self.base = t + "/run", t + "/base"
+        self.options = "rw,save=" + fmt if script is model_beside else "rw"
         self.rnd = random.Random(f"{SEED} {self.name}")
         shutil.rmtree(self.base, ignore_errors=True)
         os.makedirs(self.base)
         write_checkpoint(t + "/hf", make_tensors(1))
-        if script is not new_checkpoint:
+        if script is model_beside:
+            write_checkpoint(self.base + "/step1/checkpoint-1", make_tensors(1))
+            os.makedirs(self.base + "/step1/logs")
+            write_file(self.base + "/step1/logs/events", b"log " * 3000)
+            write_file(self.base + "/step1/config.json", b'{"model_type": "llama"}\n')
+        elif script is not new_checkpoint:
             to = fmt.split(":")[0]
             ranks = ["--ranks", "2"] if to.startswith("dcp") else []
             subprocess.run([UNSHARD, "convert", t + "/hf", self.base + "/step1", "--to", to, *ranks], check=True, timeout=60)
@@ -82,7 +93,7 @@ class Saving:
         shutil.copytree(self.base, self.place)
 
     def mount(self, **what):
-        return Mount(self.place, self.t + "/mnt", "rw", env=faulty(self.place, self.t + "/cache", **what))
+        return Mount(self.place, self.t + "/mnt", self.options, env=faulty(self.place, self.t + "/cache", **what))
 
     def publish(self, m):
         self.script(m, self.fmt)
@@ -104,8 +115,8 @@ class Saving:
         return recording
 
     def is_new(self, what):
-        """Is it the new one? If not it is the old one; what is staged is hidden."""
-        got = {n: d for n, d in tree(self.place).items() if not n.startswith(".unshard-staging-")}
+        """Is it the new one? If not it is the old one; what is staged is hidden, and a name that a saver gives first says nothing."""
+        got = {n: d for n, d in tree(self.place).items() if not n.startswith(".unshard-staging-") and not n.endswith(".tmp-write")}
         if got == self.old:
             return False
         same_tree(f"{self.name}: {what}", got, self.new)
@@ -127,7 +138,8 @@ class Saving:
 def each(t):
     for name, script, formats in (("new", new_checkpoint, ALL_NEW if LONG else QUICK_NEW),
                                   ("edit", edited_checkpoint, ALL_EDIT if LONG else QUICK_EDIT),
-                                  ("remove", removed_checkpoint, ALL_EDIT if LONG else QUICK_REMOVE)):
+                                  ("remove", removed_checkpoint, ALL_EDIT if LONG else QUICK_REMOVE),
+                                  ("beside", model_beside, BESIDE)):
         for fmt in formats:
             shutil.rmtree(t + "/cache", ignore_errors=True)
             yield Saving(t, name, script, fmt)
@@ -323,6 +335,55 @@ def test_changed_by_others(t):
                 assert got in (save.old_tensor, save.new_tensor), f"{what}: neither"
                 # What was refused once may still be saved when the mount ends.
                 assert errors or got == save.new_tensor, f"{what}: not saved, and not told"
+                kept += bool(errors)
+                tried += 1
+        print(f"# {save.name}: {count} operations, {tried} changes, {kept} of them instead of the save", flush=True)
+
+
+def test_others_beside_a_model(t):
+    """Somebody works in the directory while a model comes to it: what is theirs stays, and nothing is written over."""
+    def name(path, how):
+        return path + {"new file": "/logs/others.txt", "replaced": "/config.json", "same name": "/model.safetensors"}.get(how, "/logs/events")
+
+    def change(path, how):
+        if how == "appended":
+            with open(path + "/logs/events", "ab") as f:
+                f.write(b"others")
+        else:
+            write_file(save.place + "/theirs", theirs)
+            os.rename(save.place + "/theirs", name(path, how))
+
+    def there(path, how):
+        return read_all(name(path, how)).endswith(theirs)
+
+    for fmt in BESIDE:
+        save = Saving(t, "others", model_beside, fmt)
+        recording = save.record()
+        count, tried, kept = len(recording.ops), 0, 0
+        ours = read_all(save.place + "/step1/model.safetensors") if fmt == "hf" else b""
+        for how in "new file", "appended", "replaced", "same name":
+            theirs = safetensors_image(make_tensors(3)) if how == "same name" else b"others"
+            for at in points(save.rnd, recording, 2):
+                save.clear()
+                what = f"{save.name}: {how} by others before operation {at} of {count}"
+                errors = []
+                with save.mount(at=at, do="stop") as m:
+                    def publish():
+                        try:
+                            save.publish(m)
+                        except OSError as e:
+                            errors.append(e)
+
+                    thread = threading.Thread(target=publish)
+                    thread.start()
+                    stopped = stopped_or(m, lambda: not thread.is_alive())
+                    change(save.place + "/step1", how)
+                    if stopped:
+                        m.process.send_signal(signal.SIGCONT)
+                    thread.join(PATIENCE)
+                    is_ours = ours and how == "same name" and read_all(save.place + "/step1/model.safetensors") == ours
+                # Theirs came before its name was given here, and is written over as by rename(2).
+                assert there(save.place + "/step1", how) or (is_ours and not errors), f"{what}: it is lost ({errors})"
                 kept += bool(errors)
                 tried += 1
         print(f"# {save.name}: {count} operations, {tried} changes, {kept} of them instead of the save", flush=True)
