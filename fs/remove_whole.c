@@ -3,6 +3,7 @@
 #include "fs/remove_whole.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,7 +24,27 @@ static void see_new(void *user, struct staged *n)
     *any |= n->kind != STAGED_GONE && !n->removed && !n->covers;
 }
 
-static bool is_bare(const struct stage *s, const struct shown *shown)
+/* A directory that was removed empty is in the source until now: others may have filled it. */
+static bool is_filled(struct fs *fs, const struct stage *s, const char *name)
+{
+    char path[PATH_MAX];
+    struct err ignored = {0};
+    struct listing *found;
+    bool filled;
+
+    if (store_join(s->path, name, path, sizeof path) < 0)
+        return true;
+    if (stage_at(fs, path)) /* a checkpoint that goes along */
+        return false;
+    store_forget(fs->store, path);
+    if (fs->store->ops->list(fs->store, path, &found, &ignored) < 0)
+        return false;
+    filled = listing_count(found) > 0;
+    listing_free(found);
+    return filled;
+}
+
+static bool is_bare(struct fs *fs, const struct stage *s, const struct shown *shown)
 {
     bool any = false;
 
@@ -33,6 +54,9 @@ static bool is_bare(const struct stage *s, const struct shown *shown)
 
         if (strcmp(entry->name, ".unshard") != 0 &&
             (!n || (n->kind != STAGED_GONE && !n->removed)))
+            return false;
+        if (n && n->kind == STAGED_GONE && entry->kind == SHOWN_DIR &&
+            is_filled(fs, s, entry->name))
             return false;
     }
     staged_each(s->root, see_new, &any);
@@ -44,11 +68,14 @@ static int check_bare(struct fs *fs, const struct stage *s, struct err *e)
 {
     struct node *n = node_pin(fs, s->slot->dir_ino);
     struct shown *shown;
-    int rc = n && strcmp(n->path, s->path) == 0 ? tree_shown(fs, n, true, &shown, e)
-                                                : -ESTALE;
+    int rc = n && strcmp(n->path, s->path) == 0 ? 0 : -ESTALE;
 
     if (rc == 0) {
-        rc = is_bare(s, shown) ? 0 : -ENOTEMPTY;
+        nodes_look_again(fs, s->path); /* what others made since would go with it */
+        rc = tree_shown(fs, n, true, &shown, e);
+    }
+    if (rc == 0) {
+        rc = is_bare(fs, s, shown) ? 0 : -ENOTEMPTY;
         shown_put(fs, shown);
     }
     if (n)

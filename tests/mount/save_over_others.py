@@ -123,5 +123,25 @@ def test_a_directory_stays_whose_it_is(t):
     same("the link", os.readlink(dirs[1] + "/link"), "nowhere")
 
 
+def test_what_others_bring_is_not_removed(t):
+    """rm -r is nearly through when somebody writes there, in the source: rmdir(2) finds that, as in any directory."""
+    for where in ("new", "logs/new"):
+        write_checkpoint(t + "/src/step1", make_tensors(1))
+        os.makedirs(t + "/src/step1/logs")
+        write_file(t + "/src/step1/logs/old", b"old")
+        with Mount(t + "/src", t + "/mnt", "rw") as m:
+            for path, dirs, names in os.walk(m / "step1", topdown=False):
+                for name in names:
+                    os.unlink(os.path.join(path, name))
+                for name in dirs:
+                    os.rmdir(os.path.join(path, name))
+            write_file(t + "/src/step1/" + where, b"others")
+            fails(where, errno.ENOTEMPTY, lambda: os.rmdir(m / "step1"))
+            same(where, read_all(t + "/src/step1/" + where), b"others")
+            os.unlink(t + "/src/step1/" + where)
+            os.rmdir(m / "step1")
+        same("it is gone", os.listdir(t + "/src"), [])
+
+
 if __name__ == "__main__":
     main(globals())
