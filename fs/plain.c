@@ -123,6 +123,11 @@ int plain_create(struct request *r, struct node *dir, struct err *e)
     stages_plain_begin(r->fs);
     fd = create(r, dir, &parent, e);
     stages_plain_end(r->fs);
+    if (fd == -EEXIST && !(r->fi.flags & O_EXCL)) { /* since it was looked for: again */
+        nodes_look_again(r->fs, dir->path);
+        *e = (struct err){0};
+        return -ESTALE;
+    }
     if (fd < 0)
         return fd;
     rc = entry_of(r, dir, SHOWN_FILE, &entry, e);

@@ -143,5 +143,19 @@ def test_what_others_bring_is_not_removed(t):
         same("it is gone", os.listdir(t + "/src"), [])
 
 
+def test_a_file_that_others_have_made_just_now_is_opened(t):
+    """It was looked for in vain a moment ago: who opens it without O_EXCL gets it, whoever came first."""
+    os.makedirs(t + "/src/run")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        for i in range(50):
+            name = f"run/log{i}"
+            assert not os.path.exists(m / name)
+            write_file(t + "/src/" + name, b"theirs ")
+            with open(m / name, "ab") as f:
+                f.write(b"ours")
+            same(name, read_all(t + "/src/" + name), b"theirs ours")
+            fails("alone", errno.EEXIST, lambda path=m / name: os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+
 if __name__ == "__main__":
     main(globals())
