@@ -397,6 +397,14 @@ static int check_private(const char *path, struct err *e)
     return 0;
 }
 
+bool path_is_within(const char *path, const char *dir)
+{
+    size_t len = strlen(dir);
+
+    return len == 0 ||
+           (strncmp(path, dir, len) == 0 && (path[len] == '\0' || path[len] == '/'));
+}
+
 bool is_mount_root(int at, const char *name)
 {
     const int flags = AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT;
@@ -417,8 +425,7 @@ static int copy_xattr(int from, int to, const char *name, char *value, struct er
         return errno == ENODATA ? 0
                                 : err_set(e, errno, "%s: %s", name, strerror(errno));
     if (fsetxattr(to, name, value, (size_t)n, 0) == 0 || errno == ENOTSUP ||
-        (geteuid() != 0 && strncmp(name, "user.", 5) != 0 &&
-         strncmp(name, "system.", 7) != 0))
+        (strncmp(name, "user.", 5) != 0 && strncmp(name, "system.posix_acl_", 17) != 0))
         return 0;
     return err_set(e, errno, "%s: %s", name, strerror(errno));
 }

@@ -56,6 +56,9 @@ int open_below(int dirfd, const char *path, const struct open_rule *rule);
  */
 int unnamed_file(const char *dir);
 
+/* Is this path the directory `dir`, or below it? Both without a slash at the end; "": all are. */
+bool path_is_within(const char *path, const char *dir);
+
 /*
  * Is something mounted on `name` of the directory `at` ("": on that itself)? errno stays. A kernel
  * before 5.8 does not tell: false.
@@ -64,7 +67,8 @@ bool is_mount_root(int at, const char *name);
 
 /*
  * Gives the file `to` the extended attributes of `from` that it can have, and no other ACL than
- * that one has. What only root sets is left out by others.
+ * that one has. Attributes of the user's and ACLs are copied or it is an error, what the file
+ * system and the machine keep there besides (trusted, security, lustre) as far as it can be set.
  */
 int copy_xattrs(int from, int to, struct err *e);
 

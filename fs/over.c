@@ -30,11 +30,8 @@ static bool wants(const char *name)
 
 struct stage *over_at(struct fs *fs, const char *path)
 {
-    struct stage *s;
+    struct stage *s = stage_settled(fs, path);
 
-    do {
-        s = stage_at(fs, path);
-    } while (s && !stage_wait(fs, s));
     return s && s->over ? s : NULL;
 }
 
@@ -113,10 +110,14 @@ int over_begin(struct fs *fs, struct node *dir, struct stage **out, struct err *
     *out = over_at(fs, dir->path);
     if (*out)
         return 0;
-    if (fs->store->remote || stage_at(fs, dir->path)) {
-        err_set(e, fs->store->remote ? EROFS : EBUSY,
-                "%s: tensors are saved in a directory of their own", dir->path);
+    if (fs->store->remote) {
+        err_set(e, EROFS, "%s: tensors are saved in a directory of their own",
+                dir->path);
         return err_hint(e, "make one, and write there: mkdir DIR");
+    }
+    if (stage_at(fs, dir->path)) {
+        err_set(e, EBUSY, "%s: what was changed there is not published yet", dir->path);
+        return err_hint(e, "try again when it is; sync DIR publishes it");
     }
     rc = check_alone(fs, dir, e);
     if (rc == 0)

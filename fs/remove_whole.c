@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fsutil.h"
 #include "fs/node.h"
 #include "fs/save.h"
 #include "fs/slot.h"
@@ -101,27 +102,18 @@ struct look {
     bool found;
 };
 
-/* Is this directory (or file) the other one, or in it? */
-static bool is_within(const char *path, const char *dir)
-{
-    size_t len = strlen(dir);
-
-    return len == 0 ||
-           (strncmp(path, dir, len) == 0 && (path[len] == '\0' || path[len] == '/'));
-}
-
 static int see_file(void *user, const struct catalog_file *f)
 {
     struct look *look = user;
 
-    look->found = is_within(f->path, look->dir);
+    look->found = path_is_within(f->path, look->dir);
     return look->found;
 }
 
 static bool is_named(const char *const *list, size_t count, const char *dir)
 {
     for (size_t i = 0; i < count; i++)
-        if (is_within(list[i], dir) || is_within(dir, list[i]))
+        if (path_is_within(list[i], dir) || path_is_within(dir, list[i]))
             return true;
     return false;
 }
@@ -200,24 +192,18 @@ static int take_away(struct fs *fs, struct stage *s, struct err *e)
 /* The stage that removes the checkpoint whose directory this is, or NULL. */
 static struct stage *removal_of(struct fs *fs, const struct node *dir)
 {
-    struct stage *s;
+    struct stage *s = stage_settled(fs, dir->path);
 
-    do {
-        s = stage_at(fs, dir->path);
-    } while (s && !stage_wait(fs, s));
     return s && stage_is_removal(s) ? s : NULL;
 }
 
 int remove_whole(struct fs *fs, struct node *dir, const char *name, const char *path,
                  struct err *e)
 {
-    struct stage *s, *around;
+    struct stage *s = stage_settled(fs, path), *around;
     struct staged *gone;
     int rc;
 
-    do {
-        s = stage_at(fs, path);
-    } while (s && !stage_wait(fs, s));
     if (!s || !s->slot)
         return -ENOTEMPTY;
     rc = check_bare(fs, s, e);

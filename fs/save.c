@@ -548,15 +548,6 @@ static bool give_up_removal(struct fs *fs, struct stage *s)
     return true;
 }
 
-static struct stage *stage_numbered(struct fs *fs, uint64_t number)
-{
-    struct stage *s = stage_first(fs);
-
-    while (s && s->number != number)
-        s = s->next;
-    return s;
-}
-
 /* One below it that is to be published and was begun after the last that was tried. */
 static struct stage *next_inside(struct fs *fs, const struct stage *s, uint64_t tried)
 {

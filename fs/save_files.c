@@ -296,9 +296,11 @@ static int finish_dirs(int dir, const struct stage *s, const struct save_files *
         if (!is_kept(s, f->dir[i]))
             continue;
         fd = openat(dir, f->dir[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-        if (fd < 0 || fsync(fd) < 0 || set_rights(fd, &f->dir_rights[i]) < 0)
+        if (fd < 0 || set_rights(fd, &f->dir_rights[i]) < 0)
             return fail(f->dir[i], e);
         set_time(fd, &f->dir_rights[i].mtime);
+        if (fsync(fd) < 0)
+            return fail(f->dir[i], e);
     }
     return 0;
 }
@@ -394,8 +396,10 @@ static int keep_rights(const struct carry *c, int from, int to, const char *path
         return err_hint(e,
                         "its owner or group cannot be kept: save to a new directory");
     }
-    if (copy_xattrs(from, to, e) < 0)
-        return err_wrap(e, "%s", path);
+    if (copy_xattrs(from, to, e) < 0) {
+        err_wrap(e, "%s", path);
+        return err_hint(e, "save to a new directory");
+    }
     return fchmod(to, st.st_mode & 07777) < 0 ? fail(path, e) : 0;
 }
 

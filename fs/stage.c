@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/fsutil.h"
 #include "base/log.h"
 #include "fs/alias.h"
 #include "fs/lookup.h"
@@ -113,11 +114,9 @@ struct stage *stage_at(struct fs *fs, const char *path)
 struct stage *stage_below(struct fs *fs, const char *path)
 {
     struct stage *found = NULL;
-    size_t len = strlen(path);
 
     for (struct stage *s = fs->stages->first; s; s = s->next)
-        if (strncmp(s->path, path, len) == 0 &&
-            (!len || s->path[len] == '\0' || s->path[len] == '/') &&
+        if (path_is_within(s->path, path) &&
             (!found || strlen(s->path) > strlen(found->path)))
             found = s;
     return found;
@@ -127,12 +126,19 @@ struct stage *stage_inside(struct fs *fs, const struct stage *s,
                            const struct stage *after)
 {
     struct stage *x = after ? after->next : fs->stages->first;
-    size_t len = strlen(s->path);
 
-    while (x && (x == s || strncmp(x->path, s->path, len) != 0 ||
-                 (len && x->path[len] != '/')))
+    while (x && (x == s || !path_is_within(x->path, s->path)))
         x = x->next;
     return x;
+}
+
+struct stage *stage_numbered(struct fs *fs, uint64_t number)
+{
+    struct stage *s = fs->stages->first;
+
+    while (s && s->number != number)
+        s = s->next;
+    return s;
 }
 
 /* By its number: meanwhile another one may have got its address. */
@@ -140,18 +146,24 @@ static bool wait_for(struct fs *fs, uint64_t number)
 {
     const struct stage *x;
 
-    for (;;) {
-        for (x = fs->stages->first; x && x->number != number;)
-            x = x->next;
-        if (!x || !x->publishing)
-            return x != NULL;
+    while ((x = stage_numbered(fs, number)) && x->publishing)
         pthread_cond_wait(&fs->stages->wake, &fs->stages->lock);
-    }
+    return x != NULL;
 }
 
 bool stage_wait(struct fs *fs, struct stage *s)
 {
     return wait_for(fs, s->number);
+}
+
+struct stage *stage_settled(struct fs *fs, const char *path)
+{
+    struct stage *s;
+
+    do {
+        s = stage_at(fs, path);
+    } while (s && !stage_wait(fs, s));
+    return s;
 }
 
 void stage_wake(struct fs *fs)

@@ -106,8 +106,13 @@ struct stage *stage_inside(struct fs *fs, const struct stage *s,
 /* The first one, with the lock. */
 struct stage *stage_first(struct fs *fs);
 
+/* The one with this number, or NULL. */
+struct stage *stage_numbered(struct fs *fs, uint64_t number);
+
 /* Waits until it is not being published; with the lock. False: it is gone since. */
 bool stage_wait(struct fs *fs, struct stage *s);
+/* stage_at(), once nobody publishes that one. */
+struct stage *stage_settled(struct fs *fs, const char *path);
 /* With the lock, which it lets go: for so long, or until something ends. */
 void stage_sleep(struct fs *fs, long ns);
 /* The same, then waits as stage_wait() does. */

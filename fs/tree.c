@@ -525,8 +525,7 @@ static int look_dir(struct builder *b, bool may_block)
     if (rc == 0)
         rc = judge_unread(b);
     if (rc == 0 && b->place.kind != PLACE_CHECKPOINT && !b->place.trouble)
-        node_set_slot(fs, b->dir,
-                      NULL); /* what it was is no reason to refuse anything */
+        node_set_slot(fs, b->dir, NULL); /* what it was refuses nothing any more */
     if (rc < 0 || b->place.kind != PLACE_CHECKPOINT)
         return rc;
     rc = tree_slot(fs, b->dir, b->dir->path, NULL, may_block, &s->slot, b->e);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fsutil.h"
 #include "fs/alias.h"
 #include "fs/node.h"
 #include "fs/over.h"
@@ -59,10 +60,8 @@ static bool is_archive(const struct fs *fs, const struct slot *slot)
 static int see_other(void *user, const struct catalog_file *f)
 {
     struct archive_look *look = user;
-    size_t len = strlen(look->place);
 
-    look->found = f->storage && (strncmp(f->path, look->place, len) != 0 ||
-                                 (f->path[len] != '\0' && f->path[len] != '/'));
+    look->found = f->storage && !path_is_within(f->path, look->place);
     return look->found;
 }
 
@@ -140,9 +139,7 @@ int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
     bool only_removed;
     int rc;
 
-    do {
-        *out = stage_at(fs, slot->place);
-    } while (*out && !stage_wait(fs, *out));
+    *out = stage_settled(fs, slot->place);
     if (*out && (*out)->over) {
         err_set(e, EBUSY, "%s: tensors that were saved there are not published yet",
                 slot->path);
@@ -284,8 +281,6 @@ struct staged *where_new_root(struct fs *fs, const struct node *dir, const char 
 
     if (store_join(dir->path, name, path, sizeof path) < 0)
         return NULL;
-    do {
-        s = stage_at(fs, path);
-    } while (s && !stage_wait(fs, s));
+    s = stage_settled(fs, path);
     return s && !s->slot && !s->over ? s->root : NULL;
 }
