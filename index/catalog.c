@@ -279,25 +279,32 @@ int catalog_drop(struct catalog *c, int64_t id, struct err *e)
     return rc;
 }
 
-int catalog_touch(struct catalog *c, int64_t id, const struct file_id *dir_id,
-                  struct err *e)
+int checkpoint_set_dir(struct conn *n, int64_t id, const struct file_id *dir,
+                       struct err *e)
 {
     static const char sql[] = "UPDATE checkpoint SET dir_dev = ?2, dir_ino = ?3,"
                               " dir_size = ?4, dir_mtime_ns = ?5, dir_ctime_ns = ?6"
                               " WHERE id = ?1";
-    CLEANUP(conn_putp) struct conn *n = NULL;
     const int64_t values[] = {id,
-                              (int64_t)dir_id->dev,
-                              (int64_t)dir_id->ino,
-                              (int64_t)dir_id->size,
-                              dir_id->mtime_ns,
-                              dir_id->ctime_ns};
+                              (int64_t)dir->dev,
+                              (int64_t)dir->ino,
+                              (int64_t)dir->size,
+                              dir->mtime_ns,
+                              dir->ctime_ns};
+
+    return conn_write_ints(n, sql, values, ARRAY_SIZE(values), e);
+}
+
+int catalog_touch(struct catalog *c, int64_t id, const struct file_id *dir_id,
+                  struct err *e)
+{
+    CLEANUP(conn_putp) struct conn *n = NULL;
     int rc = conn_take(c, false, &n, e);
 
     if (rc < 0)
         return rc;
     conn_set_patience(n, false); /* not worth waiting for another scan's commit */
-    rc = conn_write_ints(n, sql, values, ARRAY_SIZE(values), e);
+    rc = checkpoint_set_dir(n, id, dir_id, e);
     conn_set_patience(n, true);
     if (rc == 0 && conn_changes(n) == 0)
         return err_set(e, ESTALE, "the checkpoint was scanned anew");

@@ -83,6 +83,12 @@ int held_add(struct stage *st, struct held *h, const struct cell *row, struct er
     return rc == 0 ? stage_put(st, h->insert, row, h->columns, e) : rc;
 }
 
+void held_sort(struct held *h)
+{
+    if (!h->spilled)
+        rows_sort(&h->rows);
+}
+
 int held_begin(struct stage *st, struct held *h, const char *sql, struct held_walk *out,
                struct err *e)
 {

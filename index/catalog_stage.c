@@ -231,8 +231,7 @@ int stage_each_hidden(struct stage *st,
     bool any = false;
     int rc;
 
-    if (!st->hidden.spilled)
-        rows_sort(&st->hidden.rows);
+    held_sort(&st->hidden);
     rc = held_begin(st, &st->hidden, sql, &w, e);
     /* Of a name that came twice the rows lie together in memory; the table has one. */
     while (rc == 0 && (rc = held_next(&w, row, e)) == 1) {
@@ -269,8 +268,7 @@ int stage_each_object(struct stage *st,
 {
     static const char sql[] = "SELECT key, json FROM object ORDER BY key";
 
-    if (!st->object.spilled)
-        rows_sort(&st->object.rows);
+    held_sort(&st->object);
     return each_held(st, &st->object, sql, fn, user, e);
 }
 
@@ -364,8 +362,7 @@ int stage_order(struct stage *st, struct held_walk *out, struct err *e)
     static const char sorted[] =
         "SELECT " STAGED_LIST " FROM tensor ORDER BY name, seq";
 
-    if (!st->rows.spilled)
-        rows_sort(&st->rows.rows);
+    held_sort(&st->rows);
     return held_begin(st, &st->rows, sorted, out, e);
 }
 

@@ -44,6 +44,9 @@ int held_add(struct stage *st, struct held *h, const struct cell *row, struct er
 /* Moves what is in memory to the table, in the order in which it came. */
 int held_spill(struct stage *st, struct held *h, struct err *e);
 
+/* By their first cells, those in memory; of those in the table it is said in the `sql` below. */
+void held_sort(struct held *h);
+
 /* Goes through the rows. `struct held_walk w = {0};` */
 struct held_walk {
     struct held *held;

@@ -79,6 +79,10 @@ int checkpoint_delete(struct conn *n, int64_t checkpoint, struct err *e);
 int checkpoint_at(struct conn *n, const char *path, const char *file, int64_t *id,
                   struct err *e);
 
+/* Notes what its directory is known by; 0 also where no such checkpoint is there. */
+int checkpoint_set_dir(struct conn *n, int64_t id, const struct file_id *dir,
+                       struct err *e);
+
 /* The columns of the table of checkpoints that the sum is of; then names_hash, dir_*. */
 enum checkpoint_column {
     CP_ID,

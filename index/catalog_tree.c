@@ -259,8 +259,7 @@ static int write_places(struct writer *w, struct stage *st, struct err *e)
     struct cell cell[2];
     int rc;
 
-    if (!st->places.spilled)
-        rows_sort(&st->places.rows);
+    held_sort(&st->places);
     rc = held_begin(st, &st->places, sql, &places, e);
     while (rc == 0 && (rc = held_next(&places, cell, e)) == 1)
         rc = write_place(w, cell[0].data, cell[0].len, (uint32_t)cell[1].num, e);

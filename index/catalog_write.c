@@ -479,19 +479,12 @@ static int renew_directory(void *user, const struct cell *staged, struct err *e)
 /* The same was found again: the id stays, and whoever reads by it goes on. */
 static int keep_old(struct commit *c, int64_t old, struct err *e)
 {
-    static const char sql[] =
-        "UPDATE checkpoint SET names_hash = ?2, dir_dev = ?3, dir_ino = ?4,"
-        " dir_size = ?5, dir_mtime_ns = ?6, dir_ctime_ns = ?7 WHERE id = ?1";
-    const struct file_id *dir = &c->result->dir_id;
-    const int64_t values[] = {old,
-                              (int64_t)c->result->names_hash,
-                              (int64_t)dir->dev,
-                              (int64_t)dir->ino,
-                              (int64_t)dir->size,
-                              dir->mtime_ns,
-                              dir->ctime_ns};
+    static const char sql[] = "UPDATE checkpoint SET names_hash = ?2 WHERE id = ?1";
+    const int64_t values[] = {old, (int64_t)c->result->names_hash};
     int rc = conn_write_ints(c->conn, sql, values, ARRAY_SIZE(values), e);
 
+    if (rc == 0)
+        rc = checkpoint_set_dir(c->conn, old, &c->result->dir_id, e);
     c->id = old;
     c->kept = true;
     return rc == 0 ? stage_files(c->st, renew_directory, c, e) : rc;
