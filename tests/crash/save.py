@@ -288,6 +288,26 @@ def stopped_or(m, done):
     return bool(stopped)
 
 
+def publish_with(save, m, change):
+    """Publishes, with a change by others at the operation where it stops, or after it; the errors that were told."""
+    errors = []
+
+    def publish():
+        try:
+            save.publish(m)
+        except OSError as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    stopped = stopped_or(m, lambda: not thread.is_alive())
+    change()
+    if stopped:
+        m.process.send_signal(signal.SIGCONT)
+    thread.join(PATIENCE)
+    return errors
+
+
 def test_changed_by_others(t):
     """Somebody writes into the directory of the checkpoint while it is saved: the save or what they wrote, never neither."""
     def name(path, how):
@@ -314,22 +334,8 @@ def test_changed_by_others(t):
             for at in points(save.rnd, recording, 2):
                 save.clear()
                 what = f"{save.name}: {how} by others before operation {at} of {count}"
-                errors = []
                 with save.mount(at=at, do="stop") as m:
-                    def publish():
-                        try:
-                            save.publish(m)
-                        except OSError as e:
-                            errors.append(e)
-
-                    thread = threading.Thread(target=publish)
-                    thread.start()
-                    if stopped_or(m, lambda: not thread.is_alive()):
-                        change(save.place + "/step1", how)
-                        m.process.send_signal(signal.SIGCONT)
-                    else:
-                        change(save.place + "/step1", how)
-                    thread.join(PATIENCE)
+                    errors = publish_with(save, m, lambda how=how: change(save.place + "/step1", how))
                 assert there(save.place + "/step1", how), f"{what}: it is lost ({errors})"
                 got = stored(save, save.place + "/step1")
                 assert got in (save.old_tensor, save.new_tensor), f"{what}: neither"
@@ -366,21 +372,8 @@ def test_others_beside_a_model(t):
             for at in points(save.rnd, recording, 2):
                 save.clear()
                 what = f"{save.name}: {how} by others before operation {at} of {count}"
-                errors = []
                 with save.mount(at=at, do="stop") as m:
-                    def publish():
-                        try:
-                            save.publish(m)
-                        except OSError as e:
-                            errors.append(e)
-
-                    thread = threading.Thread(target=publish)
-                    thread.start()
-                    stopped = stopped_or(m, lambda: not thread.is_alive())
-                    change(save.place + "/step1", how)
-                    if stopped:
-                        m.process.send_signal(signal.SIGCONT)
-                    thread.join(PATIENCE)
+                    errors = publish_with(save, m, lambda how=how: change(save.place + "/step1", how))
                     is_ours = ours and how == "same name" and read_all(save.place + "/step1/model.safetensors") == ours
                 # Theirs came before its name was given here, and is written over as by rename(2).
                 assert there(save.place + "/step1", how) or (is_ours and not errors), f"{what}: it is lost ({errors})"
