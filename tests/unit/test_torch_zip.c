@@ -516,6 +516,36 @@ static void test_wrapped_tensors(void **state)
                      read_wrapped("ctorch._utils\n_rebuild_parameter\n(t0", "0(tR."));
 }
 
+/* A weight that is held by a class of this name, which says this type and size of it. */
+static int read_held(const char *class, const char *dtype, const char *size)
+{
+    CLEANUP(buf_release) struct buf before = {0};
+
+    buf_addf(&before,
+             "ctorch._tensor\n_rebuild_from_type_v2\n("
+             "ctorch._utils\n_rebuild_wrapper_subclass\nc%s\n"
+             "(cx\nT\nctorch\n%s\n%s(I1\ntt}(U\x07_tensor",
+             class, dtype, size);
+    return read_wrapped(before.data, "utR.");
+}
+
+/* A class that only holds a weight is that weight, where both say the same of it. */
+static void test_held_tensors(void **state)
+{
+    static const char holder[] =
+        "torchao.float8.fsdp_utils\nWeightWithDynamicFloat8CastTensor";
+
+    (void)state;
+    assert_int_equal(1, read_held(holder, "float32", "(I6\nt"));
+    assert_int_equal(-ENOTSUP, read_held(holder, "bfloat16", "(I6\nt"));
+    assert_int_equal(-ENOTSUP, read_held(holder, "float32", "(I5\nt"));
+    assert_int_equal(-ENOTSUP, read_held(holder, "float32", "(I6\nI1\nt"));
+    assert_int_equal(-ENOTSUP,
+                     read_held("torchao.float8\nOtherTensor", "float32", "(I6\nt"));
+    assert_int_equal(-ENOTSUP, read_held("mine\nWeightWithDynamicFloat8CastTensor",
+                                         "float32", "(I6\nt"));
+}
+
 static void test_not_an_archive(void **state)
 {
     struct zip_builder z = {0};
@@ -1014,6 +1044,7 @@ int main(void)
         cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_damaged_tensors),
         cmocka_unit_test(test_wrapped_tensors),
+        cmocka_unit_test(test_held_tensors),
         cmocka_unit_test(test_changed_pickle),
         cmocka_unit_test(test_changed_lengths),
         cmocka_unit_test(test_not_an_archive),
