@@ -63,8 +63,10 @@ void slots_free(struct slots *s)
 
 fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index)
 {
-    return 1ull << 63 | (uint64_t)s->number << NUMBER_SHIFT | (uint64_t)kind << 32 |
-           index;
+    uint64_t high =
+        1ull << 63 | (uint64_t)s->number << NUMBER_SHIFT | (uint64_t)kind << 32;
+
+    return high | (index ^ ino_mix(high >> 32));
 }
 
 uint64_t slot_generation(const struct slot *s, enum inside kind)

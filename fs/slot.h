@@ -96,8 +96,17 @@ struct slot {
 int slots_new(struct slots **out, struct err *e);
 void slots_free(struct slots *s);
 
-/* The id of a node inside a checkpoint: bit 63, number of its slot, kind and index. */
+/*
+ * The id of a node inside a checkpoint: bit 63, number of its slot and kind; below them the
+ * index, mixed with those. The kernel's table of inodes, where it is small, takes no account
+ * of bits above 37: with the index as it is, one entry of all checkpoints was one chain.
+ */
 fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index);
+
+static inline uint32_t ino_mix(uint64_t slot_and_kind)
+{
+    return (uint32_t)slot_and_kind * 0x9e3779b1;
+}
 
 static inline bool ino_is_inside(fuse_ino_t ino)
 {
@@ -111,7 +120,7 @@ static inline enum inside ino_kind(fuse_ino_t ino)
 
 static inline uint32_t ino_index(fuse_ino_t ino)
 {
-    return (uint32_t)ino;
+    return (uint32_t)ino ^ ino_mix(ino >> 32);
 }
 
 /* Of a node, for the kernel: with the id it tells one from another. */

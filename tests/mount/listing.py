@@ -2,6 +2,7 @@
 """A checkpoint of 100,000 tensors: listings come in pages, and the server's memory stays flat."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -93,6 +94,21 @@ def test_attributes_come_with_the_listing(t):
         requests = min(requests_of(t, [*command, t + "/mnt/raw", *more]) for _ in range(3))
         limit = 500 + len(tensors) * (LS_LISTS_XATTRS and command[0] == "ls")
         assert requests < limit, f"{command}: {requests} requests for {len(tensors)} files"
+
+
+def test_node_ids_differ_below(t):
+    """The kernel finds an inode by the low bits of its number: the same directory of many checkpoints must not be one chain."""
+    write_file(t + "/model.safetensors", safetensors_image({"w": ("U8", (1,), b"x")}))
+    for i in range(200):
+        os.makedirs(f"{t}/src/step{i}")
+        os.link(t + "/model.safetensors", f"{t}/src/step{i}/model.safetensors")
+    with Mount(t + "/src", t + "/mnt", "debug") as m:
+        for i in range(200):
+            same(f"step{i}", os.listdir(m / f"step{i}/tensors"), ["w.npy"])
+        ids = {int(id) for id in re.findall(r"opcode: OPENDIR \(\d+\), nodeid: (\d+)", m.messages())}
+    same("directories", len(ids), 200)
+    low = {id % 65536 for id in ids}
+    assert len(low) > 190, f"200 directories, but {len(low)} numbers in their low 16 bits"
 
 
 def test_positions_are_stable(t):
