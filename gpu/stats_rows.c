@@ -74,11 +74,25 @@ const struct stats_rows stats_rows_portable = {
     .count = count,
 };
 
+const struct stats_rows *stats_rows_way(unsigned i)
+{
+    if (i == 0)
+        return &stats_rows_portable;
+#if defined(__x86_64__)
+    if (i == 1 && __builtin_cpu_supports("avx2"))
+        return &stats_rows_avx2;
+    if (i == 2 && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw"))
+        return &stats_rows_avx512;
+#endif
+    return NULL;
+}
+
 const struct stats_rows *stats_rows_best(void)
 {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2"))
-        return &stats_rows_avx2;
-#endif
-    return &stats_rows_portable;
+    const struct stats_rows *best = NULL;
+
+    for (unsigned i = STATS_WAYS; !best && i-- > 0;)
+        best = stats_rows_way(i);
+    return best;
 }

@@ -26,7 +26,7 @@ struct row_grid {
 };
 
 /*
- * One set of them for all processors and one by vectors; `n` is 1 to STATS_BLOCK. A sum of
+ * A set of them for all processors and others by vectors; `n` is 1 to STATS_BLOCK. A sum of
  * numbers that are not all finite is not finite (of F64: nor is one that is too large), and
  * then the other ends mean nothing.
  */
@@ -53,14 +53,18 @@ extern const struct stats_rows stats_rows_portable;
 /* The fastest that this processor runs. */
 const struct stats_rows *stats_rows_best(void);
 
-/* For the set by vectors: the lanes of what is left behind its last whole step. */
+/* Of STATS_WAYS, the slowest first; NULL: not on this processor. */
+enum { STATS_WAYS = 3 };
+const struct stats_rows *stats_rows_way(unsigned i);
+
+/* For those by vectors: the lanes of what is left behind its last whole step. */
 struct row_lanes {
     double sum[STATS_LANES];
 };
 double row_lanes_sum(const struct row_lanes *l);
 
 #if defined(__x86_64__)
-extern const struct stats_rows stats_rows_avx2;
+extern const struct stats_rows stats_rows_avx2, stats_rows_avx512;
 #endif
 
 #endif
