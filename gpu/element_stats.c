@@ -72,8 +72,8 @@ static void cover(struct element_stats *s, double min, double max)
 
     if (min >= s->min && max <= s->max)
         return;
-    s->min = MIN(s->min, min);
-    s->max = MAX(s->max, max);
+    s->min = MIN(s->min, min) + 0.0; /* not -0, which zero is met first is chance */
+    s->max = MAX(s->max, max) + 0.0;
     s->exponent = grid_exponent(s->min, s->max);
     s->first = bin_of(s->min, s->exponent);
     s->bins = (unsigned)(bin_of(s->max, s->exponent) - s->first) + 1;

@@ -255,6 +255,19 @@ static void test_stats(void **state)
 }
 
 /* A mean a thousand million times the deviation: 0.28867672310517280884 in 80 bits. */
+/* Vectors meet them in another order than a loop does. */
+static void test_ends_that_are_zero(void **state)
+{
+    static const float low[] = {5, 5, -0.0f, 5, 0}, high[] = {-5, -5, -0.0f, -5, 0};
+    struct element_stats s;
+
+    (void)state;
+    add_all(&s, DTYPE_F32, low, ARRAY_SIZE(low));
+    assert_true(s.min == 0 && !signbit(s.min) && s.zero == 2);
+    add_all(&s, DTYPE_F32, high, ARRAY_SIZE(high));
+    assert_true(s.max == 0 && !signbit(s.max) && s.zero == 2);
+}
+
 static void test_large_mean(void **state)
 {
     double *v = sequence_of(DTYPE_F64);
@@ -678,6 +691,7 @@ int main(void)
         cmocka_unit_test(test_other_types),
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_ends_that_are_zero),
         cmocka_unit_test(test_large_mean),
         cmocka_unit_test(test_histogram),
         cmocka_unit_test(test_histogram_grows),
