@@ -732,6 +732,34 @@ static void test_groups(void **state)
     finish(&m, &o);
 }
 
+/* One step, however deep its arrays lie; not the run, and no step without its mark. */
+static void test_levanter(void **state)
+{
+    static const char mark[] =
+        "{\"step\": 20, \"timestamp\": \"2025-09-26T19:04:00\", \"is_temporary\": false}";
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "step-20");
+    made_text(&m, "metadata.json", mark);
+    made_array(&m, "model/layers/0/weight", "[1]", "[1]", "\"|u1\"", "1", "");
+    made_array(&m, "opt_state/1/mu/layers/0/weight", "[1]", "[1]", "\"|u1\"", "2", "");
+    made_array(&m, "training_key", "[1]", "[1]", "\"|u1\"", "3", "");
+    made_open(&m, &o);
+    assert_string_equal(o.info.format, "zarr2");
+    assert_int_equal(o.count, 3);
+    assert_true(o.info.has_step);
+    assert_int_equal(o.info.step, 20);
+    check_bytes(&o, "model/layers/0/weight", "\1", 1);
+    check_bytes(&o, "opt_state/1/mu/layers/0/weight", "\2", 1);
+    assert_int_equal(tensor(&o, "model/layers/0/weight")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "opt_state/1/mu/layers/0/weight")->role,
+                     ROLE_OPTIMIZER);
+    assert_int_equal(tensor(&o, "training_key")->role, ROLE_OTHER);
+    finish(&m, &o);
+}
+
 /* zarr-python 3.1 writes attributes in front of zarr_format, however long they are. */
 static void test_long_attributes(void **state)
 {
@@ -1158,6 +1186,7 @@ int main(int argc, char **argv)
         {.name = "missing chunks", .test_func = test_missing_chunks},
         {.name = "many files", .test_func = test_many_files},
         {.name = "groups", .test_func = test_groups},
+        {.name = "levanter", .test_func = test_levanter},
         {.name = "long attributes", .test_func = test_long_attributes},
         {.name = "root array", .test_func = test_root_array},
         {.name = "consolidated", .test_func = test_consolidated},

@@ -15,6 +15,7 @@
 #include "index/formats/flat_boxes.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/hf_index.h"
+#include "index/formats/jax_role.h"
 
 enum {
     HEAD_BYTES = 512,
@@ -213,7 +214,7 @@ static int on_array(void *user, struct buf *key, const struct flax_array *a,
                             .key_len = key->len,
                             .dtype = a->dtype,
                             .shape = &a->shape,
-                            .role = -1};
+                            .role = (int)jax_role(NULL, key->data, key->len)};
 
     snprintf(attributes, sizeof attributes, "{\"numpy_dtype\": \"%s\"}", a->name);
     if (a->is_raw)

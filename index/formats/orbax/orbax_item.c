@@ -11,13 +11,13 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/jax_role.h"
 #include "index/formats/json_object.h"
 #include "index/formats/object_value.h"
 #include "index/formats/orbax/orbax_aggregate.h"
 #include "index/formats/orbax/orbax_files.h"
 #include "index/formats/orbax/orbax_store.h"
 #include "index/formats/orbax/orbax_tree.h"
-#include "index/names.h"
 
 enum {
     MAX_METADATA = 100 * 1000 * 1000, /* 250 bytes a leaf */
@@ -237,7 +237,6 @@ static void read_mesh(struct item *x)
 
 /* ---- leaves ---- */
 
-/* Flax calls what an optimizer keeps opt_state; the general rule does not know the name. */
 static int role_of_leaf(const char *part, const char *key, size_t len)
 {
     static const char name[] = "opt_state", generator[] = "random_key";
@@ -248,12 +247,11 @@ static int role_of_leaf(const char *part, const char *key, size_t len)
         strcmp(part + end - (sizeof generator - 1), generator) == 0)
         return ROLE_OTHER; /* rng/jax_random_key: what its handler calls it */
 
-    if ((part && strncmp(part, name, n) == 0) ||
-        (len >= n && memcmp(key, name, n) == 0 && (len == n || key[n] == '.')))
+    if (part && strncmp(part, name, n) == 0)
         return ROLE_OPTIMIZER;
     if (len >= sizeof states - 1 && memcmp(key, states, sizeof states - 1) == 0)
         return ROLE_OPTIMIZER;
-    return (int)role_of(part, key, len);
+    return (int)jax_role(part, key, len);
 }
 
 static int put_tensor(struct item *x, size_t i, struct err *e)

@@ -15,9 +15,12 @@
 enum {
     HEAD = 4096,   /* bytes of a metadata file that a bid looks at */
     CHILDREN = 64, /* directories that a bid looks into */
+    LEVELS = 16,   /* of those below each other */
     NODE_MAX =
         4 << 20, /* of a zarr.json; longer ones have the metadata of a whole group */
 };
+
+static const char LEVANTER[] = "metadata.json";
 
 /* ---- bids ---- */
 
@@ -100,15 +103,56 @@ static const char *array_child(struct listing *l)
     return NULL;
 }
 
+/*
+ * Levanter's step: metadata.json = {"step", "timestamp", ...}, arrays at model/a/b/weight
+ * and no group files (levanter/checkpoint.py).
+ */
+static bool is_levanter(struct listing *l)
+{
+    const struct listing_entry *entry = listing_find(l, LEVANTER);
+    char head[HEAD];
+    size_t got = 0;
+
+    return entry && entry->st.kind == ENTRY_FILE &&
+           listing_peek(l, LEVANTER, head, HEAD, &got) == 0 &&
+           memmem(head, got, "\"step\"", 6) && memmem(head, got, "\"timestamp\"", 11);
+}
+
+/* Is there an array at any depth? *looks: directories that may still be looked into. */
+static bool has_array(struct listing *l, unsigned levels, unsigned *looks)
+{
+    for (size_t i = 0; levels > 0 && i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+        struct listing *sub;
+
+        if (entry->st.kind != ENTRY_DIR || entry->st.is_link || entry->name[0] == '.')
+            continue;
+        if (*looks == 0)
+            return false;
+        --*looks;
+        sub = listing_sub(l, entry->name);
+        if (sub && (is_array(sub) || has_array(sub, levels - 1, looks)))
+            return true;
+    }
+    return false;
+}
+
 static void zarr_bid(struct listing *l, struct bid *out)
 {
     const char *marker = marker_of(l), *child;
+    unsigned looks = CHILDREN;
 
     *out = (struct bid){0};
     if (marker || is_array(l)) {
         out->score = 75;
         snprintf(out->reason, sizeof out->reason, "%s of a zarr array or group",
                  marker ? marker : ".zarray");
+        return;
+    }
+    if (is_levanter(l) && has_array(l, LEVELS, &looks)) {
+        out->score = 72;
+        snprintf(out->reason, sizeof out->reason, "%s of Levanter, and arrays below",
+                 LEVANTER);
         return;
     }
     child = array_child(l);

@@ -13,10 +13,10 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/jax_role.h"
 #include "index/formats/json_object.h"
 #include "index/formats/zarr/zarr_dir.h"
 #include "index/formats/zarr/zarr_priv.h"
-#include "index/names.h"
 
 enum {
     MAX_GROUP = 64 << 20,      /* metadata of all arrays once more: 100,000 of them */
@@ -247,17 +247,6 @@ static size_t key_of(const struct tree *t, const char *path, const char **key)
     return len;
 }
 
-/* The rule speaks of parts between dots: here these are groups. */
-static int role_of_path(const char *path)
-{
-    char key[PATH_MAX];
-
-    snprintf(key, sizeof key, "%s", path);
-    for (char *p = key; (p = strchr(p, '/')); p++)
-        *p = '.';
-    return (int)role_of(NULL, key, strlen(key));
-}
-
 /* `text` is what metadata hold, or NULL: they are not read yet. */
 static int report_array(struct tree *t, const char *path, const struct listing *l,
                         const char *metadata, const char *text, size_t len,
@@ -272,7 +261,7 @@ static int report_array(struct tree *t, const char *path, const struct listing *
         .text = text,
         .len = len,
     };
-    struct sink_tensor about = {.role = role_of_path(path)};
+    struct sink_tensor about = {.role = (int)jax_role(NULL, path, strlen(path))};
     struct zarr_array a;
 
     about.key_len = key_of(t, path, &about.key);
@@ -440,8 +429,9 @@ static int report_lost(struct tree *t, const char *path, struct zarr_array *a,
                        struct err *e)
 {
     CLEANUP(zarr_chunks_freep) struct zarr_chunks *chunks = NULL;
-    const struct sink_tensor about = {
-        .key = path, .key_len = strlen(path), .role = role_of_path(path)};
+    const struct sink_tensor about = {.key = path,
+                                      .key_len = strlen(path),
+                                      .role = (int)jax_role(NULL, path, strlen(path))};
     static const struct zarr_how how;
 
     if (!store_name_is_safe(path, strlen(path)))
