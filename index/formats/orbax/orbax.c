@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* index/formats/orbax/orbax.c - Orbax checkpoints: a tree, or a step with several items. */
+#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -28,6 +29,13 @@ static const char API_MARK[] = "orbax.checkpoint"; /* of the API called v1 */
 static const char METADATA[] = "_METADATA";
 static const char AGGREGATE[] = "checkpoint"; /* of old versions */
 
+static bool has_file(const struct listing *l, const char *name)
+{
+    const struct listing_entry *entry = listing_find(l, name);
+
+    return entry && entry->st.kind == ENTRY_FILE;
+}
+
 /* ---- a step's items ---- */
 
 struct found_item {
@@ -41,6 +49,7 @@ struct items {
     struct found_item item[MAX_ITEMS];
     size_t count, trees; /* trees: with arrays */
     bool unfinished, too_many;
+    bool marked; /* by _CHECKPOINT_METADATA */
 };
 
 static void items_release(struct items *x)
@@ -66,6 +75,24 @@ static void add_item(struct items *x, const struct found_item *found)
     x->trees += found->kind == ORBAX_TREE || found->kind == ORBAX_STORE;
 }
 
+/*
+ * What ArrayCheckpointHandler saved until 0.11: ITEM/checkpoint/.zarray and no _METADATA.
+ * The array may be called otherwise; then only a step that has the mark is believed.
+ */
+static bool has_array(struct listing *l, bool marked)
+{
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+        struct listing *sub;
+
+        if (entry->st.kind == ENTRY_DIR && !entry->st.is_link &&
+            (marked || strcmp(entry->name, AGGREGATE) == 0) &&
+            (sub = listing_sub(l, entry->name)) && has_file(sub, ".zarray"))
+            return true;
+    }
+    return false;
+}
+
 /* Adds the items among the subdirectories of `l`, which is `above`. */
 static void look_into(struct listing *l, const char *above, unsigned levels,
                       struct items *x)
@@ -83,6 +110,8 @@ static void look_into(struct listing *l, const char *above, unsigned levels,
         found.kind = step_is_temporary(sub) ? ORBAX_UNFINISHED
                                             : orbax_dir_kind(sub, &found.file);
         x->unfinished |= found.kind == ORBAX_UNFINISHED;
+        if (found.kind == ORBAX_NONE && has_array(sub, x->marked))
+            found.kind = ORBAX_TREE;
         if (found.kind != ORBAX_NONE)
             add_item(x, &found);
         else if (levels > 1)
@@ -102,22 +131,27 @@ static void PRINTF(3, 4) say(struct bid *out, int score, const char *fmt, ...)
     va_end(ap);
 }
 
-static bool has_file(const struct listing *l, const char *name)
+/* The step's number, or -1: "30", "step_30"; of a manager's step also "run_30". */
+static int64_t step_of(const char *name, bool any_prefix)
 {
-    const struct listing_entry *entry = listing_find(l, name);
-
-    return entry && entry->st.kind == ENTRY_FILE;
-}
-
-/* The step's number, or -1: "30", "step_30". */
-static int64_t step_of(const char *name)
-{
-    size_t len = strlen(name);
+    size_t len = strlen(name), digits = 0;
     int64_t step;
 
-    if (len > 0 && len <= 18 && strspn(name, "0123456789") == len)
-        return strtoll(name, NULL, 10);
+    while (digits < len && isdigit((unsigned char)name[len - 1 - digits]))
+        digits++;
+    if (digits > 0 && digits <= 18 &&
+        (digits == len || (any_prefix && name[len - digits - 1] == '_')))
+        return strtoll(name + len - digits, NULL, 10);
     return step_of_name(name, &step) ? step : -1;
+}
+
+/* Before 0.6 a manager's step has no mark, but an item of this name where it has one. */
+static bool has_default(struct listing *l)
+{
+    struct listing *sub = listing_sub(l, "default");
+    const char *file;
+
+    return sub && orbax_dir_kind(sub, &file) == ORBAX_TREE;
 }
 
 /*
@@ -129,11 +163,13 @@ static void bid_step(struct listing *l, struct bid *out)
     bool marked = has_file(l, MARKER);
     struct items *x;
 
-    if (!marked && step_of(listing_name(l)) < 0)
+    if (!marked && step_of(listing_name(l), false) < 0 &&
+        (step_of(listing_name(l), true) < 0 || !has_default(l)))
         return;
     x = calloc(1, sizeof *x);
     if (!x)
         return;
+    x->marked = marked;
     look_into(l, "", ITEM_LEVELS, x);
     if (x->trees > 0 && !x->unfinished)
         say(out, marked ? 95 : 80, "%s%zu items of a step of Orbax",
@@ -202,7 +238,7 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
         .format = a->format,
         .framework = strcmp(a->format, "ocdbt") == 0 ? "TensorStore" : "Orbax",
         .metadata_file = path,
-        .step = step_of(listing_name(c->listing)),
+        .step = step_of(listing_name(c->listing), a->items.count > 0),
     };
 
     about.has_step = about.step >= 0;
@@ -302,6 +338,7 @@ static int scan_items(const struct scan_context *c, struct sink *sink, struct ab
 {
     const struct found_item *first;
 
+    a->items.marked = has_file(c->listing, MARKER);
     look_into(c->listing, "", ITEM_LEVELS, &a->items);
     if (a->items.too_many)
         return err_set(e, EFBIG, "more than %d items", MAX_ITEMS);

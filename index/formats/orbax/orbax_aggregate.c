@@ -41,8 +41,7 @@ struct aggregate {
     struct sink *sink;
     uint32_t file;
     bool t5x;
-    const char *part;
-    int (*role)(const char *part, const char *key, size_t len);
+    const struct orbax_aggregate *how;
 };
 
 static int on_array(void *user, struct buf *key, const struct flax_array *a,
@@ -55,10 +54,10 @@ static int on_array(void *user, struct buf *key, const struct flax_array *a,
     const struct sink_tensor t = {
         .key = key->data + cut,
         .key_len = key->len - cut,
-        .part = x->part,
+        .part = x->how->part,
         .dtype = a->dtype,
         .shape = &a->shape,
-        .role = x->role(x->part, key->data + cut, key->len - cut),
+        .role = x->how->role(x->how->part, key->data + cut, key->len - cut),
     };
     int rc;
 
@@ -118,6 +117,35 @@ static bool has_value(const struct json *doc)
     return false;
 }
 
+/* The arrays that placeholders name, which must be in the store. */
+static int tell_elsewhere(const struct aggregate *x, const struct json *doc,
+                          struct err *e)
+{
+    const struct json *stack[MAX_LEVELS] = {doc};
+    size_t n = strlen(PLACEHOLDER) - 1;
+    unsigned depth = 1;
+
+    while (depth > 0) {
+        const struct json *v = stack[depth - 1];
+        const char *text;
+
+        if (!v) {
+            depth--;
+            continue;
+        }
+        stack[depth - 1] = v == doc ? NULL : json_next(v);
+        if (json_kind(v) == JSON_OBJECT || json_kind(v) == JSON_ARRAY) {
+            if (depth == MAX_LEVELS)
+                return err_set(e, EFBIG, "more than %d levels", MAX_LEVELS);
+            stack[depth++] = json_first(v);
+        } else if (json_string(v, &text) && strncmp(text, PLACEHOLDER + 1, n) == 0 &&
+                   x->how->elsewhere(x->how->user, text + n, strlen(text + n), e) < 0) {
+            return -e->code;
+        }
+    }
+    return 0;
+}
+
 /* "PLACEHOLDER://NAME" becomes what objects.json says of a tensor. */
 static void replace(const char *json, size_t len, struct buf *out)
 {
@@ -168,12 +196,12 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
     CLEANUP(json_freep) struct json *doc = NULL;
     CLEANUP(buf_release) struct buf name = {0}, value = {0};
 
-    if (json_parse(json, json_len, NULL, &doc, e) < 0)
+    if (json_parse(json, json_len, NULL, &doc, e) < 0 || tell_elsewhere(x, doc, e) < 0)
         return -e->code;
     if (!has_value(doc))
         return 0;
-    if (x->part)
-        buf_addf(&name, "%s/", x->part);
+    if (x->how->part)
+        buf_addf(&name, "%s/", x->how->part);
     buf_add(&name, key, len);
     if (x->t5x)
         replace_t5x(json, json_len, &value);
@@ -184,11 +212,10 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
     return sink_object(x->sink, name.data, name.len, value.data, value.len, e);
 }
 
-int orbax_aggregate_report(struct orbax_files *files, const char *part,
-                           int (*role)(const char *part, const char *key, size_t len),
+int orbax_aggregate_report(struct orbax_files *files, const struct orbax_aggregate *how,
                            struct err *e)
 {
-    struct aggregate x = {.sink = files->sink, .part = part, .role = role};
+    struct aggregate x = {.sink = files->sink, .how = how};
     const struct flax_visitor v = {.array = on_array, .object = on_object, .user = &x};
     struct source *src;
     char head[HEAD];

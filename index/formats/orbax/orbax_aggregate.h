@@ -17,8 +17,15 @@ bool orbax_has_aggregate(struct listing *l);
  * it): leaves that are arrays elsewhere stand in it as "PLACEHOLDER://NAME". Keys that are
  * there already are left out. T5X's has arrays below "optimizer", which their keys lack.
  */
-int orbax_aggregate_report(struct orbax_files *files, const char *part,
-                           int (*role)(const char *part, const char *key, size_t len),
+struct orbax_aggregate {
+    const char *part;
+    int (*role)(const char *part, const char *key, size_t len);
+    /* Is told the NAME of each placeholder. */
+    int (*elsewhere)(void *user, const char *name, size_t len, struct err *e);
+    void *user;
+};
+
+int orbax_aggregate_report(struct orbax_files *files, const struct orbax_aggregate *how,
                            struct err *e);
 
 #endif

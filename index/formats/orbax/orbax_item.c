@@ -304,8 +304,9 @@ static int put_unreadable(struct item *x, const struct orbax_leaf *leaf,
     return object_unreadable(x->sink, x->key.data, x->key.len, why, e);
 }
 
-/* A leaf whose array is nowhere: listed, since its value is lost. */
-static int put_lost(struct item *x, const struct orbax_leaf *leaf, struct err *e)
+/* A leaf whose array is nowhere: listed, since its value is lost. `by`: a file's name. */
+static int put_lost(struct item *x, const struct orbax_leaf *leaf, const char *by,
+                    struct err *e)
 {
     static const struct shape none = {.nd = 1};
     const struct sink_tensor t = {
@@ -319,7 +320,7 @@ static int put_lost(struct item *x, const struct orbax_leaf *leaf, struct err *e
 
     if (sink_tensor_begin(x->sink, &t, e) < 0)
         return -e->code;
-    if (sink_fault(x->sink, "%s names it, but there is no such array", METADATA) < 0)
+    if (sink_fault(x->sink, "%s names it, but there is no such array", by) < 0)
         return err_nomem(e);
     return sink_tensor_end(x->sink, e);
 }
@@ -329,7 +330,7 @@ static int put_array(struct item *x, const struct orbax_leaf *leaf, struct err *
     size_t i;
 
     if (!orbax_store_find(x->store, leaf->name, leaf->len, &i))
-        return put_lost(x, leaf, e);
+        return put_lost(x, leaf, METADATA, e);
     if (x->seen[i])
         return 0; /* two leaves whose paths are joined to one name */
     x->seen[i] = true;
@@ -344,7 +345,7 @@ static int put_number(struct item *x, const struct orbax_leaf *leaf, struct err 
     int rc;
 
     if (!orbax_store_find(x->store, leaf->name, leaf->len, &i))
-        return put_lost(x, leaf, e);
+        return put_lost(x, leaf, METADATA, e);
     rc = orbax_store_number(x->store, i, &json, &why);
     if (rc == 0)
         return put_array(x, leaf, e);
@@ -444,6 +445,22 @@ static int on_leaf(void *user, const struct orbax_leaf *leaf, struct err *e)
     return put_other(x, leaf, e);
 }
 
+/* An array that the aggregate file names: a leaf of _METADATA may be known already. */
+static int on_elsewhere(void *user, const char *name, size_t len, struct err *e)
+{
+    const struct orbax_leaf leaf = {.name = name, .len = len, .kind = ORBAX_ARRAY};
+    struct item *x = user;
+    size_t i;
+
+    if (orbax_store_find(x->store, name, len, &i) ||
+        put_lost(x, &leaf, "checkpoint", e) == 0)
+        return 0;
+    if (e->code != EEXIST)
+        return -e->code;
+    *e = (struct err){0};
+    return 0;
+}
+
 /* Arrays that no leaf names; a store by itself has only those. */
 static int put_others(struct item *x, struct err *e)
 {
@@ -531,12 +548,16 @@ int orbax_item_report(const struct scan_context *c, struct sink *sink,
                      .about = item,
                      .told = told,
                      .files = {.c = c, .sink = sink, .dir = item->dir}};
+    const struct orbax_aggregate old = {.part = item->part,
+                                        .role = role_of_leaf,
+                                        .elsewhere = on_elsewhere,
+                                        .user = &x};
     int rc = open_item(&x, e);
 
     if (rc == 0)
         rc = report_leaves(&x, e);
     if (rc == 0 && orbax_has_aggregate(x.l))
-        rc = orbax_aggregate_report(&x.files, item->part, role_of_leaf, e);
+        rc = orbax_aggregate_report(&x.files, &old, e);
     if (rc == 0)
         rc = put_others(&x, e);
     if (rc == 0)
