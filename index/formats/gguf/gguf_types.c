@@ -22,7 +22,7 @@ static const struct gguf_type types[] = {
     [29] = {"IQ1_M", DTYPE_NONE, 256, 56},   [30] = {"BF16", DTYPE_BF16, 1, 2},
     [34] = {"TQ1_0", DTYPE_NONE, 256, 54},   [35] = {"TQ2_0", DTYPE_NONE, 256, 66},
     [39] = {"MXFP4", DTYPE_NONE, 32, 17},    [40] = {"NVFP4", DTYPE_NONE, 64, 36},
-    [41] = {"Q1_0", DTYPE_NONE, 128, 18},
+    [41] = {"Q1_0", DTYPE_NONE, 128, 18},    [42] = {"Q2_0", DTYPE_NONE, 64, 18},
 };
 
 /*
