@@ -302,6 +302,27 @@ static void test_numbered_set(void **state)
     release(&k);
 }
 
+/* gpt-oss counts from 0 to N; without N nobody knows whether it is missing. */
+static void test_numbered_from_zero(void **state)
+{
+    const struct tmp *t = *state;
+    struct look k;
+
+    put(t, "m-00000-of-00002.safetensors", NULL, "a:3");
+    put(t, "m-00001-of-00002.safetensors", NULL, "b:5");
+    look_at(&k, t, "");
+    assert_int_equal(k.count, 2);
+    assert_string_equal(k.warnings.data, "numbered-from-zero .");
+    release(&k);
+    put(t, "m-00002-of-00002.safetensors", NULL, "c:5");
+    look_at(&k, t, "");
+    assert_int_equal(k.count, 3);
+    assert_string_equal(k.warnings.data, ".");
+    whole(&k, "a", 3, 'm');
+    whole(&k, "c", 5, 'm');
+    release(&k);
+}
+
 static void test_numbered_set_with_holes(void **state)
 {
     const struct tmp *t = *state;
@@ -526,6 +547,7 @@ int main(int argc, char **argv)
         tmp_test(test_variants_beside_the_model),
         tmp_test(test_index_with_a_damaged_file),
         tmp_test(test_numbered_set),
+        tmp_test(test_numbered_from_zero),
         tmp_test(test_numbered_set_with_holes),
         tmp_test(test_key_in_two_files),
         tmp_test(test_adapter),

@@ -478,7 +478,12 @@ static const struct {
      SAFETENSORS_NUMBERED, "model-00001-of-00002.safetensors", 55},
     {"a-00001-of-00001.safetensors model-00001-of-00002.safetensors",
      SAFETENSORS_NUMBERED, "model-00001-of-00002.safetensors", 40},
-    {"m-00000-of-00002.safetensors m-00003-of-00002.safetensors "
+    {"m-00000-of-00002.safetensors m-00001-of-00002.safetensors "
+     "m-00002-of-00002.safetensors",
+     SAFETENSORS_NUMBERED, "m-00000-of-00002.safetensors", 55},
+    {"shard-00001-model-00000-of-00001.safetensors m-00003-of-00002.safetensors",
+     SAFETENSORS_NUMBERED, "shard-00001-model-00000-of-00001.safetensors", 55},
+    {"m-00003-of-00002.safetensors "
      "m-1-of-2.safetensors m-000001-of-00002.safetensors -of-00002.safetensors",
      SAFETENSORS_NONE, NULL, 0},
     {"shard-00001-model-00001-of-00001.safetensors model-00001-of-00001.safetensors",

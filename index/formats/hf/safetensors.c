@@ -361,11 +361,17 @@ static int find_set(struct scan *s, struct err *e)
 
         if (count < s->files.count && entry->st.kind == ENTRY_FILE &&
             safetensors_has_stem(entry->name, s->layout.stem, s->layout.stem_len, &n) &&
-            n.n == s->layout.total)
+            n.n == s->layout.n)
             s->files.file[count++].name = entry->name;
     }
     if (s->layout.present == s->layout.total)
         return 0;
+    if (s->layout.from_zero && !s->layout.has_last &&
+        sink_warning(s->sink, "numbered-from-zero",
+                     "%s and its set have no file %u: it may be missing, or they are "
+                     "counted from 0",
+                     s->layout.main, s->layout.n) < 0)
+        return err_nomem(e);
     return sink_warning(
         s->sink, "missing-file", "%u of the %u files that %s counts are missing",
         s->layout.total - s->layout.present, s->layout.total, s->layout.main);

@@ -77,7 +77,7 @@ bool safetensors_numbered(const char *name, struct safetensors_number *out)
         !take_text(name, &len, "-"))
         return false;
     out->stem_len = len;
-    return out->k >= 1 && out->k <= out->n;
+    return out->k <= out->n;
 }
 
 bool safetensors_has_stem(const char *name, const char *stem, size_t stem_len,
@@ -91,7 +91,8 @@ bool safetensors_piece(const char *name, struct safetensors_piece *out)
 {
     struct safetensors_number n;
 
-    if (!safetensors_numbered(name, &n) || !take_text(name, &n.stem_len, "-model") ||
+    if (!safetensors_numbered(name, &n) || n.k == 0 ||
+        !take_text(name, &n.stem_len, "-model") ||
         !take_number(name, &n.stem_len, &out->rank))
         return false;
     out->k = n.k;
@@ -188,7 +189,7 @@ static struct safetensors_layout *set_of(struct safetensors_layout *sets, size_t
     struct safetensors_number other;
 
     for (size_t i = 0; i < *count; i++)
-        if (sets[i].total == n->n &&
+        if (sets[i].n == n->n &&
             safetensors_has_stem(name, sets[i].stem, sets[i].stem_len, &other))
             return &sets[i];
     if (*count == MAX_SETS)
@@ -197,6 +198,7 @@ static struct safetensors_layout *set_of(struct safetensors_layout *sets, size_t
                                                .main = name,
                                                .stem = name,
                                                .stem_len = n->stem_len,
+                                               .n = n->n,
                                                .total = n->n};
     return &sets[(*count)++];
 }
@@ -218,9 +220,15 @@ static void find_numbered(const struct listing *l, struct safetensors_layout *ou
             return;
         }
         set = set_of(sets, &count, entry->name, &n);
-        if (set)
-            set->present++;
+        if (!set)
+            continue;
+        set->present++;
+        set->from_zero |= n.k == 0;
+        set->has_last |= n.k == n.n;
     }
+    /* gpt-oss: 00000 to 0000N, which are N + 1. */
+    for (size_t i = 0; i < count; i++)
+        sets[i].total += sets[i].from_zero && sets[i].has_last;
     for (size_t i = 0; i < count; i++)
         if (out->kind == SAFETENSORS_NONE || is_better(&sets[i], out))
             *out = sets[i];

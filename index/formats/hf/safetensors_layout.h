@@ -22,15 +22,17 @@ struct safetensors_layout {
     const char *main; /* the model, the index, or the first file of the set */
     const char *stem; /* of numbered files; not terminated */
     size_t stem_len;
-    uint32_t total;      /* of a numbered set */
-    uint32_t present;    /* of a numbered set; beside an index all .safetensors files */
-    const char *adapter; /* an adapter beside a model, or NULL */
+    uint32_t n;       /* of a numbered set: N in its names */
+    uint32_t total;   /* the same: how many files it has */
+    uint32_t present; /* of a numbered set; beside an index all .safetensors files */
+    bool from_zero, has_last; /* the same: files 00000 and 0000N are there */
+    const char *adapter;      /* an adapter beside a model, or NULL */
 };
 
 /* Decides by names alone. */
 void safetensors_layout(const struct listing *l, struct safetensors_layout *out);
 
-/* STEM-0000K-of-0000N.safetensors taken apart; K is 1..N. */
+/* STEM-0000K-of-0000N.safetensors taken apart; K is 0..N. */
 struct safetensors_number {
     size_t stem_len;
     uint32_t k, n;
