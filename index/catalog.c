@@ -60,10 +60,15 @@ static int read_checkpoint_texts(const struct cell *row, struct arena *a,
         enum checkpoint_column column;
         const char **out;
     } texts[] = {
-        {CP_PATH, &out->path},       {CP_FILE, &out->file},
-        {CP_FORMAT, &out->format},   {CP_FRAMEWORK, &out->framework},
-        {CP_VERSION, &out->version}, {CP_TOPOLOGY, &out->topology},
-        {CP_ERROR, &out->error},     {CP_METADATA_FILE, &out->metadata_file},
+        {CP_PATH, &out->path},
+        {CP_FILE, &out->file},
+        {CP_FORMAT, &out->format},
+        {CP_FRAMEWORK, &out->framework},
+        {CP_VERSION, &out->version},
+        {CP_TOPOLOGY, &out->topology},
+        {CP_HEADER, &out->header},
+        {CP_ERROR, &out->error},
+        {CP_METADATA_FILE, &out->metadata_file},
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {

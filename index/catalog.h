@@ -45,6 +45,7 @@ struct checkpoint_info {
     const char *file; /* NULL, or the single file that is the checkpoint */
     const char *format, *framework, *version; /* framework and version may be NULL */
     const char *topology;                     /* JSON object or NULL */
+    const char *header; /* __metadata__ of the model view, JSON object, or NULL */
     bool has_step, adapter;
     int64_t step;
     const char *error; /* NULL, or why the scan failed: no tensors then */

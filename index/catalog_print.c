@@ -22,6 +22,7 @@ uint64_t stage_print(const struct stage *st, const struct stage_result *r)
         cell_text(about->framework),
         cell_text(about->version),
         cell_text(about->topology),
+        cell_text(about->header),
         about->has_step ? cell_int((uint64_t)about->step) : cell_text(NULL),
         cell_int(about->adapter),
         cell_text(about->metadata_file),

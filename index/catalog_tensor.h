@@ -92,6 +92,7 @@ enum checkpoint_column {
     CP_FRAMEWORK,
     CP_VERSION,
     CP_TOPOLOGY,
+    CP_HEADER,
     CP_STEP,
     CP_ADAPTER,
     CP_ERROR,
@@ -116,9 +117,9 @@ enum checkpoint_column {
 };
 
 #define CHECKPOINT_LIST                                                                  \
-    "id, path, file, format, framework, version, topology, step, adapter, error, "       \
-    "metadata_file, mode, uid, gid, mtime_ns, tensors, chunks, bytes, faults, objects, " \
-    "files, model_tensors, optimizer_tensors, other_tensors, model_bytes, "              \
+    "id, path, file, format, framework, version, topology, header, step, adapter, "      \
+    "error, metadata_file, mode, uid, gid, mtime_ns, tensors, chunks, bytes, faults, "   \
+    "objects, files, model_tensors, optimizer_tensors, other_tensors, model_bytes, "     \
     "optimizer_bytes, other_bytes, print, sum, names_hash, dir_dev, dir_ino, dir_size, " \
     "dir_mtime_ns, dir_ctime_ns"
 

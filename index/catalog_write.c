@@ -375,7 +375,7 @@ static int put_checkpoint(struct commit *c, struct err *e)
         "INSERT INTO checkpoint (" CHECKPOINT_LIST
         ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7,"
         " ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23,"
-        " ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35)";
+        " ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36)";
     const struct stage_result *r = c->result;
     const struct sink_checkpoint *about = r->about;
     const struct stage_rights *all = r->all.any ? &r->all : &r->owner;
@@ -390,6 +390,7 @@ static int put_checkpoint(struct commit *c, struct err *e)
     row[CP_FRAMEWORK] = cell_text(about->framework);
     row[CP_VERSION] = cell_text(about->version);
     row[CP_TOPOLOGY] = cell_text(about->topology);
+    row[CP_HEADER] = cell_text(about->header);
     row[CP_STEP] = about->has_step ? cell_int((uint64_t)about->step) : cell_text(NULL);
     row[CP_ADAPTER] = cell_int(about->adapter);
     row[CP_ERROR] = cell_text(r->error);

@@ -8,7 +8,7 @@
 -- the id (checkpoint << 32) + number. A change here needs a new user_version.
 
 PRAGMA application_id = 0x55465349; -- "UFSI"
-PRAGMA user_version = 5;
+PRAGMA user_version = 6;
 
 CREATE TABLE source (
     identity BLOB NOT NULL -- the store's; another one: the file is not for this source
@@ -22,6 +22,7 @@ CREATE TABLE checkpoint (
     framework BLOB,
     version BLOB,          -- of the framework
     topology BLOB,         -- JSON object
+    header BLOB,           -- __metadata__ of the model view, JSON object; NULL: the usual one
     step INTEGER,
     adapter INTEGER NOT NULL, -- 1: the model view is adapter_model.safetensors
     error BLOB,            -- why the scan failed; there are no tensors then

@@ -25,7 +25,7 @@ enum {
     HEADER_LIMIT = 100000000, /* readers refuse a longer one */
 };
 
-static const char metadata_text[] = "{\"__metadata__\":{\"format\":\"pt\"}";
+static const char usual_metadata[] = "{\"format\":\"pt\"}";
 static const char metadata_key[] = "__metadata__";
 
 /* --- names: which leading bytes of the keys are dropped --- */
@@ -360,7 +360,9 @@ static int walk_tensors(struct build *b, enum role role, struct err *e)
     b->v.mode = 0777;
     if (b->write) {
         buf_add(&b->header, "\0\0\0\0\0\0\0", LENGTH_BYTES); /* put in at the end */
-        buf_adds(&b->header, metadata_text);
+        buf_addf(&b->header, "{\"%s\":", metadata_key);
+        buf_adds(&b->header,
+                 role == ROLE_MODEL && b->cp->header ? b->cp->header : usual_metadata);
         b->text = b->header.len;
     }
     rc = view_tensors(b->conn, b->cp->id, &order, build_tensor, b, e);

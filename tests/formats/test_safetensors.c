@@ -323,6 +323,42 @@ static void test_numbered_from_zero(void **state)
     release(&k);
 }
 
+/* What all files say of themselves holds of the one that they are shown as. */
+static void test_metadata_of_several(void **state)
+{
+    static const char many[] = "{\"format\":\"mlx\",\"a\":\"%s\"}";
+    const struct tmp *t = *state;
+    CLEANUP_FREE char *text = malloc(5 << 20);
+    struct look k;
+
+    put(t, "m-00001-of-00003.safetensors",
+        "{\"q\":\"\\\"x\\\"\",\"format\":\"mlx\",\"only\":\"1\",\"k\":\"1\","
+        "\"DCP_VERSION\":\"1.0\"}",
+        "a:3");
+    put(t, "m-00002-of-00003.safetensors",
+        "{\"format\":\"mlx\",\"k\":\"2\",\"q\":\"\\\"x\\\"\"}", "b:5");
+    put(t, "m-00003-of-00003.safetensors", NULL, "c:5");
+    look_at(&k, t, "");
+    assert_string_equal(k.info.header, "{\"format\":\"mlx\",\"only\":\"1\","
+                                       "\"q\":\"\\\"x\\\"\"}");
+    assert_string_equal(k.warnings.data, ".");
+    release(&k);
+    put(t, "m-00001-of-00003.safetensors", "{\"format\":\"pt\"}", "a:3");
+    put(t, "m-00002-of-00003.safetensors", NULL, "b:5");
+    look_at(&k, t, "");
+    assert_null(k.info.header);
+    release(&k);
+    memset(text, 'x', 5 << 20);
+    snprintf(text, 32, many, "");
+    memset(text + strlen(many) - 4, 'x', 5);
+    strcpy(text + (5 << 20) - 3, "\"}");
+    put(t, "m-00003-of-00003.safetensors", text, "c:5");
+    look_at(&k, t, "");
+    assert_null(k.info.header); /* two formats, and the rest is too long */
+    assert_string_equal(k.warnings.data, "long-metadata .");
+    release(&k);
+}
+
 static void test_numbered_set_with_holes(void **state)
 {
     const struct tmp *t = *state;
@@ -548,6 +584,7 @@ int main(int argc, char **argv)
         tmp_test(test_index_with_a_damaged_file),
         tmp_test(test_numbered_set),
         tmp_test(test_numbered_from_zero),
+        tmp_test(test_metadata_of_several),
         tmp_test(test_numbered_set_with_holes),
         tmp_test(test_key_in_two_files),
         tmp_test(test_adapter),

@@ -502,6 +502,25 @@ static void test_adapter(void **state)
     end(&t);
 }
 
+static void test_metadata(void **state)
+{
+    struct scan t = {.tmp = *state};
+    const struct sink_checkpoint about = {.format = "hf",
+                                          .header = "{\"format\":\"mlx\"}"};
+    struct view_info v;
+
+    begin(&t);
+    assert_ok(sink_checkpoint(t.s, &about, &t.e), &t.e);
+    put(&t, "w", 0, DTYPE_F32, 1);
+    put(&t, "optimizer.w", 0, DTYPE_F32, 1);
+    commit(&t);
+    v = view(&t, VIEW_MODEL, PREFIX_AUTO);
+    assert_has(header(&t, &v), "{\"__metadata__\":{\"format\":\"mlx\"},\"w\":");
+    v = view(&t, VIEW_OPTIMIZER, PREFIX_AUTO);
+    assert_has(header(&t, &v), "{\"__metadata__\":{\"format\":\"pt\"},\"opt");
+    end(&t);
+}
+
 /* --- a source file that is the view already --- */
 
 static void test_whole_file(void **state)
@@ -866,6 +885,7 @@ int main(void)
         tmp_test(test_view_of_an_old_scan),
         tmp_test(test_rights_and_inodes),
         tmp_test(test_adapter),
+        tmp_test(test_metadata),
         tmp_test(test_whole_file),
         tmp_test(test_not_a_whole_file),
         tmp_test(test_asked_for_at_once),

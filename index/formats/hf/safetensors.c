@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
@@ -15,6 +16,7 @@
 #include "index/formats/hf/hf_index.h"
 #include "index/formats/hf/safetensors_files.h"
 #include "index/formats/hf/safetensors_layout.h"
+#include "index/formats/hf/safetensors_notes.h"
 #include "index/formats/hf/safetensors_write.h"
 
 enum {
@@ -364,14 +366,14 @@ static int find_set(struct scan *s, struct err *e)
             n.n == s->layout.n)
             s->files.file[count++].name = entry->name;
     }
-    if (s->layout.present == s->layout.total)
-        return 0;
     if (s->layout.from_zero && !s->layout.has_last &&
         sink_warning(s->sink, "numbered-from-zero",
                      "%s and its set have no file %u: it may be missing, or they are "
                      "counted from 0",
                      s->layout.main, s->layout.n) < 0)
         return err_nomem(e);
+    if (s->layout.present == s->layout.total)
+        return 0;
     return sink_warning(
         s->sink, "missing-file", "%u of the %u files that %s counts are missing",
         s->layout.total - s->layout.present, s->layout.total, s->layout.main);
@@ -574,16 +576,26 @@ static const char *format_of(const struct scan *s)
 
 static int tell_checkpoint(struct scan *s, const char *main, struct err *e)
 {
+    CLEANUP(buf_release) struct buf header = {0};
     char topology[64], path[PATH_MAX];
     struct sink_checkpoint about = {.format = format_of(s),
                                     .framework = framework_of(s),
                                     .topology = topology,
                                     .metadata_file = path,
                                     .adapter = s->layout.kind == SAFETENSORS_ADAPTER};
+    int rc;
 
     snprintf(topology, sizeof topology, "{\"files\": %zu}", s->files.count);
     if (path_of(s, main, path, e) < 0)
         return -e->code;
+    rc = safetensors_notes_join(&s->files, &header, e);
+    if (rc > 0 && sink_warning(s->sink, "long-metadata",
+                               "__metadata__ of the files is too long for one file of "
+                               "all tensors: it has the format only") < 0)
+        return err_nomem(e);
+    if (rc < 0)
+        return rc;
+    about.header = header.data;
     return sink_checkpoint(s->sink, &about, e);
 }
 

@@ -55,16 +55,35 @@ static void parser_release(struct parser *p)
     safetensors_header_release(&p->h);
 }
 
-/* The value of `name` in __metadata__, kept. */
-static int keep_text(struct parser *p, const char *name, const struct json *map,
-                     const char **out, struct err *e)
+/* Keeps __metadata__; what holds NUL is passed over. */
+static int keep_notes(struct parser *p, const struct json *map, struct err *e)
 {
-    const char *text;
+    struct safetensors_header *h = &p->h;
 
-    if (!json_string(json_get(map, name), &text))
-        return 0;
-    *out = arena_memdup(p->h.arena, text, strlen(text));
-    return *out ? 0 : err_nomem(e);
+    h->note = arena_array(h->arena, json_count(map), sizeof *h->note);
+    if (!h->note && json_count(map) > 0)
+        return err_nomem(e);
+    for (const struct json *v = json_first(map); v; v = json_next(v)) {
+        struct safetensors_note *n = &h->note[h->notes];
+        const char *text;
+
+        if (!json_string(v, &text))
+            continue;
+        n->name = arena_memdup(h->arena, json_key(v), strlen(json_key(v)));
+        n->text = arena_memdup(h->arena, text, strlen(text));
+        if (!n->name || !n->text)
+            return err_nomem(e);
+        h->notes++;
+    }
+    return 0;
+}
+
+const char *safetensors_note(const struct safetensors_header *h, const char *name)
+{
+    for (size_t i = 0; i < h->notes; i++)
+        if (strcmp(h->note[i].name, name) == 0)
+            return h->note[i].text;
+    return NULL;
 }
 
 static int take_metadata(struct parser *p, const struct json *map, struct err *e)
@@ -77,13 +96,15 @@ static int take_metadata(struct parser *p, const struct json *map, struct err *e
         if (json_kind(v) != JSON_STRING)
             return err_set(e, EBADMSG, "__metadata__: \"%.100s\" is no text",
                            json_key(v));
-    if (keep_text(p, "format", map, &p->h.format, e) < 0 ||
-        keep_text(p, "DCP_VERSION", map, &p->h.dcp_version, e) < 0 ||
-        keep_text(p, "version", map, &p->h.nanotron_version, e) < 0 ||
-        keep_text(p, "unsharded_shape", map, &p->h.nanotron_shape, e) < 0 ||
-        keep_text(p, "local_global_slices_pairs", map, &p->h.nanotron_slices, e) < 0)
+    if (keep_notes(p, map, e) < 0)
         return -e->code;
-    return keep_text(p, "DCP_SHARDING_INFO", map, &p->h.dcp_sharding, e);
+    p->h.format = safetensors_note(&p->h, "format");
+    p->h.dcp_version = safetensors_note(&p->h, "DCP_VERSION");
+    p->h.nanotron_version = safetensors_note(&p->h, "version");
+    p->h.nanotron_shape = safetensors_note(&p->h, "unsharded_shape");
+    p->h.nanotron_slices = safetensors_note(&p->h, "local_global_slices_pairs");
+    p->h.dcp_sharding = safetensors_note(&p->h, "DCP_SHARDING_INFO");
+    return 0;
 }
 
 static int take_dtype(struct safetensors_tensor *t, const struct json *v, struct err *e)

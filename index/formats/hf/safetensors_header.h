@@ -27,10 +27,17 @@ struct safetensors_tensor {
     uint64_t begin, end; /* bytes of the data */
 };
 
+/* A text of __metadata__, borrowed from the header. */
+struct safetensors_note {
+    const char *name, *text;
+};
+
 struct safetensors_header {
     uint64_t data; /* where the data starts, counted from the image's first byte */
     struct safetensors_tensor *tensor; /* in the order of the data */
     size_t count;
+    struct safetensors_note *note; /* __metadata__, without texts that hold NUL */
+    size_t notes;
     const char *format;       /* __metadata__["format"]: "pt", or NULL */
     const char *dcp_sharding; /* __metadata__["DCP_SHARDING_INFO"], or NULL */
     const char *dcp_version;  /* __metadata__["DCP_VERSION"], or NULL */
@@ -43,6 +50,9 @@ void safetensors_header_release(struct safetensors_header *h);
 
 /* Do its metadata say what transformers wants to see? */
 bool safetensors_is_pt(const struct safetensors_header *h);
+
+/* The text of that name in __metadata__, or NULL. */
+const char *safetensors_note(const struct safetensors_header *h, const char *name);
 
 /* The shape of a tensor as others want it. */
 void safetensors_shape(const struct safetensors_tensor *t, struct shape *out);
