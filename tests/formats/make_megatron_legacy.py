@@ -357,8 +357,53 @@ def gates(folder):
     f.done()
 
 
+def blocks(parts, i, n):
+    """Mamba's fused rows: this rank's part of each block."""
+    return np.concatenate([rows(a, i, n) for a in parts])
+
+
+def sizes(folder):
+    """
+    What only sizes tell: fewer groups of queries than ranks (Megatron Core cuts their rows as any), MLA's down projections on each rank and
+    cut, Mamba's mixer by its other tensors; beside layers that predict several tokens. A mixer that lacks a tensor stays as it is.
+    """
+    f = Fixture(folder, "hand_sizes_tp4")
+    T, H = 4, 8
+    args = {"tensor_model_parallel_size": T, "pipeline_model_parallel_size": 1, "num_layers": 3, "swiglu": True, "num_attention_heads": 4,
+            "group_query_attention": True, "num_query_groups": 2, "kv_channels": 3, "q_lora_rank": 8, "kv_lora_rank": 4, "qk_pos_emb_head_dim": 4,
+            "untie_embeddings_and_output_weights": True}
+    inner, states, heads = 16, 8, 8
+    whole = {"0.self_attention.linear_qkv.weight": ("rows", f.full((4 + 2 * 2) * 3, H)),
+             "1.self_attention.linear_q_down_proj.weight": ("rows", f.full(8, H)),
+             "1.self_attention.linear_kv_down_proj.weight": ("same", f.full(8, H)),
+             "1.self_attention.kv_layernorm.weight": ("same", f.full(4)),
+             "2.norm.weight": ("same", f.full(H)),
+             "2.mixer.A_log": ("rows", f.full(heads)), "2.mixer.D": ("rows", f.full(heads)), "2.mixer.dt_bias": ("rows", f.full(heads)),
+             "2.mixer.norm.weight": ("rows", f.full(inner)), "2.mixer.out_proj.weight": ("columns", f.full(H, inner)),
+             "2.mixer.in_proj.weight": ("blocks", [f.full(n, H) for n in (inner, inner, states, states, heads)]),
+             "2.mixer.conv1d.weight": ("blocks", [f.full(n, 1, 4, dtype="<f2") for n in (inner, states, states)]),
+             "2.mixer.conv1d.bias": ("blocks", [f.full(n) for n in (inner, states, states)])}
+    whole = {"decoder.layers." + k: v for k, v in whole.items()}
+    mtp = {"enorm.weight": ("same", f.full(H)), "hnorm.weight": ("same", f.full(H)), "eh_proj.weight": ("rows", f.full(H, 2 * H)),
+           "mtp_model_layer.self_attention.linear_proj.weight": ("columns", f.full(H, 12)), "final_layernorm.weight": ("same", f.full(H))}
+    whole.update({"mtp.layers.0." + k: v for k, v in mtp.items()})
+    cut = {"rows": rows, "columns": columns, "blocks": blocks, "same": lambda a, i, n: a}
+    for key, (how, a) in whole.items():
+        f.expect(key, np.concatenate(a) if how == "blocks" else a)
+    alone = f.full(12)
+    for t in range(T):
+        d = f"mp_rank_{t:02d}"
+        m = collections.OrderedDict((key, Tensor(cut[how](a, t, T))) for key, (how, a) in whole.items())
+        m["decoder.layers.1.mixer.A_log"] = Tensor(rows(alone, t, T))
+        f.expect_raw(f"{d}/model_optim_rng.pt:model.decoder.layers.1.mixer.A_log", rows(alone, t, T))
+        f.rank(d, args, 3.0, {"model": m})
+    f.warnings = 1
+    f.done()
+
+
 def main():
     folder = sys.argv[1]
+    sizes(folder)
     virtual(folder)
     uneven(folder)
     experts(folder)

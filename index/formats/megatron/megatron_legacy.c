@@ -115,6 +115,10 @@ static void take_args(struct legacy *l, const char *text, size_t len)
     take_u64(state, "num_attention_heads", &l->args.heads);
     take_u64(state, "num_experts", &l->args.experts);
     take_u64(state, "expert_tensor_parallel_size", &l->args.expert_tensor);
+    take_u64(state, "kv_channels", &l->args.channels);
+    take_u64(state, "q_lora_rank", &l->args.q_rank);
+    take_u64(state, "kv_lora_rank", &l->args.kv_rank);
+    take_u64(state, "qk_pos_emb_head_dim", &l->args.positions);
     l->args.extended = take_bool(state, "moe_extended_tp");
     l->args.groups = 0;
     if (take_bool(state, "group_query_attention"))

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "index/formats/format.h"
+#include "index/formats/megatron/megatron_mamba.h"
 #include "index/formats/megatron/megatron_rules.h"
 #include "index/formats/ranks/rank_merge.h"
 #include "index/formats/torch/torch_zip.h"
@@ -20,9 +21,10 @@ struct merge {
     const struct rank_tensors *model; /* as the first tensor rank has it */
     const struct rank_tensor *x;      /* of that */
     struct megatron_name name;
-    bool expert;            /* it is an expert's, or of all experts that a rank has */
-    uint64_t local;         /* experts that this rank has, by the highest number */
-    struct rank_part *part; /* by tensor rank; nparts of them */
+    bool expert;    /* it is an expert's, or of all experts that a rank has */
+    uint64_t local; /* experts that this rank has, by the highest number */
+    struct mamba_blocks blocks; /* of MEGATRON_BLOCKS */
+    struct rank_part *part;     /* by tensor rank; nparts of them */
     uint32_t nparts;
     struct torch_file absent; /* stands for the first directory that is not there */
     char absent_name[24];
@@ -163,8 +165,85 @@ static bool is_gated(const struct merge *m)
     return m->l->args.gated;
 }
 
+static bool name_ends(const struct merge *m, const char *end)
+{
+    return megatron_name_ends(m->x->name, m->x->len, end);
+}
+
+/* Rows of the whole: they are a rank's, or those of all ranks together. */
+static enum megatron_rule rule_of_rows(const struct merge *m, uint64_t whole)
+{
+    uint64_t rows = m->x->nd > 0 ? m->x->dim[0] : 0, all;
+
+    if (rows == 0)
+        return MEGATRON_UNKNOWN;
+    if (rows == whole)
+        return MEGATRON_SAME;
+    return !mul_overflows(rows, m->l->tensor, &all) && all == whole ? MEGATRON_ROWS
+                                                                    : MEGATRON_UNKNOWN;
+}
+
+/*
+ * With fewer groups than ranks Megatron Core (attention.py, 0.16 on) cuts the rows as always,
+ * and gathers keys and values when it runs. Others repeat them on each rank: more rows.
+ */
+static enum megatron_rule rule_of_few_groups(const struct merge *m)
+{
+    const struct legacy_args *args = &m->l->args;
+    uint64_t whole;
+
+    return !mul_overflows(args->groups, 2, &whole) &&
+                   !add_overflows(whole, args->heads, &whole) &&
+                   !mul_overflows(whole, args->channels, &whole) &&
+                   rule_of_rows(m, whole) == MEGATRON_ROWS
+               ? MEGATRON_ROWS
+               : MEGATRON_UNKNOWN;
+}
+
+/* MLA's down projections are cut by rows, or on each rank (Transformer Engine's since 0.11). */
+static enum megatron_rule rule_of_down(const struct merge *m)
+{
+    const struct legacy_args *args = &m->l->args;
+    uint64_t whole = 0;
+
+    if (name_ends(m, "linear_q_down_proj.weight"))
+        whole = args->q_rank;
+    else if (!name_ends(m, "linear_kv_down_proj.weight") || args->kv_rank == 0 ||
+             add_overflows(args->kv_rank, args->positions, &whole))
+        return MEGATRON_UNKNOWN;
+    return rule_of_rows(m, whole);
+}
+
+/* The norm of a layer that is a mixer alone: "decoder.layers.3.norm.weight". */
+static bool is_layer_norm(const struct merge *m)
+{
+    static const char end[] = ".norm.weight";
+    size_t at = m->name.layer.at + m->name.layer.len;
+
+    return m->name.layer.len > 0 && m->x->len - at == sizeof end - 1 &&
+           ends_in(m->x, end);
+}
+
+/* What no rule names. */
+static enum megatron_rule rule_by_sizes(struct merge *m)
+{
+    if (is_layer_norm(m))
+        return MEGATRON_SAME;
+    switch (megatron_mamba_cut(m->model, m->x, &m->blocks)) {
+    case MAMBA_ROWS:
+        return MEGATRON_ROWS;
+    case MAMBA_COLUMNS:
+        return MEGATRON_COLUMNS;
+    case MAMBA_BLOCKS:
+        return MEGATRON_BLOCKS;
+    case MAMBA_NONE:
+        break;
+    }
+    return rule_of_down(m);
+}
+
 /* How the tensor is put together here; MEGATRON_UNKNOWN: not at all. */
-static enum megatron_rule rule_of(const struct merge *m)
+static enum megatron_rule rule_of(struct merge *m)
 {
     const struct legacy *l = m->l;
     const struct legacy_args *args = &l->args;
@@ -184,14 +263,13 @@ static enum megatron_rule rule_of(const struct merge *m)
         return MEGATRON_UNKNOWN;
     if ((m->expert && own_tensor(l) ? args->expert_tensor : l->tensor) == 1)
         return MEGATRON_SAME;
-    /* With fewer groups than ranks keys and values are repeated. */
     if (rule == MEGATRON_QKV && args->groups > 0 && args->groups < l->tensor)
-        return MEGATRON_UNKNOWN;
+        return rule_of_few_groups(m);
     if (rule == MEGATRON_QKV || rule == MEGATRON_KV)
         return MEGATRON_ROWS;
     if (rule == MEGATRON_FC1)
         return is_gated(m) ? MEGATRON_HALVES : MEGATRON_ROWS;
-    return rule;
+    return rule == MEGATRON_UNKNOWN ? rule_by_sizes(m) : rule;
 }
 
 /* ---- chunks ---- */
@@ -365,6 +443,53 @@ static int merge_old_qkv(struct merge *m, struct sink_tensor *t, struct err *e)
     return sink_tensor_end(m->l->sink, e);
 }
 
+static bool parts_of_one_size(const struct merge *m)
+{
+    for (uint32_t t = 0; t < m->nparts; t++)
+        if (m->part[t].x->dim[0] != m->x->dim[0])
+            return false;
+    return true;
+}
+
+/* Rows of several blocks on each rank: all ranks' first ones, then all second ones, ... */
+static int add_blocks(const struct merge *m, struct err *e)
+{
+    uint64_t to = 0;
+
+    for (size_t b = 0, row = 0; b < m->blocks.count; row += m->blocks.rows[b++]) {
+        for (uint32_t t = 0; t < m->nparts; t++) {
+            if (add_rows(m, t, row, 1, m->blocks.rows[b], to, e) < 0)
+                return -e->code;
+            to += m->blocks.rows[b];
+        }
+    }
+    return 0;
+}
+
+static int merge_blocks(struct merge *m, struct sink_tensor *t, struct err *e)
+{
+    struct rank_cut rows = rank_rule_cut(RANK_ROWS);
+    struct torch_tensor x;
+    uint64_t whole;
+
+    if (!all_there(m) || !rank_parts_fit(m->part, m->nparts, &rows, &whole))
+        return once(m, rank_merge(m->l->sink, RANK_ROWS, m->part, m->nparts, t, e), e);
+    rank_tensor_open(m->part[0].x, &x);
+    x.shape.dim[0] = whole;
+    t->dtype = x.dtype;
+    t->shape = &x.shape;
+    if (sink_tensor_begin(m->l->sink, t, e) < 0)
+        return once(m, -e->code, e);
+    if (!parts_of_one_size(m)) {
+        if (faulted(sink_fault(m->l->sink, "the ranks have different parts of it"), e) <
+            0)
+            return -e->code;
+    } else if (add_blocks(m, e) < 0) {
+        return -e->code;
+    }
+    return sink_tensor_end(m->l->sink, e);
+}
+
 static enum rank_rule cut_of(enum megatron_rule rule)
 {
     switch (rule) {
@@ -381,6 +506,7 @@ static enum rank_rule cut_of(enum megatron_rule rule)
     case MEGATRON_QKV:
     case MEGATRON_KV:
     case MEGATRON_FC1: /* rule_of() says what they are */
+    case MEGATRON_BLOCKS:
     case MEGATRON_UNLIKE:
     case MEGATRON_UNKNOWN:
         break;
@@ -402,6 +528,8 @@ static int merge_parts(struct merge *m, enum megatron_rule rule, struct err *e)
     t.key_len = key.len;
     if (rule == MEGATRON_QKV)
         return merge_old_qkv(m, &t, e);
+    if (rule == MEGATRON_BLOCKS)
+        return merge_blocks(m, &t, e);
     return once(m, rank_merge(m->l->sink, cut_of(rule), m->part, m->nparts, &t, e), e);
 }
 

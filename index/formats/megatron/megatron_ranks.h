@@ -34,6 +34,8 @@ struct rank {
 /* What args tell, beside the topology. */
 struct legacy_args {
     uint64_t layers, heads, groups, experts, expert_tensor;
+    uint64_t channels;                   /* of a head of keys and values */
+    uint64_t q_rank, kv_rank, positions; /* of multi-latent attention */
     bool known, gated, untied;
     bool
         extended; /* moe_extended_tp: each expert is cut over tensor and expert ranks */

@@ -9,8 +9,8 @@ enum { MAX_DIGITS = 9 };
 
 /*
  * Ends of names: of Megatron Core, of Megatron-LM before it and of its BERT and T5. What is
- * cut in ways that the name does not tell (Mamba's mixer with its own norm, MLA's down
- * projections) is in no rule.
+ * cut in ways that the name does not tell (Mamba's mixer, MLA's down projections, which
+ * megatron_merge.c goes by sizes for) is in no rule.
  */
 static const struct {
     const char *end;
@@ -74,6 +74,12 @@ static const struct {
     {"final_norm.bias", MEGATRON_SAME},
     {"lm_head.norm.weight", MEGATRON_SAME},
     {"lm_head.norm.bias", MEGATRON_SAME},
+    /* Of the layers that predict several tokens (Core 0.12 on). */
+    {"eh_proj.weight", MEGATRON_ROWS},
+    {"enorm.weight", MEGATRON_SAME},
+    {"enorm.bias", MEGATRON_SAME},
+    {"hnorm.weight", MEGATRON_SAME},
+    {"hnorm.bias", MEGATRON_SAME},
     {"layernorm.weight", MEGATRON_SAME},
     {"layernorm.bias", MEGATRON_SAME},
 };

@@ -16,6 +16,7 @@ enum megatron_rule {
     MEGATRON_HALVES,  /* dimension 0; each rank has [a; b], the whole is [A; B] */
     MEGATRON_THIRDS,  /* the same of three */
     MEGATRON_COLUMNS, /* dimension 1 */
+    MEGATRON_BLOCKS,  /* dimension 0; each rank has a part of each of several blocks */
     MEGATRON_UNLIKE,  /* by its name, but it is not as large as it should be */
 };
 
