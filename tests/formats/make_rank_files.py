@@ -146,6 +146,14 @@ def neoxes(folder):
                                       "mlp.dense_4h_to_h.weight": ((12, 24), "columns"), "mlp.dense_4h_to_h.bias": ((12,), "same")}))
     neox_layer(f, 5, 2, {"weight": ((12,), "same"), "bias": ((12,), "same")})
     f.done()
+    # Layers of Transformer Engine (2024): each rank's row-parallel biases are shown as they are.
+    f = Fixture(folder, "neox", "hand_te_tp2", NEOX)
+    neox_layer(f, 2, 2, dict(norm, **{"attention.qkv.weight": ((36, 12), "rows"), "attention.qkv.bias": ((36,), "rows"),
+                                      "attention.proj.weight": ((12, 12), "columns"), "attention.proj.bias": ((12,), "raw"),
+                                      "mlp.layer_norm_weight": ((12,), "same"), "mlp.layer_norm_bias": ((12,), "same"),
+                                      "mlp.fc1_weight": ((24, 12), "rows"), "mlp.fc1_bias": ((24,), "rows"),
+                                      "mlp.fc2_weight": ((12, 24), "columns"), "mlp.fc2_bias": ((12,), "raw")}))
+    f.done()
     # Dropless experts (2025), of which each rank has some; and files of DeepSpeed's MoE (2024), whose cut nothing tells.
     f = Fixture(folder, "neox", "hand_moe_tp2", NEOX)
     neox_layer(f, 2, 2, dict(norm, **{"attention.dense.weight": ((12, 12), "columns"), "mlp.router.layer.weight": ((4, 12), "same"),

@@ -58,6 +58,18 @@ static const struct {
     {"mlp.dense_4h_to_h.bias", KIND_BIAS},
     {"mlp.linear2.bias", KIND_BIAS},
     {"mlp.w2.bias", KIND_BIAS},
+    /*
+     * Layers of Transformer Engine (2024). Their row-parallel biases are in no rule: each
+     * rank has all of it, and GPT-NeoX's converter adds them up.
+     */
+    {"attention.qkv.weight", KIND_ROWS},
+    {"attention.qkv.bias", KIND_ROWS},
+    {"attention.proj.weight", KIND_COLUMNS},
+    {"mlp.fc1_weight", KIND_UP},
+    {"mlp.fc1_bias", KIND_UP},
+    {"mlp.fc2_weight", KIND_COLUMNS},
+    {"mlp.layer_norm_weight", KIND_SAME},
+    {"mlp.layer_norm_bias", KIND_SAME},
     /* Dropless experts (2025): whole ones on each rank, the rows of all one behind the other. */
     {"mlp.experts.mlp.w1", KIND_ROWS},
     {"mlp.experts.mlp.w2", KIND_ROWS},
@@ -122,7 +134,8 @@ static uint64_t whole_size(const struct rank_file *file, uint32_t n, const char 
 static bool down_name(const struct rank_tensor *up, char *name, size_t size)
 {
     static const char *const pairs[][2] = {{"dense_h_to_4h.", "dense_4h_to_h.weight"},
-                                           {"linear1.", "linear2.weight"}};
+                                           {"linear1.", "linear2.weight"},
+                                           {"fc1_", "fc2_weight"}};
 
     for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
         const char *at = memmem(up->name, up->len, pairs[i][0], strlen(pairs[i][0]));
