@@ -115,6 +115,24 @@ static void note_left(struct filter *f, const struct sink_taken *t)
 }
 
 /*
+ * How much of the key, from `at` on, is a module that held the model when it was saved:
+ * NeMo's trainers (module.decoder..., model.decoder...) and Megatron-FSDP leave it in the
+ * names, and nothing in the files tells it from the model's own.
+ */
+static size_t holder_prefix(const struct sink_taken *t, size_t at)
+{
+    static const char *const names[] = {"module.", "model."};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        size_t n = strlen(names[i]);
+
+        if (t->key_len - at > n && memcmp(t->key + at, names[i], n) == 0)
+            return n;
+    }
+    return 0;
+}
+
+/*
  * Finds the rule of a tensor, which may see it without its wrapper; counts what is left.
  * `skip` is how much of the key the rule did not see.
  */
@@ -129,6 +147,13 @@ static bool match(struct filter *f, const struct sink_taken *t, struct taken *ou
     *skip = 0;
     if (find_rule(m, t, t->key, t->key_len, out))
         return true;
+    for (size_t n = t->role == ROLE_MODEL ? holder_prefix(t, 0) : 0; n > 0;
+         n = holder_prefix(t, *skip)) {
+        *skip += n;
+        if (find_rule(m, t, t->key + *skip, t->key_len - *skip, out))
+            return true;
+    }
+    *skip = 0;
     if (t->role == ROLE_MODEL && m->nrule > 0)
         note_left(f, t);
     return false;

@@ -630,6 +630,41 @@ static void test_rules(void **state UNUSED)
         check_case(&cases[i]);
 }
 
+/* Halves of fc1 that are tensors of their own, and experts of merged rank files. */
+static void test_megatron_names(void **state UNUSED)
+{
+    static const char config[] =
+        "{'num_attention_heads': 2, 'hidden_size': 4, 'vocab_size': 3}";
+    static const struct {
+        const char *from, *to;
+    } t[] = {
+        {"module.decoder.layers.1.mlp.linear_fc1.weight_w[2,3]",
+         "model.layers.1.mlp.gate_proj.weightF32 [2, 3] = 0-5"},
+        {"decoder.layers.mlp.linear_fc1.bias_v[1,3]",
+         "model.layers.0.mlp.up_proj.biasF32 [3] = 0-2"},
+        {"decoder.layers.0.mlp.experts.linear_fc1.weight7_v[2,2]",
+         "model.layers.0.mlp.experts.7.up_proj.weightF32 [2, 2] = 0-3"},
+        {"decoder.layers.0.mlp.experts.local_experts.5.linear_fc1.weight[4,1]",
+         "model.layers.0.mlp.experts.5.gate_proj.weightF32 [2, 1] = 0-1\n"
+         "model.layers.0.mlp.experts.5.up_proj.weightF32 [2, 1] = 2-3"},
+        {"decoder.layers.2.mlp.experts.linear_fc2.weight3[2,1]",
+         "model.layers.2.mlp.experts.3.down_proj.weightF32 [2, 1] = 0-1"},
+    };
+
+    CLEANUP_FREE char *map = strdup(map_shipped("megatron-to-hf"));
+
+    for (char *p = map; (p = strchr(p, '\''));) /* which run() takes for " */
+        *p = ' ';
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++) {
+        struct run r;
+
+        run(&r, map, config, t[i].from);
+        assert_null(r.error);
+        assert_string_equal(r.out.data, t[i].to);
+        run_end(&r);
+    }
+}
+
 /* ---- variables ---- */
 
 #define CUT_TO_N "'rules': [{'from': 'a', 'to': 'b', 'ops': [{'cut': {'to': 'n'}}]}]}"
@@ -708,6 +743,49 @@ static void test_wrapper(void **state UNUSED)
     assert_int_equal(get_key(c, id, "x.a", a).wrapper, 0);
     get_key(c, id, "y.b", a);
     get_key(c, id, "y.c", a); /* "c" has no rule, the whole key has */
+}
+
+/* Modules that held the model when it was saved, which no driver tells from its own. */
+static void test_holders(void **state UNUSED)
+{
+    static const struct {
+        const char *key;
+        enum role role;
+    } tensors[] = {{"module.a", ROLE_MODEL},        {"model.module.b", ROLE_MODEL},
+                   {"module.module.c", ROLE_MODEL}, {"module.d", ROLE_OTHER},
+                   {"modules.e", ROLE_MODEL},       {"x.module.f", ROLE_MODEL}};
+    CLEANUP(map_freep) struct map *m = NULL;
+    CLEANUP(map_filter_freep) struct sink_filter *f = NULL;
+    CLEANUP(catalog_closep) struct catalog *c = index_open(NULL, "test");
+    CLEANUP(arena_freep) struct arena *a = arena_new(MEMORY);
+    struct fake_store store = fake_new();
+    struct catalog_place place = {.path = "run", .store = &store.store};
+    struct err e;
+    struct sink *s;
+    uint32_t file;
+    int64_t id;
+
+    fake_add(&store, "run/a.bin", FILE_BYTES);
+    assert_ok(parse(RULES("{'from': '{n}', 'to': 'y.{n}', 'role': 'any'}"), &m, &e),
+              &e);
+    assert_ok(map_filter_new(m, NULL, 0, &f, &e), &e);
+    place.filter = f;
+    assert_ok(sink_begin(c, &place, &s, &e), &e);
+    file = scan_file(s, "a.bin");
+    for (size_t i = 0; i < ARRAY_SIZE(tensors); i++) {
+        const struct shape shape = {1, {1}};
+        struct sink_tensor t = f32(tensors[i].key, &shape);
+
+        t.role = tensors[i].role;
+        assert_ok(sink_tensor_plain(s, &t, file, 4 * i, &e), &e);
+    }
+    assert_ok(sink_commit(s, NULL, &id, &e), &e);
+    get_key(c, id, "y.a", a);
+    get_key(c, id, "y.b", a);
+    get_key(c, id, "y.c", a);
+    get_key(c, id, "module.d", a);
+    get_key(c, id, "modules.e", a);
+    get_key(c, id, "x.module.f", a);
 }
 
 /* What a codec has to know goes with each chunk. */
@@ -852,16 +930,12 @@ static void test_out_of_memory(void **state UNUSED)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse_errors),
-        cmocka_unit_test(test_hints),
-        cmocka_unit_test(test_shipped),
-        cmocka_unit_test(test_wants_config),
-        cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_variables),
-        cmocka_unit_test(test_wrapper),
-        cmocka_unit_test(test_codec_keys),
-        cmocka_unit_test(test_config_is_checked),
-        cmocka_unit_test(test_cast_only),
+        cmocka_unit_test(test_parse_errors),      cmocka_unit_test(test_hints),
+        cmocka_unit_test(test_shipped),           cmocka_unit_test(test_megatron_names),
+        cmocka_unit_test(test_wants_config),      cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_variables),         cmocka_unit_test(test_wrapper),
+        cmocka_unit_test(test_holders),           cmocka_unit_test(test_codec_keys),
+        cmocka_unit_test(test_config_is_checked), cmocka_unit_test(test_cast_only),
         cmocka_unit_test(test_out_of_memory),
     };
 
