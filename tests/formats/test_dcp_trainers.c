@@ -41,6 +41,22 @@ static void test_origin(void **state UNUSED)
     note(&o, "state.metadata.composer_env_info.composer_version",
          "\"0123456789012345678901234567890123456789\"");
     assert_string_equal(o.version, "0123456789012345678901234567890");
+
+    /* With torch before 2.4 each of these is one object. */
+    o = (struct dcp_origin){0};
+    note(&o, "state.timestamp", "{\"Timestamp\": {\"epoch\": 2, \"batch\": 9}}");
+    note(&o, "state.metadata",
+         "{\"torch_version\": \"2.1.2\", "
+         "\"composer_env_info\": {\"composer_version\": \"0.17.2\"}}");
+    assert_string_equal(o.framework, "Composer");
+    assert_string_equal(o.version, "0.17.2");
+    assert_int_equal(o.step, 9);
+    assert_int_equal(o.epoch, 2);
+    note(&o, "state.timestamp", "{\"Timestamp\": [{\"batch\": 10}]}");
+    note(&o, "state.timestamp", "7");
+    note(&o, "state.metadata", "{\"composer_env_info\": null}");
+    assert_int_equal(o.step, 9);
+    assert_string_equal(o.version, "0.17.2");
 }
 
 int main(int argc, char **argv)

@@ -8,7 +8,10 @@
 #include "base/err.h"
 #include "base/json.h"
 
-enum { SHORT = 64 }; /* numbers and versions */
+enum {
+    SHORT = 64,      /* numbers and versions */
+    LONG = 64 << 10, /* a whole dict: Composer's state.metadata takes about 2 KiB */
+};
 
 static void take_step(struct dcp_origin *o, const struct json *v)
 {
@@ -28,6 +31,20 @@ static void take_version(struct dcp_origin *o, const struct json *v)
         snprintf(o->version, sizeof o->version, "%s", text);
 }
 
+/* Before torch 2.4 a dict without tensors is one object (torch_dcp.md). */
+static void take_timestamp(struct dcp_origin *o, const struct json *v)
+{
+    const struct json *when = json_get(v, "Timestamp");
+
+    take_step(o, json_get(when, "batch"));
+    take_epoch(o, json_get(when, "epoch"));
+}
+
+static void take_metadata(struct dcp_origin *o, const struct json *v)
+{
+    take_version(o, json_get(json_get(v, "composer_env_info"), "composer_version"));
+}
+
 static const struct mark {
     const char *key;
     bool prefix;
@@ -41,6 +58,8 @@ static const struct mark {
     {"state.timestamp.Timestamp.epoch", false, "Composer", take_epoch},
     {"state.metadata.composer_env_info.composer_version", false, "Composer",
      take_version},
+    {"state.timestamp", false, "Composer", take_timestamp},
+    {"state.metadata", false, "Composer", take_metadata},
 };
 
 static bool is_mark(const struct mark *m, const char *key, size_t len)
@@ -56,7 +75,10 @@ static void take(struct dcp_origin *o, const struct mark *m, const char *json,
     CLEANUP(json_freep) struct json *doc = NULL;
     struct err ignored = {0};
 
-    if (m->take && len <= SHORT && json_parse(json, len, NULL, &doc, &ignored) == 0)
+    bool whole = m->take == take_timestamp || m->take == take_metadata;
+
+    if (m->take && len <= (whole ? LONG : SHORT) &&
+        json_parse(json, len, NULL, &doc, &ignored) == 0)
         m->take(o, doc);
 }
 
