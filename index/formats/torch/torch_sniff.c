@@ -31,8 +31,8 @@ static bool is_entry(const char *name, size_t len)
                                         "byteorder",     ".format_version",
                                         "constants.pkl", ".storage_alignment",
                                         "attributes.pkl"};
-    static const char *const folders[] = {"data/", "code/", "constants/", ".data/",
-                                          "extra/"};
+    static const char *const folders[] = {"data/",  "code/",  "constants/",
+                                          ".data/", "extra/", "tensors/"};
     const char *slash = memchr(name, '/', len);
     size_t rest;
 

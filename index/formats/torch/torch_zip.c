@@ -268,10 +268,15 @@ bool torch_storage_class(const struct pv *v, struct torch_class *out)
     return false;
 }
 
-/* The entry ROOT/data/KEY. The key is only ever compared with names of entries. */
+/*
+ * The entry ROOT/data/KEY; torch 1.4 wrote ROOT/tensors/KEY. The key is only ever compared
+ * with names of entries.
+ */
 static const struct zip_entry *find_entry(const struct torch_zip *t,
                                           const struct pv *key)
 {
+    static const char *const folders[] = {"data", "tensors"};
+    const struct zip_entry *entry = NULL;
     char name[MAX_NAME];
     const char *text;
     size_t len;
@@ -282,8 +287,12 @@ static const struct zip_entry *find_entry(const struct torch_zip *t,
     text = pv_bytes(key, &len);
     if (len >= sizeof name || memchr(text, '\0', len))
         return NULL;
-    n = snprintf(name, sizeof name, "%s/data/%.*s", t->root, (int)len, text);
-    return n > 0 && (size_t)n < sizeof name ? zip_find(t->zip, name) : NULL;
+    for (size_t i = 0; i < ARRAY_SIZE(folders) && !entry; i++) {
+        n = snprintf(name, sizeof name, "%s/%s/%.*s", t->root, folders[i], (int)len,
+                     text);
+        entry = n > 0 && (size_t)n < sizeof name ? zip_find(t->zip, name) : NULL;
+    }
+    return entry;
 }
 
 static int find_storage(const struct torch_zip *t, const struct pv *id,
@@ -307,6 +316,22 @@ static int find_storage(const struct torch_zip *t, const struct pv *id,
     return 0;
 }
 
+/*
+ * ('storage', class, key, location, count), in legacy files with a view behind, in the
+ * TorchScript of torch 1.4 with None.
+ */
+static bool is_storage_id(const struct torch_zip *t, const struct pv *id)
+{
+    struct pv view;
+
+    if (id->kind != PV_TUPLE || pv_count(id) < 5 || pv_count(id) > 6)
+        return false;
+    if (pv_count(id) == 5 || t->legacy)
+        return true;
+    view = pv_at(id, 5);
+    return view.kind == PV_NONE;
+}
+
 enum wanted { PLAIN, QUANTIZED, ANY };
 
 static int read_storage(const struct torch_zip *t, struct pv v, enum wanted wanted,
@@ -318,8 +343,7 @@ static int read_storage(const struct torch_zip *t, struct pv v, enum wanted want
     if (v.kind != PV_PERSID)
         return bad(t, e, "a storage that is no persistent id");
     id = pv_persid(&v);
-    if (id.kind != PV_TUPLE ||
-        (pv_count(&id) != 5 && (!t->legacy || pv_count(&id) != 6)))
+    if (!is_storage_id(t, &id))
         return bad(t, e, "a persistent id that is no storage");
     tag = pv_at(&id, 0);
     class = pv_at(&id, 1);
