@@ -140,12 +140,13 @@ static const char *take_tensor(void *user, const char *path, size_t path_len,
     return t->key;
 }
 
-/* Decodes the zstd frame in `data` into memory, as far as the limit. */
+/* Decodes the zstd frames in `data` into memory, as far as the limit. */
 static int decode(const void *data, size_t len, struct buf *out, struct err *e)
 {
     ZSTD_DCtx *ctx = ZSTD_createDCtx();
     ZSTD_inBuffer in = {data, len, 0};
     size_t left = 1, step = ZSTD_DStreamOutSize();
+    unsigned frames = 0;
 
     if (!ctx)
         return err_nomem(e);
@@ -168,6 +169,9 @@ static int decode(const void *data, size_t len, struct buf *out, struct err *e)
             err_set(e, EBADMSG, "zstd: the frame is cut short");
             break;
         }
+        if (left == 0 &&
+            zstd_goes_on((const char *)data + in.pos, in.size - in.pos, ++frames))
+            left = 1;
     }
     ZSTD_freeDCtx(ctx);
     if (e->code == 0 && in.pos < in.size)

@@ -338,7 +338,22 @@ static int zstd_step(struct zstd_run *z, ZSTD_inBuffer *input, size_t *left,
     }
 }
 
-static int zstd_decode(struct zstd_run *z, struct err *e)
+/* Does another frame begin at z->in_at? */
+static int zstd_next(const struct zstd_run *z, unsigned n, bool *more, struct err *e)
+{
+    unsigned char head[ZSTD_MAGIC_BYTES] = {0};
+    uint64_t rest = z->in->size - z->in_at;
+
+    if (rest >= sizeof head && source_read(z->in, z->in_at, sizeof head, head, e) < 0)
+        return -e->code;
+    *more = zstd_goes_on(head, rest, n);
+    if (rest > 0 && !*more)
+        return err_set(e, EBADMSG, "zstd: %" PRIu64 " bytes after the frame", rest);
+    return 0;
+}
+
+/* One frame from z->in_at on, which moves behind it. */
+static int zstd_frame(struct zstd_run *z, struct err *e)
 {
     uint64_t size = z->in->size;
     size_t left = 1;
@@ -354,13 +369,20 @@ static int zstd_decode(struct zstd_run *z, struct err *e)
             return -e->code;
         z->in_at += input.pos;
     }
-    if (z->in_at != size)
-        return err_set(e, EBADMSG, "zstd: %" PRIu64 " bytes after the frame",
-                       size - z->in_at);
     return 0;
 }
 
-/* decode_fn: exactly one frame. */
+static int zstd_decode(struct zstd_run *z, struct err *e)
+{
+    bool more = true;
+
+    for (unsigned n = 1; more; n++)
+        if (zstd_frame(z, e) < 0 || zstd_next(z, n, &more, e) < 0)
+            return -e->code;
+    return 0;
+}
+
+/* decode_fn: frames, and nothing else. */
 static int zstd_to_file(void *user, struct source *in, int fd, uint64_t limit,
                         uint64_t *size, struct err *e)
 {
