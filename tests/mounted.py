@@ -68,5 +68,5 @@ def fixtures(*formats):
             name = name.rpartition(".")[0]
         if not name:
             raise AssertionError(f"{expected}: no such fixture")
-        found.setdefault(name, (expected.parent / name, []))[1].append(expected)
-    return [(name, *found[name]) for name in sorted(found)]
+        found.setdefault((name, expected.parent), []).append(expected)
+    return [(name, folder / name, found[name, folder]) for name, folder in sorted(found)]
