@@ -6,10 +6,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json.h"
+#include "fs/save_priv.h"
+#include "fs/slot.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/safetensors_write.h"
 
-enum { TEXT_MAX = 200 };
+enum {
+    TEXT_MAX = 200,
+    LOSSES_SHOWN = 5,
+    MAX_RANKS = 1 << 20,
+};
 
 static const char default_format[] = "hf:max_shard_size=5GB";
 
@@ -189,6 +196,78 @@ uint64_t save_format_keeps(const struct save_format *f)
     if (strcmp(f->writer->name, "hf") != 0 || f->drop_roles[ROLE_MODEL])
         return 0;
     return f->options.max_shard_size ? f->options.max_shard_size : SAFETENSORS_SHARD;
+}
+
+/* ---- of a checkpoint that is there, and what a format cannot hold ---- */
+
+/* The bytes of the largest storage file: what the shards of a checkpoint are cut to. */
+struct shards {
+    uint64_t largest;
+    size_t count;
+};
+
+static int see_shard(void *user, const struct catalog_file *f)
+{
+    struct shards *s = user;
+
+    if (f->storage) {
+        s->largest = MAX(s->largest, f->id.size);
+        s->count++;
+    }
+    return 0;
+}
+
+/* How many ranks have written it: as the scan told, else one a file. */
+static unsigned ranks_of(const struct slot *slot, size_t files)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+    const char *text = slot->info.topology;
+    uint64_t ranks = files;
+    struct err ignored = {0};
+
+    if (text && json_parse(text, strlen(text), NULL, &doc, &ignored) == 0)
+        json_u64(json_get(doc, "ranks"), &ranks);
+    return ranks > 0 && ranks <= MAX_RANKS ? (unsigned)ranks : 1;
+}
+
+int save_format_own(struct fs *fs, const struct slot *slot, struct save_format *out,
+                    struct err *e)
+{
+    struct shards shards = {0};
+
+    *out = (struct save_format){.writer = save_format_of(slot->info.format)};
+    if (!out->writer)
+        return 0; /* bytes of its tensors can be changed */
+    if (catalog_files(fs->catalog, slot->info.id, see_shard, &shards, e) < 0)
+        return -e->code;
+    /* Objects of these are read out of config.json (tied weights), which stays. */
+    out->drop_objects = strcmp(out->writer->name, "hf") == 0;
+    if (strcmp(out->writer->name, "hf") == 0)
+        out->options.max_shard_size = shards.count > 1 ? shards.largest : UINT64_MAX;
+    else
+        out->options.ranks = ranks_of(slot, shards.count);
+    return 0;
+}
+
+int save_format_losses(const struct layout *l, const struct format_writer *w,
+                       struct err *e)
+{
+    static const char *const name[] = {
+        [LOSS_OBJECT] = "object", [LOSS_TENSOR] = "tensor", [LOSS_ROLE] = "role"};
+    CLEANUP(buf_release) struct buf list = {.max = 800};
+    size_t n = layout_losses(l);
+    enum layout_loss kind;
+
+    if (n == 0)
+        return 0;
+    for (size_t i = 0; i < MIN(n, (size_t)LOSSES_SHOWN); i++) {
+        const char *what = layout_loss_at(l, i, &kind);
+
+        buf_addf(&list, "%s%s %.100s", i ? ", " : "", name[kind], what);
+    }
+    err_set(e, EINVAL, "%s cannot hold %s%s", w->name, list.data ? list.data : "",
+            n > LOSSES_SHOWN ? ", ..." : "");
+    return err_hint(e, "leave them out: save=%s:drop=optimizer+other+objects", w->name);
 }
 
 int mount_save_check(const char *text, struct err *e)

@@ -4,6 +4,7 @@
 #define UFS_FS_STAGED_H
 
 #include "fs/request.h"
+#include "fs/slot.h"
 #include "fs/stage.h"
 
 /* What a handler says when nothing that is staged has to do with the request. */
@@ -49,6 +50,9 @@ void staged_entry(struct staged *n, struct fuse_entry_param *out);
 int staged_open_handle(struct fs *fs, struct staged *n, int flags,
                        struct staged_handle **out, struct err *e);
 
+/* With the lock: a handle on it, of no file yet; NULL: no memory. */
+struct staged_handle *staged_handle_new(struct staged *n);
+
 /* A handle on a file of the source itself, which takes the descriptor over; or NULL. */
 struct staged_handle *staged_plain(int fd);
 
@@ -73,6 +77,15 @@ bool staged_comes(struct fs *fs, const char *dir, const char *name);
  */
 const char *staged_key(fuse_ino_t dir, const char *name, char *scratch, size_t size);
 enum { STAGED_KEY_MAX = 255 + 16 };
+
+/* Is it a directory below tree/ of a checkpoint? */
+bool staged_is_below_tree(fuse_ino_t ino);
+
+/*
+ * Is it to be shown for itself, or hides it a name? A directory that is shown anyway keeps its
+ * own node: here are only changes of it. NULL is not.
+ */
+bool staged_is_own(const struct staged *n);
 
 /* The name that a fixed directory of a checkpoint has; NULL: it is none of these. */
 const char *staged_fixed_name(enum inside kind);

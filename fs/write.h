@@ -50,6 +50,12 @@ struct staged *where_new_root(struct fs *fs, const struct node *dir, const char 
 int write_new_file(struct request *r, struct staged *dir, const char *name,
                    struct staged **out, struct err *e);
 
+/*
+ * Names of staging directories are ours: what had one would be taken for a save's rest.
+ * -EACCES: it is one.
+ */
+int write_check_name(const char *name, struct err *e);
+
 /* Answers create (entry) or open (NULL) with this handle, which it takes over. */
 int write_reply_opened(struct request *r, struct staged_handle *h,
                        const struct fuse_entry_param *entry);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/write_name.c - names that come and change: mkdir(2), creat(2), link(2), rename(2). */
+/* fs/write_name.c - names that come: mkdir(2), creat(2), link(2), symlink(2). */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -15,7 +15,6 @@
 #include "fs/slot.h"
 #include "fs/stage_room.h"
 #include "fs/staged.h"
-#include "fs/tree.h"
 #include "fs/write.h"
 #include "save/staging.h"
 
@@ -55,19 +54,6 @@ static void own(const struct request *r, const struct rights *dir, struct staged
 }
 
 /* ---- making ---- */
-
-static bool source_has(struct fs *fs, struct node *dir, const char *name)
-{
-    struct shown *shown;
-    struct err e = {0};
-    bool has = false;
-
-    if (tree_shown(fs, dir, true, &shown, &e) == 0) {
-        has = shown_find(shown, name) != NULL;
-        shown_put(fs, shown);
-    }
-    return has;
-}
 
 /* A new directory of the source: a checkpoint in the making. With the lock. */
 static int new_stage(struct request *r, struct node *dir, struct staged **out,
@@ -128,8 +114,7 @@ static int new_dir_over(struct request *r, struct node *dir, struct staged **out
     return rc == 0 ? new_dir(r, s->root, out, e) : rc;
 }
 
-/* Names of staging directories are ours: what had one would be taken for a save's rest. */
-static int check_own(const char *name, struct err *e)
+int write_check_name(const char *name, struct err *e)
 {
     if (!staging_is_named(name))
         return 0;
@@ -142,7 +127,7 @@ int write_mkdir(struct request *r, struct err *e)
     struct fuse_entry_param entry;
     struct staged *n = NULL;
     struct where w = {0};
-    int rc = check_own(r->name, e);
+    int rc = write_check_name(r->name, e);
 
     if (rc == 0)
         rc = where_find(r->fs, r->ino, &w, e);
@@ -226,7 +211,7 @@ int write_create(struct request *r, struct err *e)
     struct fuse_entry_param entry;
     struct staged *n;
     struct where w = {0};
-    int rc = check_own(r->name, e);
+    int rc = write_check_name(r->name, e);
 
     if (rc == 0)
         rc = where_find(r->fs, r->ino, &w, e);
@@ -248,7 +233,7 @@ int write_create(struct request *r, struct err *e)
     return rc < 0 ? rc : write_reply_opened(r, h, &entry);
 }
 
-/* ---- links and new names ---- */
+/* ---- links ---- */
 
 /*
  * Savers write a step and link to it at once: what is staged under that name, beside the
@@ -336,228 +321,4 @@ int write_link(struct request *r, struct err *e)
     }
     stages_unlock(r->fs);
     return rc < 0 ? rc : reply_entry(r, &entry);
-}
-/* May n take the place of what has this name there? */
-static int check_target(const struct staged *n, const struct staged *there,
-                        unsigned flags)
-{
-    if (flags & ~(unsigned)RENAME_NOREPLACE)
-        return -EINVAL;
-    if (!there || there == n || there->kind == STAGED_GONE)
-        return 0;
-    if (flags & RENAME_NOREPLACE)
-        return -EEXIST;
-    if (there->kind == STAGED_DIR)
-        return n->kind != STAGED_DIR ? -EISDIR : there->count > 0 ? -ENOTEMPTY : 0;
-    return n->kind == STAGED_DIR ? -ENOTDIR : 0;
-}
-
-/* "step5.tmp" becomes "step5": that is what it is published as, now. */
-static int rename_root(struct request *r, struct staged *n, const struct node *to,
-                       struct err *e)
-{
-    struct stage *s = n->stage;
-    char path[PATH_MAX], *copy, *old;
-    int rc;
-
-    if (store_join(to->path, r->as, path, sizeof path) < 0)
-        return -ENAMETOOLONG;
-    if (stage_at(r->fs, path))
-        return -EEXIST;
-    copy = strdup(path);
-    if (!copy)
-        return err_nomem(e);
-    old = s->path;
-    s->path = copy;
-    stage_touch(s);
-    rc = save_publish(r->fs, s, e);
-    if (rc == -EBUSY && n->stage == s && !s->failed)
-        rc = 0;                    /* when it is closed */
-    if (rc < 0 && n->stage == s) { /* it stays what it was */
-        s->path = old;
-        old = copy;
-    }
-    free(old);
-    return rc;
-}
-
-static int rename_within(struct request *r, struct staged *n, struct staged *to,
-                         struct err *e)
-{
-    int rc = check_target(n, staged_find(to, r->as), r->flags);
-
-    if (n->stage != to->stage)
-        return -EXDEV;
-    for (const struct staged *d = to; d; d = d->parent)
-        if (d == n)
-            return -EINVAL;
-    return rc < 0 ? rc : staged_rename(r->fs, n, to, r->as, e);
-}
-
-/* Finds both directories; the lock is held once when it returns 0. */
-static int find_both(struct request *r, struct where *from, struct where *to,
-                     struct err *e)
-{
-    int rc = where_find(r->fs, r->to, to, e);
-
-    if (rc < 0)
-        return rc;
-    stages_unlock(r->fs); /* what the second look finds may end the first: look again */
-    rc = where_find(r->fs, r->ino, from, e);
-    if (rc < 0 || !to->dir)
-        return rc;
-    if (ino_is_staged(r->to)) {
-        to->dir = staged_of_ino(r->fs, r->to);
-    } else if (r->to == r->ino) {
-        to->dir = from->dir;
-    } else {
-        struct slot *slot = NULL;
-
-        if (!ino_is_inside(r->to)) {
-            struct node *n = node_of_ino(r->fs, r->to);
-
-            slot = n ? node_slot(r->fs, n) : NULL;
-        } else {
-            slot = slot_of_ino(r->fs, r->to);
-        }
-        to->dir = staged_dir_of(r->fs, r->to, slot);
-        slot_unref(r->fs, slot, 1);
-    }
-    if (to->dir && to->dir->stage)
-        return 0;
-    stages_unlock(r->fs);
-    return -ESTALE;
-}
-
-/*
- * With the lock: what is staged at this name and below it is published before it moves. Of
- * names that are hidden in this mount only there is nothing to publish: they show again.
- */
-static int settle_first(struct fs *fs, const struct node *dir, const char *name,
-                        struct err *e)
-{
-    char path[PATH_MAX];
-    struct stage *s;
-
-    if (store_join(dir->path, name, path, sizeof path) < 0)
-        return -ENAMETOOLONG;
-    while ((s = stage_below(fs, path))) {
-        uint64_t number = s->number;
-
-        if (!stage_wait(fs, s))
-            continue;
-        if (save_publish(fs, s, e) < 0)
-            return -e->code;
-        s = stage_below(fs, path);
-        if (s && s->number == number)
-            stage_end(fs, s, false);
-    }
-    return 0;
-}
-
-/* With the lock: has the directory of that name tensors that are not published? */
-static bool is_over(struct fs *fs, const struct node *dir, const char *name)
-{
-    char path[PATH_MAX];
-
-    return store_join(dir->path, name, path, sizeof path) == 0 && over_at(fs, path);
-}
-
-/* With the lock: a new directory of that name, which only the stage knows, is in the way. */
-static int check_new(const struct request *r, const struct node *to)
-{
-    struct staged *there = where_new_root(r->fs, to, r->as);
-
-    if (!there)
-        return is_over(r->fs, to, r->as) ? -ENOTEMPTY : 0;
-    if (r->flags & RENAME_NOREPLACE)
-        return -EEXIST;
-    if (there->count > 0)
-        return -ENOTEMPTY;
-    stage_end(r->fs, there->stage, false);
-    return 0;
-}
-
-static int settle_both(const struct request *r, const struct node *from,
-                       const struct node *to, struct err *e)
-{
-    int rc = settle_first(r->fs, from, r->name, e);
-
-    return rc == 0 && (r->flags & RENAME_EXCHANGE) ? settle_first(r->fs, to, r->as, e)
-                                                   : rc;
-}
-
-/* With the lock: does the checkpoint itself have the old name, which is staged over? */
-static bool shows_below(struct request *r, const struct where *from,
-                        const struct staged *n)
-{
-    CLEANUP(arena_freep) struct arena *a = NULL;
-    const struct slot *slot = from->dir->stage->slot;
-    enum inside kind = ino_is_inside(r->ino) ? ino_kind(r->ino) : 0;
-    struct err ignored = {0};
-    struct tensor_info t;
-
-    if (!slot)
-        return false;
-    if (from->node)
-        return source_has(r->fs, from->node, r->name);
-    if (kind != INSIDE_TENSORS && kind != INSIDE_RAW)
-        return n->covers != 0;
-    a = arena_new(TENSOR_MEMORY);
-    return a && catalog_tensor_by_name(r->fs->catalog, slot->info.id, r->name,
-                                       kind == INSIDE_TENSORS, a, &t, &ignored) == 0;
-}
-
-/* What was below it must not come to light again under the old name. */
-static int rename_away(struct request *r, const struct where *from, struct staged *n,
-                       struct staged *to, struct err *e)
-{
-    bool below = shows_below(r, from, n);
-    struct staged *dir = from->dir, *gone;
-    int rc = rename_within(r, n, to, e);
-
-    if (rc < 0 || !below || staged_find(dir, r->name))
-        return rc;
-    return staged_add(r->fs, dir, r->name, STAGED_GONE, 0, &gone, e);
-}
-
-int write_rename(struct request *r, struct err *e)
-{
-    struct where from = {0}, to = {0};
-    struct staged *n;
-    int rc = check_own(r->as, e);
-
-    if (rc == 0)
-        rc = find_both(r, &from, &to, e);
-    if (rc < 0)
-        return rc;
-    n = from.dir ? staged_find(from.dir, r->name)
-                 : where_new_root(r->fs, from.node, r->name);
-    if (!n && !from.dir && !to.dir) {
-        rc = over_rename(r, from.node, to.node, e);
-        if (rc != STAGED_NONE) {
-            stages_unlock(r->fs);
-            if (rc == 0)
-                fuse_reply_err(r->req, 0);
-            return rc;
-        }
-        rc = settle_both(r, from.node, to.node, e);
-        if (rc == 0)
-            rc = check_new(r, to.node);
-        stages_unlock(r->fs);
-        return rc < 0 ? rc : plain_rename(r, from.node, to.node, e);
-    }
-    if (!n || n->kind == STAGED_GONE)
-        rc = -EXDEV; /* what is published is copied, then removed */
-    else if (from.dir && to.dir)
-        rc = rename_away(r, &from, n, to.dir, e);
-    else if (!from.dir && !to.dir)
-        rc =
-            source_has(r->fs, to.node, r->as) ? -EEXIST : rename_root(r, n, to.node, e);
-    else
-        rc = -EXDEV;
-    stages_unlock(r->fs);
-    if (rc == 0)
-        fuse_reply_err(r->req, 0);
-    return rc;
 }
