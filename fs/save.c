@@ -35,18 +35,20 @@ static void tell_left_out(struct fs *fs, const struct stage *s)
 static int publish_once(struct fs *fs, struct stage *s, struct err *e)
 {
     struct publication p = {.fs = fs, .stage = s};
-    bool left_out;
+    bool left_out = false;
     int ret;
 
     stages_lock(fs);
     ret = save_files_list(s, &p.files, e);
-    left_out = ret == 0 && !s->slot && save_files_bring_objects(s, &p.files);
     stages_unlock(fs);
     /* Names that are hidden in this mount only are nothing to publish. */
     if (ret == 0 && (s->slot || s->over) && save_files_none(&p.files))
         ret = NOTHING;
     if (ret == 0)
         ret = save_build(&p, e);
+    if (ret == 0)
+        left_out =
+            !s->slot && (p.files.lost_objects || save_files_bring_objects(s, &p.files));
     if (ret == 0 && fs->store->remote)
         ret = save_upload(fs, s, &p.files, p.merge, p.layout, e);
     else if (ret == 0)

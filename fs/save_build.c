@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "fs/node.h"
+#include "fs/save_beside.h"
 #include "fs/save_priv.h"
 #include "fs/save_whole.h"
 #include "fs/slot.h"
@@ -252,6 +253,8 @@ int save_build(struct publication *p, struct err *e)
                   : save_format_own(p->fs, s->slot, f, e);
     if (ret == 0)
         ret = staging_restart(s->staging, e);
+    if (ret == 0 && !p->fs->store->remote)
+        ret = save_beside(s, &p->files, e);
     if (ret == 0)
         ret = merge_files(p, e);
     if (ret == 0)

@@ -343,14 +343,15 @@ int save_files_check(const struct save_files *f, struct err *e)
     return 0;
 }
 
-int save_files_link(const struct stage *s, const struct save_files *f, struct err *e)
+int save_files_link(const struct stage *s, const struct save_files *f, size_t first,
+                    struct err *e)
 {
     int dir = staging_dir(s->staging), spool = staging_spool(s->staging);
 
     for (size_t i = 0; i < f->dirs; i++)
         if (mkdirat(dir, f->dir[i], 0700) < 0 && errno != EEXIST)
             return fail(f->dir[i], e);
-    for (size_t i = 0; i < f->count; i++)
+    for (size_t i = first; i < f->count; i++)
         if (linkat(spool, f->file[i].spool, dir, f->file[i].path, 0) < 0)
             return fail(f->file[i].path, e);
     return 0;

@@ -27,6 +27,7 @@ struct save_files {
     size_t removals, removals_cap;
     const char **gone; /* side files */
     size_t gones, gones_cap;
+    bool lost_objects; /* objects came, and no file that has them (fs/save_beside.h) */
     struct save_rights root; /* of its directory, and the owner of its storage */
 };
 
@@ -55,8 +56,9 @@ int save_files_check(const struct save_files *f, struct err *e);
 /* The new directory gets the time that it had while it was written. */
 void save_files_date(const struct stage *s);
 
-/* All that came as it came, in the new directory, for a look at it. */
-int save_files_link(const struct stage *s, const struct save_files *f, struct err *e);
+/* All that came as it came, from the `first` file on, in the new directory, for a look at it. */
+int save_files_link(const struct stage *s, const struct save_files *f, size_t first,
+                    struct err *e);
 
 /* Puts into the new checkpoint what came and is no tensor. All of it is durable then. */
 int save_files_place(const struct stage *s, const struct save_files *f,

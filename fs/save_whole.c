@@ -37,8 +37,7 @@ static void count_files(const struct save_files *f, size_t *odd, size_t *whole)
     }
 }
 
-/* Is there one that only ever holds tensors of another format, or says where they are? */
-static bool has_storage(const struct save_files *f)
+bool save_whole_has_storage(const struct save_files *f)
 {
     static const char *const end[] = {".distcp", ".metadata", ".pt",   ".pth",  ".bin",
                                       ".ckpt",   ".npz",      ".npy",  ".gguf", ".nemo",
@@ -96,7 +95,7 @@ static int ask_formats(int dir, enum what *out, struct err *e)
 static int look(const struct stage *s, const struct save_files *f, enum what *out,
                 struct err *e)
 {
-    int ret = save_files_link(s, f, e);
+    int ret = save_files_link(s, f, 0, e);
 
     if (ret == 0)
         ret = ask_formats(staging_dir(s->staging), out, e);
@@ -138,7 +137,7 @@ int save_whole(const struct stage *s, const struct save_files *f, const struct m
         return 0;
     if (!tensors) {
         /* A trainer's output that its steps are yet to come to; a bucket has no directories. */
-        *out = (!s->slot && !s->format && !remote) || has_storage(f) ||
+        *out = (!s->slot && !s->format && !remote) || save_whole_has_storage(f) ||
                has_hidden_files(f);
         if (!*out && !remote && f->count > 0)
             ret = look(s, f, &what, e);

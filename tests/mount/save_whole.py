@@ -46,6 +46,48 @@ def test_what_a_framework_writes_stays(t):
                 same(f"{options}: {name} by diff", (done.returncode, done.stderr), (0, ""))
 
 
+STEPS = ("trainer_llama_adamw/checkpoint-4", "trainer_gpt2_ddp2_bf16/checkpoint-2", "trainer_qwen2_tied_adafactor/checkpoint-2")
+
+
+def test_a_trainers_step_is_copied(t):
+    """From a disk or out of the mount, with all views: what the Trainer's own save there gives."""
+    for i, options in enumerate(FORMATS[:2]):
+        run = f"{t}/run{i}"
+        os.makedirs(run)
+        with Mount(run, f"{t}/mnt{i}", options) as m:
+            for step in STEPS:
+                name, source = step.partition("/")[0], DATA / "hf_trainer" / step
+                shutil.copytree(source, f"{run}/{name}")
+                for copy, what in (("saved", source), ("shown", m / name)):
+                    subprocess.run(["cp", "-r", what, m / f"{name}-{copy}"], check=True)
+                    fsync(m / f"{name}-{copy}")
+                    same(f"{options}: {name}, {copy}", files(f"{run}/{name}-{copy}"), files(f"{run}/{name}-saved"))
+                if i == 0:
+                    same(f"{name} as it was", files(f"{run}/{name}-saved"), files(source))
+                assert "none of the objects" not in m.messages(), m.messages()
+
+
+def test_a_copied_step_that_is_changed_is_refused(t):
+    """What a view has and no file beside it would be lost: that is told, and published when it is in order."""
+    source = DATA / "hf_trainer" / STEPS[0]
+    shutil.copytree(source, t + "/run/step")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        key = next(n for n in sorted(os.listdir(m / "step/tensors")) if "exp_avg" in n)
+        shown = read_all(m / f"step/tensors/{key}")
+        view = f"tensors/{key}"
+        cases = {"other bytes": (lambda copy: write_file(f"{copy}/{view}", shown[:-1] + bytes([shown[-1] ^ 1])), lambda copy: write_file(f"{copy}/{view}", shown)),
+                 "without its file": (lambda copy: os.rename(f"{copy}/optimizer.pt", f"{copy}/old"), lambda copy: os.rename(f"{copy}/old", f"{copy}/optimizer.pt"))}
+        for what, (change, back) in cases.items():
+            copy = m / what.replace(" ", "-")
+            subprocess.run(["cp", "-r", m / "step", copy], check=True)
+            change(copy)
+            fails(what, errno.EINVAL, lambda path=copy: fsync(path))
+            assert "hf cannot hold" in m.messages(), m.messages()
+            back(copy)
+            fsync(copy)
+            same(what, files(t + "/run/" + os.path.basename(copy)), files(source))
+
+
 def test_a_directory_that_waited_for_tensors(t):
     """It was published while it was empty; then its framework wrote into it."""
     for i, options in enumerate(FORMATS[:2]):
