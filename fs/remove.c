@@ -204,8 +204,11 @@ static int remove_inner(struct request *r, struct err *e)
     if (rc != 0)
         return rc;
     stages_lock(r->fs);
-    s = shown->slot ? stage_at(r->fs, path) : NULL;
-    rc = s && s->slot ? remove_whole(r->fs, dir, r->name, path, e) : STAGED_NONE;
+    s = shown->slot ? stage_settled(r->fs, path) : NULL;
+    if (s && s->slot)
+        rc = remove_whole(r->fs, dir, r->name, path, e);
+    else
+        rc = s && !s->over ? remove_staged(r->fs, s->root) : STAGED_NONE;
     stages_unlock(r->fs);
     shown_put(r->fs, shown);
     return rc;

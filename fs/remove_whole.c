@@ -110,14 +110,6 @@ static int see_file(void *user, const struct catalog_file *f)
     return look->found;
 }
 
-static bool is_named(const char *const *list, size_t count, const char *dir)
-{
-    for (size_t i = 0; i < count; i++)
-        if (path_is_within(list[i], dir) || path_is_within(dir, list[i]))
-            return true;
-    return false;
-}
-
 /*
  * Has the checkpoint `above` anything in the directory at `path`? Then that is a part of it,
  * whatever it looks like by itself: removed alone, it would be missing in one that goes on.
@@ -130,9 +122,7 @@ static bool has_part(struct fs *fs, const struct slot *above, const char *path)
     struct look look = {.dir = path};
     struct err ignored = {0};
 
-    if (above->info.error || above->file ||
-        is_named(above->hidden.name, above->hidden.count, below) ||
-        is_named(above->hidden.part, above->hidden.nparts, below))
+    if (above->info.error || above->file || slot_hides_in(above, below))
         return true;
     return catalog_files(fs->catalog, above->info.id, see_file, &look, &ignored) < 0 ||
            look.found;

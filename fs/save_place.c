@@ -68,11 +68,15 @@ int save_place(struct publication *p, struct err *e)
 
     if (p->stage->over)
         return over_put_in_place(p->fs, p->stage, &p->files, e);
-    if (!p->stage->slot)
-        return save_put_in_place(p->fs, p->stage, e);
-    stages_place_begin(p->fs);
-    ret = replace_old(p, e);
-    stages_place_end(p->fs);
+    if (p->stage->slot) {
+        stages_place_begin(p->fs);
+        ret = replace_old(p, e);
+        stages_place_end(p->fs);
+    } else { /* not while the directory that it comes to is exchanged */
+        stages_plain_begin(p->fs);
+        ret = save_put_in_place(p->fs, p->stage, e);
+        stages_plain_end(p->fs);
+    }
     return ret;
 }
 

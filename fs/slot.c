@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/fsutil.h"
 #include "fs/copies.h"
 #include "fs/node.h"
 #include "fs/watch.h"
@@ -179,6 +180,20 @@ bool slot_hides(const struct slot *s, const char *name)
 {
     return s->hidden.count && bsearch(&name, s->hidden.name, s->hidden.count,
                                       sizeof *s->hidden.name, by_text);
+}
+
+static bool is_named(const char *const *list, size_t count, const char *dir)
+{
+    for (size_t i = 0; i < count; i++)
+        if (path_is_within(list[i], dir) || path_is_within(dir, list[i]))
+            return true;
+    return false;
+}
+
+bool slot_hides_in(const struct slot *s, const char *dir)
+{
+    return is_named(s->hidden.name, s->hidden.count, dir) ||
+           is_named(s->hidden.part, s->hidden.nparts, dir);
 }
 
 bool slot_stores(const void *slot, const char *name)

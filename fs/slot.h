@@ -175,7 +175,9 @@ int slot_refresh(struct fs *fs, struct slot *s, struct err *e);
 
 /* What the sink hid: is this name (relative to the checkpoint) not to be shown? */
 bool slot_hides(const struct slot *s, const char *name);
-/* The same, as a witness_filter takes it. */
+/* Is one in this directory of the checkpoint, or this directory in one that is not shown? */
+bool slot_hides_in(const struct slot *s, const char *dir);
+/* slot_hides(), as a witness_filter takes it. */
 bool slot_stores(const void *slot, const char *name);
 
 /*

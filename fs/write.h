@@ -15,8 +15,10 @@ struct staged_handle;
 /* A directory that a request names, with the lock of stages held once it was found. */
 struct where {
     bool remove;        /* asked for: also where nothing can be written */
+    const char *mkdir;  /* asked for: a directory of this name is to be made */
     struct staged *dir; /* of a stage; or */
-    struct node *node;  /* a directory of the source that is no checkpoint */
+    struct node
+        *node; /* a directory of the source: no checkpoint, or untouched by it */
 };
 
 /* With the lock held when it returns 0. */
@@ -43,8 +45,14 @@ int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
 int where_fixed(struct fs *fs, struct stage *s, enum inside kind, struct staged **out,
                 struct err *e);
 
-/* With the lock: the root of the new checkpoint of this name in a plain directory. */
+/* With the lock: the root of the new checkpoint of this name in a directory of the source. */
 struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name);
+
+/*
+ * With the lock: may a new directory of this name come to what is shown by a rename, with no
+ * change of the checkpoint that this may be?
+ */
+bool where_is_free(struct fs *fs, const struct shown *shown, const char *name);
 
 /* With the lock: a new file of the name, where something hidden makes room. */
 int write_new_file(struct request *r, struct staged *dir, const char *name,

@@ -126,7 +126,7 @@ int write_mkdir(struct request *r, struct err *e)
 {
     struct fuse_entry_param entry;
     struct staged *n = NULL;
-    struct where w = {0};
+    struct where w = {.mkdir = r->name};
     int rc = write_check_name(r->name, e);
 
     if (rc == 0)

@@ -30,6 +30,22 @@ static bool source_has(struct fs *fs, struct node *dir, const char *name)
     return has;
 }
 
+/* With the lock: may a new directory get this name there? 0, -EEXIST, -EXDEV. */
+static int check_free(struct fs *fs, struct node *dir, const char *name, struct err *e)
+{
+    struct shown *shown;
+    int rc = tree_shown(fs, dir, true, &shown, e);
+
+    if (rc != 0)
+        return rc;
+    if (shown_find(shown, name))
+        rc = -EEXIST;
+    else if (!where_is_free(fs, shown, name))
+        rc = -EXDEV; /* it is copied into what the checkpoint changes there */
+    shown_put(fs, shown);
+    return rc;
+}
+
 /* May n take the place of what has this name there? */
 static int check_target(const struct staged *n, const struct staged *there,
                         unsigned flags)
@@ -71,6 +87,39 @@ static int rename_root(struct request *r, struct staged *n, const struct node *t
         old = copy;
     }
     free(old);
+    return rc;
+}
+
+static struct node *plain_dir(struct fs *fs, fuse_ino_t ino)
+{
+    struct node *n =
+        ino_is_staged(ino) || ino_is_inside(ino) ? NULL : node_of_ino(fs, ino);
+
+    return n && n->kind == NODE_DIR ? n : NULL;
+}
+
+/*
+ * A new checkpoint gets another name, or another place in the source. STAGED_NONE: r->name is
+ * none.
+ */
+static int rename_new(struct request *r, struct err *e)
+{
+    const struct node *from = plain_dir(r->fs, r->ino);
+    struct node *to = plain_dir(r->fs, r->to);
+    struct staged *n;
+    int rc = STAGED_NONE;
+
+    if (!from || !to)
+        return rc;
+    stages_lock(r->fs);
+    n = where_new_root(r->fs, from, r->name);
+    if (n) {
+        rc = check_free(r->fs, to, r->as, e);
+        n = rc == 0 ? where_new_root(r->fs, from, r->name)
+                    : NULL; /* it was waited for */
+        rc = n ? rename_root(r, n, to, e) : rc == 0 ? -ESTALE : rc;
+    }
+    stages_unlock(r->fs);
     return rc;
 }
 
@@ -221,11 +270,15 @@ int write_rename(struct request *r, struct err *e)
     int rc = write_check_name(r->as, e);
 
     if (rc == 0)
-        rc = find_both(r, &from, &to, e);
+        rc = rename_new(r, e);
+    if (rc == 0)
+        fuse_reply_err(r->req, 0);
+    if (rc != STAGED_NONE)
+        return rc;
+    rc = find_both(r, &from, &to, e);
     if (rc < 0)
         return rc;
-    n = from.dir ? staged_find(from.dir, r->name)
-                 : where_new_root(r->fs, from.node, r->name);
+    n = from.dir ? staged_find(from.dir, r->name) : NULL;
     if (!n && !from.dir && !to.dir) {
         rc = over_rename(r, from.node, to.node, e);
         if (rc != STAGED_NONE) {
@@ -242,13 +295,8 @@ int write_rename(struct request *r, struct err *e)
     }
     if (!n || n->kind == STAGED_GONE)
         rc = -EXDEV; /* what is published is copied, then removed */
-    else if (from.dir && to.dir)
-        rc = rename_away(r, &from, n, to.dir, e);
-    else if (!from.dir && !to.dir)
-        rc =
-            source_has(r->fs, to.node, r->as) ? -EEXIST : rename_root(r, n, to.node, e);
     else
-        rc = -EXDEV;
+        rc = to.dir ? rename_away(r, &from, n, to.dir, e) : -EXDEV;
     stages_unlock(r->fs);
     if (rc == 0)
         fuse_reply_err(r->req, 0);

@@ -13,11 +13,13 @@
 #include "fs/node.h"
 #include "fs/over.h"
 #include "fs/save.h"
+#include "fs/save_files.h"
 #include "fs/save_upload.h"
 #include "fs/slot.h"
 #include "fs/staged.h"
 #include "fs/tree.h"
 #include "index/formats/format.h"
+#include "index/formats/step.h"
 
 int where_refused(struct err *e, const char *what)
 {
@@ -234,6 +236,26 @@ int where_shown(struct fs *fs, struct node *n, struct shown **out, struct err *e
     return tree_shown(fs, n, true, out, e);
 }
 
+bool where_is_free(struct fs *fs, const struct shown *shown, const char *name)
+{
+    const struct slot *slot = shown->slot;
+    const struct stage *s = slot ? stage_settled(fs, slot->place) : NULL;
+
+    return !shown_find(shown, name) &&
+           !(slot && (save_files_is_view(name) || slot_hides_in(slot, name))) &&
+           !(s && (stage_is_removal(s) || staged_find(s->root, name)));
+}
+
+/*
+ * A step of a run beside its model (a trainer's output_dir): a checkpoint by itself, with which
+ * nothing of the one around it changes. Of other names nobody knows: they may be parts of it,
+ * and come with it.
+ */
+static bool is_own_step(struct fs *fs, const struct shown *shown, const char *mkdir)
+{
+    return mkdir && step_is_of_run(mkdir) && where_is_free(fs, shown, mkdir);
+}
+
 /* With the lock held when it returns 0. */
 int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
 {
@@ -241,7 +263,7 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     struct stage *s;
     int rc;
 
-    *out = (struct where){.remove = out->remove};
+    *out = (struct where){.remove = out->remove, .mkdir = out->mkdir};
     if (ino_is_staged(ino)) {
         rc = where_staged(fs, ino, out);
         if (rc != -ESTALE)
@@ -262,7 +284,8 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     if (rc != 0)
         return rc;
     stages_lock(fs);
-    if (shown->slot && !over_at(fs, shown->slot->place)) {
+    if (shown->slot && !over_at(fs, shown->slot->place) &&
+        !is_own_step(fs, shown, out->mkdir)) {
         rc = where_stage(fs, shown->slot, out->remove ? WHERE_REMOVE : WHERE_WRITE, &s,
                          e);
         if (rc == 0)
@@ -273,7 +296,7 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     shown_put(fs, shown);
     return rc;
 }
-/* With the lock: the root of the new checkpoint of this name in a plain directory. */
+
 struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name)
 {
     char path[PATH_MAX];

@@ -10,34 +10,66 @@
 
 enum { MAX_DIGITS = 18 }; /* what an int64_t holds */
 
+/* Does name[0..len) end in this word? */
+static bool ends_in(const char *name, size_t len, const char *word)
+{
+    size_t n = strlen(word);
+
+    return len >= n && strncasecmp(name + len - n, word, n) == 0 &&
+           (len == n || !isalpha((unsigned char)name[len - n - 1]));
+}
+
 /* Does name[0..len) end in one of the words that stand before a step? */
 static bool ends_in_word(const char *name, size_t len)
 {
     static const char *const words[] = {"step", "steps", "iter", "iteration",
                                         "checkpoint"};
 
-    for (size_t i = 0; i < ARRAY_SIZE(words); i++) {
-        size_t n = strlen(words[i]);
-
-        if (len >= n && strncasecmp(name + len - n, words[i], n) == 0 &&
-            (len == n || !isalpha((unsigned char)name[len - n - 1])))
+    for (size_t i = 0; i < ARRAY_SIZE(words); i++)
+        if (ends_in(name, len, words[i]))
             return true;
-    }
     return false;
 }
 
-bool step_of_name(const char *name, int64_t *step)
+/* What stands before the number at the end of name[0..len), without the dash; 0: nothing. */
+static size_t before_number(const char *name, size_t len, size_t *number)
 {
-    size_t len = strlen(name), digits = len;
+    size_t digits = len;
 
     while (digits > 0 && isdigit((unsigned char)name[digits - 1]))
         digits--;
     if (digits == len || len - digits > MAX_DIGITS)
+        return 0;
+    *number = digits;
+    return digits > 0 && (name[digits - 1] == '-' || name[digits - 1] == '_')
+               ? digits - 1
+               : digits;
+}
+
+bool step_of_name(const char *name, int64_t *step)
+{
+    size_t number, len = before_number(name, strlen(name), &number);
+
+    if (len == 0)
         return false;
-    *step = strtoll(name + digits, NULL, 10);
-    if (digits > 0 && (name[digits - 1] == '-' || name[digits - 1] == '_'))
-        digits--;
-    return ends_in_word(name, digits);
+    *step = strtoll(name + number, NULL, 10);
+    return ends_in_word(name, len);
+}
+
+bool step_is_of_run(const char *name)
+{
+    static const char before[] = "tmp", part[] = "global_step";
+    size_t len = strlen(name), number;
+
+    if (len > 4 && strchr(".-_", name[len - 4]) && strcmp(name + len - 3, before) == 0)
+        len -= 4;
+    if (len > 4 && strncmp(name, before, 3) == 0 && strchr("-_", name[3])) {
+        name += 4;
+        len -= 4;
+    }
+    len = before_number(name, len, &number);
+    return strncmp(name, part, sizeof part - 1) != 0 &&
+           (ends_in_word(name, len) || ends_in(name, len, "epoch"));
 }
 
 bool step_is_temporary(const struct listing *l)
