@@ -15,6 +15,7 @@
 #include "fs/slot.h"
 #include "fs/stage.h"
 #include "fs/watch.h"
+#include "fs/written.h"
 #include "remote/bucket.h"
 
 enum { OPEN_FILES_MAX = 4096 };
@@ -117,6 +118,8 @@ static int open_all(struct fs *fs, struct err *e)
         rc = slots_new(&fs->slots, e);
     if (rc == 0 && fs->options.rw)
         rc = stages_new(&fs->stages, e);
+    if (rc == 0 && fs->options.rw && !fs->store->remote)
+        rc = written_new(&fs->written, e);
     if (rc == 0 && fs->options.materialize)
         rc = copies_new(fs, &fs->copies, e);
     return rc;
@@ -164,6 +167,7 @@ void fs_close(struct fs *fs)
     fs->copies = NULL;
     ways_destroy(&fs->ways);
     stages_free(fs);
+    written_free(fs->written);
     nodes_free(fs);
     slots_free(fs->slots);
     reading_close(&fs->reading);

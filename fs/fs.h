@@ -32,6 +32,7 @@ struct stages;
 struct saver;
 struct uring;
 struct watch;
+struct written;
 
 /*
  * How long the kernel may keep what a mirrored directory shows, and how long we keep our
@@ -62,6 +63,7 @@ struct fs {
     struct slots *slots;
     struct stages *stages;             /* NULL: mounted for reading only */
     atomic_uint_fast64_t staged_bytes; /* fs/stage_room.h */
+    struct written *written;           /* NULL: nothing is written, or to a bucket */
     struct saver *saver; /* publishes what was not touched for a while; or NULL */
     struct lane *lane, *fills;
     struct copies *copies; /* NULL: nothing is materialised */

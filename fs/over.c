@@ -13,6 +13,7 @@
 #include "base/fsutil.h"
 #include "fs/node.h"
 #include "fs/plain.h"
+#include "fs/save.h"
 #include "fs/save_files.h"
 #include "fs/stage_room.h"
 #include "fs/staged.h"
@@ -59,6 +60,30 @@ bool over_takes_dir(struct fs *fs, struct node *dir, const char *name)
     return empty;
 }
 
+static void see_tensors(void *user, struct staged *n)
+{
+    bool *any = user;
+
+    *any |= n->kind == STAGED_DIR || (n->kind == STAGED_FILE && wants(n->name));
+}
+
+/* Are tensors on their way there? Else what is staged is files by themselves. */
+static bool has_tensors(const struct stage *s)
+{
+    bool any = false;
+
+    if (s)
+        staged_each(s->root, see_tensors, &any);
+    return any;
+}
+
+/* One without tensors (a trainer's arguments) is in no model's way. */
+static bool is_in_the_way(const struct shown *shown, const struct shown_entry *x)
+{
+    return x->kind == SHOWN_FILE_DIR ||
+           (x->whole && !(shown->slot && shown->slot->info.tensors == 0));
+}
+
 /* Of several model files each is one by itself: another would be taken for all of them. */
 static int check_alone(struct fs *fs, struct node *dir, struct err *e)
 {
@@ -69,7 +94,7 @@ static int check_alone(struct fs *fs, struct node *dir, struct err *e)
     if (rc != 0)
         return rc;
     for (size_t i = 0; i < shown->count; i++)
-        files |= shown->entry[i].kind == SHOWN_FILE_DIR;
+        files |= is_in_the_way(shown, &shown->entry[i]);
     shown_put(fs, shown);
     if (!files)
         return 0;
@@ -103,7 +128,7 @@ static int take_rights(struct fs *fs, struct stage *s, struct err *e)
     return 0;
 }
 
-int over_begin(struct fs *fs, struct node *dir, struct stage **out, struct err *e)
+int over_begin_file(struct fs *fs, struct node *dir, struct stage **out, struct err *e)
 {
     int rc;
 
@@ -119,15 +144,20 @@ int over_begin(struct fs *fs, struct node *dir, struct stage **out, struct err *
         err_set(e, EBUSY, "%s: what was changed there is not published yet", dir->path);
         return err_hint(e, "try again when it is; sync DIR publishes it");
     }
-    rc = check_alone(fs, dir, e);
-    if (rc == 0)
-        rc = stage_new(fs, dir->path, NULL, out, e);
+    rc = stage_new(fs, dir->path, NULL, out, e);
     if (rc < 0)
         return rc;
     rc = take_rights(fs, *out, e);
     if (rc < 0)
         stage_end(fs, *out, false);
     return rc;
+}
+
+int over_begin(struct fs *fs, struct node *dir, struct stage **out, struct err *e)
+{
+    int rc = has_tensors(over_at(fs, dir->path)) ? 0 : check_alone(fs, dir, e);
+
+    return rc == 0 ? over_begin_file(fs, dir, out, e) : rc;
 }
 
 /* What the source has under this name: its inode; 0: nothing. */
@@ -365,13 +395,30 @@ static bool is_taken(struct fs *fs, const struct node *dir, const char *name)
                    fs->store->ops->stat(fs->store, path, &st, &ignored) == 0;
 }
 
+/* A file by itself that is on its way is published first: then it is one of the source. */
+static int settle_file(struct fs *fs, const struct node *dir, const char *name,
+                       struct err *e)
+{
+    struct stage *s = over_at(fs, dir->path);
+    const struct staged *n = s ? staged_find(s->root, name) : NULL;
+
+    return n && n->kind == STAGED_FILE && !has_tensors(s) ? save_publish(fs, s, e) : 0;
+}
+
 int over_rename(struct request *r, struct node *from, struct node *to, struct err *e)
 {
-    struct stage *s = over_at(r->fs, from->path);
-    struct staged *n = s ? staged_find(s->root, r->name) : NULL;
+    struct stage *s;
+    struct staged *n;
     char path[PATH_MAX];
     struct entry_stat st;
+    int rc = settle_file(r->fs, from, r->name, e);
 
+    if (rc == 0)
+        rc = settle_file(r->fs, to, r->as, e);
+    if (rc < 0)
+        return rc;
+    s = over_at(r->fs, from->path);
+    n = s ? staged_find(s->root, r->name) : NULL;
     if (!n && !wants(r->as))
         return STAGED_NONE;
     if (!n && (store_join(from->path, r->name, path, sizeof path) < 0 ||

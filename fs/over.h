@@ -10,10 +10,11 @@ struct node;
 struct save_files;
 
 /*
- * A stage of such a directory has the safetensors files and indexes that came, and nothing
- * else: all other files there are the source's own (fs/plain.h), before and after. It is
- * published as any other, and the directory is a checkpoint from then on (decision 037). All of
- * these are called with the lock of stages.
+ * A stage of such a directory has the safetensors files and indexes that came, or other bytes of
+ * files that are checkpoints by themselves, and nothing else: all other files there are the
+ * source's own (fs/plain.h), before and after. It is published as any other, and with tensors
+ * the directory is a checkpoint from then on (decision 037). All of these are called with the
+ * lock of stages.
  */
 
 /* Does a file of this name come by a stage, if it is made in that directory? */
@@ -33,6 +34,12 @@ struct stage *over_at(struct fs *fs, const char *path);
  * saves there.
  */
 int over_begin(struct fs *fs, struct node *dir, struct stage **out, struct err *e);
+
+/*
+ * The same for a file there that is a checkpoint by itself and shown as a file (fs/written.h):
+ * other bytes of it come by a rename.
+ */
+int over_begin_file(struct fs *fs, struct node *dir, struct stage **out, struct err *e);
 
 /* A new file of this name, in the place of what the source may have there. */
 int over_new_file(struct request *r, struct stage *s, const char *name,

@@ -15,6 +15,7 @@
 #include "fs/stage.h"
 #include "fs/staged.h"
 #include "fs/write.h"
+#include "fs/written.h"
 #include "save/staging.h"
 
 static int fail(const char *name, struct err *e)
@@ -91,6 +92,17 @@ static void take_back(const struct request *r, const struct node *dir, int paren
     nodes_look_again(r->fs, dir->path);
 }
 
+/* It is written through this mount. */
+static int note(struct fs *fs, int fd)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) < 0)
+        return -1;
+    written_add(fs->written, &st);
+    return 0;
+}
+
 /* A descriptor of it, and of its directory. */
 static int create(const struct request *r, const struct node *dir, int *out_parent,
                   struct err *e)
@@ -104,7 +116,8 @@ static int create(const struct request *r, const struct node *dir, int *out_pare
                 r->mode & 07777);
     if (fd < 0)
         return fail(r->name, e);
-    if (set_maker(r, parent) < 0 || fchmod(fd, r->mode & 07777) < 0) {
+    if (set_maker(r, parent) < 0 || fchmod(fd, r->mode & 07777) < 0 ||
+        note(r->fs, fd) < 0) {
         fail(r->name, e);
         take_back(r, dir, parent);
         return -e->code;
@@ -218,7 +231,7 @@ static int open_plain(const struct request *r, const struct node *n, struct err 
 {
     int cut = r->fi.flags & O_TRUNC, fd = open_node(r->fs, n, O_RDWR | cut, e);
 
-    if (fd >= 0 && cut && plain_written(r, fd) < 0) {
+    if (fd >= 0 && (note(r->fs, fd) < 0 || (cut && plain_written(r, fd) < 0))) {
         fail(n->path, e);
         close(fd);
         return -e->code;
@@ -236,14 +249,33 @@ int plain_open(struct request *r, const struct node *n, struct err *e)
     return fd < 0 ? fd : write_reply_plain(r, fd, NULL);
 }
 
+/* Which file has the name now, that is to go? */
+static void look_at(int parent, const char *name, struct stat *st)
+{
+    if (fstatat(parent, name, st, AT_SYMLINK_NOFOLLOW) < 0)
+        *st = (struct stat){0};
+}
+
+/* That was its last name. */
+static void forget(struct fs *fs, const struct stat *st)
+{
+    if (S_ISREG(st->st_mode) && st->st_nlink == 1)
+        written_remove(fs->written, st);
+}
+
 static int remove_name(const struct request *r, const struct node *dir, int flags,
                        struct err *e)
 {
     CLEANUP_FD int parent = open_dir(r->fs, dir, r->name, e);
+    struct stat st;
 
     if (parent < 0)
         return parent;
-    return unlinkat(parent, r->name, flags) < 0 ? fail(r->name, e) : 0;
+    look_at(parent, r->name, &st);
+    if (unlinkat(parent, r->name, flags) < 0)
+        return fail(r->name, e);
+    forget(r->fs, &st);
+    return 0;
 }
 
 int plain_remove(struct request *r, const struct node *dir, int flags, struct err *e)
@@ -265,11 +297,16 @@ static int rename_name(const struct request *r, const struct node *from,
 {
     CLEANUP_FD int old = open_dir(r->fs, from, r->name, e);
     CLEANUP_FD int new = old < 0 ? -1 : open_dir(r->fs, to, r->as, e);
+    struct stat was, st;
 
     if (old < 0 || new < 0)
         return e->code ? -e->code : -EACCES;
+    look_at(old, r->name, &st);
+    look_at(new, r->as, &was);
     if (renameat2(old, r->name, new, r->as, r->flags) < 0)
         return fail(r->name, e);
+    if (!(r->flags & RENAME_EXCHANGE) && was.st_ino != st.st_ino)
+        forget(r->fs, &was);
     nodes_look_again(r->fs, from->path);
     nodes_look_again(r->fs, to->path);
     return fsync(old) < 0 || fsync(new) < 0 ? fail(r->as, e) : 0;

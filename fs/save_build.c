@@ -267,6 +267,6 @@ int save_build(struct publication *p, struct err *e)
     if (ret == 0 && (merge_changes(p->merge) || !s->slot) && !s->whole)
         ret = put_tensors(p, e);
     if (ret == 0)
-        ret = save_files_place(s, &p->files, p->merge, e);
+        ret = save_files_place(p->fs, s, &p->files, p->merge, e);
     return ret;
 }

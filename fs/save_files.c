@@ -12,6 +12,7 @@
 #include "base/arena.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
+#include "fs/written.h"
 #include "save/incoming.h"
 #include "save/staging.h"
 
@@ -357,15 +358,28 @@ int save_files_link(const struct stage *s, const struct save_files *f, size_t fi
     return 0;
 }
 
-static int place_incoming(const struct stage *s, const struct save_files *f,
-                          const struct merge *m, struct err *e)
+/* It stays what its program wrote, also where it is a checkpoint by itself. */
+static void note_written(struct fs *fs, int spool, const struct merge_file *file)
+{
+    struct stat st;
+
+    if (fstatat(spool, file->spool, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        written_add(fs->written, &st);
+}
+
+static int place_incoming(struct fs *fs, const struct stage *s,
+                          const struct save_files *f, const struct merge *m,
+                          struct err *e)
 {
     int dir = staging_dir(s->staging), spool = staging_spool(s->staging);
     int ret = make_dirs_of(dir, s, f, e);
 
-    for (size_t i = 0; ret == 0 && i < f->count; i++)
-        if (save_files_is_placed(s, f, m, i))
-            ret = place_file(spool, dir, &f->file[i], &f->rights[i], e);
+    for (size_t i = 0; ret == 0 && i < f->count; i++) {
+        if (!save_files_is_placed(s, f, m, i))
+            continue;
+        ret = place_file(spool, dir, &f->file[i], &f->rights[i], e);
+        note_written(fs, spool, &f->file[i]);
+    }
     return ret == 0 ? finish_dirs(dir, s, f, e) : ret;
 }
 
@@ -385,10 +399,10 @@ mode_t save_files_mode(const struct stage *s, const struct save_files *f)
     return mode | 0600; /* the owner's: who saved it can read it */
 }
 
-int save_files_place(const struct stage *s, const struct save_files *f,
+int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
                      const struct merge *m, struct err *e)
 {
-    int ret = place_incoming(s, f, m, e);
+    int ret = place_incoming(fs, s, f, m, e);
 
     if (ret < 0 || s->slot)
         return ret;

@@ -61,7 +61,7 @@ int save_files_link(const struct stage *s, const struct save_files *f, size_t fi
                     struct err *e);
 
 /* Puts into the new checkpoint what came and is no tensor. All of it is durable then. */
-int save_files_place(const struct stage *s, const struct save_files *f,
+int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
                      const struct merge *m, struct err *e);
 
 /*

@@ -9,6 +9,7 @@
 #include "fs/over.h"
 #include "fs/save_priv.h"
 #include "fs/slot.h"
+#include "fs/written.h"
 #include "save/staging.h"
 #include "save/witness.h"
 
@@ -62,6 +63,20 @@ static int replace_old(struct publication *p, struct err *e)
     return ret == 0 ? save_put_in_place(p->fs, s, e) : ret;
 }
 
+/* A file that is the checkpoint and has other bytes now is still its program's. */
+static void note_written(const struct publication *p)
+{
+    const struct slot *slot = p->stage->slot;
+    struct err ignored = {0};
+    CLEANUP_FD int dir =
+        slot->plain ? stage_directory(p->fs, p->stage->path, &ignored) : -1;
+    struct stat st;
+
+    for (size_t i = 0; dir >= 0 && i < slot->hidden.count; i++)
+        if (fstatat(dir, slot->hidden.name[i], &st, AT_SYMLINK_NOFOLLOW) == 0)
+            written_add(p->fs->written, &st);
+}
+
 int save_place(struct publication *p, struct err *e)
 {
     int ret;
@@ -72,6 +87,8 @@ int save_place(struct publication *p, struct err *e)
         stages_place_begin(p->fs);
         ret = replace_old(p, e);
         stages_place_end(p->fs);
+        if (ret == 0)
+            note_written(p);
     } else { /* not while the directory that it comes to is exchanged */
         stages_plain_begin(p->fs);
         ret = save_put_in_place(p->fs, p->stage, e);

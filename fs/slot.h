@@ -80,6 +80,9 @@ struct slot {
 
     atomic_bool stale;  /* a newer one took its place, or it is gone */
     atomic_bool warned; /* of names of the source that ours cover */
+    /* It is one file that was written through this mount, which is shown as it is: names of its
+     * directory are changed as those of one that is no checkpoint (decision 040). */
+    atomic_bool plain;
     /* How often a shard was found changed, or the index without it, and how many of these
      * had been found when the last look began: where they differ, the next use looks. */
     atomic_uint suspect, answered;

@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/log.h"
 #include "fs/overlay.h"
+#include "fs/written.h"
 #include "index/view.h"
 #include "remote/archives.h"
 #include "save/staging.h"
@@ -180,6 +181,32 @@ static bool is_file_checkpoint(const struct builder *b, const char *name)
     return false;
 }
 
+/* Is it all of the checkpoint that the directory is, and written here? */
+static bool is_plain_file(const struct builder *b, const char *name)
+{
+    const struct slot *slot = b->shown->slot;
+
+    return slot && slot->plain && strcmp(b->place.file, name) == 0;
+}
+
+static bool is_written(const struct fs *fs, const struct listing_entry *entry)
+{
+    return entry->st.kind == ENTRY_FILE &&
+           written_has(fs->written, entry->st.id.dev, entry->st.id.ino);
+}
+
+/* A checkpoint by itself is a directory, but to who has written it. */
+static void judge_file(const struct builder *b, const struct listing_entry *entry,
+                       const char *part, struct shown_entry *out)
+{
+    bool alone = !part && is_file_checkpoint(b, entry->name);
+
+    out->whole =
+        alone ? is_written(b->fs, entry) : !part && is_plain_file(b, entry->name);
+    if (alone && !out->whole)
+        out->kind = SHOWN_FILE_DIR;
+}
+
 /* A link to a directory stays a link while it can be told where it leads. */
 static enum shown_kind kind_of_dir(const struct builder *b, const struct shown_entry *s)
 {
@@ -210,8 +237,8 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     }
     if (entry->st.kind == ENTRY_DIR)
         s.kind = kind_of_dir(b, &s);
-    else if (!part && is_file_checkpoint(b, entry->name))
-        s.kind = SHOWN_FILE_DIR;
+    else
+        judge_file(b, entry, part, &s);
     return add(b, &s);
 }
 
@@ -300,7 +327,7 @@ static int add_beside(struct builder *b)
         if (taken(b->shown, 0, own, entry->name)) {
             if (!slot_hides(slot, entry->name) && !is_laid_over(b->fs, entry->name))
                 covered = entry->name;
-        } else if (!slot_hides(slot, entry->name)) {
+        } else if (!slot_hides(slot, entry->name) || is_plain_file(b, entry->name)) {
             rc = add_entry(b, entry, NULL);
         }
     }
@@ -513,6 +540,15 @@ static int judge_unread(struct builder *b)
     return passes ? 0 : -b->e->code;
 }
 
+/* Is the checkpoint one file, that a program wrote here? */
+static bool is_of_written_file(const struct builder *b)
+{
+    const struct listing_entry *entry =
+        b->place.file ? listing_find(b->shown->listing, b->place.file) : NULL;
+
+    return entry && is_written(b->fs, entry);
+}
+
 static int look_dir(struct builder *b, bool may_block)
 {
     struct fs *fs = b->fs;
@@ -534,6 +570,8 @@ static int look_dir(struct builder *b, bool may_block)
         rc = 0;
     }
     b->alone = only; /* of a source that is a file only that is shown */
+    if (s->slot)
+        s->slot->plain = !only && is_of_written_file(b);
     return rc;
 }
 

@@ -26,6 +26,7 @@ struct shown_entry {
     uint32_t index;     /* of it, as slot_ino() takes it */
     const char *name;
     const char *part;     /* the part it was lifted from, or NULL */
+    bool whole;           /* SHOWN_FILE: a checkpoint by itself (fs/written.h) */
     struct entry_stat st; /* what stands in the source */
 };
 

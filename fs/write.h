@@ -45,6 +45,12 @@ int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
 int where_fixed(struct fs *fs, struct stage *s, enum inside kind, struct staged **out,
                 struct err *e);
 
+/*
+ * With the lock: are names of this checkpoint's directory changed as those of any other? So they
+ * are while something is staged over it, and where it is a file that is shown as such.
+ */
+bool where_is_plain(struct fs *fs, const struct slot *slot);
+
 /* With the lock: the root of the new checkpoint of this name in a directory of the source. */
 struct staged *where_new_root(struct fs *fs, const struct node *dir, const char *name);
 

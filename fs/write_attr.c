@@ -102,16 +102,28 @@ static bool is_harmless(const struct request *r, int to_set)
     return n && node_is_dir(n);
 }
 
+/* Is it the directory of a checkpoint, or in that, and none that is changed as any other? */
+static bool is_checkpoints(struct fs *fs, struct node *n)
+{
+    struct slot *slot = n ? node_slot(fs, n) : NULL;
+    bool is = slot;
+
+    if (is && n->kind == NODE_DIR) {
+        stages_lock(fs);
+        is = !where_is_plain(fs, slot);
+        stages_unlock(fs);
+    }
+    slot_unref(fs, slot, 1);
+    return is;
+}
+
 /* A file, directory or link of the source that is no checkpoint's, or NULL. */
 static const struct node *plain_node(const struct request *r)
 {
     struct node *n = ino_is_inside(r->ino) ? NULL : node_of_ino(r->fs, r->ino);
-    struct slot *slot = n ? node_slot(r->fs, n) : NULL;
+    bool is = is_checkpoints(r->fs, n) || (n && is_checkpoints(r->fs, n->parent));
 
-    if (n && !slot && n->parent)
-        slot = node_slot(r->fs, n->parent);
-    slot_unref(r->fs, slot, 1);
-    return !slot && n && n->kind != NODE_FILE_DIR && n->kind != NODE_META &&
+    return !is && n && n->kind != NODE_FILE_DIR && n->kind != NODE_META &&
                    n->kind != NODE_LATEST
                ? n
                : NULL;
@@ -127,9 +139,7 @@ static int truncate_stored(struct request *r, const struct stat *attr, int to_se
 
     r->fi.flags = O_WRONLY | (attr->st_size == 0 ? O_TRUNC : 0);
     rc = write_over(r, &h, e);
-    if (rc == STAGED_NONE)
-        return -ESTALE;
-    if (rc < 0)
+    if (rc != 0)
         return rc;
     stages_lock(r->fs);
     rc = set_attr(r, h->node, h->fd, attr, to_set, e);
@@ -146,16 +156,24 @@ static int set_other(struct request *r, int fd, const struct stat *attr, int to_
                      struct err *e)
 {
     const struct node *n = plain_node(r);
-    int rc;
+    int rc = STAGED_NONE;
 
+    if (n && n->kind == NODE_FILE && fd < 0 && (to_set & FUSE_SET_ATTR_SIZE) &&
+        !staged_plain_is_open(r->fs, n->ino))
+        rc = truncate_stored(r, attr, to_set,
+                             e); /* one that is a checkpoint by itself */
+    if (rc != STAGED_NONE)
+        return rc;
     if (n || fd >= 0) {
         rc = plain_setattr(r, n, fd, attr, to_set, e);
         return rc < 0 ? rc : STAGED_NONE;
     }
     if (is_harmless(r, to_set))
         return STAGED_NONE;
-    if (to_set & FUSE_SET_ATTR_SIZE)
-        return truncate_stored(r, attr, to_set, e);
+    if (to_set & FUSE_SET_ATTR_SIZE) {
+        rc = truncate_stored(r, attr, to_set, e);
+        return rc == STAGED_NONE ? -ESTALE : rc;
+    }
     return err_set(e, EROFS, "what is published changes by writing it anew only");
 }
 

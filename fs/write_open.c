@@ -17,12 +17,16 @@
 #include "fs/slot.h"
 #include "fs/stage_room.h"
 #include "fs/staged.h"
+#include "fs/tree.h"
 #include "fs/write.h"
+#include "fs/written.h"
 
 enum {
     TENSOR_MEMORY = 16 << 20,
     COPY_BLOCK = 1 << 20,
     FILL_NS = 100000000, /* between two looks at whether another has filled it */
+    PLAIN_NS = 20000000, /* between two looks at whether another has closed it, */
+    PLAIN_LOOKS = 100,   /* so many */
 };
 
 /* ---- handles ---- */
@@ -126,6 +130,7 @@ struct over {
     enum inside dir; /* 0: the checkpoint's own */
     const char *name;
     const struct entry_stat *as; /* it keeps its rights and owner */
+    struct node *files; /* of one that is a checkpoint by itself: its directory */
 };
 
 /* With the lock: the directory of the stage that has the name. */
@@ -133,7 +138,8 @@ static int directory_of(struct request *r, struct slot *slot, const struct over 
                         struct staged **out, struct err *e)
 {
     struct stage *s;
-    int rc = where_stage(r->fs, slot, WHERE_WRITE, &s, e);
+    int rc = over->files ? over_begin_file(r->fs, over->files, &s, e)
+                         : where_stage(r->fs, slot, WHERE_WRITE, &s, e);
 
     if (rc < 0)
         return rc;
@@ -169,6 +175,8 @@ static int cover(struct request *r, struct slot *slot, const struct over *over,
         return rc;
     (*out)->uid = over->as->uid;
     (*out)->gid = over->as->gid;
+    if (over->files)
+        (*out)->over_ino = over->as->id.ino;
     return 1;
 }
 
@@ -208,12 +216,71 @@ static int open_over(struct request *r, struct slot *slot, const struct over *ov
     return rc;
 }
 
-/* A side file of a checkpoint; STAGED_NONE: a file elsewhere in the source. */
+/* Is it a checkpoint by itself, which is shown as the file that it is? */
+static int look_whole(struct request *r, const struct node *n, bool *out, struct err *e)
+{
+    const struct shown_entry *entry;
+    struct shown *shown;
+    int rc = tree_shown(r->fs, n->parent, true, &shown, e);
+
+    if (rc != 0)
+        return rc;
+    entry = shown_find(shown, n->name);
+    *out = entry && entry->kind == SHOWN_FILE && entry->whole;
+    shown_put(r->fs, shown);
+    return 0;
+}
+
+/* What a directory showed lately may be older than the file that is written over. */
+static int is_whole(struct request *r, const struct node *n,
+                    const struct entry_stat *st, bool *out, struct err *e)
+{
+    int rc = look_whole(r, n, out, e);
+
+    if (rc != 0 || *out || !(r->fi.flags & O_TRUNC) || st->id.size == 0 ||
+        !written_has(r->fs->written, st->id.dev, st->id.ino))
+        return rc;
+    nodes_look_again(r->fs, n->parent->path);
+    return look_whole(r, n, out, e);
+}
+
+/* Who has it open to write it in place goes on so; of a close we are told late. */
+static bool is_written(struct fs *fs, fuse_ino_t ino)
+{
+    const struct timespec pause = {.tv_nsec = PLAIN_NS};
+
+    for (unsigned i = 0; i < PLAIN_LOOKS && staged_plain_is_open(fs, ino); i++)
+        nanosleep(&pause, NULL);
+    return staged_plain_is_open(fs, ino);
+}
+
+/* A file beside checkpoints; STAGED_NONE: it is changed in place. */
+static int open_beside(struct request *r, const struct node *n,
+                       struct staged_handle **out, struct err *e)
+{
+    struct entry_stat as;
+    struct over over = {.name = n->name, .as = &as, .files = n->parent};
+    bool whole = false;
+    int rc;
+
+    if (!n->parent || r->fs->store->remote)
+        return STAGED_NONE;
+    rc = r->fs->store->ops->stat(r->fs->store, n->path, &as, e);
+    if (rc == 0)
+        rc = is_whole(r, n, &as, &whole, e);
+    if (rc != 0)
+        return rc;
+    return whole && !is_written(r->fs, n->ino) ? open_over(r, NULL, &over, out, e)
+                                               : STAGED_NONE;
+}
+
+/* A side file of a checkpoint, or another one of the source: STAGED_NONE. */
 static int open_side(struct request *r, struct staged_handle **out, struct err *e)
 {
     const struct node *n = node_of_ino(r->fs, r->ino);
     struct entry_stat as;
     struct slot *slot;
+    bool plain;
     int rc;
 
     if (!n)
@@ -221,14 +288,14 @@ static int open_side(struct request *r, struct staged_handle **out, struct err *
     if (n->kind != NODE_FILE)
         return -EISDIR;
     slot = n->parent ? node_slot(r->fs, n->parent) : NULL;
-    if (!slot)
-        return STAGED_NONE;
     stages_lock(r->fs);
-    rc =
-        over_at(r->fs, slot->path) ? STAGED_NONE : 0; /* the source's own, until then */
+    plain = !slot || where_is_plain(r->fs, slot);
     stages_unlock(r->fs);
-    if (rc == 0)
-        rc = where_check_current(r->fs, slot, e);
+    if (plain) {
+        slot_unref(r->fs, slot, 1);
+        return open_beside(r, n, out, e);
+    }
+    rc = where_check_current(r->fs, slot, e);
     if (rc == 0)
         rc = r->fs->store->ops->stat(r->fs->store, n->path, &as, e);
     if (rc == 0) {

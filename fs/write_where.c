@@ -236,6 +236,13 @@ int where_shown(struct fs *fs, struct node *n, struct shown **out, struct err *e
     return tree_shown(fs, n, true, out, e);
 }
 
+bool where_is_plain(struct fs *fs, const struct slot *slot)
+{
+    const struct stage *s = stage_settled(fs, slot->place);
+
+    return s ? s->over : slot->plain; /* a removal of all of it may have begun */
+}
+
 bool where_is_free(struct fs *fs, const struct shown *shown, const char *name)
 {
     const struct slot *slot = shown->slot;
@@ -284,7 +291,7 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     if (rc != 0)
         return rc;
     stages_lock(fs);
-    if (shown->slot && !over_at(fs, shown->slot->place) &&
+    if (shown->slot && !where_is_plain(fs, shown->slot) &&
         !is_own_step(fs, shown, out->mkdir)) {
         rc = where_stage(fs, shown->slot, out->remove ? WHERE_REMOVE : WHERE_WRITE, &s,
                          e);

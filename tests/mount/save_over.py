@@ -126,6 +126,20 @@ def test_what_is_staged_over_a_directory_is_changed(t):
         same("bytes of it", read_all(t + "/src/run/model.safetensors"), data)
 
 
+def test_a_model_is_saved_twice_before_it_is_published(t):
+    """Under the same name first, which is hidden by then: the second one counts, whole."""
+    write_output(t + "/src/run")
+    with Mount(t + "/src", t + "/mnt", "rw,save=dcp:ranks=2") as m:
+        before = published(t + "/src")
+        for seed in (1, 2):
+            save_file(m / "run/model.safetensors", image(seed))
+            same("nothing in the source", {k: v for k, v in published(t + "/src").items() if not k.endswith(".tmpQ1w2E3")}, before)
+        fsync(m / "run")
+        same("names", sorted(os.listdir(t + "/src/run")), [".metadata", "__0_0.distcp", "__1_0.distcp", "checkpoint-500", "config.json", "runs"])
+        for key, (_, _, data) in make_tensors(2).items():
+            same(key, read_all(m / "run/raw/" + key), data)
+
+
 def test_a_model_beside_files_that_are_checkpoints_is_refused(t):
     """It would be taken for all of them."""
     os.makedirs(t + "/src/run")
