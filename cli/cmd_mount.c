@@ -64,7 +64,8 @@ static void settle_rw(char *text)
 {
     char *rw;
 
-    if (find_option(text, "save=") || find_option(text, "stage_size="))
+    if (find_option(text, "save=") || find_option(text, "stage_size=") ||
+        find_option(text, "keep_files"))
         return;
     while ((rw = find_option(text, "rw")))
         memcpy(rw, "ro", 2);

@@ -56,6 +56,14 @@ static int take_follow(const char *value, struct mount_options *o, struct err *e
     return 0;
 }
 
+static int take_keep_files(const char *value, struct mount_options *o, struct err *e)
+{
+    (void)value;
+    (void)e;
+    o->keep_files = true;
+    return 0;
+}
+
 static int take_debug(const char *value, struct mount_options *o, struct err *e)
 {
     (void)value;
@@ -296,6 +304,7 @@ static const struct option_kind kinds[] = {
     {"gpu=", NULL, take_gpu},
     {"rw", NULL, take_rw},
     {"save=", NULL, take_save},
+    {"keep_files", NULL, take_keep_files},
     {"stage_size=", NULL, take_stage_size},
     /* What fstab and mount(8) pass: true of every mount of ours, or not for us. */
     {"ro", NULL, take_ro},
@@ -380,6 +389,10 @@ static int check_together(const struct mount_options *o, struct err *e)
     }
     if (o->stage_size && !o->rw) {
         err_set(e, EINVAL, "-o stage_size=: nothing is staged in a mount for reading");
+        return err_hint(e, "add rw");
+    }
+    if (o->keep_files && !o->rw) {
+        err_set(e, EINVAL, "-o keep_files: nothing is written in a mount for reading");
         return err_hint(e, "add rw");
     }
     if (o->materialize && (o->rw || o->memory_index)) {

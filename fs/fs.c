@@ -118,7 +118,7 @@ static int open_all(struct fs *fs, struct err *e)
         rc = slots_new(&fs->slots, e);
     if (rc == 0 && fs->options.rw)
         rc = stages_new(&fs->stages, e);
-    if (rc == 0 && fs->options.rw && !fs->store->remote)
+    if (rc == 0 && fs->options.keep_files && !fs->store->remote)
         rc = written_new(&fs->written, e);
     if (rc == 0 && fs->options.materialize)
         rc = copies_new(fs, &fs->copies, e);

@@ -63,7 +63,7 @@ struct fs {
     struct slots *slots;
     struct stages *stages;             /* NULL: mounted for reading only */
     atomic_uint_fast64_t staged_bytes; /* fs/stage_room.h */
-    struct written *written;           /* NULL: nothing is written, or to a bucket */
+    struct written *written;           /* keep_files, or NULL */
     struct saver *saver; /* publishes what was not touched for a while; or NULL */
     struct lane *lane, *fills;
     struct copies *copies; /* NULL: nothing is materialised */

@@ -47,7 +47,8 @@ struct mount_options {
     unsigned views;                /* enum mount_show; 0: all */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
     bool rw;
-    bool io_uring;       /* requests by io_uring where the kernel offers it */
+    bool keep_files; /* what is written through it as a file stays one (fs/written.h) */
+    bool io_uring;   /* requests by io_uring where the kernel offers it */
     uint64_t stage_size; /* bytes that may be staged at a time; 0: what the disk has */
     const char *save;    /* save=: how new checkpoints are written; NULL: hf */
     unsigned gpu;        /* gpu=N: a holder for device N - 1; 0: none */

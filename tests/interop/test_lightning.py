@@ -78,7 +78,7 @@ class Lightning(unittest.TestCase):
         """The same runs into a plain directory and into a mount: what each ended with, and what lies there."""
         plain, where = self.dir / "plain", "run"
         want = [train(where=str(plain), last=last, pause=0, **run) for run in runs]
-        with mounted.mounted(self.source, "rw") as mnt:
+        with mounted.mounted(self.source, "rw,keep_files") as mnt:
             for run, w in zip(runs, want):
                 got = train(where=str(mnt / where), last=last, pause=pause, **run)
                 views = set(got["names"]) - set(w["names"])

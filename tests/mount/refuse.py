@@ -100,7 +100,7 @@ def test_mount8_says_rw_of_all(t):
     os.symlink(os.path.abspath(shutil.which(UNSHARD)), t + "/mount.unshardfs")
     of_mount8 = "nofail,noatime,nodiratime,nosuid,nodev,user,exec,suid,dev"
     for options, writable in (("rw", False), ("rw," + of_mount8, False), ("ro," + of_mount8, False), ("rw,materialize=1M", False),
-                              ("rw,nofail,save=hf", True), ("rw,stage_size=1G", True), ("rw,cache_dir=" + t + "/rw\\,save=x", False)):
+                              ("rw,nofail,save=hf", True), ("rw,stage_size=1G", True), ("rw,keep_files", True), ("rw,cache_dir=" + t + "/rw\\,save=x", False)):
         subprocess.run([t + "/mount.unshardfs", t + "/src", t + "/mnt", "-o", options], check=True)
         try:
             with open(t + "/mnt/notes.txt", "w"):

@@ -37,7 +37,7 @@ def settle(path):
 def test_one_file_stays_one(t):
     """Alone in its directory that is a checkpoint, too; the file is there beside its views."""
     os.makedirs(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw") as m, Mount(t + "/src", t + "/other") as other:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m, Mount(t + "/src", t + "/other") as other:
         os.mkdir(m / "run")
         put(m / "run/epoch=0.ckpt", CKPT)
         is_shown(m, "run/epoch=0.ckpt", CKPT)
@@ -64,7 +64,7 @@ def test_one_file_stays_one(t):
 def test_files_stay_files(t):
     """Several in a directory: each a directory to others."""
     os.makedirs(t + "/src/run")
-    with Mount(t + "/src", t + "/mnt", "rw") as m, Mount(t + "/src", t + "/other") as other:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m, Mount(t + "/src", t + "/other") as other:
         for name in ("epoch=0.ckpt", "last.ckpt"):
             put(m / f"run/{name}", CKPT)
         for name in ("epoch=0.ckpt", "last.ckpt"):
@@ -98,7 +98,7 @@ def test_files_stay_files(t):
 def test_ways_to_write_over_one(t):
     """Cut, written to in the middle, appended to, several at once; what is not written stays."""
     os.makedirs(t + "/src/run")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         for name in ("a.ckpt", "b.ckpt", "c.ckpt", "d.ckpt"):
             put(m / f"run/{name}", CKPT)
         time.sleep(0.5)
@@ -127,7 +127,7 @@ def test_ways_to_write_over_one(t):
 def test_a_tensors_file_beside_them_is_refused(t):
     """As where others wrote them: one more file of tensors would be taken for all of them."""
     os.makedirs(t + "/src/run")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         put(m / "run/a.ckpt", CKPT)
         put(m / "run/b.ckpt", CKPT)
         time.sleep(0.5)
@@ -145,7 +145,7 @@ def test_arrays_stay_files(t):
     """numpy.save and savez into a directory, one after the other with a pause: formats that nobody changes here."""
     os.makedirs(t + "/src")
     images = {f"{i}.npy": npy_image("<f4", (2, i + 1), bytes(8 * (i + 1))) for i in range(3)}
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         os.mkdir(m / "new")
         for name, data in images.items():
             put(m / f"new/{name}", data)
@@ -163,7 +163,7 @@ def test_what_others_wrote_is_a_directory(t):
     os.makedirs(t + "/src/run")
     for name in ("a.ckpt", "b.ckpt"):
         put(f"{t}/src/run/{name}", CKPT)
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         for name in ("a.ckpt", "b.ckpt"):
             assert os.path.isdir(m / f"run/{name}"), name
         fails("written over", errno.EISDIR, lambda: put(m / "run/a.ckpt", OTHER))
@@ -177,14 +177,14 @@ def test_what_others_wrote_is_a_directory(t):
         wait_for("the other one", PATIENCE, lambda: os.path.isdir(m / "run/a.ckpt"))
         put(m / "run/c.ckpt", OTHER)
         is_shown(m, "run/c.ckpt", OTHER)
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         assert os.path.isdir(m / "run/c.ckpt"), "the next mount did not write it"
 
 
 def test_all_of_it_is_removed(t):
     """rm -r of a directory that is one file: whole, or not at all."""
     os.makedirs(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         os.mkdir(m / "run")
         put(m / "run/a.ckpt", CKPT)
         put(m / "run/notes.txt", b"n")
@@ -207,7 +207,7 @@ def test_all_of_it_is_removed(t):
 
 def test_beside_a_model_it_is_a_side_file(t):
     write_checkpoint(t + "/src/run", make_tensors(1))
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         put(m / "run/probe.ckpt", CKPT)
         fsync(m / "run")
         is_shown(m, "run/probe.ckpt", CKPT)
@@ -220,7 +220,7 @@ def test_beside_a_model_it_is_a_side_file(t):
 def test_killed_while_it_is_written_over(t):
     """The old one, whole."""
     os.makedirs(t + "/src/run")
-    m = Mount(t + "/src", t + "/mnt", "rw")
+    m = Mount(t + "/src", t + "/mnt", "rw,keep_files")
     with m:
         for name in ("a.ckpt", "b.ckpt"):
             put(m / f"run/{name}", CKPT)
@@ -236,7 +236,7 @@ def test_killed_while_it_is_written_over(t):
         except OSError:
             pass
     same("in the source", published(t + "/src"), {"run/a.ckpt": CKPT, "run/b.ckpt": CKPT})
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         put(m / "run/c.ckpt", OTHER)
         shutil.rmtree(m / "run/a.ckpt")
         subprocess.run([UNSHARD, "umount", m.path], check=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
@@ -246,7 +246,7 @@ def test_killed_while_it_is_written_over(t):
 def test_a_tensor_of_it_is_changed(t):
     """By a view: the file has the new bytes, and is there as before."""
     os.makedirs(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
         os.mkdir(m / "run")
         put(m / "run/a.pt", OTHER)
         fsync(m / "run")
