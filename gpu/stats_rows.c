@@ -66,6 +66,23 @@ static void count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out)
         out[k] += some[k];
 }
 
+void stats_rows_count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out,
+                      size_t step,
+                      void (*eight)(const uint8_t *bin, size_t n, unsigned first,
+                                    uint64_t out[8]))
+{
+    size_t whole = n - n % step;
+
+    for (unsigned first = 0; first < bins; first += 8) {
+        uint64_t some[8];
+
+        eight(bin, whole, first, some);
+        for (unsigned k = 0; k < MIN(8u, bins - first); k++)
+            out[first + k] += some[k];
+    }
+    count(bin + whole, n - whole, bins, out);
+}
+
 const struct stats_rows stats_rows_portable = {
     .ends_f32 = ends_f32,
     .ends_f64 = ends_f64,

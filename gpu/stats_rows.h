@@ -63,6 +63,22 @@ struct row_lanes {
 };
 double row_lanes_sum(const struct row_lanes *l);
 
+/* Number i of them. */
+static inline void row_ends_add(struct row_ends *out, struct row_lanes *l, size_t i,
+                                double x)
+{
+    out->min = MIN(out->min, x);
+    out->max = MAX(out->max, x);
+    out->zero += x == 0;
+    l->sum[i % STATS_LANES] += x;
+}
+
+/* The same: as count(), by `step` bins at a time, `eight` of their values at a time. */
+void stats_rows_count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *count,
+                      size_t step,
+                      void (*eight)(const uint8_t *bin, size_t n, unsigned first,
+                                    uint64_t out[8]));
+
 #if defined(__x86_64__)
 extern const struct stats_rows stats_rows_avx2, stats_rows_avx512;
 #endif

@@ -18,15 +18,6 @@ AVX2 static void lanes_store(struct row_lanes *l, const __m256d sum[QUADS])
         _mm256_storeu_pd(l->sum + 4 * k, sum[k]);
 }
 
-/* Number i, of those behind the last whole step. */
-static void add_one(struct row_ends *out, struct row_lanes *l, size_t i, double x)
-{
-    out->min = MIN(out->min, x);
-    out->max = MAX(out->max, x);
-    out->zero += x == 0;
-    l->sum[i % STATS_LANES] += x;
-}
-
 AVX2 static void ends_f32(const float *v, size_t n, struct row_ends *out)
 {
     __m256 low = _mm256_set1_ps(v[0]), high = low;
@@ -62,7 +53,7 @@ AVX2 static void ends_f32(const float *v, size_t n, struct row_ends *out)
         out->zero += zeros[k];
     }
     for (; i < n; i++)
-        add_one(out, &l, i, (double)v[i]);
+        row_ends_add(out, &l, i, (double)v[i]);
     out->sum = row_lanes_sum(&l);
 }
 
@@ -99,7 +90,7 @@ AVX2 static void ends_f64(const double *v, size_t n, struct row_ends *out)
         out->zero += zeros[k];
     }
     for (; i < n; i++)
-        add_one(out, &l, i, v[i]);
+        row_ends_add(out, &l, i, v[i]);
     out->sum = row_lanes_sum(&l);
 }
 
@@ -229,18 +220,9 @@ AVX2 static void count_eight(const uint8_t *bin, size_t n, unsigned first,
         out[k] = sum_of_bytes(some[k]);
 }
 
-AVX2 static void count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out)
+static void count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out)
 {
-    size_t whole = n - n % BYTES;
-
-    for (unsigned first = 0; first < bins; first += 8) {
-        uint64_t some[8];
-
-        count_eight(bin, whole, first, some);
-        for (unsigned k = 0; k < MIN(8u, bins - first); k++)
-            out[first + k] += some[k];
-    }
-    stats_rows_portable.count(bin + whole, n - whole, bins, out);
+    stats_rows_count(bin, n, bins, out, BYTES, count_eight);
 }
 
 const struct stats_rows stats_rows_avx2 = {

@@ -22,17 +22,6 @@ AVX512 static void lanes_store(struct row_lanes *l, const __m512d sum[HALVES])
         _mm512_storeu_pd(l->sum + 8 * k, sum[k]);
 }
 
-/* Puts those behind the last whole step to what is known of the others. */
-#define ADD_REST(OUT, LANES, V, I, N)                                                  \
-    for (; (I) < (N); (I)++) {                                                         \
-        double x = (double)(V)[I];                                                     \
-                                                                                       \
-        (OUT)->min = MIN((OUT)->min, x);                                               \
-        (OUT)->max = MAX((OUT)->max, x);                                               \
-        (OUT)->zero += x == 0;                                                         \
-        (LANES)->sum[(I) % STATS_LANES] += x;                                          \
-    }
-
 AVX512 static void ends_f32(const float *v, size_t n, struct row_ends *out)
 {
     __m512 low = _mm512_set1_ps(v[0]), high = low;
@@ -56,7 +45,8 @@ AVX512 static void ends_f32(const float *v, size_t n, struct row_ends *out)
     *out = (struct row_ends){.min = (double)_mm512_reduce_min_ps(low),
                              .max = (double)_mm512_reduce_max_ps(high),
                              .zero = zero};
-    ADD_REST(out, &l, v, i, n)
+    for (; i < n; i++)
+        row_ends_add(out, &l, i, (double)v[i]);
     out->sum = row_lanes_sum(&l);
 }
 
@@ -83,7 +73,8 @@ AVX512 static void ends_f64(const double *v, size_t n, struct row_ends *out)
     *out = (struct row_ends){.min = _mm512_reduce_min_pd(low),
                              .max = _mm512_reduce_max_pd(high),
                              .zero = zero};
-    ADD_REST(out, &l, v, i, n)
+    for (; i < n; i++)
+        row_ends_add(out, &l, i, v[i]);
     out->sum = row_lanes_sum(&l);
 }
 
@@ -180,18 +171,9 @@ AVX512 static void count_eight(const uint8_t *bin, size_t n, unsigned first,
             _mm512_sad_epu8(some[k], _mm512_setzero_si512()));
 }
 
-AVX512 static void count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out)
+static void count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out)
 {
-    size_t whole = n - n % BYTES;
-
-    for (unsigned first = 0; first < bins; first += 8) {
-        uint64_t some[8];
-
-        count_eight(bin, whole, first, some);
-        for (unsigned k = 0; k < MIN(8u, bins - first); k++)
-            out[first + k] += some[k];
-    }
-    stats_rows_portable.count(bin + whole, n - whole, bins, out);
+    stats_rows_count(bin, n, bins, out, BYTES, count_eight);
 }
 
 const struct stats_rows stats_rows_avx512 = {
