@@ -22,7 +22,7 @@ static const struct gguf_type types[] = {
     [29] = {"IQ1_M", DTYPE_NONE, 256, 56},   [30] = {"BF16", DTYPE_BF16, 1, 2},
     [34] = {"TQ1_0", DTYPE_NONE, 256, 54},   [35] = {"TQ2_0", DTYPE_NONE, 256, 66},
     [39] = {"MXFP4", DTYPE_NONE, 32, 17},    [40] = {"NVFP4", DTYPE_NONE, 64, 36},
-    [41] = {"Q1_0", DTYPE_NONE, 128, 18},    [42] = {"Q2_0", DTYPE_NONE, 64, 18},
+    [41] = {"Q1_0", DTYPE_NONE, 128, 18},
 };
 
 /*
@@ -42,9 +42,16 @@ const struct gguf_type *gguf_type_of(uint32_t number)
     return &types[number];
 }
 
+enum { Q2_0 = 42 };
+
 const char *gguf_type_why(uint32_t number, char *dst, size_t size)
 {
-    if (number < ARRAY_SIZE(gone) && gone[number])
+    if (number == Q2_0)
+        snprintf(
+            dst, size,
+            "ggml's type Q2_0 is 18 bytes for 64 elements, in forks 34 for 128, and "
+            "the file does not say which");
+    else if (number < ARRAY_SIZE(gone) && gone[number])
         snprintf(dst, size, "ggml's type %s is in no file that ggml reads now",
                  gone[number]);
     else
