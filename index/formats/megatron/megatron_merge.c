@@ -423,8 +423,9 @@ static bool all_there(const struct merge *m)
     return true;
 }
 
-/* Of versions before 2.0, whose rows are put into today's order. */
-static int merge_old_qkv(struct merge *m, struct sink_tensor *t, struct err *e)
+/* All ranks' rows, which `add` puts into another order than that of the ranks. */
+static int merge_rows(struct merge *m, struct sink_tensor *t,
+                      int (*add)(const struct merge *m, struct err *e), struct err *e)
 {
     struct rank_cut rows = rank_rule_cut(RANK_ROWS);
     struct torch_tensor x;
@@ -438,9 +439,7 @@ static int merge_old_qkv(struct merge *m, struct sink_tensor *t, struct err *e)
     t->shape = &x.shape;
     if (sink_tensor_begin(m->l->sink, t, e) < 0)
         return once(m, -e->code, e);
-    if (add_old_qkvs(m, e) < 0)
-        return -e->code;
-    return sink_tensor_end(m->l->sink, e);
+    return add(m, e) < 0 ? -e->code : sink_tensor_end(m->l->sink, e);
 }
 
 static bool parts_of_one_size(const struct merge *m)
@@ -456,6 +455,9 @@ static int add_blocks(const struct merge *m, struct err *e)
 {
     uint64_t to = 0;
 
+    if (!parts_of_one_size(m))
+        return faulted(sink_fault(m->l->sink, "the ranks have different parts of it"),
+                       e);
     for (size_t b = 0, row = 0; b < m->blocks.count; row += m->blocks.rows[b++]) {
         for (uint32_t t = 0; t < m->nparts; t++) {
             if (add_rows(m, t, row, 1, m->blocks.rows[b], to, e) < 0)
@@ -464,30 +466,6 @@ static int add_blocks(const struct merge *m, struct err *e)
         }
     }
     return 0;
-}
-
-static int merge_blocks(struct merge *m, struct sink_tensor *t, struct err *e)
-{
-    struct rank_cut rows = rank_rule_cut(RANK_ROWS);
-    struct torch_tensor x;
-    uint64_t whole;
-
-    if (!all_there(m) || !rank_parts_fit(m->part, m->nparts, &rows, &whole))
-        return once(m, rank_merge(m->l->sink, RANK_ROWS, m->part, m->nparts, t, e), e);
-    rank_tensor_open(m->part[0].x, &x);
-    x.shape.dim[0] = whole;
-    t->dtype = x.dtype;
-    t->shape = &x.shape;
-    if (sink_tensor_begin(m->l->sink, t, e) < 0)
-        return once(m, -e->code, e);
-    if (!parts_of_one_size(m)) {
-        if (faulted(sink_fault(m->l->sink, "the ranks have different parts of it"), e) <
-            0)
-            return -e->code;
-    } else if (add_blocks(m, e) < 0) {
-        return -e->code;
-    }
-    return sink_tensor_end(m->l->sink, e);
 }
 
 static enum rank_rule cut_of(enum megatron_rule rule)
@@ -527,9 +505,9 @@ static int merge_parts(struct merge *m, enum megatron_rule rule, struct err *e)
     t.key = key.data;
     t.key_len = key.len;
     if (rule == MEGATRON_QKV)
-        return merge_old_qkv(m, &t, e);
+        return merge_rows(m, &t, add_old_qkvs, e);
     if (rule == MEGATRON_BLOCKS)
-        return merge_blocks(m, &t, e);
+        return merge_rows(m, &t, add_blocks, e);
     return once(m, rank_merge(m->l->sink, cut_of(rule), m->part, m->nparts, &t, e), e);
 }
 
