@@ -50,16 +50,17 @@ static const struct mark {
     bool prefix;
     const char *framework;
     void (*take)(struct dcp_origin *o, const struct json *v);
+    size_t most; /* bytes of what it takes */
 } marks[] = {
-    {"train_state.step", false, "torchtitan", take_step},
-    {"train_state.ntokens_seen", false, "torchtitan", NULL},
-    {"dataloader.dp_rank_", true, "torchtitan", NULL},
-    {"state.timestamp.Timestamp.batch", false, "Composer", take_step},
-    {"state.timestamp.Timestamp.epoch", false, "Composer", take_epoch},
+    {"train_state.step", false, "torchtitan", take_step, SHORT},
+    {"train_state.ntokens_seen", false, "torchtitan", NULL, 0},
+    {"dataloader.dp_rank_", true, "torchtitan", NULL, 0},
+    {"state.timestamp.Timestamp.batch", false, "Composer", take_step, SHORT},
+    {"state.timestamp.Timestamp.epoch", false, "Composer", take_epoch, SHORT},
     {"state.metadata.composer_env_info.composer_version", false, "Composer",
-     take_version},
-    {"state.timestamp", false, "Composer", take_timestamp},
-    {"state.metadata", false, "Composer", take_metadata},
+     take_version, SHORT},
+    {"state.timestamp", false, "Composer", take_timestamp, LONG},
+    {"state.metadata", false, "Composer", take_metadata, LONG},
 };
 
 static bool is_mark(const struct mark *m, const char *key, size_t len)
@@ -75,10 +76,7 @@ static void take(struct dcp_origin *o, const struct mark *m, const char *json,
     CLEANUP(json_freep) struct json *doc = NULL;
     struct err ignored = {0};
 
-    bool whole = m->take == take_timestamp || m->take == take_metadata;
-
-    if (m->take && len <= (whole ? LONG : SHORT) &&
-        json_parse(json, len, NULL, &doc, &ignored) == 0)
+    if (m->take && len <= m->most && json_parse(json, len, NULL, &doc, &ignored) == 0)
         m->take(o, doc);
 }
 
