@@ -263,7 +263,7 @@ static int open_beside(struct request *r, const struct node *n,
     bool whole = false;
     int rc;
 
-    if (!n->parent || r->fs->store->remote)
+    if (!n->parent || !r->fs->written)
         return STAGED_NONE;
     rc = r->fs->store->ops->stat(r->fs->store, n->path, &as, e);
     if (rc == 0)
