@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -135,18 +134,6 @@ static void *worker(void *arg)
     return NULL;
 }
 
-/* One a core that this process may use. */
-static unsigned default_threads(void)
-{
-    cpu_set_t set;
-    long online;
-
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        return (unsigned)CPU_COUNT(&set);
-    online = sysconf(_SC_NPROCESSORS_ONLN); /* more than 1024 cores */
-    return online > 0 ? (unsigned)MIN(online, MAX_THREADS) : 1;
-}
-
 static int start_threads(struct pool *p, unsigned threads)
 {
     int rc = 0;
@@ -163,7 +150,7 @@ int pool_new(unsigned threads, struct pool **out, struct err *e)
     struct pool *p;
     int rc;
 
-    threads = MIN(threads ? threads : default_threads(), (unsigned)MAX_THREADS);
+    threads = MIN(threads ? threads : thread_processors(), (unsigned)MAX_THREADS);
     p = calloc(1, sizeof *p + threads * sizeof p->threads[0]);
     if (!p)
         return err_nomem(e);

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* base/thread.c - starts threads that leave the process's signals to its own. */
+/* base/thread.c - starts threads that leave the process's signals to its own; their processors. */
 #include "base/thread.h"
 
+#include <limits.h>
+#include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 int thread_start(pthread_t *out, void *(*fn)(void *user), void *user)
 {
@@ -17,4 +20,15 @@ int thread_start(pthread_t *out, void *(*fn)(void *user), void *user)
     rc = pthread_create(out, NULL, fn, user);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return rc;
+}
+
+unsigned thread_processors(void)
+{
+    cpu_set_t set;
+    long online;
+
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (unsigned)CPU_COUNT(&set);
+    online = sysconf(_SC_NPROCESSORS_ONLN); /* more than 1024 of them */
+    return online > 0 && online < INT_MAX ? (unsigned)online : 1;
 }

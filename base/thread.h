@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* base/thread.h - starts threads that leave the process's signals to its own. */
+/* base/thread.h - starts threads that leave the process's signals to its own; their processors. */
 #ifndef UFS_BASE_THREAD_H
 #define UFS_BASE_THREAD_H
 
@@ -13,5 +13,8 @@
  * while that is blocked the kernel ends the process, and base/guard.h would guard nothing.
  */
 MUST_USE int thread_start(pthread_t *out, void *(*fn)(void *user), void *user);
+
+/* The processors that this process may use, 1 at least. */
+unsigned thread_processors(void);
 
 #endif

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -13,6 +12,7 @@
 #include "base/confine.h"
 #include "base/fsutil.h"
 #include "base/local_socket.h"
+#include "base/thread.h"
 #include "cli/doctor.h"
 #include "fs/mount.h"
 #include "gpu/device.h"
@@ -161,13 +161,6 @@ void doctor_cache(struct doctor *d)
 
 /* ---- limits ---- */
 
-static unsigned processors(void)
-{
-    cpu_set_t set;
-
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 0;
-}
-
 void doctor_limits(struct doctor *d)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
@@ -181,7 +174,7 @@ void doctor_limits(struct doctor *d)
                     "%" PRIu64 " open files at most, as many as shards of a checkpoint",
                     (uint64_t)files.rlim_max);
     doctor_tell(d, DOCTOR_FINE, "machine", NULL, "%u processors, %s of memory",
-                processors(), out_size((uint64_t)pages * (uint64_t)page, size));
+                thread_processors(), out_size((uint64_t)pages * (uint64_t)page, size));
 }
 
 /* ---- confinement ---- */
