@@ -15,10 +15,12 @@ struct err;
  * call: none is left current. Never before a fork() whose child goes on with CUDA.
  */
 struct device_options {
-    const char *driver;  /* NULL: "libcuda.so.1" */
-    int ordinal;         /* as CUDA_VISIBLE_DEVICES leaves them */
-    unsigned threads;    /* 0: 4; each reads, and has a stream with two slots */
-    uint64_t slot_bytes; /* 0: 8 MiB, of pinned and of device memory, each slot */
+    const char *driver; /* NULL: "libcuda.so.1" */
+    int ordinal;        /* as CUDA_VISIBLE_DEVICES leaves them */
+    unsigned
+        threads; /* each reads, and has a stream with two slots; 0: one a processor,
+                         8 at most */
+    uint64_t slot_bytes; /* 0: 4 MiB, of pinned and of device memory, each slot */
 };
 
 /*

@@ -16,7 +16,7 @@
 #include "index/chunk.h"
 #include "remote/source.h"
 
-enum { SHARDS = 4, ROUNDS = 7, CHECK = 8 << 20, PART = 8 << 20, SKIPPED = 77 };
+enum { SHARDS = 4, ROUNDS = 7, CHECK = 8 << 20, PART = 4 << 20, SKIPPED = 77 };
 
 struct bench {
     struct device *d;
@@ -364,19 +364,20 @@ static void table(const struct bench *b, struct source *(*open_one)(uint64_t siz
 
 int main(int argc, char **argv)
 {
-    struct bench b = {.size = (uint64_t)512 << 20, .threads = 4};
+    struct bench b = {.size = (uint64_t)512 << 20};
     struct err e = {0};
     const char *driver = argc > 1 && strcmp(argv[1], "real") != 0 ? argv[1] : NULL;
 
     if (argc > 2)
         b.size = MAX(strtoull(argv[2], NULL, 10) << 20, (uint64_t)PART);
     if (argc > 3)
-        b.threads = (unsigned)MAX(strtoul(argv[3], NULL, 10), 1ul);
+        b.threads = (unsigned)strtoul(argv[3], NULL, 10);
     if (device_open(&(struct device_options){.driver = driver, .threads = b.threads},
                     &b.d, &e) < 0) {
         printf("skipped: %s\n", e.text);
         return SKIPPED;
     }
+    b.threads = b.d->threads;
     print_device(&b);
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
         check(&b, &kinds[i]);

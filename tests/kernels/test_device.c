@@ -66,7 +66,7 @@ static void load_case(struct device *d, const struct gather_case *c)
     free(out);
 }
 
-/* Slots of 64 KiB, so that boxes are cut, and of 8 MiB, so that they are not. */
+/* Slots of 64 KiB, so that boxes are cut, and of 4 MiB, so that they are not. */
 static void test_random(void **state)
 {
     const struct fixture *f = *state;
@@ -506,6 +506,7 @@ static void test_no_device(void **state)
                     &e),
         -ENODEV);
     assert_non_null(strstr(e.text, "CUDA device"));
+    assert_non_null(strstr(e.text, "counted from 0"));
     if (!f->live)
         return;
     setenv("STANDIN_DEVICES", "0", 1);
