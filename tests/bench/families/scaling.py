@@ -109,9 +109,15 @@ def by_open_files(bench):
 
 @workload("scaling", limit=180)
 def by_readers(bench):
-    """1 to 64 parallel readers: preads of 1 MiB, and of 4 KiB at random places."""
+    """1 to 64 parallel readers: preads of 1 MiB, and of 4 KiB at random places; and one mapping that so many threads touch first."""
     size, count = bench.size(512 * MIB), bench.size(1 << 16)
     folder = bench.make("dcp", "source", 1, size)
+
+    def touched(threads):  # a file that was mapped before keeps its pages: a mount of its own
+        with bench.mount(folder) as fresh:
+            return bench.read("mapped", [fresh / "raw" / KEY], fresh.server, threads=threads)
+
+    mapped = {"shards": [], "mount": []}
     lines = {"1 MiB, shards": [], "1 MiB, mount": [], "4 KiB random, shards": [], "4 KiB random, mount": []}
     with bench.mount(folder) as mount:
         file = mount / "raw" / KEY
@@ -122,7 +128,11 @@ def by_readers(bench):
                     "4 KiB random, mount": lambda: bench.read("random", [file], mount.server, threads=readers, block=4096, count=count)}
             for name, samples in interleave(ways, min(3, bench.rounds)).items():
                 lines[name].append((readers, (size if name.startswith("1") else count * 4096) / MIB / median(samples)))
+            ways = {"shards": lambda: bench.read("mapped", shards(folder, size), threads=readers), "mount": lambda: touched(readers)}
+            for name, samples in interleave(ways, min(3, bench.rounds)).items():
+                mapped[name].append((readers, size / MIB / median(samples)))
     yield Curve("Parallel readers", "readers", "MiB/s", lines, "")
+    yield Curve("Threads that touch a mapping first", "threads", "MiB/s", mapped, "")
 
 
 def random_cost(bench, folder, key, count):
