@@ -198,6 +198,7 @@ static int begin(struct fs *fs, struct stage *s, struct err *e)
     }
     claim.parent = parent;
     claim.target = target;
+    claim.swept = &fs->stages->swept;
     return staging_open(&claim, &s->staging, e);
 }
 

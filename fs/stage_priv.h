@@ -4,6 +4,7 @@
 #define UFS_FS_STAGE_PRIV_H
 
 #include "fs/stage.h"
+#include "save/staging.h"
 
 struct stages {
     pthread_rwlock_t place; /* who replaces a checkpoint; all who change plain files */
@@ -15,6 +16,7 @@ struct stages {
     size_t cap, free;
     uint64_t generation, stages;
     void *covers; /* staged nodes by what they cover */
+    struct staging_swept swept;
 };
 
 /* A directory or file of no stage yet. */

@@ -22,6 +22,10 @@ enum {
     OLD_SECONDS = 60,
     MAX_TRIES = 100,     /* others that publish and remove under us */
     HASH_BYTES = 1 + 16, /* '~' and the digits behind a name that was cut */
+    /* Of more than so many saves beside it one does not look through all at once again, but
+     * after so many times what that took. */
+    SWEEP_MANY = 64,
+    SWEEP_SHARE = 20,
 };
 
 static const char path_prefix[] = ".unshard-staging-";
@@ -266,32 +270,87 @@ bool staging_in_use(int parent, const char *name)
     return at >= 0 && !is_dead(at, &lock) && faccessat(at, STAGING_DATA, F_OK, 0) == 0;
 }
 
-/*
- * What mounts that died have left beside the target, of other checkpoints: room on the
- * disk, as much as a checkpoint takes, that nobody else would ever give back.
- */
-static void sweep(const struct staging *s)
+static int64_t now_ns(void)
 {
-    int fd = openat(s->parent_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* Is it too early to look through it again? */
+static bool is_swept(const struct staging_swept *swept, const struct stat *dir)
+{
+    for (size_t i = 0; swept && i < STAGING_SWEPT; i++)
+        if (swept->dir[i].dev == dir->st_dev && swept->dir[i].ino == dir->st_ino)
+            return now_ns() < swept->dir[i].next_ns;
+    return false;
+}
+
+static void note_swept(struct staging_swept *swept, const struct stat *dir,
+                       int64_t next_ns)
+{
+    size_t i = 0;
+
+    while (i < STAGING_SWEPT &&
+           (swept->dir[i].dev != dir->st_dev || swept->dir[i].ino != dir->st_ino))
+        i++;
+    if (i == STAGING_SWEPT)
+        i = swept->next++ % STAGING_SWEPT;
+    swept->dir[i].dev = dir->st_dev;
+    swept->dir[i].ino = dir->st_ino;
+    swept->dir[i].next_ns = next_ns;
+}
+
+/* How many others are staged there. */
+static size_t sweep_dir(const struct staging *s, DIR *dir)
+{
     struct err ignored = {0};
     const char *name;
+    size_t others = 0;
 
-    while (dir && dir_next(dir, &name) > 0) {
+    while (dir_next(dir, &name) > 0) {
         CLEANUP_FD int lock = -1;
         CLEANUP_FD int at = -1;
 
         if (!staging_is_named(name) || strcmp(name, s->path) == 0 ||
             unlinkat(s->parent_fd, name, AT_REMOVEDIR) == 0) /* an empty one */
             continue;
+        others++;
         at =
             openat(s->parent_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
         /* What its last rename did is durable before anything of it is deleted. */
         if (at >= 0 && is_dead(at, &lock) && fsync(s->parent_fd) == 0)
             staging_remove(s->parent_fd, name, &ignored);
     }
-    if (dir)
-        closedir(dir);
+    return others;
+}
+
+/*
+ * What mounts that died have left beside the target, of other checkpoints: room on the
+ * disk, as much as a checkpoint takes, that nobody else would ever give back.
+ */
+static void sweep(const struct staging *s, struct staging_swept *swept)
+{
+    int64_t start = now_ns(), end;
+    struct stat st;
+    DIR *dir;
+    int fd;
+
+    if (fstat(s->parent_fd, &st) < 0 || is_swept(swept, &st))
+        return;
+    fd = openat(s->parent_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    if (sweep_dir(s, dir) > SWEEP_MANY && swept) {
+        end = now_ns();
+        note_swept(swept, &st, end + SWEEP_SHARE * (end - start));
+    }
+    closedir(dir);
 }
 
 static void close_dirs(struct staging *s)
@@ -350,7 +409,7 @@ static int open_mount(struct staging *s, const struct staging_claim *claim,
     s->parent_fd = fcntl(claim->parent, F_DUPFD_CLOEXEC, 0);
     if (s->parent_fd < 0)
         return no_parent(s, e);
-    sweep(s);
+    sweep(s, claim->swept);
     for (int i = 0; ret == -ENOENT && i < MAX_TRIES; i++) {
         close_dirs(s);
         *e = (struct err){0};

@@ -13,6 +13,19 @@ struct staging;
 struct witness_filter;
 
 /*
+ * When directories were looked through last for what mounts that died have left: where many
+ * saves are staged at once, each would look at all others again.
+ */
+enum { STAGING_SWEPT = 8 };
+struct staging_swept {
+    struct {
+        uint64_t dev, ino;
+        int64_t next_ns; /* monotonic: not again before then */
+    } dir[STAGING_SWEPT];
+    unsigned next; /* whose place another takes */
+};
+
+/*
  * A save to DIR/NAME is made in DIR/.unshard-staging-NAME/ (a long NAME is cut there):
  * data/ becomes the target, a journal of each part says what is being written and how far
  * it is. Everything is on the target's file system, so that one rename publishes it.
@@ -33,6 +46,8 @@ struct staging_claim {
     int parent;
     const char *name;
     const struct witness_filter *storage; /* its files that hold tensors, or NULL */
+    struct staging_swept
+        *swept; /* of all saves of this mount, one at a time; or NULL */
 };
 
 /*
