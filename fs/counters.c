@@ -15,6 +15,7 @@ enum { REPEAT_SECONDS = 5 };
 static const char *const counter_names[COUNTERS] = {
     [COUNT_REQUESTS] = "requests",
     [COUNT_LOOKUPS] = "lookups",
+    [COUNT_LISTED] = "names_listed",
     [COUNT_OPENS] = "opens",
     [COUNT_OPENS_PASSTHROUGH] = "opens_passthrough",
     [COUNT_READS] = "reads",

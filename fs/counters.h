@@ -15,6 +15,7 @@ struct err;
 enum counter {
     COUNT_REQUESTS,
     COUNT_LOOKUPS,
+    COUNT_LISTED, /* names that were looked at in directories */
     COUNT_OPENS,
     COUNT_OPENS_PASSTHROUGH, /* of those, read by the kernel itself */
     COUNT_READS,

@@ -353,8 +353,7 @@ static void put_shown(struct page *p, struct node *dir, const struct shown *show
     put_entry(p, entry->name, &out, next);
 }
 
-static int list_shown(struct page *p, struct node *dir, const struct shown *shown,
-                      off_t off)
+static int list_shown(struct page *p, struct node *dir, struct shown *shown, off_t off)
 {
     if (put_dots(p,
                  attr_path_ino(dir->path, dir->kind == NODE_FILE_DIR ? "/" : "", 0, 0),
@@ -362,12 +361,15 @@ static int list_shown(struct page *p, struct node *dir, const struct shown *show
         return 0;
     if (shown->slot)
         slot_used(p->r->fs, shown->slot);
-    for (size_t i = (size_t)(off - DOTS); off < STAGED_POS && i < shown->count; i++) {
-        if (is_covered(p, shown->entry[i].name))
+    for (size_t i = (size_t)(off - DOTS); off < STAGED_POS && i < shown_places(shown);
+         i++) {
+        const struct shown_entry *entry = shown_at(shown, i);
+
+        if (!entry || is_covered(p, entry->name))
             continue;
-        if (!has_room(p, shown->entry[i].name))
+        if (!has_room(p, entry->name))
             return 0;
-        put_shown(p, dir, shown, &shown->entry[i], (off_t)i + 1 + DOTS);
+        put_shown(p, dir, shown, entry, (off_t)i + 1 + DOTS);
     }
     put_staged(p, off);
     return 0;

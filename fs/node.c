@@ -6,18 +6,20 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "fs/shown.h"
 #include "fs/slot.h"
-#include "fs/tree.h"
 
 struct nodes {
     pthread_mutex_t lock;
     /* guarded by lock */
-    struct node **table; /* by number; 0 is never used */
-    size_t cap, free;    /* free: no number below it is free */
-    struct node **bucket;
+    struct node **table;  /* by number; 0 is never used */
+    size_t cap, free;     /* free: no number below it is free */
+    struct node **bucket; /* by parent and name: those that have their name */
     size_t nbuckets, count;
+    struct node **at; /* by path: all */
+    size_t nat, known;
     uint64_t generation;
-    uint64_t turn;        /* how often somebody was to look again */
+    uint64_t turn;        /* of changes of names */
     struct node *watched; /* a list, with a reference to each */
     size_t nshown;        /* nodes that remember what they showed */
 };
@@ -65,6 +67,67 @@ static struct node *node_make(const struct node_spec *spec)
     return NULL;
 }
 
+/* ---- the hash by path; all with the lock held ---- */
+
+static struct node **bucket_at(const struct nodes *t, const char *path)
+{
+    return &t->at[XXH3_64bits(path, strlen(path)) & (t->nat - 1)];
+}
+
+static void at_grow(struct nodes *t)
+{
+    size_t old = t->nat;
+    struct node **was = t->at;
+    struct node **now = calloc(2 * old, sizeof *now);
+
+    if (!now)
+        return; /* longer chains, nothing worse */
+    t->at = now;
+    t->nat = 2 * old;
+    for (size_t i = 0; i < old; i++) {
+        for (struct node *n = was[i], *next; n; n = next) {
+            struct node **b = bucket_at(t, n->path);
+
+            next = n->next_at;
+            n->next_at = *b;
+            *b = n;
+        }
+    }
+    free(was);
+}
+
+static void at_add(struct nodes *t, struct node *n)
+{
+    struct node **b;
+
+    if (++t->known > t->nat)
+        at_grow(t);
+    b = bucket_at(t, n->path);
+    n->next_at = *b;
+    *b = n;
+}
+
+static void at_remove(struct nodes *t, struct node *n)
+{
+    struct node **b = bucket_at(t, n->path);
+
+    while (*b != n)
+        b = &(*b)->next_at;
+    *b = n->next_at;
+    t->known--;
+}
+
+/* The next one of this path (n NULL: the first), or NULL. */
+static struct node *next_at(const struct nodes *t, const char *path,
+                            const struct node *n)
+{
+    struct node *x = n ? n->next_at : *bucket_at(t, path);
+
+    while (x && strcmp(x->path, path) != 0)
+        x = x->next_at;
+    return x;
+}
+
 int nodes_new(struct nodes **out, struct err *e)
 {
     static const struct node_spec root = {.kind = NODE_DIR, .name = "", .path = ""};
@@ -74,19 +137,22 @@ int nodes_new(struct nodes **out, struct err *e)
         return err_nomem(e);
     pthread_mutex_init(&t->lock, NULL);
     t->bucket = calloc(FIRST_BUCKETS, sizeof *t->bucket);
+    t->at = calloc(FIRST_BUCKETS, sizeof *t->at);
     t->table = calloc(FIRST_TABLE, sizeof *t->table);
-    if (t->bucket && t->table)
+    if (t->bucket && t->at && t->table)
         t->table[FUSE_ROOT_ID] = node_make(&root);
-    if (!t->bucket || !t->table || !t->table[FUSE_ROOT_ID]) {
+    if (!t->bucket || !t->at || !t->table || !t->table[FUSE_ROOT_ID]) {
         free(t->bucket);
+        free(t->at);
         free(t->table);
         free(t);
         return err_nomem(e);
     }
     t->table[FUSE_ROOT_ID]->ino = FUSE_ROOT_ID;
-    t->nbuckets = FIRST_BUCKETS;
+    t->nbuckets = t->nat = FIRST_BUCKETS;
     t->cap = FIRST_TABLE;
     t->free = FUSE_ROOT_ID + 1;
+    at_add(t, t->table[FUSE_ROOT_ID]);
     *out = t;
     return 0;
 }
@@ -102,6 +168,7 @@ void nodes_free(struct fs *fs)
             node_free(fs, t->table[i]);
     free(t->table);
     free(t->bucket);
+    free(t->at);
     pthread_mutex_destroy(&t->lock);
     free(t);
     fs->nodes = NULL;
@@ -222,6 +289,7 @@ static bool table_add(struct nodes *t, struct node *n)
     n->ino = t->free;
     n->generation = ++t->generation;
     t->table[n->ino] = n;
+    at_add(t, n);
     return true;
 }
 
@@ -272,6 +340,7 @@ static struct node *take_refs(struct nodes *t, struct node *n, uint64_t refs)
         if (!n->orphan)
             hash_remove(t, n);
         t->nshown -= n->shown != NULL;
+        at_remove(t, n);
         t->table[n->ino] = NULL;
         t->free = MIN(t->free, n->ino);
         n->next = dead;
@@ -339,19 +408,32 @@ struct shown *node_shown(struct fs *fs, struct node *n)
     return shown;
 }
 
-void node_set_shown(struct fs *fs, struct node *n, struct shown *shown)
+void node_look_begin(struct fs *fs, struct node *n, struct shown *shown)
 {
-    struct shown *old;
+    pthread_mutex_lock(&fs->nodes->lock);
+    shown->turn = n->turn;
+    shown->next = n->made;
+    n->made = shown;
+    pthread_mutex_unlock(&fs->nodes->lock);
+}
+
+void node_look_end(struct fs *fs, struct node *n, struct shown *shown, bool found)
+{
+    struct shown **p = &n->made, *old = NULL;
 
     pthread_mutex_lock(&fs->nodes->lock);
-    old = n->shown;
-    n->shown = shown ? shown_get(shown) : NULL;
-    fs->nodes->nshown += (n->shown != NULL) - (size_t)(old != NULL);
-    if (shown && shown->turn != fs->nodes->turn)
-        shown->until_ns = 0;
+    while (*p != shown)
+        p = &(*p)->next;
+    *p = steal(&shown->next);
+    if (found) {
+        old = n->shown;
+        n->shown = shown_get(shown);
+        fs->nodes->nshown += old == NULL;
+        if (shown->turn != n->turn)
+            shown->until_ns = 0;
+    }
     pthread_mutex_unlock(&fs->nodes->lock);
-    if (old)
-        shown_put(fs, old);
+    shown_put(fs, old);
 }
 
 struct slot *node_slot(struct fs *fs, struct node *n)
@@ -408,36 +490,35 @@ void nodes_tidy(struct fs *fs)
     } while (n == TIDY_AT_ONCE);
 }
 
-static bool is_directory_at(const struct node *n, const char *path)
+static bool is_directory(const struct node *n)
 {
-    return n && n->kind == NODE_DIR && !n->orphan && strcmp(n->path, path) == 0;
+    return n->kind == NODE_DIR && !n->orphan;
 }
 
 struct node *node_at(struct fs *fs, const char *path)
 {
     struct nodes *t = fs->nodes;
-    struct node *found = NULL;
+    struct node *n = NULL;
 
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->cap && !found; i++)
-        if (is_directory_at(t->table[i], path))
-            found = t->table[i];
-    if (found)
-        found->refs++;
+    while ((n = next_at(t, path, n)) && !is_directory(n))
+        ;
+    if (n)
+        n->refs++;
     pthread_mutex_unlock(&t->lock);
-    return found;
+    return n;
 }
 
 fuse_ino_t node_file_at(struct fs *fs, const char *path)
 {
     struct nodes *t = fs->nodes;
-    fuse_ino_t ino = 0;
+    const struct node *n = NULL;
+    fuse_ino_t ino;
 
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; !ino && i < t->cap; i++)
-        if (t->table[i] && t->table[i]->kind == NODE_FILE && !t->table[i]->orphan &&
-            strcmp(t->table[i]->path, path) == 0)
-            ino = t->table[i]->ino;
+    while ((n = next_at(t, path, n)) && (n->kind != NODE_FILE || n->orphan))
+        ;
+    ino = n ? n->ino : 0;
     pthread_mutex_unlock(&t->lock);
     return ino;
 }
@@ -445,23 +526,23 @@ fuse_ino_t node_file_at(struct fs *fs, const char *path)
 void nodes_expect(struct fs *fs, const char *path, uint64_t inode)
 {
     struct nodes *t = fs->nodes;
+    struct node *n = NULL;
 
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->cap; i++)
-        if (is_directory_at(t->table[i], path) && t->table[i]->inode)
-            t->table[i]->coming = inode; /* the root is the root, whatever it is */
+    while ((n = next_at(t, path, n)))
+        if (is_directory(n) && n->inode)
+            n->coming = inode; /* the root is the root, whatever it is */
     pthread_mutex_unlock(&t->lock);
 }
 
 void nodes_replaced(struct fs *fs, const char *path, bool done)
 {
     struct nodes *t = fs->nodes;
+    struct node *n = NULL;
 
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->cap; i++) {
-        struct node *n = t->table[i];
-
-        if (!is_directory_at(n, path) || !n->coming)
+    while ((n = next_at(t, path, n))) {
+        if (!is_directory(n) || !n->coming)
             continue;
         if (done)
             n->inode = n->coming;
@@ -473,38 +554,74 @@ void nodes_replaced(struct fs *fs, const char *path, bool done)
 void nodes_renew(struct fs *fs, const char *path)
 {
     struct nodes *t = fs->nodes;
+    struct node *n = NULL;
 
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->cap; i++) {
-        struct node *n = t->table[i];
-
-        if (!is_directory_at(n, path) || !n->parent)
-            continue;
-        make_orphan(t, n);
-    }
+    while ((n = next_at(t, path, n)))
+        if (is_directory(n) && n->parent)
+            make_orphan(t, n);
     pthread_mutex_unlock(&t->lock);
+}
+
+/* ---- names that change ---- */
+
+/* With the lock. */
+static void forget_shown(struct node *n)
+{
+    n->turn++;
+    if (n->shown)
+        n->shown->until_ns = 0;
 }
 
 void nodes_look_again(struct fs *fs, const char *path)
 {
     struct nodes *t = fs->nodes;
+    struct node *n = NULL;
 
     pthread_mutex_lock(&t->lock);
-    t->turn++;
-    for (size_t i = 0; i < t->cap; i++)
-        if (t->table[i] && t->table[i]->shown && strcmp(t->table[i]->path, path) == 0)
-            t->table[i]->shown->until_ns = 0;
+    while ((n = next_at(t, path, n)))
+        forget_shown(n);
     pthread_mutex_unlock(&t->lock);
 }
 
-uint64_t nodes_turn(struct fs *fs)
+/* With the lock: false: too many look at it at once. */
+static bool take_snapshots(const struct node *n, struct node_snapshots *out)
 {
-    uint64_t turn;
+    for (struct shown *s = n->made; s; s = s->next) {
+        if (out->count == NODE_SNAPSHOTS - 1)
+            return false;
+        out->shown[out->count++] = shown_get(s);
+    }
+    if (n->shown)
+        out->shown[out->count++] = shown_get(n->shown);
+    return true;
+}
 
-    pthread_mutex_lock(&fs->nodes->lock);
-    turn = fs->nodes->turn;
-    pthread_mutex_unlock(&fs->nodes->lock);
-    return turn;
+void nodes_snapshots(struct fs *fs, const char *path, struct node_snapshots *out)
+{
+    struct nodes *t = fs->nodes;
+    struct node *n = NULL;
+
+    *out = (struct node_snapshots){0};
+    pthread_mutex_lock(&t->lock);
+    out->turn = ++t->turn;
+    while ((n = next_at(t, path, n))) {
+        if (out->dir || !is_directory(n) || !take_snapshots(n, out)) {
+            forget_shown(n); /* one that lost its name, or too many */
+        } else if (out->count > 0) {
+            out->dir = n;
+            n->refs++;
+        }
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
+void nodes_snapshots_put(struct fs *fs, struct node_snapshots *s)
+{
+    for (size_t i = 0; i < s->count; i++)
+        shown_put(fs, s->shown[i]);
+    if (s->dir)
+        node_unpin(fs, s->dir);
 }
 
 int node_take_watched(struct fs *fs, struct node ***out, size_t *count)

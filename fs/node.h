@@ -37,9 +37,11 @@ struct node {
 
     /* guarded by the lock of nodes */
     uint64_t refs; /* lookups of the kernel, children, pins */
-    struct node *next;
+    struct node *next, *next_at;
     atomic_bool orphan;  /* its name went to another node */
     struct shown *shown; /* what a directory showed lately */
+    struct shown *made;  /* a list: what those who look at it just now are to find */
+    uint64_t turn;       /* how often all of it was to be looked at again */
     struct slot *slot;   /* the checkpoint it is, as of the last look */
     struct node *next_watched;
     bool watched;    /* it is among those that node_take_watched takes */
@@ -76,8 +78,24 @@ void node_unpin(struct fs *fs, struct node *n);
 
 /* What was remembered of a directory, with a reference; NULL: nothing. */
 struct shown *node_shown(struct fs *fs, struct node *n);
-/* Remembers it; takes one reference of its own. */
-void node_set_shown(struct fs *fs, struct node *n, struct shown *shown);
+/*
+ * Around a look: what is changed from the beginning on comes to what is found too. Then it is
+ * remembered (takes one reference of its own), unless all was to be looked at again meanwhile,
+ * or nothing was found.
+ */
+void node_look_begin(struct fs *fs, struct node *n, struct shown *shown);
+void node_look_end(struct fs *fs, struct node *n, struct shown *shown, bool found);
+
+/* Snapshots of one directory, remembered or being made, in which a name is to be changed. */
+enum { NODE_SNAPSHOTS = 8 };
+struct node_snapshots {
+    struct node *dir; /* pinned; NULL: nobody knows it, and there are none */
+    struct shown *shown[NODE_SNAPSHOTS];
+    size_t count;
+    uint64_t turn; /* later than that of each who asked before */
+};
+void nodes_snapshots(struct fs *fs, const char *path, struct node_snapshots *out);
+void nodes_snapshots_put(struct fs *fs, struct node_snapshots *s);
 
 /* The number that the kernel has of the file of the source at this path; 0: none. */
 fuse_ino_t node_file_at(struct fs *fs, const char *path);
@@ -108,10 +126,9 @@ void nodes_renew(struct fs *fs, const char *path);
 
 /*
  * What directories of this path showed lately counts no more; nor does what somebody began
- * to look at in an earlier turn, whenever that is remembered.
+ * to look at earlier, whenever that is remembered.
  */
 void nodes_look_again(struct fs *fs, const char *path);
-uint64_t nodes_turn(struct fs *fs);
 
 /* Forgets snapshots that nobody looked at for a while; long ones are megabytes. */
 void nodes_tidy(struct fs *fs);

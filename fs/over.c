@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/fsutil.h"
+#include "fs/amend.h"
 #include "fs/node.h"
 #include "fs/plain.h"
 #include "fs/save.h"
@@ -55,7 +56,7 @@ bool over_takes_dir(struct fs *fs, struct node *dir, const char *name)
     if (!save_files_is_view(name) || strcmp(name, ".unshard") == 0 ||
         tree_shown(fs, dir, true, &shown, &ignored) != 0)
         return false;
-    empty = shown->count == 0;
+    empty = shown_is_empty(shown);
     shown_put(fs, shown);
     return empty;
 }
@@ -80,8 +81,8 @@ static bool has_tensors(const struct stage *s)
 /* One without tensors (a trainer's arguments) is in no model's way. */
 static bool is_in_the_way(const struct shown *shown, const struct shown_entry *x)
 {
-    return x->kind == SHOWN_FILE_DIR ||
-           (x->whole && !(shown->slot && shown->slot->info.tensors == 0));
+    return x && (x->kind == SHOWN_FILE_DIR ||
+                 (x->whole && !(shown->slot && shown->slot->info.tensors == 0)));
 }
 
 /* Of several model files each is one by itself: another would be taken for all of them. */
@@ -93,8 +94,8 @@ static int check_alone(struct fs *fs, struct node *dir, struct err *e)
 
     if (rc != 0)
         return rc;
-    for (size_t i = 0; i < shown->count; i++)
-        files |= is_in_the_way(shown, &shown->entry[i]);
+    for (size_t i = 0; i < shown_places(shown); i++)
+        files |= is_in_the_way(shown, shown_at(shown, i));
     shown_put(fs, shown);
     if (!files)
         return 0;
@@ -184,7 +185,7 @@ static int unlink_source(struct fs *fs, const struct stage *s, const char *name,
         return 0;
     if (unlinkat(dir, name, 0) < 0 && errno != ENOENT)
         return err_set(e, errno, "%s: %s", name, strerror(errno));
-    nodes_look_again(fs, s->path);
+    amend_name(fs, s->path, name);
     return 0;
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "fs/amend.h"
 #include "fs/attr.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
@@ -60,7 +61,7 @@ static int entry_of(struct request *r, struct node *dir, enum shown_kind kind,
     struct shown *shown;
     int rc;
 
-    nodes_look_again(r->fs, dir->path);
+    amend_name(r->fs, dir->path, r->name);
     rc = tree_shown(r->fs, dir, true, &shown, e);
     if (rc != 0)
         return rc;
@@ -89,7 +90,7 @@ static int set_maker(const struct request *r, int parent)
 static void take_back(const struct request *r, const struct node *dir, int parent)
 {
     unlinkat(parent, r->name, 0);
-    nodes_look_again(r->fs, dir->path);
+    amend_name(r->fs, dir->path, r->name);
 }
 
 /* It is written through this mount. */
@@ -137,7 +138,7 @@ int plain_create(struct request *r, struct node *dir, struct err *e)
     fd = create(r, dir, &parent, e);
     stages_plain_end(r->fs);
     if (fd == -EEXIST && !(r->fi.flags & O_EXCL)) { /* since it was looked for: again */
-        nodes_look_again(r->fs, dir->path);
+        amend_name(r->fs, dir->path, r->name);
         *e = (struct err){0};
         return -ESTALE;
     }
@@ -287,7 +288,7 @@ int plain_remove(struct request *r, const struct node *dir, int flags, struct er
     stages_plain_end(r->fs);
     if (rc < 0)
         return rc;
-    nodes_look_again(r->fs, dir->path);
+    amend_name(r->fs, dir->path, r->name);
     fuse_reply_err(r->req, 0);
     return 0;
 }
@@ -307,8 +308,8 @@ static int rename_name(const struct request *r, const struct node *from,
         return fail(r->name, e);
     if (!(r->flags & RENAME_EXCHANGE) && was.st_ino != st.st_ino)
         forget(r->fs, &was);
-    nodes_look_again(r->fs, from->path);
-    nodes_look_again(r->fs, to->path);
+    amend_name(r->fs, from->path, r->name);
+    amend_name(r->fs, to->path, r->as);
     return fsync(old) < 0 || fsync(new) < 0 ? fail(r->as, e) : 0;
 }
 

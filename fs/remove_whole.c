@@ -45,14 +45,16 @@ static bool is_filled(struct fs *fs, const struct stage *s, const char *name)
     return filled;
 }
 
-static bool is_bare(struct fs *fs, const struct stage *s, const struct shown *shown)
+static bool is_bare(struct fs *fs, const struct stage *s, struct shown *shown)
 {
     bool any = false;
 
-    for (size_t i = 0; i < shown->count; i++) {
-        const struct shown_entry *entry = &shown->entry[i];
-        const struct staged *n = staged_find(s->root, entry->name);
+    for (size_t i = 0; i < shown_places(shown); i++) {
+        const struct shown_entry *entry = shown_at(shown, i);
+        const struct staged *n = entry ? staged_find(s->root, entry->name) : NULL;
 
+        if (!entry)
+            continue;
         if (strcmp(entry->name, ".unshard") != 0 &&
             (!n || (n->kind != STAGED_GONE && !n->removed)))
             return false;

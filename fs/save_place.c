@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "fs/amend.h"
 #include "fs/node.h"
 #include "fs/over.h"
 #include "fs/save_priv.h"
@@ -100,19 +101,11 @@ int save_place(struct publication *p, struct err *e)
 /* Nobody goes on believing what was there before. */
 void save_tell(struct fs *fs, const char *path, struct slot *slot)
 {
-    CLEANUP_FREE char *above = strdup(path);
-    char *slash = above ? strrchr(above, '/') : NULL;
-
     if (slot) {
         scanner_suspect(fs->scanner, slot->path, slot->file);
         slot_retire(fs, slot);
     }
-    if (slash)
-        *slash = '\0';
-    else if (above)
-        above[0] = '\0';
     store_forget(fs->store, path);
     nodes_look_again(fs, path);
-    if (above)
-        nodes_look_again(fs, above);
+    amend_path(fs, path);
 }

@@ -97,7 +97,7 @@ const char *staged_fixed_name(enum inside kind);
  * here.
  */
 struct staged_name *staged_names(struct fs *fs, fuse_ino_t ino, const char *path,
-                                 struct slot *slot, const struct shown *shown);
+                                 struct slot *slot, struct shown *shown);
 void staged_names_free(struct staged_name *names); /* NULL is fine */
 bool staged_hides(struct fs *fs, fuse_ino_t ino, const struct slot *slot,
                   const char *name);

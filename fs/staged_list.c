@@ -80,7 +80,7 @@ static int list_published(const struct request *r, struct staged_handle *h,
     struct node *n = node_of_ino(r->fs, r->ino);
     struct shown *shown = NULL;
     struct staged_name *more = NULL;
-    size_t count = 0;
+    size_t count = 0, places = 0;
     int rc = n ? tree_shown(r->fs, n, r->may_block, &shown, e) : -ESTALE;
 
     if (rc != 0)
@@ -88,15 +88,16 @@ static int list_published(const struct request *r, struct staged_handle *h,
     more = staged_names(r->fs, r->ino, n->path, shown->slot, shown);
     while (more && more[count].name)
         count++;
-    rc = names_begin(h, shown->count + count, e);
+    places = shown_places(shown);
+    rc = names_begin(h, places + count, e);
     if (!more)
         rc = err_nomem(e);
-    for (size_t i = 0; rc == 0 && i < shown->count; i++) {
-        const char *name = shown->entry[i].name;
+    for (size_t i = 0; rc == 0 && i < places; i++) {
+        const struct shown_entry *entry = shown_at(shown, i);
 
-        if (staged_hides(r->fs, r->ino, shown->slot, name))
+        if (!entry || staged_hides(r->fs, r->ino, shown->slot, entry->name))
             continue;
-        h->name[h->names] = (struct staged_name){.name = strdup(name), .ino = 1};
+        h->name[h->names] = (struct staged_name){.name = strdup(entry->name), .ino = 1};
         if (h->name[h->names].name)
             h->names++;
         else
@@ -204,7 +205,7 @@ static size_t count_stages(struct fs *fs)
     return n;
 }
 
-static void add_new_dirs(struct fs *fs, const char *path, const struct shown *shown,
+static void add_new_dirs(struct fs *fs, const char *path, struct shown *shown,
                          struct list *l)
 {
     size_t len = strlen(path);
@@ -222,7 +223,7 @@ static void add_new_dirs(struct fs *fs, const char *path, const struct shown *sh
 }
 
 struct staged_name *staged_names(struct fs *fs, fuse_ino_t ino, const char *path,
-                                 struct slot *slot, const struct shown *shown)
+                                 struct slot *slot, struct shown *shown)
 {
     struct list l = {0};
     const struct staged *dir;

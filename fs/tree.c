@@ -19,6 +19,8 @@ enum {
     MAX_LOOK_NS =
         2000000000, /* a directory that takes long to list is listed less often */
     COST_SHARE = 10,
+    /* Of directories of fewer names each change makes us look at all: it costs no more. */
+    AMEND_LEAST = 64,
 };
 
 const char *const tree_own_names[] = {"model.safetensors",
@@ -30,35 +32,11 @@ const char *const tree_own_names[] = {"model.safetensors",
                                       ".unshard",
                                       NULL};
 
-struct shown *shown_get(struct shown *s)
-{
-    atomic_fetch_add(&s->refs, 1);
-    return s;
-}
-
-void shown_put(struct fs *fs, struct shown *s)
-{
-    if (!s || atomic_fetch_sub(&s->refs, 1) > 1)
-        return;
-    slot_unref(fs, s->slot, 1);
-    listing_free(s->listing);
-    free(s->latest);
-    free(s->entry);
-    free(s);
-}
-
 static int by_name(const void *a, const void *b)
 {
     const struct shown_entry *left = a, *right = b;
 
     return strcmp(left->name, right->name);
-}
-
-const struct shown_entry *shown_find(const struct shown *s, const char *name)
-{
-    const struct shown_entry key = {.name = name};
-
-    return s->count ? bsearch(&key, s->entry, s->count, sizeof key, by_name) : NULL;
 }
 
 int shown_path(const struct node *dir, const struct shown_entry *entry, char *dst,
@@ -264,6 +242,15 @@ static bool hidden_above(const struct slot *above, const struct node *dir,
            slot_hides(above, path);
 }
 
+bool tree_hides(struct fs *fs, const struct node *dir, const char *name)
+{
+    struct slot *above = slot_above(fs, dir);
+    bool hidden = hidden_above(above, dir, name);
+
+    slot_unref(fs, above, 1);
+    return hidden;
+}
+
 /* Checkpoints that are sets of files in subdirectories, which are not shown then. */
 static int add_sets(struct builder *b)
 {
@@ -413,6 +400,18 @@ static int add_latest(struct builder *b)
     return rc;
 }
 
+/* Does what it shows follow from its names one by one, but for those that formats know? */
+static bool can_amend(const struct builder *b, bool tracked)
+{
+    const struct shown *s = b->shown;
+    const struct place *p = &b->place;
+
+    return !s->slot && s->listing && !tracked && !p->trouble &&
+           b->dir->kind == NODE_DIR && !b->fs->store->remote &&
+           listing_count(s->listing) >= AMEND_LEAST &&
+           !(p->nfiles > 0 && p->files[p->nfiles - 1].set_dir);
+}
+
 static int build_entries(struct builder *b)
 {
     struct shown *s = b->shown;
@@ -426,6 +425,7 @@ static int build_entries(struct builder *b)
          listing_find(s->listing, "LATEST") || listing_find(s->listing, "LATEST.txt"));
     int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
 
+    s->amends = can_amend(b, tracked);
     if (rc == 0 && tracked) {
         s->latest = s->slot ? tracker_of_slot(b->fs, s->slot)
                             : tracker_target(b->fs, b->dir->path);
@@ -556,6 +556,8 @@ static int look_dir(struct builder *b, bool may_block)
     const char *only = b->dir->ino == FUSE_ROOT_ID ? fs->store->file : NULL;
     int rc = fs->store->ops->list(fs->store, b->dir->path, &s->listing, b->e);
 
+    if (rc == 0 && fs->stages)
+        listing_note_asked(s->listing);
     if (rc == 0)
         rc = judge_dir(b, only);
     if (rc == 0)
@@ -614,18 +616,23 @@ static int shown_new(struct fs *fs, struct node *dir, bool may_block,
     int64_t start = now_ns();
     int rc;
 
-    b.shown = calloc(1, sizeof *b.shown);
+    b.shown = shown_make();
     if (!b.shown)
         return err_nomem(e);
-    b.shown->refs = 1;
-    b.shown->turn = nodes_turn(fs);
+    node_look_begin(fs, dir, b.shown);
     rc = look(&b, may_block);
     place_release(&b.place);
+    if (b.shown->listing) {
+        counter_add(&fs->counters, COUNT_LISTED, listing_count(b.shown->listing));
+        listing_end_asked(b.shown->listing);
+    }
+    if (rc == 0)
+        shown_made(b.shown, start + look_pause(fs, now_ns() - start));
+    node_look_end(fs, dir, b.shown, rc == 0);
     if (rc != 0) {
         shown_put(fs, b.shown);
         return rc;
     }
-    b.shown->until_ns = start + look_pause(fs, now_ns() - start);
     *out = b.shown;
     return 0;
 }
@@ -649,7 +656,6 @@ int tree_shown(struct fs *fs, struct node *dir, bool may_block, struct shown **o
         rc = shown_new(fs, dir, may_block, &s, e);
         if (rc != 0)
             return rc;
-        node_set_shown(fs, dir, s);
     }
     if (s->slot)
         slot_used(fs, s->slot);

@@ -58,7 +58,7 @@ struct staged *where_new_root(struct fs *fs, const struct node *dir, const char 
  * With the lock: may a new directory of this name come to what is shown by a rename, with no
  * change of the checkpoint that this may be?
  */
-bool where_is_free(struct fs *fs, const struct shown *shown, const char *name);
+bool where_is_free(struct fs *fs, struct shown *shown, const char *name);
 
 /* With the lock: a new file of the name, where something hidden makes room. */
 int write_new_file(struct request *r, struct staged *dir, const char *name,

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/fsutil.h"
+#include "fs/amend.h"
 #include "fs/attr.h"
 #include "fs/handle.h"
 #include "fs/lookup.h"
@@ -240,7 +241,7 @@ static int is_whole(struct request *r, const struct node *n,
     if (rc != 0 || *out || !(r->fi.flags & O_TRUNC) || st->id.size == 0 ||
         !written_has(r->fs->written, st->id.dev, st->id.ino))
         return rc;
-    nodes_look_again(r->fs, n->parent->path);
+    amend_name(r->fs, n->parent->path, n->name);
     return look_whole(r, n, out, e);
 }
 

@@ -243,7 +243,7 @@ bool where_is_plain(struct fs *fs, const struct slot *slot)
     return s ? s->over : slot->plain; /* a removal of all of it may have begun */
 }
 
-bool where_is_free(struct fs *fs, const struct shown *shown, const char *name)
+bool where_is_free(struct fs *fs, struct shown *shown, const char *name)
 {
     const struct slot *slot = shown->slot;
     const struct stage *s = slot ? stage_settled(fs, slot->place) : NULL;
@@ -258,7 +258,7 @@ bool where_is_free(struct fs *fs, const struct shown *shown, const char *name)
  * nothing of the one around it changes. Of other names nobody knows: they may be parts of it,
  * and come with it.
  */
-static bool is_own_step(struct fs *fs, const struct shown *shown, const char *mkdir)
+static bool is_own_step(struct fs *fs, struct shown *shown, const char *mkdir)
 {
     return mkdir && step_is_of_run(mkdir) && where_is_free(fs, shown, mkdir);
 }

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: MIT
+"""Large directories of a mount for saving: what one name costs does not grow with how many there are, and no name is ever shown that is not there."""
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from mountlib import PATIENCE, Mount, fails, main, make_tensors, read_all, same, wait_for, write_checkpoint  # noqa: E402
+from save_whole import DATA, published  # noqa: E402
+
+FEW, MANY = 100, 1000  # of fewer than 64 names all are looked at each time
+TORCH = (DATA / "torch_file/pt_torch231/model.pt").read_bytes()
+DCP = DATA / "torch_dcp/dcp_fsdp2_adamw_2r"
+
+
+def put(path, data=b"x"):
+    with open(path, "wb") as f:
+        f.write(data)
+
+
+def fill(path, count, name="log.{:05}"):
+    """So many files that are of no checkpoint: their names."""
+    os.makedirs(path, exist_ok=True)
+    names = [name.format(i) for i in range(count)]
+    for n in names:
+        put(f"{path}/{n}")
+    return names
+
+
+def fill_dirs(path, count):
+    names = [f"dir.{i:05}" for i in range(count)]
+    for n in names:
+        os.makedirs(f"{path}/{n}")
+    return names
+
+
+def listed(m):
+    """How many names of directories the server has looked at so far."""
+    return json.loads(read_all(m / "keep/.unshard/counters.json"))["names_listed"]
+
+
+def reads_of(m):
+    """How often the server has read a file of the source, or a request."""
+    with open(f"/proc/{m.process.pid}/io") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("syscr:"))
+
+
+def shows(m, path, want):
+    same(f"listing of {path}", sorted(os.listdir(m / path)), sorted(want))
+
+
+class Cost:
+    """Of n calls: the names that were looked at. All of n names each time would be n * n / 2 and more; a look now and then is allowed."""
+
+    def __init__(self, m, what, n, count=listed):
+        self.m, self.what, self.n, self.count = m, what, n, count
+
+    def __enter__(self):
+        self.before = self.count(self.m)
+
+    def __exit__(self, *exc):
+        if exc[0] is None:
+            spent = self.count(self.m) - self.before
+            print(f"# {self.what}: {spent} of at most {self.n * self.n // 8}")
+            assert spent < self.n * self.n // 8, f"{self.what}: {spent} for {self.n}"
+
+
+def source(t):
+    write_checkpoint(t + "/src/keep", make_tensors(1))
+    return t + "/src"
+
+
+# ---- what it costs ----
+
+def test_one_name_costs_the_same_among_many(t):
+    names = fill_dirs(source(t) + "/dirs", MANY)
+    os.makedirs(t + "/src/files")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        with Cost(m, "files are made", MANY):
+            files = fill(m / "files", MANY)
+        with Cost(m, "get other names", MANY):
+            for n in files:
+                os.rename(m / f"files/{n}", m / f"files/{n}.old")
+        with Cost(m, "are written over", MANY):
+            for n in files:
+                put(m / f"files/{n}.new")
+                os.replace(m / f"files/{n}.new", m / f"files/{n}.old")
+        with Cost(m, "are written to", MANY):
+            for n in files:
+                put(m / f"files/{n}.old", b"other")
+        shows(m, "files", [n + ".old" for n in files])
+        with Cost(m, "go", MANY):
+            shutil.rmtree(m / "files")
+        with Cost(m, "directories get other names", MANY):
+            for n in names:
+                os.rename(m / f"dirs/{n}", m / f"dirs/{n}.old")
+        with Cost(m, "directories go", MANY):
+            subprocess.run(["rm", "-r", m / "dirs"], check=True)
+        shows(m, "", ["keep"])
+    same("in the source", sorted(os.listdir(t + "/src")), ["keep"])
+
+
+def test_links_and_a_checkpoint_beside_many(t):
+    """Steps of a run, saved one after the other and removed."""
+    fill_dirs(source(t) + "/run", MANY)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        steps = [f"run/step{i}" for i in range(20)]
+        before = listed(m)
+        for s in steps:
+            write_checkpoint(m / f"{s}.tmp", make_tensors(2, count=1), shards=1)
+            os.rename(m / f"{s}.tmp", m / s)
+            assert os.path.exists(m / f"{s}/tensors"), f"{s} is no checkpoint"
+        for s in steps:
+            shutil.rmtree(m / s)
+            assert not os.path.exists(m / s) and not os.path.exists(f"{t}/src/{s}")
+        spent = listed(m) - before
+        print(f"# {spent} names for 20 saves and removals among {MANY}")
+        assert spent < MANY * 30, spent  # all of them at each rename and rmdir: 80 times and more
+        shows(m, "run", os.listdir(t + "/src/run"))
+
+
+def test_directories_are_made(t):
+    """Each is a stage, and a stage looks beside it for what mounts that died have left."""
+    source(t)
+    os.makedirs(t + "/src/new")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        with Cost(m, "directories are made", 500, reads_of):
+            for i in range(500):
+                os.mkdir(m / f"new/x{i:05}")
+        same("listed", len(os.listdir(m / "new")), 500)
+        with Cost(m, "they go", 500, reads_of):
+            for i in range(500):
+                os.rmdir(m / f"new/x{i:05}")
+        same("nothing is left", (os.listdir(m / "new"), os.listdir(t + "/src/new")), ([], []))
+
+
+# ---- what is shown ----
+
+def test_each_change_shows_at_once(t):
+    names = fill(source(t) + "/run", FEW)
+    fill_dirs(t + "/src/run", FEW)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        want = set(os.listdir(t + "/src/run"))
+        shows(m, "run", want)
+        for i, n in enumerate(names[:40]):
+            new = f"new.{i}"
+            fails("not yet", errno.ENOENT, lambda x=new: os.stat(m / f"run/{x}"))
+            put(m / f"run/{new}", b"new")
+            same("bytes", read_all(m / f"run/{new}"), b"new")
+            shows(m, "run", want | {new})
+            os.unlink(m / f"run/{n}")
+            fails("it is gone", errno.ENOENT, lambda x=n: os.stat(m / f"run/{x}"))
+            shows(m, "run", want - {n} | {new})
+            os.rename(m / f"run/{new}", m / f"run/{n}")  # and back, as another file
+            fails("it has another name", errno.ENOENT, lambda x=new: os.stat(m / f"run/{x}"))
+            same("bytes by its new name", read_all(m / f"run/{n}"), b"new")
+            shows(m, "run", want)
+        for n in names[40:60]:  # a file in the place of a directory, and the other way round
+            d = n.replace("log", "dir")
+            os.rmdir(m / f"run/{d}")
+            os.rename(m / f"run/{n}", m / f"run/{d}")
+            assert os.path.isfile(m / f"run/{d}"), d
+            fails("a file", errno.ENOTDIR, lambda x=d: os.listdir(m / f"run/{x}"))
+            want.remove(n)
+            shows(m, "run", want)
+        os.rename(m / "run/log.00070", m / "run/log.00071")  # over another
+        want.remove("log.00070")
+        shows(m, "run", want)
+        shows(m, "run", os.listdir(t + "/src/run"))
+
+
+def test_a_listing_while_names_go(t):
+    """A directory that is open keeps its places: no name is left out, and none comes twice."""
+    names = fill(source(t) + "/run", MANY)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        seen = []
+        with os.scandir(m / "run") as entries:
+            for i, entry in enumerate(entries):
+                if entry.name.startswith("log"):  # others were there when the page was made
+                    seen.append(entry.name)
+                    os.unlink(entry.path)
+                if i % 3 == 0:
+                    put(m / f"run/more.{i:05}")
+                    os.unlink(m / f"run/more.{i:05}")
+        same("each once", sorted(seen), names)
+        shows(m, "run", [])
+        same("in the source", os.listdir(t + "/src/run"), [])
+
+
+def test_changes_on_the_disk_show_while_others_are_made(t):
+    """What the mount was told of puts off no look at what it was not."""
+    names = fill(source(t) + "/run", FEW)
+    stop = threading.Event()
+
+    def busy(m):
+        i = 0
+        while not stop.is_set():
+            put(m / f"run/mine.{i % 50}")
+            os.unlink(m / f"run/mine.{i % 50}")
+            i += 1
+
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        thread = threading.Thread(target=busy, args=(m,))
+        thread.start()
+        try:
+            for i in range(4):
+                put(f"{t}/src/run/theirs.{i}", b"theirs")
+                took = wait_for("a new file", PATIENCE, lambda x=i: os.path.exists(m / f"run/theirs.{x}"))
+                same("bytes", read_all(m / f"run/theirs.{i}"), b"theirs")
+                os.unlink(f"{t}/src/run/{names[i]}")
+                took = max(took, wait_for("one that goes", PATIENCE, lambda x=i: names[x] not in os.listdir(m / "run")))
+                fails("it is gone", errno.ENOENT, lambda x=i: os.stat(m / f"run/{names[x]}"))
+                print(f"# after {took:.2f} s")
+        finally:
+            stop.set()
+            thread.join()
+        # What was changed through the mount, and behind it: the disk is right.
+        put(m / "run/both", b"mine")
+        os.unlink(t + "/src/run/both")
+        wait_for("it is gone", PATIENCE, lambda: "both" not in os.listdir(m / "run"))
+        os.unlink(m / f"run/{names[20]}")
+        put(t + f"/src/run/{names[20]}", b"again")
+        wait_for("it is back", PATIENCE, lambda: names[20] in os.listdir(m / "run"))
+        same("bytes", read_all(m / f"run/{names[20]}"), b"again")
+
+
+def test_a_checkpoint_that_comes_and_goes(t):
+    """By the name of one file, among many that are none of its: at once, through the mount."""
+    fill(source(t) + "/pt", FEW)
+    fill(t + "/src/dcp", FEW)
+    for path in DCP.iterdir():
+        if path.name != ".metadata":
+            shutil.copy(path, t + "/src/dcp")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        # By their listings: the kernel is told of a name that there is not for 0.4 s.
+        assert "tensors" not in os.listdir(m / "pt"), "none yet"
+        put(m / "pt/model.tmp", TORCH)
+        os.rename(m / "pt/model.tmp", m / "pt/model.pt")
+        assert os.listdir(m / "pt/tensors"), "a file has made it one"
+        assert "model.pt" not in os.listdir(m / "pt"), "its storage is shown"
+        shows(m, "dcp", os.listdir(t + "/src/dcp"))
+        put(m / "dcp/metadata.tmp", (DCP / ".metadata").read_bytes())
+        os.rename(m / "dcp/metadata.tmp", m / "dcp/.metadata")
+        assert os.listdir(m / "dcp/tensors"), "a file that is hidden has made it one"
+        assert not [n for n in os.listdir(m / "dcp") if n.endswith(".distcp")], "its storage is shown"
+        fails("its storage is not to be removed alone", errno.ENOENT, lambda: os.unlink(m / "dcp/__0_0.distcp"))
+        shutil.rmtree(m / "pt")
+        assert not os.path.exists(t + "/src/pt")
+        os.rename(t + "/src/dcp/.metadata", t + "/src/dcp/metadata.tmp")
+        wait_for("it is none any more", PATIENCE, lambda: "__0_0.distcp" in os.listdir(m / "dcp"))
+        assert "tensors" not in os.listdir(m / "dcp"), "no views"
+        os.rename(m / "dcp/metadata.tmp", m / "dcp/.metadata")
+        assert os.listdir(m / "dcp/tensors"), "again"
+
+
+def test_parts_that_come_one_by_one(t):
+    """Shards, and their index at the end: then it is a checkpoint."""
+    fill(source(t) + "/run", FEW)
+    write_checkpoint(t + "/whole", make_tensors(3))
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        shards = [n for n in os.listdir(t + "/whole") if n.startswith("model-")]
+        os.rename(t + "/whole/model.safetensors.index.json", t + "/index")
+        for n in shards:  # behind the mount, which stages what has these names
+            put(m / "run/more")
+            shutil.copy(f"{t}/whole/{n}", t + "/src/run")
+            os.unlink(m / "run/more")
+        shutil.copy(t + "/index", t + "/src/run/index.tmp")
+        os.rename(t + "/src/run/index.tmp", t + "/src/run/model.safetensors.index.json")
+        put(m / "run/more")
+        wait_for("the checkpoint", PATIENCE, lambda: os.path.exists(m / "run/tensors"))
+        assert not set(shards) & set(os.listdir(m / "run")), "its storage is shown"
+
+
+def test_names_of_ours(t):
+    """A tracker's `latest`, a directory called as a view is."""
+    fill_dirs(source(t) + "/run", FEW)
+    write_checkpoint(t + "/src/run/step7", make_tensors(4, count=1), shards=1)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        assert "latest" not in os.listdir(m / "run"), "no tracker"
+        put(m / "run/tracker.tmp", b"7")
+        os.rename(m / "run/tracker.tmp", m / "run/latest_checkpointed_iteration.txt")
+        os.rename(m / "run/dir.00000", m / "run/iter_0000007")
+        same("a tracker", os.readlink(m / "run/latest"), "iter_0000007")
+        assert ".unshard" in os.listdir(m / "run")
+        os.rename(m / "run/iter_0000007", m / "run/dir.00000")
+        assert "latest" not in os.listdir(m / "run"), "its step has another name"
+        os.unlink(m / "run/latest_checkpointed_iteration.txt")
+        assert ".unshard" not in os.listdir(m / "run")
+        os.rename(m / "run/dir.00001", m / "run/tensors")
+        put(m / "run/tensors/a.npy", b"no array")
+        same("a directory as any", read_all(m / "run/tensors/a.npy"), b"no array")
+        os.unlink(m / "run/tensors/a.npy")
+        os.rmdir(m / "run/tensors")
+        shows(m, "run", os.listdir(t + "/src/run"))
+
+
+def test_many_who_change_one_directory(t):
+    """Each sees his own changes, whatever others do; in the end all is as on the disk."""
+    fill(source(t) + "/run", FEW)
+    faults = []
+
+    def work(m, number):
+        try:
+            dice = random.Random(number)
+            mine = set()
+            for i in range(60):
+                name = f"run/w{number}.{dice.randrange(8)}"
+                other = f"run/w{number}.{dice.randrange(8)}"
+                if name not in mine:
+                    put(m / name, name.encode())
+                    mine.add(name)
+                elif i % 3:
+                    os.unlink(m / name)
+                    mine.remove(name)
+                else:
+                    os.rename(m / name, m / other)
+                    mine = mine - {name} | {other}
+                there = {f"run/{n}" for n in os.listdir(m / "run") if n.startswith(f"w{number}.")}
+                assert there == mine, f"{sorted(there)}, and made were {sorted(mine)}"
+                for n in (name, other):
+                    assert os.path.exists(m / n) == (n in mine), n
+        except Exception as e:
+            faults.append(repr(e))
+
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        threads = [threading.Thread(target=work, args=(m, i)) for i in range(6)]
+        for x in threads:
+            x.start()
+        for x in threads:
+            x.join()
+        same("faults", faults, [])
+        shows(m, "run", os.listdir(t + "/src/run"))
+        before = listed(m)
+        for x in threads:  # looks at the same time as changes are no reason to look again each time
+            x.join()
+        time.sleep(0.5)
+        os.listdir(m / "run")
+        assert listed(m) > before, "a look after a while"
+        same("in the source", published(t + "/src/run"), {n: read_all(f"{m.path}/run/{n}") for n in os.listdir(m / "run")})
+
+
+if __name__ == "__main__":
+    main(globals())
