@@ -112,3 +112,37 @@ size_t inuse_list(const char *path, struct buf *out)
         closedir(all);
     return count;
 }
+
+/* The file of a block device that is a loop device's, without its end of line; false: none. */
+static bool loop_file(int all, const char *name, char text[PATH_MAX])
+{
+    char path[NAME_MAX + 32];
+    CLEANUP_FD int fd = -1;
+    ssize_t n;
+
+    snprintf(path, sizeof path, "%s/loop/backing_file", name);
+    fd = openat(all, path, O_RDONLY | O_CLOEXEC);
+    n = fd >= 0 ? read(fd, text, PATH_MAX - 1) : -1;
+    if (n <= 0)
+        return false;
+    text[n] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    return true;
+}
+
+size_t inuse_loops(const char *path, struct buf *out)
+{
+    DIR *all = opendir("/sys/block");
+    const struct dirent *x;
+    char file[PATH_MAX];
+    size_t count = 0;
+
+    while (all && (x = readdir(all)))
+        if (loop_file(dirfd(all), x->d_name, file) && lies_below(file, path) &&
+            count++ < INUSE_NAMED)
+            buf_addf(out, "%s/dev/%s (an image at %s)", out->len ? ", " : "", x->d_name,
+                     file);
+    if (all)
+        closedir(all);
+    return count;
+}

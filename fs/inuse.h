@@ -14,4 +14,7 @@ enum { INUSE_NAMED = 3 };
  */
 size_t inuse_list(const char *path, struct buf *out);
 
+/* Appends "/dev/loop0 (an image at PATH)" for each loop device with a file of it: how many. */
+size_t inuse_loops(const char *path, struct buf *out);
+
 #endif

@@ -13,9 +13,11 @@
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "fs/inuse.h"
 #include "fs/mount.h"
 #include "fs/save.h"
@@ -26,6 +28,9 @@ enum {
     GONE_WAIT_NS = 50000000,
     BUSY_TRIES = 8, /* two seconds */
     BUSY_WAIT_NS = 250000000,
+    BELOW_TRIES = 250, /* five seconds */
+    BELOW_WAIT_NS = 20000000,
+    BELOW_ROUNDS = 64,    /* mounts at one point, over each other */
     WHY_BYTES = 1024,     /* of what fusermount3 says, the first line */
     READ_AHEAD_KB = 1024, /* the largest request that the kernel makes (decision 020) */
 };
@@ -335,6 +340,72 @@ void mounts_detach(const char *path, uint64_t device)
         run_fusermount(path, true, -1);
 }
 
+/* ---- what is mounted within ours ---- */
+
+static bool is_below(const char *point, const char *path)
+{
+    size_t len = strlen(path);
+
+    return strncmp(point, path, len) == 0 && point[len] == '/';
+}
+
+bool mounts_are_below(const char *path, bool told)
+{
+    CLEANUP_FD int fd = open(table_path, O_RDONLY | O_CLOEXEC);
+    struct table t = {.fd = fd};
+    struct mount_line m;
+    bool any = false;
+    char *line;
+
+    while (fd >= 0 && (line = next_line(&t))) {
+        if (!parse_line(line, &m) || !is_below(m.point, path))
+            continue;
+        if (told)
+            log_msg(LOG_FS, LOG_WARN, "%s: the %s that is mounted there goes along",
+                    m.point, m.type);
+        any = true;
+    }
+    return any;
+}
+
+/* The first one, in a process that has nothing but this to do. False: there is none. */
+static bool detach_one_below(const char *path)
+{
+    CLEANUP_FD int fd = open(table_path, O_RDONLY | O_CLOEXEC);
+    struct table t = {.fd = fd};
+    struct mount_line m;
+    char *line;
+
+    while (fd >= 0 && (line = next_line(&t)))
+        if (parse_line(line, &m) && is_below(m.point, path))
+            return umount2(m.point, MNT_DETACH | UMOUNT_NOFOLLOW) == 0;
+    return false;
+}
+
+bool mounts_detach_below(const char *path)
+{
+    const struct timespec wait = {.tv_nsec = BELOW_WAIT_NS};
+    pid_t pid = fork(), ended = 0;
+
+    if (pid == 0) {
+        /* The connection above all: it ends with the last who has it. */
+        if (close_range(0, ~0u, 0) < 0)
+            _exit(1);
+        for (int i = 0; i < BELOW_ROUNDS && detach_one_below(path); i++)
+            ;
+        _exit(0);
+    }
+    for (int i = 0; pid > 0 && i < BELOW_TRIES; i++) {
+        ended = waitpid(pid, NULL, WNOHANG);
+        if (ended == pid || (ended < 0 && errno != EINTR))
+            break;
+        nanosleep(&wait, NULL);
+    }
+    return pid > 0 && ended == pid;
+}
+
+/* ---- unmounting, for the command ---- */
+
 static int unmount_once(const char *path, char why[WHY_BYTES])
 {
     CLEANUP_FD int said = -1;
@@ -370,6 +441,23 @@ static int unmount(const char *path, char why[WHY_BYTES])
     return rc;
 }
 
+/* Is it in use by what is mounted in it? */
+static int name_below(const char *path, struct err *e)
+{
+    CLEANUP_FD int fd = open(table_path, O_RDONLY | O_CLOEXEC);
+    struct table t = {.fd = fd};
+    struct mount_line m;
+    char *line;
+
+    while (fd >= 0 && (line = next_line(&t))) {
+        if (!parse_line(line, &m) || !is_below(m.point, path))
+            continue;
+        err_set(e, EBUSY, "%s: a file system is mounted in it, at %s", path, m.point);
+        return err_hint(e, "umount %s", m.point);
+    }
+    return 0;
+}
+
 static int unmount_failed(const char *path, int rc, const char *why, struct err *e)
 {
     CLEANUP(buf_release) struct buf names = {0};
@@ -379,6 +467,8 @@ static int unmount_failed(const char *path, int rc, const char *why, struct err 
         return no_fusermount(e);
     if (rc != -EBUSY)
         return err_set(e, -rc, "unmount %s: %s", path, strerror(-rc));
+    if (name_below(path, e) < 0)
+        return -e->code;
     users = inuse_list(path, &names);
     if (users > 0 && !buf_failed(&names)) {
         err_set(e, EBUSY, "%s: in use by %s%s", path, names.data,
@@ -387,6 +477,11 @@ static int unmount_failed(const char *path, int rc, const char *why, struct err 
                         "fuser -vm %s shows what; fusermount3 -uz %s ends the mount "
                         "as soon as nobody uses it",
                         path, path);
+    }
+    names.len = 0;
+    if (inuse_loops(path, &names) > 0 && !buf_failed(&names)) {
+        err_set(e, EBUSY, "%s: in use by %s", path, names.data);
+        return err_hint(e, "umount what is mounted of it, then losetup -d");
     }
     if (why[0])
         err_set(e, EBUSY, "unmount %s: %s", path, why);

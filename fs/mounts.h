@@ -23,6 +23,19 @@ uint64_t mounts_ours(const char *path);
 void mounts_detach(const char *path, uint64_t device);
 
 /*
+ * Is something mounted below this mount point? It goes when that is detached, and may have to
+ * write into it first (an image in one of its files, by a loop device): who waits for that is
+ * not the server. With `told` each is named in the log.
+ */
+bool mounts_are_below(const char *path, bool told);
+
+/*
+ * Unmounts these, while the server serves what they have to write; a process of its own waits
+ * for it. False: not within some seconds.
+ */
+bool mounts_detach_below(const char *path);
+
+/*
  * Has the kernel ask for larger pieces of files that are mapped, where that is ours to say:
  * it takes CAP_SYS_ADMIN and a writable /sys. For a mount that has answered INIT, which
  * can only make them smaller.

@@ -156,15 +156,46 @@ static int prepare_signals(struct err *e)
 }
 
 /*
+ * Nothing more comes from the kernel, and what waits for us there gets an error. Our own
+ * threads may still write to the connection: its descriptor is replaced, not closed, lest the
+ * number becomes another file's under their hands. A pipe that nobody reads also tells libfuse
+ * that there is nothing left to unmount.
+ */
+static void drop_connection(const struct session *s)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return;
+    close(ends[0]);
+    dup3(ends[1], s->connection, O_CLOEXEC);
+    close(ends[1]);
+}
+
+/*
  * Unmounts what we mounted, if it still is: once it is not, the connection is dead, and
- * the mount that stands there now, maybe with the same device number, is another's.
+ * the mount that stands there now, maybe with the same device number, is another's. What is
+ * mounted within ours goes with it, and must not wait for us to take what it writes.
  */
 static void detach(const struct session *s)
 {
     struct pollfd p = {.fd = s->connection};
 
-    if (s->device && (poll(&p, 1, 0) == 0 || !(p.revents & (POLLERR | POLLNVAL))))
-        mounts_detach(s->mountpoint, s->device);
+    if (!s->device || (poll(&p, 1, 0) != 0 && (p.revents & (POLLERR | POLLNVAL))))
+        return;
+    if (mounts_are_below(s->mountpoint, false))
+        drop_connection(s);
+    mounts_detach(s->mountpoint, s->device);
+}
+
+/* What is mounted within, on an image in a file of ours: it has time to write its last. */
+static void detach_below(const struct session *s)
+{
+    if (mounts_are_below(s->mountpoint, true) && !mounts_detach_below(s->mountpoint))
+        log_msg(LOG_FS, LOG_WARN,
+                "%s: what is mounted in it is not unmounted yet; what that has still "
+                "to write is lost",
+                s->mountpoint);
 }
 
 static void prepare_deadline(struct session *s)
@@ -254,6 +285,8 @@ static void *signal_thread(void *user)
             if (!s->fs->stages) { /* else what is whole is saved first */
                 set_deadline(s);
                 stop_reading(s->fs);
+            } else {
+                detach_below(s);
             }
             end_loop(s);
         }
@@ -403,21 +436,10 @@ static int session_loop(struct session *s, struct err *e)
                   : 0;
 }
 
-/*
- * Cuts the connection while our own threads may still write to it: its descriptor is
- * replaced, not closed, lest the number becomes another file's under their hands. A pipe
- * that nobody reads also tells libfuse that there is nothing left to unmount.
- */
 static void cut_connection(const struct session *s)
 {
-    int ends[2];
-
     detach(s);
-    if (pipe2(ends, O_CLOEXEC) < 0)
-        return;
-    close(ends[0]);
-    dup3(ends[1], s->connection, O_CLOEXEC);
-    close(ends[1]);
+    drop_connection(s);
 }
 
 static int session_serve(struct session *s, struct err *e)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """How mounts begin and end: the background, errors that are told, signals, unmounting, users."""
+import contextlib
 import ctypes
 import errno
 import os
@@ -9,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import traceback
 
 import mountlib
@@ -117,6 +119,88 @@ def test_busy_mounts_are_left(t):
         stands.wait()
         same("umount", run(UNSHARD, "umount", m.path + "/").returncode, 0)
         same("server", m.process.wait(PATIENCE), 0)
+
+
+def image_of(m, where):
+    """A file system in a file of the mount, mounted by a loop device: with something in it that is not written yet."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        raise Skip("no root, or no mkfs.ext4")
+    with open(m / "images/ext", "wb") as f:
+        f.truncate(8 << 20)
+    run("mkfs.ext4", "-q", m / "images/ext", check=True)
+    if run("mount", "-o", "loop", m / "images/ext", where).returncode:
+        raise Skip("no loop device")
+    with open(where + "/file", "wb") as f:
+        f.write(b"last words" * 100000)
+
+
+@contextlib.contextmanager
+def with_images(t):
+    """A mount for saving. Whatever comes of it, nothing of ours stays mounted: what hangs is cut off by the kernel."""
+    for name in ("src/images/at", "beside"):
+        os.makedirs(f"{t}/{name}")
+    where = [t + "/mnt/images/at", t + "/beside"]
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        number = os.minor(os.stat(m.path).st_dev)
+        try:
+            yield m, where
+        finally:
+            if is_mounted(m.path) or m.alive():
+                hangs = threading.Timer(PATIENCE, lambda: write_all(f"/sys/fs/fuse/connections/{number}/abort", b"1"))
+                hangs.start()
+                for path in where:
+                    run("umount", path, seconds=PATIENCE * 2)
+                m.process.terminate()
+                m.process.wait(PATIENCE * 2)
+                hangs.cancel()
+            run("umount", where[1])
+
+
+def write_all(path, data):
+    with contextlib.suppress(OSError), open(path, "wb") as f:
+        f.write(data)
+
+
+def ends(m, what):
+    wait_for(what, PATIENCE // 2, lambda: not m.alive())
+    same("status", m.process.returncode, 0)
+    assert not is_mounted(m.path)
+
+
+def test_an_image_that_is_mounted_within(t):
+    """It is unmounted with the mount, and has its last bytes to write into it: the server must not be who waits for that."""
+    with with_images(t) as (m, (within, _)):
+        image_of(m, within)
+        done = run(UNSHARD, "umount", m.path)
+        assert done.returncode != 0 and f"is mounted in it, at {within}" in done.stderr, done
+        m.process.send_signal(signal.SIGTERM)
+        ends(m, "the end of the server")
+        assert f"{within}: the ext4 that is mounted there goes along" in m.messages(), m.messages()
+        run("mount", "-o", "loop", t + "/src/images/ext", t + "/beside", check=True)
+        same("what it had to write", read_all(t + "/beside/file"), b"last words" * 100000)
+
+
+def test_an_image_that_is_mounted_elsewhere(t):
+    with with_images(t) as (m, (_, beside)):
+        image_of(m, beside)
+        done = run(UNSHARD, "umount", m.path)
+        assert done.returncode != 0 and f"(an image at {m.path}/images/ext)" in done.stderr, done
+        m.process.send_signal(signal.SIGTERM)
+        ends(m, "the end of the server")
+        same("umount", run("umount", beside).returncode, 0)
+
+
+def test_an_image_within_that_is_in_use(t):
+    """Then it stays until it is not: for the server there is nothing to wait for."""
+    with with_images(t) as (m, (within, _)):
+        image_of(m, within)
+        stands = subprocess.Popen(["sleep", "100"], cwd=within)
+        try:
+            m.process.send_signal(signal.SIGTERM)
+            ends(m, "the end of the server")
+        finally:
+            stands.kill()
+            stands.wait(PATIENCE)
 
 
 def test_busy_for_a_moment(t):
