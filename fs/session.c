@@ -24,6 +24,7 @@
 #include "fs/plans.h"
 #include "fs/notify.h"
 #include "fs/passthrough.h"
+#include "fs/rest.h"
 #include "fs/save.h"
 #include "fs/uring.h"
 #include "fs/watch.h"
@@ -45,6 +46,8 @@ struct session {
     int connection; /* /dev/fuse, as libfuse has it */
     int ready_fd;   /* to the process that waits for the mount; -1: foreground */
     int log_fd;     /* where the log goes once nobody waits; -1: nowhere */
+
+    struct rest rest; /* what is saved when the mount is gone */
 
     struct negotiation negotiation; /* the kernel's INIT request, until it is */
     atomic_bool answered;
@@ -90,6 +93,10 @@ static ssize_t io_read(int fd, void *data, size_t len, void *user)
 
     if (n > 0 && !s->answered)
         negotiate_see(&s->negotiation, data, (size_t)n);
+    if (n < 0 && errno == ENODEV) { /* unmounted, just now */
+        rest_begin(&s->rest);
+        errno = ENODEV;
+    }
     return n;
 }
 
@@ -390,14 +397,17 @@ static void confine_server(const struct fs *fs)
 }
 
 /* What is whole is saved, though umount(8) promises nothing. */
-static void save_the_rest(struct fs *fs)
+static void save_the_rest(struct session *s)
 {
+    struct fs *fs = s->fs;
     struct err e = {0};
 
+    rest_begin(&s->rest);
     saver_free(fs->saver);
     fs->saver = NULL;
     if (fs->stages && save_all(fs, &e) < 0)
         log_err(LOG_FS, &e);
+    rest_end(&s->rest);
 }
 
 /*
@@ -426,7 +436,7 @@ static int session_loop(struct session *s, struct err *e)
     rc = fuse_session_loop_mt(s->fs->session, config);
     fuse_loop_cfg_destroy(config);
     uring_pause(s->fs->uring);
-    save_the_rest(s->fs);
+    save_the_rest(s);
     stop_reading(s->fs);
     s->ended = true;
     set_deadline(s);
@@ -444,8 +454,10 @@ static void cut_connection(const struct session *s)
 
 static int session_serve(struct session *s, struct err *e)
 {
-    int rc = session_mount(s, e);
+    int rc;
 
+    rest_await(&s->rest, s->fs);
+    rc = session_mount(s, e);
     if (rc == 0)
         rc = session_threads(s, e);
     if (rc == 0) {
@@ -591,8 +603,11 @@ static int mount_in_background(struct session *s, struct err *e)
 int fs_mount(const struct mount_options *options, struct err *e)
 {
     char path[PATH_MAX];
-    struct session s = {
-        .options = options, .mountpoint = path, .ready_fd = -1, .log_fd = -1};
+    struct session s = {.options = options,
+                        .mountpoint = path,
+                        .ready_fd = -1,
+                        .log_fd = -1,
+                        .rest = {-1}};
     int rc = mounts_check(options->source, options->mountpoint, options->allow_other,
                           path, e);
 

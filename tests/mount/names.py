@@ -345,5 +345,23 @@ def test_many_who_change_one_directory(t):
         same("in the source", published(t + "/src/run"), {n: read_all(f"{m.path}/run/{n}") for n in os.listdir(m / "run")})
 
 
+def test_what_is_removed_after_umount_stays_away(t):
+    """umount(8) waits for nothing: the server of that mount still saves when the next one begins, which must show it to who removes it."""
+    source(t)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        os.mkdir(m / "new")
+        for i in range(1500):
+            os.mkdir(m / f"new/x{i:05}")
+        subprocess.run(["fusermount3", "-u", m.path], check=True)  # as umount(8), for every user
+        assert m.alive() and "new" not in os.listdir(t + "/src"), "it has nothing to save any more"
+        with Mount(t + "/src", t + "/mnt", "rw") as second:
+            assert "still saves what was written there" in second.messages(), second.messages()
+            same("it is there", len(os.listdir(second / "new")), 1500)
+            shutil.rmtree(second / "new")
+            same("the server that was first", m.process.wait(PATIENCE), 0)
+            same("in the source", os.listdir(t + "/src"), ["keep"])
+            shows(second, "", ["keep"])
+
+
 if __name__ == "__main__":
     main(globals())

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT */
+/* fs/rest.c - a mount that has ended and still saves: the next one of its source waits. */
+#include "fs/rest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "fs/fs.h"
+
+enum {
+    LOOK_NS = 50000000,
+    LOOKS = 1200, /* a minute */
+    TRIES = 50,   /* who begins has the lock for a moment only */
+    TRY_NS = 1000000,
+};
+
+static void wait_ns(long ns)
+{
+    const struct timespec t = {.tv_nsec = ns};
+
+    nanosleep(&t, NULL);
+}
+
+/* Where it cannot be locked (a network disk) nobody waits. */
+static bool is_saving(int fd)
+{
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+        return errno == EWOULDBLOCK;
+    flock(fd, LOCK_UN);
+    return false;
+}
+
+void rest_await(struct rest *r, const struct fs *fs)
+{
+    r->fd = fs->stages && !fs->store->remote
+                ? open(fs->store->url, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+                : -1;
+    if (r->fd < 0 || !is_saving(r->fd))
+        return;
+    log_msg(LOG_FS, LOG_WARN,
+            "%s: a mount of it that was unmounted still saves what was written there; "
+            "this one waits",
+            fs->store->url);
+    for (int i = 0; i < LOOKS; i++) {
+        wait_ns(LOOK_NS);
+        if (!is_saving(r->fd))
+            return;
+    }
+    log_msg(LOG_FS, LOG_WARN, "%s: it still saves: what it saves shows when it is done",
+            fs->store->url);
+}
+
+void rest_begin(const struct rest *r)
+{
+    for (int i = 0; r->fd >= 0 && i < TRIES && flock(r->fd, LOCK_SH | LOCK_NB) < 0; i++)
+        wait_ns(TRY_NS);
+}
+
+void rest_end(struct rest *r)
+{
+    if (r->fd >= 0)
+        close(r->fd);
+    r->fd = -1;
+}
