@@ -466,6 +466,27 @@ static void test_tied_layers(void **state)
     made_end(&m);
 }
 
+/*
+ * What is frozen in a layer with something of its own number is N.KEY; a layer that is
+ * frozen as a whole keeps its file's name, as it may be a tied module.
+ */
+static void test_frozen_layers(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    make(&m, *state, "pipe2_frozen_z1_w2", NULL);
+    made_open(&m, &o);
+    assert_int_equal(tensor(&o, "1.w.weight")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "layer_01/w.weight")->role, ROLE_OTHER);
+    assert_int_equal(tensor(&o, "2.w.weight")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "layer_02/w.weight")->role, ROLE_OTHER);
+    assert_int_equal(tensor(&o, "layer_03/weight")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "layer_00/weight")->role, ROLE_MODEL);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* Without the optimizer's files the copy of the model is what there is. */
 static void test_only_model_states(void **state)
 {
@@ -760,6 +781,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_tensor_rank_is_missing),
         cmocka_unit_test(test_rank_of_a_stage_is_missing),
         cmocka_unit_test(test_tied_layers),
+        cmocka_unit_test(test_frozen_layers),
         cmocka_unit_test(test_only_model_states),
         cmocka_unit_test(test_only_placeholders),
         cmocka_unit_test(test_universal_without_a_file),

@@ -177,12 +177,23 @@ int ds_module_objects(struct ds_scan *s, const struct torch_file *f,
 
 /* ---- layers of a pipeline ---- */
 
-static bool has_buffer(const struct ds_scan *s, const char *name, size_t len)
+/*
+ * Buffers and frozen parameters have no masters, and are NAME as well. No file names the
+ * latter: they are what else is in a layer that has something of its own number. (One
+ * that has not may be a tied module, which is frozen as a whole.)
+ */
+static bool is_named(const struct module *m, const struct ds_tied *tied,
+                     const char *name, size_t len)
 {
-    return keyset_has(&s->buffers, name, len);
+    const struct ds_scan *s = m->s;
+
+    if (keyset_has(&s->buffers, name, len))
+        return true;
+    return !tied && s->nparts > 0 && s->part[0].has_shapes && s->part[0].nranks > 0 &&
+           keyset_has(&s->own, &m->number, sizeof m->number);
 }
 
-/* torch_item_fn: buffers have no masters, and are NAME as well. */
+/* torch_item_fn */
 static int add_layer_item(void *user, const struct torch_item *item, struct err *e)
 {
     struct module *m = user;
@@ -200,7 +211,7 @@ static int add_layer_item(void *user, const struct torch_item *item, struct err 
     if (buf_failed(&name))
         return err_nomem(e);
     master = keyset_has(&m->s->seen, name.data, name.len);
-    if (!master && has_buffer(m->s, name.data, name.len)) {
+    if (!master && is_named(m, tied, name.data, name.len)) {
         seen = ds_see(m->s, name.data, name.len, e);
         if (seen < 0)
             return seen;

@@ -247,6 +247,8 @@ static int take_buffers(struct ds_scan *s, struct err *e)
             text = pv_bytes(&name, &len);
             if (keyset_add(&s->buffers, text, len) < 0)
                 return err_nomem(e);
+            if (ds_own_layer(s, text, len, e) < 0)
+                return -e->code;
         }
     }
     return 0;
@@ -452,6 +454,7 @@ static void release(struct ds_scan *s)
     ds_files_release(&s->files);
     keyset_release(&s->seen);
     keyset_release(&s->buffers);
+    keyset_release(&s->own);
     buf_release(&s->key);
     arena_free(s->arena);
 }

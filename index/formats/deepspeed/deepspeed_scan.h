@@ -113,6 +113,7 @@ struct ds_scan {
     int stage;             /* of ZeRO */
     struct keyset seen;    /* NAMEs that were reported */
     struct keyset buffers; /* NAMEs of buffer_names, of a pipeline */
+    struct keyset own;     /* uint32_t: layers that have something called N.KEY */
     struct ds_tied *tied;  /* ntied of them, each of another layer */
     size_t ntied;
     struct buf key;
@@ -359,6 +360,9 @@ int ds_report_layer(struct ds_scan *s, const struct torch_file *f, uint32_t laye
                     struct err *e);
 
 /* ---- deepspeed_tied.c: layers of a pipeline that are tied modules ---- */
+
+/* Notes a layer's number where NAME begins with one, as "2.weight" does. */
+int ds_own_layer(struct ds_scan *s, const char *name, size_t len, struct err *e);
 
 /* Finds them, once buffer_names and the optimizer's files are read. */
 int ds_tied_find(struct ds_scan *s, struct err *e);

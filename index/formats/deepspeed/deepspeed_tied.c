@@ -36,7 +36,7 @@ struct search {
     bool too_many;
     struct keyset params;  /* names with their shapes */
     struct buf name;       /* scratch */
-    struct ds_file *layer; /* malloc: those without parameters of their own */
+    struct ds_file *layer; /* malloc: those that are not in s->own */
     size_t nlayers;
 };
 
@@ -103,52 +103,48 @@ static int find_modules(struct search *x, struct err *e)
 
 /* ---- layers without parameters of their own ---- */
 
-static bool layer_number(const struct ds_param *p, uint32_t *out)
+int ds_own_layer(struct ds_scan *s, const char *name, size_t len, struct err *e)
 {
-    uint64_t n = 0;
+    uint32_t n = 0;
     size_t i = 0;
 
-    for (; i < p->len && i < 9 && p->name[i] >= '0' && p->name[i] <= '9'; i++)
-        n = 10 * n + (uint64_t)(p->name[i] - '0');
-    *out = (uint32_t)n;
-    return i > 0 && i < p->len && p->name[i] == '.';
-}
-
-static int add_number(struct keyset *own, const struct ds_param *p, struct err *e)
-{
-    uint32_t n;
-
-    if (layer_number(p, &n) && keyset_add(own, &n, sizeof n) < 0)
+    for (; i < len && i < 9 && name[i] >= '0' && name[i] <= '9'; i++)
+        n = 10 * n + (uint32_t)(name[i] - '0');
+    if (i > 0 && i < len && name[i] == '.' && keyset_add(&s->own, &n, sizeof n) < 0)
         return err_nomem(e);
     return 0;
+}
+
+static int find_own(struct ds_scan *s, struct err *e)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < s->nparts; i++) {
+        const struct ds_part *p = &s->part[i];
+
+        for (size_t k = 0; rc == 0 && k < p->nparams; k++)
+            rc = ds_own_layer(s, p->param[k].name, p->param[k].len, e);
+        for (size_t k = 0; rc == 0 && k < p->nfrozen; k++)
+            rc = ds_own_layer(s, p->frozen[k].name, p->frozen[k].len, e);
+    }
+    return rc;
 }
 
 static int find_layers(struct search *x, struct err *e)
 {
     const struct ds_scan *s = x->s;
     size_t n = ds_files_of(&s->files, DS_LAYER);
-    struct keyset own = {0};
-    int rc = 0;
 
     x->layer = calloc(MAX(n, (size_t)1), sizeof *x->layer);
     if (!x->layer)
         return err_nomem(e);
-    for (size_t i = 0; rc == 0 && i < s->nparts; i++) {
-        const struct ds_part *p = &s->part[i];
-
-        for (size_t k = 0; rc == 0 && k < p->nparams; k++)
-            rc = add_number(&own, &p->param[k], e);
-        for (size_t k = 0; rc == 0 && k < p->nfrozen; k++)
-            rc = add_number(&own, &p->frozen[k], e);
-    }
-    for (size_t i = 0; rc == 0 && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         const struct ds_file *f = ds_files_at(&s->files, DS_LAYER, i);
 
-        if (!keyset_has(&own, &f->layer, sizeof f->layer))
+        if (!keyset_has(&s->own, &f->layer, sizeof f->layer))
             x->layer[x->nlayers++] = *f;
     }
-    keyset_release(&own);
-    return rc;
+    return 0;
 }
 
 /* ---- which is which ---- */
@@ -224,14 +220,18 @@ static int note(struct search *x, struct err *e)
 int ds_tied_find(struct ds_scan *s, struct err *e)
 {
     struct search x = {.s = s};
-    int rc = ds_files_of(&s->files, DS_LAYER) > 0 ? find_modules(&x, e) : 0;
+    int rc = 0;
 
+    if (ds_files_of(&s->files, DS_LAYER) > 0 &&
+        ((rc = find_own(s, e)) < 0 || (rc = find_modules(&x, e)) < 0))
+        goto out;
     if (rc == 0 && x.n > 0 && !x.too_many)
         rc = find_layers(&x, e);
     if (rc == 0 && x.nlayers > 0)
         rc = ds_each_file(s, x.layer, x.nlayers, match_layer, &x, e);
     if (rc == 0 && x.nlayers > 0)
         rc = note(&x, e);
+out:
     keyset_release(&x.params);
     buf_release(&x.name);
     free(x.layer);
