@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from mountlib import PATIENCE, Mount, fails, main, make_tensors, read_all, same, wait_for, write_checkpoint  # noqa: E402
 from save_whole import DATA, published  # noqa: E402
 
-FEW, MANY = 100, 1000  # of fewer than 64 names all are looked at each time
+FEW, MANY = 100, 500  # of fewer than 64 names all are looked at each time
 TORCH = (DATA / "torch_file/pt_torch231/model.pt").read_bytes()
 DCP = DATA / "torch_dcp/dcp_fsdp2_adamw_2r"
 
@@ -56,19 +56,24 @@ def shows(m, path, want):
 
 
 class Cost:
-    """Of n calls: the names that were looked at. All of n names each time would be n * n / 2 and more; a look now and then is allowed."""
+    """Of n calls: the names that were looked at. All of n names each time would be n * n / 2 and more; beside that the server looks at all again after 0.4 s."""
 
     def __init__(self, m, what, n, count=listed):
         self.m, self.what, self.n, self.count = m, what, n, count
 
     def __enter__(self):
-        self.before = self.count(self.m)
+        self.before, self.begun = self.count(self.m), time.monotonic()
 
     def __exit__(self, *exc):
         if exc[0] is None:
-            spent = self.count(self.m) - self.before
-            print(f"# {self.what}: {spent} of at most {self.n * self.n // 8}")
-            assert spent < self.n * self.n // 8, f"{self.what}: {spent} for {self.n}"
+            spent, most = self.count(self.m) - self.before, self.n * self.n // 8 + self.n * looks(self.begun)
+            print(f"# {self.what}: {spent} of at most {most}")
+            assert spent < most, f"{self.what}: {spent} for {self.n}"
+
+
+def looks(begun):
+    """So many times a directory may have been looked at since, because it was time."""
+    return int((time.monotonic() - begun) / 0.35)
 
 
 def source(t):
@@ -111,7 +116,7 @@ def test_links_and_a_checkpoint_beside_many(t):
     fill_dirs(source(t) + "/run", MANY)
     with Mount(t + "/src", t + "/mnt", "rw") as m:
         steps = [f"run/step{i}" for i in range(20)]
-        before = listed(m)
+        before, begun = listed(m), time.monotonic()
         for s in steps:
             write_checkpoint(m / f"{s}.tmp", make_tensors(2, count=1), shards=1)
             os.rename(m / f"{s}.tmp", m / s)
@@ -120,8 +125,9 @@ def test_links_and_a_checkpoint_beside_many(t):
             shutil.rmtree(m / s)
             assert not os.path.exists(m / s) and not os.path.exists(f"{t}/src/{s}")
         spent = listed(m) - before
-        print(f"# {spent} names for 20 saves and removals among {MANY}")
-        assert spent < MANY * 30, spent  # all of them at each rename and rmdir: 80 times and more
+        most = MANY * (15 + looks(begun))  # all of them at each rename and rmdir: 40 times and more
+        print(f"# 20 saves and removals among {MANY}: {spent} of at most {most}")
+        assert spent < most, spent
         shows(m, "run", os.listdir(t + "/src/run"))
 
 
@@ -350,13 +356,13 @@ def test_what_is_removed_after_umount_stays_away(t):
     source(t)
     with Mount(t + "/src", t + "/mnt", "rw") as m:
         os.mkdir(m / "new")
-        for i in range(1500):
+        for i in range(600):
             os.mkdir(m / f"new/x{i:05}")
         subprocess.run(["fusermount3", "-u", m.path], check=True)  # as umount(8), for every user
         assert m.alive() and "new" not in os.listdir(t + "/src"), "it has nothing to save any more"
         with Mount(t + "/src", t + "/mnt", "rw") as second:
             assert "still saves what was written there" in second.messages(), second.messages()
-            same("it is there", len(os.listdir(second / "new")), 1500)
+            same("it is there", len(os.listdir(second / "new")), 600)
             shutil.rmtree(second / "new")
             same("the server that was first", m.process.wait(PATIENCE), 0)
             same("in the source", os.listdir(t + "/src"), ["keep"])
