@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -62,6 +63,7 @@ static void unescape(char *text)
 struct mount_line {
     const char *point, *type;
     uint64_t device;
+    int id, parent;
 };
 
 /* Takes one line apart (man 5 proc_pid_mountinfo). */
@@ -79,6 +81,8 @@ static bool parse_line(char *line, struct mount_line *out)
         field = strtok_r(i ? NULL : line, " ", &save);
         if (!field || (i == 2 && sscanf(field, "%u:%u", &major, &minor) != 2))
             return false;
+        if (i < 2)
+            *(i == 0 ? &out->id : &out->parent) = atoi(field);
         if (i == 2)
             out->device = makedev(major, minor);
     }
@@ -342,11 +346,21 @@ void mounts_detach(const char *path, uint64_t device)
 
 /* ---- what is mounted within ours ---- */
 
-static bool is_below(const char *point, const char *path)
+/* The next that is mounted within the topmost mount at `path`; *ours is 0 at first. */
+static bool next_below(struct table *t, const char *path, int *ours,
+                       struct mount_line *out)
 {
-    size_t len = strlen(path);
+    char *line;
 
-    return strncmp(point, path, len) == 0 && point[len] == '/';
+    while (t->fd >= 0 && (line = next_line(t))) {
+        if (!parse_line(line, out))
+            continue;
+        if (*ours && out->parent == *ours && strcmp(out->point, path) != 0)
+            return true;
+        if (strcmp(out->point, path) == 0)
+            *ours = out->id;
+    }
+    return false;
 }
 
 bool mounts_are_below(const char *path, bool told)
@@ -355,11 +369,9 @@ bool mounts_are_below(const char *path, bool told)
     struct table t = {.fd = fd};
     struct mount_line m;
     bool any = false;
-    char *line;
+    int ours = 0;
 
-    while (fd >= 0 && (line = next_line(&t))) {
-        if (!parse_line(line, &m) || !is_below(m.point, path))
-            continue;
+    while (next_below(&t, path, &ours, &m)) {
         if (told)
             log_msg(LOG_FS, LOG_WARN, "%s: the %s that is mounted there goes along",
                     m.point, m.type);
@@ -374,12 +386,10 @@ static bool detach_one_below(const char *path)
     CLEANUP_FD int fd = open(table_path, O_RDONLY | O_CLOEXEC);
     struct table t = {.fd = fd};
     struct mount_line m;
-    char *line;
+    int ours = 0;
 
-    while (fd >= 0 && (line = next_line(&t)))
-        if (parse_line(line, &m) && is_below(m.point, path))
-            return umount2(m.point, MNT_DETACH | UMOUNT_NOFOLLOW) == 0;
-    return false;
+    return next_below(&t, path, &ours, &m) &&
+           umount2(m.point, MNT_DETACH | UMOUNT_NOFOLLOW) == 0;
 }
 
 bool mounts_detach_below(const char *path)
@@ -447,15 +457,12 @@ static int name_below(const char *path, struct err *e)
     CLEANUP_FD int fd = open(table_path, O_RDONLY | O_CLOEXEC);
     struct table t = {.fd = fd};
     struct mount_line m;
-    char *line;
+    int ours = 0;
 
-    while (fd >= 0 && (line = next_line(&t))) {
-        if (!parse_line(line, &m) || !is_below(m.point, path))
-            continue;
-        err_set(e, EBUSY, "%s: a file system is mounted in it, at %s", path, m.point);
-        return err_hint(e, "umount %s", m.point);
-    }
-    return 0;
+    if (!next_below(&t, path, &ours, &m))
+        return 0;
+    err_set(e, EBUSY, "%s: a file system is mounted in it, at %s", path, m.point);
+    return err_hint(e, "umount %s", m.point);
 }
 
 static int unmount_failed(const char *path, int rc, const char *why, struct err *e)

@@ -3,13 +3,14 @@
 #include "fs/rest.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/err.h"
 #include "base/log.h"
 #include "fs/fs.h"
+#include "fs/stage.h"
 
 enum {
     LOOK_NS = 50000000,
@@ -34,12 +35,22 @@ static bool is_saving(int fd)
     return false;
 }
 
-void rest_await(struct rest *r, const struct fs *fs)
+/* Not by its path, where the mount itself may lie; and it is not held while nothing is saved. */
+static int source_of(const struct fs *fs)
 {
-    r->fd = fs->stages && !fs->store->remote
-                ? open(fs->store->url, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-                : -1;
-    if (r->fd < 0 || !is_saving(r->fd))
+    struct err ignored = {0};
+    const char *name;
+
+    return fs->stages && !fs->store->remote
+               ? stage_parent(fs, "source", &name, &ignored)
+               : -1;
+}
+
+void rest_await(const struct fs *fs)
+{
+    CLEANUP_FD int fd = source_of(fs);
+
+    if (fd < 0 || !is_saving(fd))
         return;
     log_msg(LOG_FS, LOG_WARN,
             "%s: a mount of it that was unmounted still saves what was written there; "
@@ -47,16 +58,21 @@ void rest_await(struct rest *r, const struct fs *fs)
             fs->store->url);
     for (int i = 0; i < LOOKS; i++) {
         wait_ns(LOOK_NS);
-        if (!is_saving(r->fd))
+        if (!is_saving(fd))
             return;
     }
     log_msg(LOG_FS, LOG_WARN, "%s: it still saves: what it saves shows when it is done",
             fs->store->url);
 }
 
-void rest_begin(const struct rest *r)
+void rest_begin(struct rest *r, const struct fs *fs)
 {
-    for (int i = 0; r->fd >= 0 && i < TRIES && flock(r->fd, LOCK_SH | LOCK_NB) < 0; i++)
+    int fd = atomic_exchange(&r->begun, true) ? -1 : source_of(fs);
+
+    if (fd < 0)
+        return;
+    r->fd = fd;
+    for (int i = 0; i < TRIES && flock(fd, LOCK_SH | LOCK_NB) < 0; i++)
         wait_ns(TRY_NS);
 }
 

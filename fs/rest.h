@@ -3,6 +3,8 @@
 #ifndef UFS_FS_REST_H
 #define UFS_FS_REST_H
 
+#include <stdatomic.h>
+
 struct fs;
 
 /*
@@ -12,14 +14,15 @@ struct fs;
  * for that, for a minute at most.
  */
 struct rest {
-    int fd; /* of the source; -1: none, nobody waits */
+    int fd;            /* of the source, while it saves; else -1 */
+    atomic_bool begun; /* by one thread */
 };
 
 /* Before the mount is there. A mount for reading waits for nobody. */
-void rest_await(struct rest *r, const struct fs *fs);
+void rest_await(const struct fs *fs);
 
 /* The mount is gone; more than once is as good. And: all is saved. */
-void rest_begin(const struct rest *r);
+void rest_begin(struct rest *r, const struct fs *fs);
 void rest_end(struct rest *r);
 
 #endif

@@ -94,7 +94,7 @@ static ssize_t io_read(int fd, void *data, size_t len, void *user)
     if (n > 0 && !s->answered)
         negotiate_see(&s->negotiation, data, (size_t)n);
     if (n < 0 && errno == ENODEV) { /* unmounted, just now */
-        rest_begin(&s->rest);
+        rest_begin(&s->rest, s->fs);
         errno = ENODEV;
     }
     return n;
@@ -402,7 +402,7 @@ static void save_the_rest(struct session *s)
     struct fs *fs = s->fs;
     struct err e = {0};
 
-    rest_begin(&s->rest);
+    rest_begin(&s->rest, s->fs);
     saver_free(fs->saver);
     fs->saver = NULL;
     if (fs->stages && save_all(fs, &e) < 0)
@@ -456,7 +456,7 @@ static int session_serve(struct session *s, struct err *e)
 {
     int rc;
 
-    rest_await(&s->rest, s->fs);
+    rest_await(s->fs);
     rc = session_mount(s, e);
     if (rc == 0)
         rc = session_threads(s, e);
@@ -607,7 +607,7 @@ int fs_mount(const struct mount_options *options, struct err *e)
                         .mountpoint = path,
                         .ready_fd = -1,
                         .log_fd = -1,
-                        .rest = {-1}};
+                        .rest = {.fd = -1}};
     int rc = mounts_check(options->source, options->mountpoint, options->allow_other,
                           path, e);
 
