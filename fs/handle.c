@@ -28,6 +28,7 @@ static void handle_free(struct fs *fs, struct opened *o)
     copy_put(fs->copies, h->copy);
     reader_close(h->reader);
     side_close(h->side);
+    paging_leave(fs, h->paging);
     slot_unref(fs, h->slot, 1);
     buf_release(&h->text);
     free(h->name);
@@ -160,6 +161,11 @@ static int open_outside(struct request *r, struct handle *h, struct err *e)
     if (n->kind != NODE_FILE)
         return -EISDIR;
     rc = side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
+    /* Who reads it may map it, while others write it. */
+    if (rc == 0 && r->fs->stages) {
+        h->paging = paging_join(r->fs, n->dev, n->inode, r->ino);
+        rc = h->paging ? 0 : err_nomem(e);
+    }
     /* The kernel comes back by the path at once: it must not be told the same again. */
     if (rc == -ESTALE && n->parent)
         nodes_look_again(r->fs, n->parent->path);

@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 
 #include "base/guard.h"
+#include "fs/around.h"
 #include "fs/handle.h"
 #include "fs/uring.h"
 #include "remote/source.h"
@@ -243,6 +244,7 @@ int read_run(struct request *r, struct err *e)
     /* The kernel fills a page of a mapping for nobody's read(2), which has an owner. */
     if (h->reader && r->fi.lock_owner == 0)
         mapped_note(&r->fs->mapped, r->ino);
+    paging_note(h->paging, &r->fi);
     if (h->reader)
         rc = read_reader(r, h, e);
     else

@@ -11,6 +11,7 @@
 #include "fs/node.h"
 #include "fs/read.h"
 #include "fs/slot.h"
+#include "fs/stage.h"
 
 /* What programs ask for and live without: no fault of the source or ours. */
 static bool is_ordinary(int code)
@@ -78,6 +79,8 @@ void request_fail(const struct request *r, int code, const struct err *e)
 
     if (code == -ESTALE)
         look_again(r);
+    if (shown == ESTALE && r->fs->stages)
+        staged_told_stale(r->fs, fuse_req_ctx(r->req)->pid);
     if (ends || (is_ordinary(-code) && is_ordinary(shown) && !refused)) {
         if (e->code)
             log_msg(LOG_FS, LOG_DEBUG, "%s", e->text);

@@ -88,7 +88,7 @@ static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
 {
     int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
 
-    while (s->writers > 0 || over_is_written(fs, s)) {
+    while (s->writers > 0 || s->comes_ns > now_ns() || over_is_written(fs, s)) {
         if (now_ns() > until)
             return err_set(e, EBUSY, "save %s: a file is open for writing", s->path);
         if (!stage_sleep_wait(fs, s, 20000000))

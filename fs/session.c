@@ -16,6 +16,7 @@
 #include "base/confine.h"
 #include "base/guard.h"
 #include "base/log.h"
+#include "fs/around.h"
 #include "fs/copies.h"
 #include "fs/holder.h"
 #include "fs/lane.h"
@@ -475,6 +476,7 @@ static int session_serve(struct session *s, struct err *e)
     saver_free(s->fs->saver);
     s->fs->saver = NULL;
     watch_stop(s->fs->watch);
+    around_stop(s->fs);
     lane_free(s->fs->lane);
     s->fs->lane = NULL;
     copies_stop(s->fs->copies);

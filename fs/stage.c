@@ -39,6 +39,7 @@ int stages_new(struct stages **out, struct err *e)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&t->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&t->drop_more, NULL);
     *out = t;
     return 0;
 }
@@ -275,6 +276,7 @@ void stages_free(struct fs *fs)
             staged_free(t->table[i]);
     free(t->table);
     pthread_rwlock_destroy(&t->place);
+    pthread_cond_destroy(&t->drop_more);
     pthread_cond_destroy(&t->wake);
     pthread_mutex_destroy(&t->lock);
     free(t);

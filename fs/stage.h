@@ -3,6 +3,7 @@
 #ifndef UFS_FS_STAGE_H
 #define UFS_FS_STAGE_H
 
+#include "fs/around.h"
 #include "fs/fs.h"
 
 struct node;
@@ -32,15 +33,16 @@ struct staged {
     struct stage *stage; /* NULL: published, or removed */
     struct staged *parent;
     char *name;
-    void *children;   /* of a directory: a tree of them by name (search.h) */
-    size_t count;     /* of them */
-    uint64_t refs;    /* lookups of the kernel, handles, its place in the tree */
-    unsigned writers; /* handles that may write */
-    unsigned handles; /* all */
-    uint64_t room;    /* bytes that count as staged (fs/stage_room.h) */
-    uint64_t order;   /* when it was closed last, or hidden, among all of its stage */
-    char *dtype;      /* user.unshard.dtype, or NULL */
-    mode_t mode;      /* permission bits */
+    void *children;       /* of a directory: a tree of them by name (search.h) */
+    size_t count;         /* of them */
+    uint64_t refs;        /* lookups of the kernel, handles, its place in the tree */
+    unsigned writers;     /* handles that may write */
+    unsigned handles;     /* all */
+    struct paging paging; /* fs/around.h */
+    uint64_t room;        /* bytes that count as staged (fs/stage_room.h) */
+    uint64_t order; /* when it was closed last, or hidden, among all of its stage */
+    char *dtype;    /* user.unshard.dtype, or NULL */
+    mode_t mode;    /* permission bits */
     uid_t uid;
     gid_t gid;
     struct timespec mtime; /* of a directory */
@@ -71,6 +73,7 @@ struct stage {
     unsigned writers;
     uint64_t spools, closes;
     int64_t touched_ns; /* the last change */
+    int64_t comes_ns;   /* until then, who opened a file by its old number comes back */
     bool publishing;    /* no change now */
     bool failed;        /* nothing changed since it could not be published */
     bool only_removed;  /* nothing but the removal of all of it can be done here */
@@ -158,6 +161,18 @@ int staged_rename(struct fs *fs, struct staged *n, struct staged *dir, const cha
 void staged_ref(struct staged *n);
 void staged_unref(struct fs *fs, struct staged *n, uint64_t refs);
 void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino);
+
+/*
+ * With the lock: a process (a thread's number) opens n by the number of what it covers. True:
+ * it is told ESTALE, and the kernel looks the name up again for it, once; publication waits for
+ * that. False: it has been told so just now, for whatever reason, or knows no name
+ * (/proc/self/fd).
+ */
+bool staged_turn_away(struct fs *fs, struct staged *n, pid_t pid);
+/* Without the lock: it is told ESTALE of something. */
+void staged_told_stale(struct fs *fs, pid_t pid);
+/* With the lock: it came back. */
+void staged_came_back(struct fs *fs, struct staged *n, pid_t pid);
 
 /*
  * With the lock: the disk did not take bytes [from, to) of it (0, UINT64_MAX: who knows

@@ -158,6 +158,51 @@ void staged_cover(struct fs *fs, struct staged *n, fuse_ino_t ino)
     entry_forget(fs, ino, 1);
 }
 
+enum { COMES_NS = 1000000000 };
+
+/* Forgets it, too. With the lock. */
+static bool was_told(struct stages *t, pid_t pid)
+{
+    bool was = false;
+
+    for (unsigned i = 0; i < TURNED_MAX; i++) {
+        if (t->turned[i].pid == pid) {
+            was |= t->turned[i].ns > now_ns() - COMES_NS;
+            t->turned[i].pid = 0;
+        }
+    }
+    return was;
+}
+
+static void tell(struct stages *t, pid_t pid)
+{
+    t->turned[t->turns++ % TURNED_MAX] = (struct turned){pid, now_ns()};
+}
+
+void staged_told_stale(struct fs *fs, pid_t pid)
+{
+    stages_lock(fs);
+    tell(fs->stages, pid);
+    stages_unlock(fs);
+}
+
+bool staged_turn_away(struct fs *fs, struct staged *n, pid_t pid)
+{
+    if (pid == 0) /* of another name space of processes: all of them have this number */
+        return false;
+    if (was_told(fs->stages, pid))
+        return false;
+    tell(fs->stages, pid);
+    n->stage->comes_ns = now_ns() + COMES_NS;
+    return true;
+}
+
+void staged_came_back(struct fs *fs, struct staged *n, pid_t pid)
+{
+    if (pid != 0 && was_told(fs->stages, pid))
+        n->stage->comes_ns = 0;
+}
+
 void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to)
 {
     n->lost_from = n->lost ? MIN(n->lost_from, from) : from;

@@ -6,6 +6,14 @@
 #include "fs/stage.h"
 #include "save/staging.h"
 
+enum { TURNED_MAX = 64 };
+
+/* A thread of a program that was told ESTALE. */
+struct turned {
+    pid_t pid;
+    int64_t ns;
+};
+
 struct stages {
     pthread_rwlock_t place; /* who replaces a checkpoint; all who change plain files */
     pthread_mutex_t lock;
@@ -17,6 +25,14 @@ struct stages {
     uint64_t generation, stages;
     void *covers; /* staged nodes by what they cover */
     struct staging_swept swept;
+    void *plain; /* paging of files of the source, by their nodes (fs/around.c) */
+    struct turned turned[TURNED_MAX]; /* who may come back by the name, a ring */
+    unsigned turns;
+    /* of fs/around.c */
+    pthread_t dropper;
+    pthread_cond_t drop_more;
+    struct around *dropping;
+    bool drops, drop_stop;
 };
 
 /* A directory or file of no stage yet. */

@@ -44,6 +44,8 @@ static void handle_free(struct fs *fs, struct opened *o)
         lost = errno;
     if (h->node)
         end_use(fs, h, h->node, lost);
+    else
+        paging_leave(fs, h->paging);
     staged_names_free(h->name);
     free(h);
 }
@@ -115,6 +117,7 @@ struct staged_handle *staged_handle_new(struct staged *n)
     h->opened.staged = true;
     h->fd = -1;
     h->node = n;
+    h->paging = &n->paging;
     n->handles++;
     staged_ref(n);
     return h;
@@ -158,6 +161,7 @@ int staged_read(struct request *r, struct err *e)
 
     if (!data)
         return err_nomem(e);
+    paging_note(h->paging, &r->fi);
     n = pread(h->fd, data, r->size, r->off);
     if (n < 0)
         return -errno;

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "base/pool.h"
+#include "fs/around.h"
 #include "fs/attr.h"
 #include "fs/handle.h"
 #include "fs/node.h"
@@ -193,6 +194,8 @@ static ssize_t put(const struct request *r, const struct staged_handle *h,
 {
     ssize_t n;
 
+    if (r->fi.writepage)
+        return around_put_pages(r->fs, h, data, size, off);
     if (h->node)
         return pwrite(h->fd, data, size, off);
     stages_plain_begin(r->fs);
@@ -201,15 +204,14 @@ static ssize_t put(const struct request *r, const struct staged_handle *h,
     return n;
 }
 
-int write_bytes(struct request *r, const char *data, struct err *e)
+/* All of it, or -errno. */
+static int put_all(struct request *r, struct staged_handle *h, const char *data,
+                   struct err *e)
 {
-    struct staged_handle *h = staged_handle_of(&r->fi);
     uint64_t end = (uint64_t)r->off + r->size, before;
     size_t done = 0;
     bool look;
 
-    if (!h || h->fd < 0)
-        return -EROFS;
     if (take_room(r, h, end, &before, e) < 0)
         return refused(r, h, (uint64_t)r->off, e);
     while (done < r->size) {
@@ -226,10 +228,8 @@ int write_bytes(struct request *r, const char *data, struct err *e)
     }
     if (written(r, h, e) < 0)
         return -e->code;
-    if (!h->node) {
-        fuse_reply_write(r->req, done);
+    if (!h->node)
         return 0;
-    }
     stages_lock(r->fs);
     staged_wrote(h->node, (uint64_t)r->off, (uint64_t)r->off + done);
     if (h->node->stage)
@@ -239,8 +239,31 @@ int write_bytes(struct request *r, const char *data, struct err *e)
     stages_unlock(r->fs);
     if (look && judge(r, h, e) < 0)
         return err_wrap(e, "%s", h->node->name);
-    fuse_reply_write(r->req, done);
     return 0;
+}
+
+int write_bytes(struct request *r, const char *data, struct err *e)
+{
+    struct staged_handle *h = staged_handle_of(&r->fi);
+    struct around *around;
+    int rc;
+
+    if (!h || h->fd < 0)
+        return -EROFS;
+    if (r->fi.writepage) { /* of a mapping */
+        rc = put_all(r, h, data, e);
+        if (rc == 0)
+            fuse_reply_write(r->req, r->size);
+        return rc;
+    }
+    if (around_begin(r, h, &around, e) < 0)
+        return refused(r, h, (uint64_t)r->off, e);
+    rc = put_all(r, h, data, e);
+    if (rc < 0)
+        around_fail(around);
+    else
+        around_end(around, r, r->size);
+    return rc;
 }
 
 static int reserve(const struct request *r, const struct staged_handle *h, off_t len)

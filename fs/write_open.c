@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/arena.h"
 #include "base/fsutil.h"
@@ -53,10 +54,18 @@ int write_reply_opened(struct request *r, struct staged_handle *h,
 int write_reply_plain(struct request *r, int fd, const struct fuse_entry_param *entry)
 {
     struct staged_handle *h = staged_plain(fd);
+    struct stat st;
 
-    if (h)
-        return write_reply_opened(r, h, entry);
-    close(fd);
+    if (h) {
+        if (fstat(fd, &st) == 0)
+            h->paging =
+                paging_join(r->fs, st.st_dev, st.st_ino, entry ? entry->ino : r->ino);
+        if (h->paging)
+            return write_reply_opened(r, h, entry);
+        staged_drop(r->fs, h);
+    } else {
+        close(fd);
+    }
     if (entry)
         entry_forget(r->fs, entry->ino, 1);
     return -ENOMEM;
@@ -333,6 +342,35 @@ int write_over(struct request *r, struct staged_handle **out, struct err *e)
     return ino_is_inside(r->ino) ? open_inside(r, out, e) : open_side(r, out, e);
 }
 
+/*
+ * Opened by the number of what it covers: readers from before have the old bytes in the
+ * pages of that, so what is written is to be opened by its own.
+ */
+static bool turn_away(struct request *r, struct staged *n)
+{
+    return n->ino != r->ino && staged_turn_away(r->fs, n, fuse_req_ctx(r->req)->pid);
+}
+
+/* The same of what was covered just now. Takes the handle, when true. */
+static bool turn_away_new(struct request *r, struct staged_handle *h)
+{
+    bool away;
+
+    stages_lock(r->fs);
+    away = h->node->stage && turn_away(r, h->node);
+    stages_unlock(r->fs);
+    if (away)
+        staged_drop(r->fs, h);
+    return away;
+}
+
+/* The kernel comes back by the path; not a fault that is worth a look at the source. */
+static int reply_stale(struct request *r)
+{
+    fuse_reply_err(r->req, ESTALE);
+    return 0;
+}
+
 int write_open(struct request *r, struct err *e)
 {
     bool writes = (r->fi.flags & O_ACCMODE) != O_RDONLY || (r->fi.flags & O_TRUNC);
@@ -346,6 +384,13 @@ int write_open(struct request *r, struct err *e)
         n = NULL;
     else if (n)
         n = staged_of_ino(r->fs, r->ino);
+    if (n && n->stage && n->kind == STAGED_FILE) {
+        if (turn_away(r, n)) {
+            stages_unlock(r->fs);
+            return reply_stale(r);
+        }
+        staged_came_back(r->fs, n, fuse_req_ctx(r->req)->pid);
+    }
     rc = !n || !n->stage          ? -ESTALE
          : n->kind != STAGED_FILE ? -EISDIR
                                   : staged_open_handle(r->fs, n, r->fi.flags, &h, e);
@@ -367,5 +412,7 @@ int write_open(struct request *r, struct err *e)
     rc = write_over(r, &h, e);
     if (rc == STAGED_NONE)
         return plain_open(r, node_of_ino(r->fs, r->ino), e);
-    return rc < 0 ? rc : write_reply_opened(r, h, NULL);
+    if (rc < 0)
+        return rc;
+    return turn_away_new(r, h) ? reply_stale(r) : write_reply_opened(r, h, NULL);
 }
