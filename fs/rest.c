@@ -14,8 +14,9 @@
 
 enum {
     LOOK_NS = 50000000,
-    LOOKS = 1200, /* a minute */
-    TRIES = 50,   /* who begins has the lock for a moment only */
+    LOOKS = 1200,     /* a minute */
+    QUIET_LOOKS = 20, /* what takes longer than a second is told */
+    TRIES = 50,       /* who begins has the lock for a moment only */
     TRY_NS = 1000000,
 };
 
@@ -52,11 +53,12 @@ void rest_await(const struct fs *fs)
 
     if (fd < 0 || !is_saving(fd))
         return;
-    log_msg(LOG_FS, LOG_WARN,
-            "%s: a mount of it that was unmounted still saves what was written there; "
-            "this one waits",
-            fs->store->url);
     for (int i = 0; i < LOOKS; i++) {
+        if (i == QUIET_LOOKS)
+            log_msg(LOG_FS, LOG_WARN,
+                    "%s: a mount of it that was unmounted still saves what was written "
+                    "there; this one waits",
+                    fs->store->url);
         wait_ns(LOOK_NS);
         if (!is_saving(fd))
             return;
