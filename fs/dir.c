@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fs/alias.h"
+#include "fs/dir_page.h"
 #include "fs/lookup.h"
 #include "fs/staged.h"
 
@@ -21,6 +22,8 @@ struct dir_handle {
     struct slot *slot;
     char *latest;               /* of an .unshard: there is a `latest` */
     struct staged_name *staged; /* that were written, and are not published; or NULL */
+    pthread_mutex_t lock;       /* of `ready` */
+    struct dir_page ready;      /* made before it is asked for */
 };
 
 /* Positions from here on are of staged names. */
@@ -29,18 +32,24 @@ struct dir_handle {
 /* Positions: 1 is behind ".", 2 behind "..", then the entries. */
 enum { DOTS = 2 };
 
-/* The kernel's struct fuse_entry_out and fuse_dirent, as libfuse writes them. */
-enum { PLUS_HEAD = 128, DIRENT_HEAD = 24, DIRENT_LEN = 16 };
-
 static struct dir_handle *handle_of(const struct fuse_file_info *fi)
 {
     return (struct dir_handle *)(uintptr_t)fi->fh;
+}
+
+static void drop_ready(struct fs *fs, struct dir_handle *h)
+{
+    if (h->ready.data)
+        dir_page_forget(&h->ready, fs);
+    dir_page_free(&h->ready);
 }
 
 static void handle_free(struct fs *fs, struct opened *o)
 {
     struct dir_handle *h = container_of(o, struct dir_handle, opened);
 
+    drop_ready(fs, h);
+    pthread_mutex_destroy(&h->lock);
     shown_put(fs, h->shown);
     slot_unref(fs, h->slot, 1);
     free(h->latest);
@@ -102,6 +111,7 @@ int opendir_run(struct request *r, struct err *e)
 
     if (!h)
         return err_nomem(e);
+    pthread_mutex_init(&h->lock, NULL);
     rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
     if (rc != 0) {
         handle_free(r->fs, &h->opened);
@@ -117,12 +127,11 @@ int opendir_run(struct request *r, struct err *e)
     return 0;
 }
 
-/* ---- the reply being filled ---- */
+/* ---- a page being filled ---- */
 
-struct page {
+struct listing {
     const struct request *r;
-    char *data;
-    size_t used;
+    struct dir_page *page;
     struct err *e;
     struct slot *slot; /* whose entries are added */
     enum inside dir;
@@ -130,49 +139,36 @@ struct page {
 };
 
 /* Is there something else of this name, or nothing any more? */
-static bool is_covered(const struct page *p, const char *name)
+static bool is_covered(const struct listing *l, const char *name)
 {
-    const struct slot *slot = p->slot       ? p->slot
-                              : p->h->shown ? p->h->shown->slot
+    const struct slot *slot = l->slot       ? l->slot
+                              : l->h->shown ? l->h->shown->slot
                                             : NULL;
 
-    return p->r->fs->stages && staged_hides(p->r->fs, p->r->ino, slot, name);
+    return l->r->fs->stages && staged_hides(l->r->fs, l->r->ino, slot, name);
 }
 
-/* Does an entry of this name still fit? */
-static bool has_room(const struct page *p, const char *name)
+static bool has_room(const struct listing *l, const char *name)
 {
-    struct stat none = {0};
-    struct fuse_entry_param plus = {0};
-    size_t need = p->r->plus
-                      ? fuse_add_direntry_plus(p->r->req, NULL, 0, name, &plus, 0)
-                      : fuse_add_direntry(p->r->req, NULL, 0, name, &none, 0);
-
-    return need <= p->r->size - p->used;
+    return dir_page_has_room(l->page, name);
 }
 
-/* Adds what fits, as has_room() said. `entry->ino` 0: the kernel learns no node. */
-static void put_entry(struct page *p, const char *name,
+static void put_entry(struct listing *l, const char *name,
                       const struct fuse_entry_param *entry, off_t next)
 {
-    char *at = p->data + p->used;
-    size_t left = p->r->size - p->used;
-
-    p->used += p->r->plus
-                   ? fuse_add_direntry_plus(p->r->req, at, left, name, entry, next)
-                   : fuse_add_direntry(p->r->req, at, left, name, &entry->attr, next);
+    dir_page_put(l->page, name, entry, next);
 }
 
 /* The two directories themselves, both by the number of this one. True: full. */
-static bool put_dots(struct page *p, uint64_t ino, off_t *off)
+static bool put_dots(struct listing *l, uint64_t ino, off_t *off)
 {
     static const char *const names[] = {".", ".."};
     struct fuse_entry_param self = {.attr = {.st_ino = ino, .st_mode = S_IFDIR}};
 
     for (; *off < DOTS; ++*off) {
-        if (!has_room(p, names[*off]))
+        if (!has_room(l, names[*off]))
             return true;
-        put_entry(p, names[*off], &self, *off + 1);
+        put_entry(l, names[*off], &self, *off + 1);
     }
     return false;
 }
@@ -182,98 +178,99 @@ static bool put_dots(struct page *p, uint64_t ino, off_t *off)
 /* 1 when the page is full: stops the walk over the catalogue. */
 static int put_tensor(void *user, const struct tensor_info *t)
 {
-    struct page *p = user;
-    enum inside kind = p->dir == INSIDE_RAW ? INSIDE_BARE : INSIDE_NPY;
+    struct listing *l = user;
+    enum inside kind = l->dir == INSIDE_RAW ? INSIDE_BARE : INSIDE_NPY;
     const char *name = kind == INSIDE_BARE ? t->name : t->name_npy;
     struct fuse_entry_param entry = {0};
     int rc;
 
-    if (is_covered(p, name))
+    if (is_covered(l, name))
         return 0;
-    if (!has_room(p, name))
+    if (!has_room(l, name))
         return 1;
-    rc = attr_tensor(p->r->fs, kind, t, &entry.attr, p->e);
+    rc = attr_tensor(l->r->fs, kind, t, &entry.attr, l->e);
     if (rc < 0)
         return rc;
-    if (p->r->plus)
-        entry_inside(p->r->fs, p->slot, kind, t->ord, &entry);
-    put_entry(p, name, &entry, (off_t)t->ord + 1 + DOTS);
+    if (l->r->plus)
+        entry_inside(l->r->fs, l->slot, kind, t->ord, &entry);
+    put_entry(l, name, &entry, (off_t)t->ord + 1 + DOTS);
     return 0;
 }
 
 static int put_tree_entry(void *user, const struct tree_entry *t)
 {
-    struct page *p = user;
+    struct listing *l = user;
     enum inside kind = t->dir ? INSIDE_TREE : INSIDE_NPY;
     uint32_t index = t->dir ? t->dir : t->tensor;
     struct fuse_entry_param entry = {0};
     int rc;
 
-    if (is_covered(p, t->name))
+    if (is_covered(l, t->name))
         return 0;
-    if (!has_room(p, t->name))
+    if (!has_room(l, t->name))
         return 1;
-    rc = t->info ? attr_tensor(p->r->fs, kind, t->info, &entry.attr, p->e)
-                 : attr_inside(p->r->fs, p->slot, kind, index, &entry.attr, p->e);
+    rc = t->info ? attr_tensor(l->r->fs, kind, t->info, &entry.attr, l->e)
+                 : attr_inside(l->r->fs, l->slot, kind, index, &entry.attr, l->e);
     if (rc < 0)
         return rc;
-    if (p->r->plus)
-        entry_inside(p->r->fs, p->slot, kind, index, &entry);
-    put_entry(p, t->name, &entry, (off_t)t->pos + 1 + DOTS);
+    if (l->r->plus)
+        entry_inside(l->r->fs, l->slot, kind, index, &entry);
+    put_entry(l, t->name, &entry, (off_t)t->pos + 1 + DOTS);
     return 0;
 }
 
 /* The files of .unshard/ or optimizer/, and behind them `latest` where there is one. */
-static const struct fixed_file *listed_file(const struct page *p,
+static const struct fixed_file *listed_file(const struct listing *l,
                                             const struct dir_handle *h, size_t i)
 {
     static const struct fixed_file latest = {"latest", INSIDE_LATEST};
-    const struct fixed_file *f = fixed_file(p->slot, p->dir, i);
+    const struct fixed_file *f = fixed_file(l->slot, l->dir, i);
 
-    if (f || !h->latest || (i > 0 && !fixed_file(p->slot, p->dir, i - 1)))
+    if (f || !h->latest || (i > 0 && !fixed_file(l->slot, l->dir, i - 1)))
         return f;
     return &latest;
 }
 
 /* Reports come without attributes: finding their size would mean making them. */
-static int fixed_entry(struct page *p, enum inside kind, struct fuse_entry_param *out)
+static int fixed_entry(struct listing *l, enum inside kind,
+                       struct fuse_entry_param *out)
 {
     int rc;
 
     if (kind != INSIDE_OPTIMIZER_FILE) {
-        attr_inside_brief(p->r->fs, p->slot, kind, &out->attr);
+        attr_inside_brief(l->r->fs, l->slot, kind, &out->attr);
         return 0;
     }
-    rc = attr_inside(p->r->fs, p->slot, kind, 0, &out->attr, p->e);
-    if (rc == 0 && p->r->plus)
-        entry_inside(p->r->fs, p->slot, kind, 0, out);
+    rc = attr_inside(l->r->fs, l->slot, kind, 0, &out->attr, l->e);
+    if (rc == 0 && l->r->plus)
+        entry_inside(l->r->fs, l->slot, kind, 0, out);
     return rc;
 }
 
-static int put_fixed(struct page *p, const struct dir_handle *h, size_t from)
+static int put_fixed(struct listing *l, const struct dir_handle *h, size_t from)
 {
     const struct fixed_file *f;
 
-    for (size_t i = from; (f = listed_file(p, h, i)); i++) {
+    for (size_t i = from; (f = listed_file(l, h, i)); i++) {
         struct fuse_entry_param entry = {0};
         int rc;
 
-        if (is_covered(p, f->name))
+        if (is_covered(l, f->name))
             continue;
-        if (!has_room(p, f->name))
+        if (!has_room(l, f->name))
             return 1;
-        rc = fixed_entry(p, f->kind, &entry);
+        rc = fixed_entry(l, f->kind, &entry);
         if (rc < 0)
             return rc;
-        put_entry(p, f->name, &entry, (off_t)i + 1 + DOTS);
+        put_entry(l, f->name, &entry, (off_t)i + 1 + DOTS);
     }
     return 0;
 }
 
 /* Behind all others. The kernel asks for their attributes when it needs them. */
-static void put_staged(struct page *p, off_t off)
+static void put_staged(struct listing *l, off_t off)
 {
-    const struct staged_name *name = p->h->staged;
+    const struct staged_name *name = l->h->staged;
     off_t i = off >= STAGED_POS ? off - STAGED_POS : 0;
 
     for (off_t k = 0; name && name[k].name; k++) {
@@ -282,40 +279,40 @@ static void put_staged(struct page *p, off_t off)
 
         if (k < i)
             continue;
-        if (!has_room(p, name[k].name))
+        if (!has_room(l, name[k].name))
             break;
-        put_entry(p, name[k].name, &entry, STAGED_POS + k + 1);
+        put_entry(l, name[k].name, &entry, STAGED_POS + k + 1);
     }
 }
 
-static int list_inside(struct page *p, const struct dir_handle *h, off_t off)
+static int list_inside(struct listing *l, const struct dir_handle *h, off_t off)
 {
-    struct catalog *c = p->r->fs->catalog;
-    int64_t id = p->slot->info.id;
+    struct catalog *c = l->r->fs->catalog;
+    int64_t id = l->slot->info.id;
     struct stat self;
     int rc;
 
-    if (p->slot->stale)
-        return err_set(p->e, ESTALE, "%s: the checkpoint changed", p->slot->path);
-    slot_used(p->r->fs, p->slot);
-    rc = attr_inside(p->r->fs, p->slot, p->dir, ino_index(p->r->ino), &self, p->e);
-    if (rc < 0 || put_dots(p, self.st_ino, &off))
+    if (l->slot->stale)
+        return err_set(l->e, ESTALE, "%s: the checkpoint changed", l->slot->path);
+    slot_used(l->r->fs, l->slot);
+    rc = attr_inside(l->r->fs, l->slot, l->dir, ino_index(l->r->ino), &self, l->e);
+    if (rc < 0 || put_dots(l, self.st_ino, &off))
         return rc;
     if (off >= STAGED_POS) {
-        put_staged(p, off);
+        put_staged(l, off);
         return 0;
     }
     if (off - DOTS > UINT32_MAX)
         return 0;
-    if (p->dir == INSIDE_TENSORS || p->dir == INSIDE_RAW)
-        rc = catalog_tensors(c, id, (uint32_t)(off - DOTS), put_tensor, p, p->e);
-    else if (p->dir == INSIDE_TREE)
-        rc = catalog_tree_list(c, id, ino_index(p->r->ino), (uint32_t)(off - DOTS),
-                               put_tree_entry, p, p->e);
+    if (l->dir == INSIDE_TENSORS || l->dir == INSIDE_RAW)
+        rc = catalog_tensors(c, id, (uint32_t)(off - DOTS), put_tensor, l, l->e);
+    else if (l->dir == INSIDE_TREE)
+        rc = catalog_tree_list(c, id, ino_index(l->r->ino), (uint32_t)(off - DOTS),
+                               put_tree_entry, l, l->e);
     else
-        rc = put_fixed(p, h, (size_t)(off - DOTS));
+        rc = put_fixed(l, h, (size_t)(off - DOTS));
     if (rc == 0)
-        put_staged(p, 0);
+        put_staged(l, 0);
     return MIN(rc, 0); /* 1: the page is full */
 }
 
@@ -334,59 +331,60 @@ static bool has_two_nodes(struct fs *fs, const struct node *dir, const char *nam
     return staged_comes(fs, dir->path, name) || alias_of(fs, ino) != ino;
 }
 
-static void put_shown(struct page *p, struct node *dir, const struct shown *shown,
+static void put_shown(struct listing *l, struct node *dir, const struct shown *shown,
                       const struct shown_entry *entry, off_t next)
 {
     struct fuse_entry_param out = {0};
     struct err e = {0};
     /* What cannot be looked up now is listed, and the kernel asks when it needs it. */
-    bool whole = p->r->plus && entry_shown(p->r->fs, dir, shown, entry, &out, &e) == 0;
+    bool whole = l->r->plus && entry_shown(l->r->fs, dir, shown, entry, &out, &e) == 0;
 
-    if (whole && has_two_nodes(p->r->fs, dir, entry->name, out.ino)) {
-        entry_forget(p->r->fs, out.ino, 1);
+    if (whole && has_two_nodes(l->r->fs, dir, entry->name, out.ino)) {
+        entry_forget(l->r->fs, out.ino, 1);
         whole = false;
     }
     if (!whole) {
         out = (struct fuse_entry_param){0};
-        entry_brief(p->r->fs, dir, shown, entry, &out.attr);
+        entry_brief(l->r->fs, dir, shown, entry, &out.attr);
     }
-    put_entry(p, entry->name, &out, next);
+    put_entry(l, entry->name, &out, next);
 }
 
-static int list_shown(struct page *p, struct node *dir, struct shown *shown, off_t off)
+static int list_shown(struct listing *l, struct node *dir, struct shown *shown,
+                      off_t off)
 {
-    if (put_dots(p,
+    if (put_dots(l,
                  attr_path_ino(dir->path, dir->kind == NODE_FILE_DIR ? "/" : "", 0, 0),
                  &off))
         return 0;
     if (shown->slot)
-        slot_used(p->r->fs, shown->slot);
+        slot_used(l->r->fs, shown->slot);
     for (size_t i = (size_t)(off - DOTS); off < STAGED_POS && i < shown_places(shown);
          i++) {
         const struct shown_entry *entry = shown_at(shown, i);
 
-        if (!entry || is_covered(p, entry->name))
+        if (!entry || is_covered(l, entry->name))
             continue;
-        if (!has_room(p, entry->name))
+        if (!has_room(l, entry->name))
             return 0;
-        put_shown(p, dir, shown, entry, (off_t)i + 1 + DOTS);
+        put_shown(l, dir, shown, entry, (off_t)i + 1 + DOTS);
     }
-    put_staged(p, off);
+    put_staged(l, off);
     return 0;
 }
 
 /* .unshard beside trackers. */
-static int list_meta(struct page *p, const struct node *dir, const struct dir_handle *h,
-                     off_t off)
+static int list_meta(struct listing *l, const struct node *dir,
+                     const struct dir_handle *h, off_t off)
 {
     struct fuse_entry_param link = {
         .attr = {.st_ino = attr_path_ino(dir->path, "latest", 0, 0),
                  .st_mode = S_IFLNK}};
 
-    if (put_dots(p, attr_path_ino(dir->path, ".unshard", 0, 0), &off) || off != DOTS ||
-        !h->latest || !has_room(p, "latest"))
+    if (put_dots(l, attr_path_ino(dir->path, ".unshard", 0, 0), &off) || off != DOTS ||
+        !h->latest || !has_room(l, "latest"))
         return 0;
-    put_entry(p, "latest", &link, DOTS + 1);
+    put_entry(l, "latest", &link, DOTS + 1);
     return 0;
 }
 
@@ -406,61 +404,98 @@ static int look_again(const struct request *r, struct dir_handle *h, struct node
     return 0;
 }
 
-static int list_outside(struct page *p, struct dir_handle *h, off_t off)
+static int list_outside(struct listing *l, struct dir_handle *h, off_t off)
 {
-    struct node *n = node_of_ino(p->r->fs, p->r->ino);
+    struct node *n = node_of_ino(l->r->fs, l->r->ino);
     int rc = 0;
 
     if (!n)
         return -ESTALE;
     if (n->kind == NODE_META)
-        return list_meta(p, n, h, off);
+        return list_meta(l, n, h, off);
     if (off == 0)
-        rc = look_again(p->r, h, n, p->e);
-    return rc == 0 ? list_shown(p, n, h->shown, off) : rc;
+        rc = look_again(l->r, h, n, l->e);
+    return rc == 0 ? list_shown(l, n, h->shown, off) : rc;
 }
 
 /* ---- the request ---- */
 
-/* The lookups in a page that the kernel did not take. */
-static void forget_page(const struct page *p)
+static int fill(struct listing *l, struct dir_handle *h, off_t off)
 {
-    size_t at = 0;
+    int rc;
 
-    while (p->r->plus && at + PLUS_HEAD + DIRENT_HEAD <= p->used) {
-        uint64_t ino;
-        uint32_t len;
-
-        memcpy(&ino, p->data + at, sizeof ino);
-        memcpy(&len, p->data + at + PLUS_HEAD + DIRENT_LEN, sizeof len);
-        if (ino)
-            entry_forget(p->r->fs, ino, 1);
-        at += (PLUS_HEAD + DIRENT_HEAD + len + 7) & ~(size_t)7;
+    if (h->slot) {
+        l->dir = ino_kind(l->r->ino);
+        rc = list_inside(l, h, off);
+    } else {
+        rc = list_outside(l, h, off);
     }
+    /* What was found before the fault is told; the fault with the next page. */
+    return rc < 0 && l->page->used > 0 ? 0 : rc;
+}
+
+/* The page that is asked for, if it is the one that was made. */
+static bool take_ready(const struct request *r, struct dir_handle *h,
+                       struct dir_page *page)
+{
+    if (!h->ready.data || h->slot->stale || h->ready.from != r->off ||
+        h->ready.size != r->size || h->ready.plus != r->plus) {
+        drop_ready(r->fs, h);
+        return false;
+    }
+    slot_used(r->fs, h->slot);
+    *page = h->ready;
+    h->ready.data = NULL;
+    return true;
+}
+
+/*
+ * The kernel takes longer to make nodes of a page than we to find the next one's entries:
+ * where the directory stays as it is, this is done meanwhile. From the second page on, as
+ * most listings have one. A fault is left to who asks for the page.
+ */
+static void make_ready(const struct request *r, struct dir_handle *h, off_t from)
+{
+    struct err e = {0};
+    struct listing l = {.r = r, .page = &h->ready, .e = &e, .slot = h->slot, .h = h};
+
+    if (dir_page_init(&h->ready, r->size, from, r->plus, &e) < 0)
+        return;
+    if (fill(&l, h, from) != 0 || h->ready.used == 0)
+        drop_ready(r->fs, h);
+}
+
+/* Answers, and with the lock: who asks for the page that is being made waits for it. */
+static int readdir_locked(const struct request *r, struct dir_handle *h, struct err *e)
+{
+    struct dir_page page;
+    struct listing l = {.r = r, .page = &page, .e = e, .slot = h->slot, .h = h};
+    int rc = 0;
+
+    if (!take_ready(r, h, &page)) {
+        rc = dir_page_init(&page, r->size, r->off, r->plus, e);
+        if (rc == 0)
+            rc = fill(&l, h, r->off);
+    }
+    if (rc == 0 && fuse_reply_buf(r->req, page.data, page.used) < 0)
+        dir_page_forget(&page, r->fs);
+    else if (rc == 0 && r->off > 0 && page.used > 0 && is_frozen(r, h))
+        make_ready(r, h, page.next);
+    dir_page_free(&page);
+    return rc;
 }
 
 int readdir_run(struct request *r, struct err *e)
 {
     struct dir_handle *h = handle_of(&r->fi);
-    struct page p = {.r = r, .e = e, .slot = h->slot, .h = h};
     int rc;
 
     if (r->off < 0)
         return -EINVAL;
-    p.data = malloc(r->size);
-    if (!p.data)
-        return err_nomem(e);
-    if (h->slot) {
-        p.dir = ino_kind(r->ino);
-        rc = list_inside(&p, h, r->off);
-    } else {
-        rc = list_outside(&p, h, r->off);
-    }
-    /* What was found before the fault is told; the fault with the next page. */
-    if (rc < 0 && p.used > 0)
-        rc = 0;
-    if (rc == 0 && fuse_reply_buf(r->req, p.data, p.used) < 0)
-        forget_page(&p);
-    free(p.data);
+    opened_get(&h->opened);
+    pthread_mutex_lock(&h->lock);
+    rc = readdir_locked(r, h, e);
+    pthread_mutex_unlock(&h->lock);
+    opened_put(r->fs, &h->opened);
     return rc;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "fs/dir_page.h"
 #include "fs/node.h"
 #include "fs/slot.h"
 #include "fs/staged.h"
@@ -129,16 +130,6 @@ static int look(const struct request *r, struct staged_handle *h, struct err *e)
     return staged || ino_is_staged(r->ino) ? rc : list_published(r, h, e);
 }
 
-static size_t add_name(const struct request *r, char *at, size_t room,
-                       const struct staged_name *n, off_t next)
-{
-    const struct fuse_entry_param entry = {
-        .attr = {.st_ino = n->ino, .st_mode = n->type}};
-
-    return r->plus ? fuse_add_direntry_plus(r->req, at, room, n->name, &entry, next)
-                   : fuse_add_direntry(r->req, at, room, n->name, &entry.attr, next);
-}
-
 /* "." and "..". */
 static void list_dots(const struct request *r, const struct staged_handle *h,
                       struct staged_name dots[2])
@@ -157,27 +148,26 @@ static void list_dots(const struct request *r, const struct staged_handle *h,
 int staged_readdir(struct request *r, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
-    CLEANUP_FREE char *data = malloc(r->size);
     struct staged_name dots[2];
-    size_t used = 0;
-    int rc = 0;
+    struct dir_page page;
+    int rc = r->off == 0 ? look(r, h, e) : 0;
 
-    if (!data)
-        return err_nomem(e);
-    if (r->off == 0)
-        rc = look(r, h, e);
+    if (rc == 0)
+        rc = dir_page_init(&page, r->size, r->off, r->plus, e);
     if (rc != 0)
         return rc;
     list_dots(r, h, dots);
     for (size_t i = (size_t)r->off; i < h->names + 2; i++) {
-        const struct staged_name *name = i < 2 ? &dots[i] : &h->name[i - 2];
-        size_t n = add_name(r, data + used, r->size - used, name, (off_t)i + 1);
+        const struct staged_name *n = i < 2 ? &dots[i] : &h->name[i - 2];
+        const struct fuse_entry_param entry = {
+            .attr = {.st_ino = n->ino, .st_mode = n->type}};
 
-        if (n > r->size - used)
+        if (!dir_page_has_room(&page, n->name))
             break;
-        used += n;
+        dir_page_put(&page, n->name, &entry, (off_t)i + 1);
     }
-    fuse_reply_buf(r->req, data, used);
+    fuse_reply_buf(r->req, page.data, page.used);
+    dir_page_free(&page);
     return 0;
 }
 

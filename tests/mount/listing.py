@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: MIT
 """A checkpoint of 100,000 tensors: listings come in pages, and the server's memory stays flat."""
+import ctypes
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import time
 
-from mountlib import SANITIZED, Mount, main, same, safetensors_image, write_file
+from mountlib import SANITIZED, Mount, main, read_all, same, safetensors_image, wait_for, write_file
 
+libc = ctypes.CDLL(None, use_errno=True)
+GETDENTS64 = 217 if platform.machine() == "x86_64" else 61
 COUNT = 100_000
 MAX_GROWTH = 64 << 20
 # The ls of coreutils 9.4 lists the extended attributes of each file, which no kernel remembers: a request a file.
@@ -113,9 +117,6 @@ def test_node_ids_differ_below(t):
 
 def test_positions_are_stable(t):
     """seekdir(3) to where telldir(3) was, in every kind of directory."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
     libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
     libc.telldir.restype = ctypes.c_long
     for f in (libc.readdir, libc.telldir, libc.closedir):
@@ -148,6 +149,45 @@ def test_positions_are_stable(t):
                 libc.seekdir(d, at)
                 same(f"{path} at {at}", name(libc.readdir(d)), want)
             libc.closedir(d)
+
+
+def break_off(folder, pages):
+    """A listing of which so many pages are asked for, by a program that wants attributes too."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    buffer = ctypes.create_string_buffer(32 << 10)
+    for _ in range(pages):
+        got = libc.syscall(GETDENTS64, fd, buffer, len(buffer))
+        assert got > 0, f"getdents64: {got}"
+        at = 0
+        while at + int.from_bytes(buffer.raw[at + 16:at + 18], "little") < got:
+            at += int.from_bytes(buffer.raw[at + 16:at + 18], "little")
+        os.stat(ctypes.string_at(ctypes.addressof(buffer) + at + 19), dir_fd=fd)  # the last entry
+    os.close(fd)
+
+
+def test_listings_that_are_broken_off(t):
+    """A page may be made that nobody asks for: neither it stays behind nor the checkpoint that it is of."""
+    os.mkdir(t + "/src")
+    shard = t + "/src/model.safetensors"
+    with Mount(t + "/src", t + "/mnt", "debug") as m:
+        for number in range(12):
+            tensors = {f"layer.{i:04}.{number % 2}.weight": ("U8", (1,), b"x") for i in range(2000)}
+            write_file(shard, safetensors_image(tensors))
+            wait_for("the new names", 20, lambda: os.path.exists(m / f"raw/layer.0000.{number % 2}.weight"))
+            for view in ("raw", "tensors", "tree/layer"):
+                for pages in (1, 2, 3):
+                    break_off(m / view, pages)
+        same("all of it", sorted(os.listdir(m / "raw")), sorted(tensors))
+        before = m.rss()
+        for _ in range(1000):
+            break_off(m / "raw", 3)
+        growth = m.rss() - before
+        print(f"# resident: {growth >> 10} KiB more after 1,000 listings")
+        if not SANITIZED:
+            assert growth < 8 << 20, growth
+        ids = {int(id) for id in re.findall(r"opcode: OPENDIR \(\d+\), nodeid: (\d+)", m.messages())}
+    slots = {id >> 40 for id in ids if id >> 63}
+    assert len(slots) < 6, f"12 checkpoints after each other have {len(slots)} places: none is free again"
 
 
 if __name__ == "__main__":
