@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Listing many names, scanning many chunks, and the time from a mount to the first byte."""
+import contextlib
 import os
 import shutil
 import statistics
@@ -22,9 +23,43 @@ def native_tree(folder, tensors, size):
         os.close(fd)
 
 
+class Ext4:
+    """A tree of files as an ext4 file system in one file, which is mounted anew for each look: no name of it is in memory, but its blocks are."""
+
+    def __init__(self, bench, tensors, size):
+        self.image, self.mountpoint = bench.work / "ext4", bench.work / "fresh"
+        self.mountpoint.mkdir()
+        with open(self.image, "wb") as f:
+            f.truncate(tensors * 1024 + (64 << 20))
+        run(["mkfs.ext4", "-q", "-N", 2 * tensors, self.image])
+        with self.mounted("loop"):
+            native_tree(self.mountpoint / "native", tensors, size)
+
+    @staticmethod
+    def why_not():
+        """Why there is none on this machine."""
+        if os.geteuid():
+            return "not root"
+        if not shutil.which("mkfs.ext4"):
+            return "no mkfs.ext4"
+        return None if os.path.exists("/dev/loop-control") else "no loop devices"
+
+    @contextlib.contextmanager
+    def mounted(self, options):
+        run(["mount", "-o", options, self.image, self.mountpoint])
+        try:
+            yield
+        finally:
+            run(["umount", self.mountpoint])
+
+    def first(self, command):
+        with self.mounted("loop,ro"):
+            return run(command(self.mountpoint / "native"), env=ENVIRONMENT)
+
+
 @workload("metadata", limit=300)
 def names(bench):
-    """ls -l and find over 100,000 tensors, beside the same names on the disk; the first time in a fresh mount, and again."""
+    """ls -l and find over 100,000 tensors, beside the same names on the disk, cached and in a fresh mount of ext4; the first time in a fresh mount, and again."""
     tensors = bench.size(100_000)
     folder = bench.make("hf", "source", tensors, 4096, "--sparse")
     native_tree(bench.work / "native", tensors, 4096)
@@ -35,9 +70,15 @@ def names(bench):
         with bench.mount(folder) as mount:
             return run(command(mount / "raw"), mount.server, env=ENVIRONMENT)
 
+    ext4 = None if Ext4.why_not() else Ext4(bench, tensors, 4096)
     for words, command in commands:
         ways = {"native": lambda: run(command(bench.work / "native"), env=ENVIRONMENT), "mount": lambda: first(command)}
+        if ext4:
+            ways["ext4"] = lambda: ext4.first(command)
         samples = interleave(ways, bench.rounds, limit=60)
+        if ext4:
+            yield ratio_row(f"{words}, {tensors:,} tensors, fresh mount", "the same in a fresh mount of ext4 (loop)", samples["ext4"], samples["mount"],
+                            better=LOWER, goal=1.2, lab=1.4, rss=None)
         yield ratio_row(f"{words}, {tensors:,} tensors, fresh mount", "the same on the disk, cached", samples["native"], samples["mount"], better=LOWER,
                         goal=1.2, lab=1.4, rss=None)
     with bench.mount(folder) as mount:
