@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/keyset.h"
 #include "index/key_text.h"
+#include "index/map/scope.h"
 
 enum {
     TAKEN_MEMORY = 2047 << 20, /* of a scan: packed chunks and names */
@@ -34,14 +35,14 @@ static size_t module_prefix(const struct sink_taken *t)
 }
 
 /* Which rule and pattern; false: none. The key is tried without its wrapper first. */
-static bool find_rule(const struct map *m, const struct sink_taken *t, const char *key,
-                      size_t len, struct taken *out)
+static bool find_rule(const struct filter *f, const struct sink_taken *t,
+                      const char *key, size_t len, struct taken *out)
 {
-    for (size_t r = 0; r < m->nrule; r++) {
-        const struct map_rule *rule = &m->rule[r];
+    for (size_t r = 0; r < f->map->nrule; r++) {
+        const struct map_rule *rule = &f->map->rule[r];
         bool join = rule->kind == RULE_JOIN;
 
-        if (!(rule->roles & 1u << t->role))
+        if (f->off[r] || !(rule->roles & 1u << t->role))
             continue;
         for (size_t i = 0; i < (join ? rule->npart : rule->nfrom); i++) {
             if (!pattern_match(join ? rule->part[i].key : rule->from[i], key, len,
@@ -142,15 +143,15 @@ static bool match(struct filter *f, const struct sink_taken *t, struct taken *ou
     const struct map *m = f->map;
 
     *skip = t->wrapper;
-    if (*skip && find_rule(m, t, t->key + *skip, t->key_len - *skip, out))
+    if (*skip && find_rule(f, t, t->key + *skip, t->key_len - *skip, out))
         return true;
     *skip = 0;
-    if (find_rule(m, t, t->key, t->key_len, out))
+    if (find_rule(f, t, t->key, t->key_len, out))
         return true;
     for (size_t n = t->role == ROLE_MODEL ? holder_prefix(t, 0) : 0; n > 0;
          n = holder_prefix(t, *skip)) {
         *skip += n;
-        if (find_rule(m, t, t->key + *skip, t->key_len - *skip, out))
+        if (find_rule(f, t, t->key + *skip, t->key_len - *skip, out))
             return true;
     }
     *skip = 0;
@@ -199,7 +200,7 @@ static int take(struct sink_filter *base, const struct sink_taken *t, struct err
     if (ret < 0)
         return ret;
     if (ruled) /* once more: captures point into the kept key */
-        find_rule(f->map, &kept->t, kept->t.key + skip, kept->t.key_len - skip, kept);
+        find_rule(f, &kept->t, kept->t.key + skip, kept->t.key_len - skip, kept);
     return 1;
 }
 
@@ -322,7 +323,7 @@ static int tell_unused(struct filter *f, struct sink *s, struct err *e)
         return sink_warning(s, "map-unused",
                             "map %s names no tensor of this checkpoint", m->name);
     for (size_t i = 0; i < m->nrule; i++)
-        if (!f->used[m->rule[i].number] && !m->rule[i].optional)
+        if (!f->used[m->rule[i].number] && !m->rule[i].optional && !f->off[i])
             sink_warning(s, "map-rule-unused",
                          "map %s: rule %u (%s) names no tensor of this checkpoint",
                          m->name, m->rule[i].number,
@@ -355,6 +356,27 @@ static int finish(struct sink_filter *base, struct sink *s, struct err *e)
     return err_wrap(e, "map %s", f->map->name);
 }
 
+/* Which rules are of other models. What has no value is of none. */
+static int look_when(struct filter *f, struct err *e)
+{
+    for (size_t i = 0; i < f->map->nrule; i++) {
+        struct scope s = {.map = f->map, .config = f->config};
+        struct err why = {0};
+        uint64_t n;
+        int ret = scope_count(&s, f->map->rule[i].when, 1, &n, &why);
+
+        if (ret < 0 && ret != -ENOENT) {
+            *e = why;
+            return err_wrap(e, "rule %u: \"when\"", f->map->rule[i].number);
+        }
+        f->off[i] = ret < 0 || n == 0;
+        for (size_t k = 0; k < f->map->rule[i].ntext; k++)
+            if (!scope_has_text(&s, &f->map->rule[i].text[k]))
+                f->off[i] = true;
+    }
+    return 0;
+}
+
 int map_filter_new(const struct map *m, const char *config, size_t config_len,
                    struct sink_filter **out, struct err *e)
 {
@@ -364,17 +386,20 @@ int map_filter_new(const struct map *m, const char *config, size_t config_len,
 
     if (f) {
         f->arena = arena_new(TAKEN_MEMORY);
+        f->map = m;
         f->used = calloc(m->nrule + 2, sizeof *f->used);
+        f->off = calloc(m->nrule + 1, sizeof *f->off);
     }
-    if (!f || !f->arena || !f->used)
+    if (!f || !f->arena || !f->used || !f->off)
         ret = err_nomem(e);
     else if (config && json_parse(config, config_len, &limits, &f->config, e) < 0)
         ret = err_wrap(e, "config.json");
+    if (ret == 0)
+        ret = look_when(f, e);
     if (ret < 0) {
         map_filter_free(f ? &f->base : NULL);
         return ret;
     }
-    f->map = m;
     f->base = (struct sink_filter){.take = take, .finish = finish};
     *out = &f->base;
     return 0;
@@ -390,6 +415,7 @@ void map_filter_free(struct sink_filter *base)
     arena_free(f->arena);
     free(f->taken);
     free(f->used);
+    free(f->off);
     free(f);
 }
 

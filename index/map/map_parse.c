@@ -171,6 +171,31 @@ static int take_interleave(struct parser *p, const struct json *v, struct map_op
     return ret;
 }
 
+static int take_name(struct parser *p, const struct json *v, const char **out)
+{
+    int ret = take_text(p, v, "a name", out);
+
+    return ret == 0 && *out && !pattern_is_name(*out)
+               ? err_set(p->e, EINVAL, "\"%s\" is no name", *out)
+               : ret;
+}
+
+static int take_shift(struct parser *p, const struct json *v, struct map_op *out)
+{
+    static const char *const known[] = {"from", "by", "as", NULL};
+    int ret = check_members(p, v, "\"shift\"", known);
+
+    if (ret == 0)
+        ret = take_name(p, json_get(v, "from"), &out->of);
+    if (ret == 0)
+        ret = take_name(p, json_get(v, "as"), &out->as);
+    if (ret == 0)
+        ret = take_expression(p, json_get(v, "by"), "\"by\"", &out->by);
+    if (ret == 0 && (!out->of || !out->as || !out->by))
+        ret = err_set(p->e, EINVAL, "\"shift\" wants \"from\", \"by\" and \"as\"");
+    return ret;
+}
+
 static const struct op_syntax {
     const char *name;
     enum op_kind kind;
@@ -181,6 +206,7 @@ static const struct op_syntax {
     {"transpose", OP_TRANSPOSE, take_order},
     {"deinterleave", OP_DEINTERLEAVE, take_interleave},
     {"interleave", OP_INTERLEAVE, take_interleave},
+    {"shift", OP_SHIFT, take_shift},
 };
 
 /* {"cut": {...}}: an object with the one member that names the operation. */
@@ -197,7 +223,8 @@ static int take_op(struct parser *p, const struct json *v, struct map_op *out)
         return op_syntax[i].take(p, m, out);
     }
     err_set(p->e, EINVAL, "no operation is called \"%.100s\"", json_key(m));
-    return err_hint(p->e, "cut, unstack, transpose, deinterleave, interleave are");
+    return err_hint(p->e,
+                    "cut, unstack, transpose, deinterleave, interleave, shift are");
 }
 
 static int take_ops(struct parser *p, const struct json *v, struct map_rule *out)
@@ -399,10 +426,13 @@ static bool gives(const struct map_rule *rule, const char *pattern, const char *
 {
     if (rule->by && strlen(rule->by) == len && memcmp(rule->by, name, len) == 0)
         return false; /* it is an index in the result */
-    for (size_t i = 0; i < rule->nop; i++)
-        if (rule->op[i].kind == OP_UNSTACK && strlen(rule->op[i].as) == len &&
-            memcmp(rule->op[i].as, name, len) == 0)
+    for (size_t i = 0; i < rule->nop; i++) {
+        const struct map_op *op = &rule->op[i];
+
+        if (op->as && strlen(op->as) == len && memcmp(op->as, name, len) == 0 &&
+            (op->kind == OP_UNSTACK || pattern_has(pattern, op->of, strlen(op->of))))
             return true;
+    }
     return pattern_has(pattern, name, len);
 }
 
@@ -446,11 +476,58 @@ static int check_rule(struct parser *p, const struct map_rule *rule)
     return ret;
 }
 
+/* {"config.NAME": "text" or ["text", ...]} */
+static int take_texts(struct parser *p, const struct json *v, struct map_text *out)
+{
+    bool list = json_kind(v) == JSON_ARRAY;
+    const char **choice, *text;
+
+    out->name = arena_memdup(p->arena, json_key(v), strlen(json_key(v)));
+    out->nchoice = list ? json_count(v) : 1;
+    choice = arena_array(p->arena, out->nchoice + 1, sizeof *choice);
+    if (!out->name || !choice)
+        return err_nomem(p->e);
+    if (strncmp(out->name, "config.", 7) != 0)
+        return err_set(p->e, EINVAL, "\"when\": \"%.100s\" is not of config.json",
+                       out->name);
+    out->choice = choice;
+    for (const struct json *m = list ? json_first(v) : v; m;
+         m = list ? json_next(m) : NULL) {
+        if (!json_string(m, &text))
+            return err_set(p->e, EINVAL,
+                           "\"when\": %.100s is neither text nor a list of texts",
+                           out->name);
+        *choice = arena_memdup(p->arena, text, strlen(text));
+        if (!*choice++)
+            return err_nomem(p->e);
+    }
+    p->map->wants_config = true;
+    return 0;
+}
+
+/* "when": an expression, or what texts config.json has. */
+static int take_when(struct parser *p, const struct json *v, struct map_rule *out)
+{
+    struct map_text *text;
+    int ret = 0;
+
+    if (!v || json_kind(v) != JSON_OBJECT)
+        return take_expression(p, v, "\"when\"", &out->when);
+    text = arena_array(p->arena, json_count(v) + 1, sizeof *text);
+    if (!text)
+        return err_nomem(p->e);
+    out->text = text;
+    out->ntext = json_count(v);
+    for (const struct json *m = json_first(v); ret == 0 && m; m = json_next(m))
+        ret = take_texts(p, m, text++);
+    return ret;
+}
+
 static int take_rule(struct parser *p, const struct json *v, struct map_rule *out)
 {
-    static const char *const known[] = {"from",  "ops",      "to",   "split",
-                                        "drop",  "join",     "cast", "role",
-                                        "stack", "optional", "why",  NULL};
+    static const char *const known[] = {"from", "ops",      "to",   "split", "drop",
+                                        "join", "cast",     "role", "stack", "when",
+                                        "why",  "optional", NULL};
     const struct json *from = json_get(v, "from");
     int ret = check_members(p, v, "a rule", known);
 
@@ -474,6 +551,8 @@ static int take_rule(struct parser *p, const struct json *v, struct map_rule *ou
         ret = take_role(p, json_get(v, "role"), &out->roles);
     if (ret == 0)
         ret = take_flag(p, json_get(v, "optional"), "\"optional\"", &out->optional);
+    if (ret == 0)
+        ret = take_when(p, json_get(v, "when"), out);
     return ret == 0 ? check_rule(p, out) : ret;
 }
 

@@ -11,13 +11,21 @@ struct arena;
 struct json;
 
 /* Expressions (index/map/expr.h) are kept as text: shapes are known per tensor only. */
-enum op_kind { OP_CUT, OP_UNSTACK, OP_TRANSPOSE, OP_DEINTERLEAVE, OP_INTERLEAVE };
+enum op_kind {
+    OP_CUT,
+    OP_UNSTACK,
+    OP_TRANSPOSE,
+    OP_DEINTERLEAVE,
+    OP_INTERLEAVE,
+    OP_SHIFT
+};
 
 struct map_op {
     enum op_kind kind;
     uint32_t axis;
-    const char *from, *to;      /* cut: first element, first one left out */
-    const char *as;             /* unstack: the name that the index gets */
+    const char *from, *to; /* cut: first element, first one left out */
+    const char *as;        /* unstack, shift: the name that the index gets */
+    const char *of, *by;   /* shift: the name of a number, and what is added to it */
     const char *groups, *block; /* (de)interleave: NULL: 1 */
     const uint32_t *order;      /* transpose; NULL: reversed */
     uint32_t norder;
@@ -27,6 +35,13 @@ struct map_op {
 struct map_part {
     const char *key;  /* template or pattern */
     const char *rows; /* of each group; NULL: an equal share */
+};
+
+/* "config.NAME" is one of these texts. */
+struct map_text {
+    const char *name;
+    const char *const *choice;
+    size_t nchoice;
 };
 
 enum rule_kind { RULE_TO, RULE_SPLIT, RULE_DROP, RULE_JOIN, RULE_STACK };
@@ -44,8 +59,11 @@ struct map_rule {
     const char *by; /* stack: the name that gives the index */
     const struct map_part *part;
     size_t npart;
-    enum dtype cast; /* DTYPE_NONE: as it is */
-    unsigned roles;  /* bits 1 << enum role */
+    enum dtype cast;  /* DTYPE_NONE: as it is */
+    unsigned roles;   /* bits 1 << enum role */
+    const char *when; /* an expression: not of models for which it is 0; or NULL */
+    const struct map_text *text; /* of those alone whose config.json has all of these */
+    size_t ntext;
     bool optional;
 };
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/checked.h"
 #include "base/err.h"
 #include "index/dtype.h"
 #include "index/key_text.h"
@@ -311,11 +312,29 @@ static int unstack(struct work *w, size_t at, struct err *e)
     return ret;
 }
 
-/* Where the key has the index already (a tensor a layer), there is nothing to unstack. */
-static bool is_apart(const struct work *w, const struct map_op *op)
+/* Where the key has the index already (a tensor a layer), nothing is to be done for it. */
+static bool has_index(const struct work *w, const struct map_op *op)
 {
-    return op->kind == OP_UNSTACK &&
-           capture_find(&w->captures, op->as, strlen(op->as)) != NULL;
+    return op->as && capture_find(&w->captures, op->as, strlen(op->as)) != NULL;
+}
+
+/* A further name for a number of the key, with something added; where the key has it. */
+static int shift(struct work *w, const struct map_op *op, struct err *e)
+{
+    const struct capture *of = capture_find(&w->captures, op->of, strlen(op->of));
+    struct scope s = work_scope(w, 0);
+    uint64_t number, by;
+    int ret;
+
+    if (!of)
+        return 0;
+    if (!capture_number(of, &number))
+        return err_set(e, EINVAL, "\"shift\": {%s} is \"%.*s\", which is no number",
+                       op->of, (int)of->len, of->text);
+    ret = scope_count(&s, op->by, 0, &by, e);
+    if (ret == 0 && add_overflows(number, by, &number))
+        ret = err_set(e, ERANGE, "\"shift\": {%s} passes 2^64", op->as);
+    return ret == 0 ? capture_bind(&w->captures, op->as, number, e) : ret;
 }
 
 /* The operations from `at` on, and what the rule makes of the result. */
@@ -326,11 +345,11 @@ static int run_ops(struct work *w, size_t at, struct err *e)
     for (; ret == 0 && at < w->rule->nop; at++) {
         const struct map_op *op = &w->rule->op[at];
 
-        if (is_apart(w, op))
+        if (has_index(w, op))
             continue;
         if (op->kind == OP_UNSTACK)
             return unstack(w, at, e);
-        ret = work_op(w, op, e);
+        ret = op->kind == OP_SHIFT ? shift(w, op, e) : work_op(w, op, e);
     }
     return ret == 0 ? put_result(w, e) : ret;
 }

@@ -22,6 +22,7 @@ struct filter {
     struct taken *taken;
     size_t ntaken, cap;
     size_t *used;       /* tensors a rule has taken */
+    bool *off;          /* is this rule one of other models ("when")? */
     uint64_t bytes;     /* of the tensors that rules were run on so far */
     uint64_t unstacked; /* tensors that "unstack" has made of them */
     size_t left; /* tensors of the model that no rule names, and some of their keys */

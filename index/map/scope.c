@@ -44,24 +44,33 @@ static int variable_value(struct scope *s, const struct map_variable *v, int64_t
     return ret < 0 ? err_wrap(e, "%s", v->name) : 0;
 }
 
+/* "config.a.b" in config.json; NULL: there is no such member. The name is not too long. */
+static const struct json *config_member(const struct json *config, const char *name,
+                                        size_t len)
+{
+    char path[NAME_MAX_BYTES], *rest = path, *part;
+
+    memcpy(path, name, len);
+    path[len] = '\0';
+    strsep(&rest, "."); /* "config" */
+    while ((part = strsep(&rest, ".")))
+        config = json_get(config, part);
+    return config;
+}
+
 static int config_value(const struct scope *s, const char *name, size_t len,
                         int64_t *out, struct err *e)
 {
     const struct json *v = s->config;
-    char path[NAME_MAX_BYTES], *rest = path, *part;
     bool flag;
 
     if (!v) {
         err_set(e, ENOENT, "%.*s: there is no config.json", (int)len, name);
         return err_hint(e, "give one with -o hf=DIR");
     }
-    if (len >= sizeof path)
+    if (len >= NAME_MAX_BYTES)
         return err_set(e, EINVAL, "config.%.40s...: too long", name);
-    memcpy(path, name, len);
-    path[len] = '\0';
-    strsep(&rest, "."); /* "config" */
-    while ((part = strsep(&rest, ".")))
-        v = json_get(v, part);
+    v = config_member(v, name, len);
     if (json_bool(v, &flag))
         *out = flag;
     else if (!v || json_kind(v) == JSON_NULL)
@@ -107,4 +116,18 @@ int scope_count(struct scope *s, const char *text, uint64_t absent, uint64_t *ou
         ret = err_set(e, EINVAL, "\"%s\" is %" PRId64, text, n);
     *out = (uint64_t)n;
     return ret;
+}
+
+bool scope_has_text(const struct scope *s, const struct map_text *t)
+{
+    size_t len = strlen(t->name);
+    const char *text;
+
+    if (!s->config || len >= NAME_MAX_BYTES ||
+        !json_string(config_member(s->config, t->name, len), &text))
+        return false;
+    for (size_t i = 0; i < t->nchoice; i++)
+        if (strcmp(text, t->choice[i]) == 0)
+            return true;
+    return false;
 }

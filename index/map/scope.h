@@ -25,4 +25,7 @@ struct scope {
 int scope_count(struct scope *s, const char *text, uint64_t absent, uint64_t *out,
                 struct err *e);
 
+/* Has config.json one of these texts at this place? */
+bool scope_has_text(const struct scope *s, const struct map_text *t);
+
 #endif

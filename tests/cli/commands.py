@@ -679,7 +679,7 @@ def test_maps_have_their_way_back(t):
     cli = Cli(t)
     cases = (
         ("megatron/bridge_moe_ep2", "megatron-to-hf", "hf-to-megatron",
-         {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "vocab_size": 46}),
+         {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "vocab_size": 46, "num_experts": 4}),
         ("olmo_core/step100", "olmo-to-hf", "hf-to-olmo", {}),
     )
     for source, there, back, config in cases:
@@ -697,6 +697,8 @@ def test_maps_have_their_way_back(t):
         for key in model:
             got = [cli.run("cat", where, key, "-o", mapped, text=False).stdout for where in (source, t + "/" + back)]
             assert got[0] and got[0] == got[1], key
+    keys = {x["key"] for x in cli.json("ls", t + "/hf-to-megatron")["tensors"]}
+    assert "decoder.layers.0.pre_mlp_layernorm.weight" in keys, keys  # as megatron.core calls it in front of experts
 
 
 def test_weights_chooses_between_deepspeeds_copies(t):

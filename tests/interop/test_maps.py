@@ -80,6 +80,64 @@ class Megatron(unittest.TestCase):
         self.moe(seed=4)
 
 
+    def test_qwen2_moe(self):
+        m = Model(qkv_bias=True, experts=4, shared=20, shared_gate=True, seed=5)
+        config = hf_config(m, transformers.Qwen2MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=m.ffn, norm_topk_prob=True,
+                           shared_expert_intermediate_size=m.shared, decoder_sparse_step=1)
+        self.check(m, transformers.Qwen2MoeForCausalLM, config, tp=2)
+
+    def test_mixtral(self):
+        m = Model(experts=4, seed=6)
+        config = hf_config(m, transformers.MixtralConfig, num_local_experts=4, num_experts_per_tok=2)
+        self.check(m, transformers.MixtralForCausalLM, config, pp=2)
+
+    def deepseek(self, m):
+        """Scores by a sigmoid are V3's."""
+        kind = transformers.DeepseekV3Config if m.sigmoid else transformers.DeepseekV2Config
+        return hf_config(m, kind, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=m.ffn, n_shared_experts=m.shared // m.ffn,
+                         first_k_dense_replace=m.dense, q_lora_rank=m.q_rank or None, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
+                         **({"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True} if m.sigmoid else
+                            {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "norm_topk_prob": False, "routed_scaling_factor": 1.0}))
+
+    def test_deepseek_v3(self):
+        m = Model(layers=3, groups=4, head_dim=4, mla=True, q_rank=12, qk_norm=True, experts=4, dense=1, shared=24, sigmoid=True, seed=7)
+        self.check(m, transformers.DeepseekV3ForCausalLM, self.deepseek(m), tp=2)
+
+    def test_deepseek_v2_lite(self):
+        m = Model(layers=3, groups=4, head_dim=4, mla=True, qk_norm=True, experts=4, dense=1, shared=48, whole_softmax=True, seed=8)
+        self.check(m, transformers.DeepseekV2ForCausalLM, self.deepseek(m))
+
+    def test_further_tokens(self):
+        """Layers that predict further tokens have the names that DeepSeek's and GLM's files have, behind those of the model."""
+        m = Model(layers=2, groups=4, head_dim=4, mla=True, q_rank=12, qk_norm=True, experts=4, dense=1, shared=24, sigmoid=True, mtp=1, seed=10)
+        with tempfile.TemporaryDirectory(prefix="unshardfs-map-") as scratch:
+            saved, hf = (pathlib.Path(scratch) / n for n in ("saved", "hf"))
+            saved.mkdir()
+            self.deepseek(m).save_pretrained(hf)
+            truth.run_ranks(1, megatron_models.save, str(saved), m, 1, 1)
+            with mounted.mounted(saved, "map=megatron-to-hf", f"hf={hf}") as mnt, mounted.mounted(saved) as plain:
+                ours = safetensors.torch.load((mnt / "model.safetensors").read_bytes())
+                theirs = safetensors.torch.load((plain / "model.safetensors").read_bytes())
+        self.assertEqual([k for k in ours if not k.startswith(("model.", "lm_head."))], [])
+        layer = {k.removeprefix("model.layers.2."): v for k, v in ours.items() if k.startswith("model.layers.2.")}
+        last = {k.removeprefix("model.layers.1.") for k in ours if k.startswith("model.layers.1.")}
+        self.assertEqual(layer.keys(), last | {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"})
+        for name, key in (("eh_proj.weight", "eh_proj.weight"), ("shared_head.norm.weight", "final_layernorm.weight"),
+                          ("self_attn.kv_b_proj.weight", "transformer_layer.self_attention.linear_kv_up_proj.weight"),
+                          ("mlp.gate.e_score_correction_bias", "transformer_layer.mlp.router.expert_bias")):
+            torch.testing.assert_close(layer[name], theirs["mtp.layers.0." + key], rtol=0, atol=0)
+        fc1 = theirs["mtp.layers.0.transformer_layer.mlp.experts.experts.linear_fc1.weight"]
+        torch.testing.assert_close(layer["mlp.experts.3.up_proj.weight"], fc1[3, m.ffn:], rtol=0, atol=0)
+
+    def test_glm4_moe(self):
+        m = Model(layers=3, qkv_bias=True, qk_norm=True, experts=4, dense=1, shared=24, sigmoid=True, seed=9)
+        config = hf_config(m, transformers.Glm4MoeConfig, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=m.ffn, n_shared_experts=1,
+                           first_k_dense_replace=1, use_qk_norm=True, attention_bias=True, n_group=2, topk_group=1, routed_scaling_factor=2.5,
+                           norm_topk_prob=True)
+        config.rope_parameters["partial_rotary_factor"] = 1.0
+        self.check(m, transformers.Glm4MoeForCausalLM, config)
+
+
 class OlmoCore(unittest.TestCase):
     def check(self, kind, architecture, **kw):
         with tempfile.TemporaryDirectory(prefix="unshardfs-map-") as scratch:

@@ -116,6 +116,27 @@ static const struct {
      "\"unstack\" gives the index no name"},
     {RULES("{'from': 'a', 'to': 'b', 'ops': [{'unstack': {'as': 'a b'}}]}"), EINVAL,
      "\"unstack\" gives the index no name"},
+    {RULES(
+         "{'from': 'a.{n}', 'to': 'b', 'ops': [{'shift': {'from': 'n', 'as': 'm'}}]}"),
+     EINVAL, "\"shift\" wants \"from\", \"by\" and \"as\""},
+    {RULES("{'from': 'a.{n}', 'to': 'b', 'ops': [{'shift': {'by': 1, 'as': 'm'}}]}"),
+     EINVAL, "\"shift\" wants"},
+    {RULES("{'from': 'a.{n}', 'to': 'b', 'ops': [{'shift': {'by': 1, 'from': 'n'}}]}"),
+     EINVAL, "\"shift\" wants"},
+    {RULES("{'from': 'a', 'to': 'b', 'ops': [{'shift': {'by': 1, 'from': 'n',"
+           " 'as': '1'}}]}"),
+     EINVAL, "\"1\" is no name"},
+    {RULES("{'from': 'a', 'to': 'b.{m}', 'ops': [{'shift': {'by': 1, 'from': 'n',"
+           " 'as': 'm'}}]}"),
+     EINVAL, "nothing in \"a\" gives {m}"},
+    {RULES("{'from': 'a', 'to': 'b', 'when': true}"), EINVAL,
+     "\"when\" is neither text nor a whole number"},
+    {RULES("{'from': 'a', 'to': 'b', 'when': {'x': 'y'}}"), EINVAL,
+     "\"when\": \"x\" is not of config.json"},
+    {RULES("{'from': 'a', 'to': 'b', 'when': {'config.x': 1}}"), EINVAL,
+     "\"when\": config.x is neither text nor a list of texts"},
+    {RULES("{'from': 'a', 'to': 'b', 'when': {'config.x': ['y', 1]}}"), EINVAL,
+     "\"when\": config.x is neither"},
     {RULES("{'from': 'a', 'to': 'b', 'ops': [{'transpose': 1}]}"), EINVAL,
      "\"transpose\" is no list of axes"},
     {RULES("{'from': 'a', 'to': 'b', 'ops': [{'transpose': [0, 0]}]}"), EINVAL,
@@ -375,6 +396,11 @@ struct run_case {
     const char *error; /* or what warnings must say; NULL: none */
 };
 
+#define SHIFT "{'shift': {'from': 'n', 'by': 'config.x', 'as': 'm'}}"
+#define WHEN(when)                                                                     \
+    "{'from': 'a', 'to': 'b', 'when': " when ", 'optional': true},"                    \
+    " {'from': 'a', 'to': 'c', 'optional': true}"
+
 static const struct run_case cases[] = {
     {"a name", RULES("{'from': 'a.{n}', 'to': 'b.{n}.w'}"), NULL, "a.x[2] a.y[3]",
      "b.x.wF32 [2] = 0-1\nb.y.wF32 [3] = 2-4", NULL},
@@ -434,6 +460,21 @@ static const struct run_case cases[] = {
            " {'unstack': {'as': 'e'}}]}"),
      NULL, "s[2,2,2]",
      "0.0F32 [2] = 0-1\n0.1F32 [2] = 2-3\n1.0F32 [2] = 4-5\n1.1F32 [2] = 6-7", NULL},
+    {"a shift", RULES("{'from': 'a.{n}', 'to': 'b.{m}', 'ops': [" SHIFT "]}"),
+     "{'x': 10}", "a.2[3]", "b.12F32 [3] = 0-2", NULL},
+    {"a shift of another pattern's name",
+     RULES("{'from': ['s', 'a.{m}', 'a.{n}.w'], 'to': 'b.{m}',"
+           " 'ops': [" SHIFT ", {'unstack': {'as': 'm'}}]}"),
+     "{'x': 10}", "s[2] a.3[2] a.4.w[2]",
+     "b.0F32 [] = 0\nb.1F32 [] = 1\nb.14F32 [2] = 4-5\nb.3F32 [2] = 2-3", NULL},
+    {"a shift of what is no number",
+     RULES("{'from': 'a.{n}', 'to': 'b.{m}', 'ops': [" SHIFT "]}"), "{'x': 10}",
+     "a.02[3]", NULL, "\"shift\": {n} is \"02\", which is no number"},
+    {"a shift too far", RULES("{'from': 'a.{n}', 'to': 'b.{m}', 'ops': [" SHIFT "]}"),
+     "{'x': 10}", "a.18446744073709551610[3]", NULL, "\"shift\": {m} passes 2^64"},
+    {"a shift by what nobody knows",
+     RULES("{'from': 'a.{n}', 'to': 'b.{m}', 'ops': [" SHIFT "]}"), "{}", "a.2[3]",
+     NULL, "config.json has no x"},
     {"unstack any number of nothing",
      RULES("{'from': 's', 'to': 'h.{n}', 'ops': [{'unstack': {'as': 'n'}}]}"), NULL,
      "s[1099511627776,0]", NULL,
@@ -605,6 +646,28 @@ static const struct run_case cases[] = {
      "a.3[4]", "bF32 [3] = 0-2", NULL},
     {"no such name", RULES("{'from': 'a', 'to': 'b', 'ops': [{'cut': {'to': 'n'}}]}"),
      NULL, "a[4]", NULL, "n has no value"},
+    {"when there is a number", RULES(WHEN("'config.x'")), "{'x': 2}", "a[1]",
+     "bF32 [1] = 0", NULL},
+    {"when it is 0", RULES(WHEN("'config.x - 2'")), "{'x': 2}", "a[1]", "cF32 [1] = 0",
+     NULL},
+    {"when there is none", RULES(WHEN("'config.x'")), "{'y': 2}", "a[1]",
+     "cF32 [1] = 0", NULL},
+    {"when there is no config.json", RULES(WHEN("'config.x'")), NULL, "a[1]",
+     "cF32 [1] = 0", NULL},
+    {"when there is the text", RULES(WHEN("{'config.x.y': 'one'}")),
+     "{'x': {'y': 'one'}}", "a[1]", "bF32 [1] = 0", NULL},
+    {"when there is one of the texts", RULES(WHEN("{'config.x': ['two', 'one']}")),
+     "{'x': 'one'}", "a[1]", "bF32 [1] = 0", NULL},
+    {"when there is another text", RULES(WHEN("{'config.x': ['two', 'one']}")),
+     "{'x': 'o'}", "a[1]", "cF32 [1] = 0", NULL},
+    {"when it is no text", RULES(WHEN("{'config.x': '1'}")), "{'x': 1}", "a[1]",
+     "cF32 [1] = 0", NULL},
+    {"when one of two is another",
+     RULES(WHEN("{'config.x': 'one', 'config.y': 'two'}")), "{'x': 'one'}", "a[1]",
+     "cF32 [1] = 0", NULL},
+    {"a rule of other models that names nothing",
+     RULES("{'from': 'z', 'to': 'y', 'when': 'config.x'}, {'from': 'a', 'to': 'b'}"),
+     "{}", "a[1]", "bF32 [1] = 0", NULL},
 };
 
 static void check_case(const struct run_case *c)
@@ -634,7 +697,8 @@ static void test_rules(void **state UNUSED)
 static void test_megatron_names(void **state UNUSED)
 {
     static const char config[] =
-        "{'num_attention_heads': 2, 'hidden_size': 4, 'vocab_size': 3}";
+        "{'num_attention_heads': 2, 'hidden_size': 4, 'vocab_size': 3,"
+        " 'num_hidden_layers': 9}";
     static const struct {
         const char *from, *to;
     } t[] = {
@@ -649,6 +713,15 @@ static void test_megatron_names(void **state UNUSED)
          "model.layers.0.mlp.experts.5.up_proj.weightF32 [2, 1] = 2-3"},
         {"decoder.layers.2.mlp.experts.linear_fc2.weight3[2,1]",
          "model.layers.2.mlp.experts.3.down_proj.weightF32 [2, 1] = 0-1"},
+        {"decoder.layers.mlp.shared_experts.linear_fc1.weight[1,2,1]",
+         "model.layers.0.mlp.shared_experts.gate_proj.weightF32 [1, 1] = 0\n"
+         "model.layers.0.mlp.shared_experts.up_proj.weightF32 [1, 1] = 1"},
+        {"decoder.layers.4.self_attention.linear_kv_up_proj.layer_norm_weight[2]",
+         "model.layers.4.self_attn.kv_a_layernorm.weightF32 [2] = 0-1"},
+        {"mtp.layers.0.mtp_model_layer.mlp.router.expert_bias[2]",
+         "model.layers.9.mlp.gate.e_score_correction_biasF32 [2] = 0-1"},
+        {"mtp.layers.1.final_layernorm.weight[2]",
+         "model.layers.10.shared_head.norm.weightF32 [2] = 0-1"},
     };
 
     CLEANUP_FREE char *map = strdup(map_shipped("megatron-to-hf"));
@@ -853,6 +926,20 @@ static void test_config_is_checked(void **state UNUSED)
     assert_null(f);
 }
 
+static void test_when_is_checked(void **state UNUSED)
+{
+    static const char config[] = "{\"x\": 3}";
+    CLEANUP(map_freep) struct map *m = NULL;
+    struct sink_filter *f = NULL;
+    struct err e;
+
+    assert_ok(parse(RULES(WHEN("'config.x / 2'")), &m, &e), &e);
+    assert_true(map_wants_config(m));
+    assert_int_equal(map_filter_new(m, config, strlen(config), &f, &e), -ERANGE);
+    assert_has(e.text, "rule 1: \"when\": \"config.x / 2\" leaves a rest");
+    assert_null(f);
+}
+
 static void test_cast_only(void **state UNUSED)
 {
     CLEANUP(map_freep) struct map *m = NULL;
@@ -930,12 +1017,19 @@ static void test_out_of_memory(void **state UNUSED)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse_errors),      cmocka_unit_test(test_hints),
-        cmocka_unit_test(test_shipped),           cmocka_unit_test(test_megatron_names),
-        cmocka_unit_test(test_wants_config),      cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_variables),         cmocka_unit_test(test_wrapper),
-        cmocka_unit_test(test_holders),           cmocka_unit_test(test_codec_keys),
-        cmocka_unit_test(test_config_is_checked), cmocka_unit_test(test_cast_only),
+        cmocka_unit_test(test_parse_errors),
+        cmocka_unit_test(test_hints),
+        cmocka_unit_test(test_shipped),
+        cmocka_unit_test(test_megatron_names),
+        cmocka_unit_test(test_wants_config),
+        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_variables),
+        cmocka_unit_test(test_wrapper),
+        cmocka_unit_test(test_holders),
+        cmocka_unit_test(test_codec_keys),
+        cmocka_unit_test(test_config_is_checked),
+        cmocka_unit_test(test_when_is_checked),
+        cmocka_unit_test(test_cast_only),
         cmocka_unit_test(test_out_of_memory),
     };
 
