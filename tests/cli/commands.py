@@ -626,8 +626,8 @@ def test_probe_and_formats(t):
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/man/unshard-formats.7.scd")) as page:
         told = set(re.findall(r"\*([a-z_0-9-]+)\*", page.read()))
     same("not in unshard-formats(7)", sorted((names | {w for f in formats for w in f["to"]}) - told), [])
-    same("maps", cli.json("formats")["maps"], ["hf-to-megatron", "hf-to-olmo", "llama-to-hf", "megatron-to-hf", "olmo-to-hf"])
-    assert "hf-to-olmo, llama-to-hf, megatron-to-hf, olmo-to-hf" in cli.run("formats").stdout
+    same("maps", cli.json("formats")["maps"], ["hf-to-megatron", "hf-to-olmo", "llama-to-hf", "megatron-to-hf", "olmo-to-hf", "torchtitan-to-hf"])
+    assert "llama-to-hf, megatron-to-hf, olmo-to-hf, torchtitan-to-hf" in cli.run("formats").stdout
     assert {"safetensors", "torch_dcp"} <= names, names
     assert cli.run("version").stdout.startswith("unshard ")
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Mounts with map=, hf= and dtype=: other names and shapes, another model's config and tokenizer beside them."""
 import errno
+import hashlib
 import json
 import os
 import struct
@@ -148,6 +149,25 @@ def test_dtype_and_map(t):
         got = model(m / "model.safetensors")
         same("norm", got["m.norm"], ("F64", [3], struct.pack("<3d", 0.5, 1.0, -2.0)))
         same("kv", got["m.0.kv"], ("F64", [4, COLS], struct.pack("<16d", *range(8, 24))))
+
+
+def test_torchtitan(t):
+    """Its models under the names, and with the bytes, that its own adapter for transformers gives."""
+    data = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "dcp_trainers")
+    names = sorted(f[:-len(".mapped.json")] for f in os.listdir(data) if f.endswith(".mapped.json"))
+    assert len(names) >= 5, names
+    for name in names:
+        with open(f"{data}/{name}.mapped.json") as f:
+            want = json.load(f)
+        os.makedirs(f"{t}/{name}")
+        write_file(f"{t}/{name}/config.json", json.dumps(want["config"]).encode())
+        with Mount(f"{data}/{name}", t + "/mnt", f"map=torchtitan-to-hf,hf={t}/{name}") as m:
+            got = {k: {"dtype": dtype, "shape": shape, "sha256": hashlib.sha256(b).hexdigest()}
+                   for k, (dtype, shape, b) in model(m / "model.safetensors").items()}
+            same(f"{name}: names", sorted(got), sorted(want["tensors"]))
+            for key, told in want["tensors"].items():
+                same(f"{name}: {key}", got[key], told)
+            same(f"{name}: warnings", json.loads(read_all(m / ".unshard/checkpoint.json"))["warnings"], [])
 
 
 if __name__ == "__main__":

@@ -693,6 +693,20 @@ static void test_rules(void **state UNUSED)
         check_case(&cases[i]);
 }
 
+static void check_shipped(const char *name, const char *config, const char *from,
+                          const char *to)
+{
+    CLEANUP_FREE char *map = strdup(map_shipped(name));
+    struct run r;
+
+    for (char *p = map; (p = strchr(p, '\''));) /* which run() takes for " */
+        *p = ' ';
+    run(&r, map, config, from);
+    assert_null(r.error);
+    assert_string_equal(r.out.data, to);
+    run_end(&r);
+}
+
 /* Halves of fc1 that are tensors of their own, and experts of merged rank files. */
 static void test_megatron_names(void **state UNUSED)
 {
@@ -724,18 +738,38 @@ static void test_megatron_names(void **state UNUSED)
          "model.layers.10.shared_head.norm.weightF32 [2] = 0-1"},
     };
 
-    CLEANUP_FREE char *map = strdup(map_shipped("megatron-to-hf"));
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++)
+        check_shipped("megatron-to-hf", config, t[i].from, t[i].to);
+}
 
-    for (char *p = map; (p = strchr(p, '\''));) /* which run() takes for " */
-        *p = ' ';
-    for (size_t i = 0; i < ARRAY_SIZE(t); i++) {
-        struct run r;
+/* As torchtitan 0.2 called them; those of 0.3 are among the fixtures. */
+static void test_torchtitan_names(void **state UNUSED)
+{
+    static const char llama[] = "{'model_type': 'llama', 'num_attention_heads': 1}";
+    static const char deepseek[] =
+        "{'model_type': 'deepseek_v3', 'num_hidden_layers': 3}";
+    static const struct {
+        const char *config, *from, *to;
+    } t[] = {
+        {llama, "layers.0.attention.wk.weight[4,1]",
+         "model.layers.0.self_attn.k_proj.weightF32 [4, 1] = 0 2 1 3"},
+        {llama, "output.weight[2,1]", "lm_head.weightF32 [2, 1] = 0-1"},
+        {"{'model_type': 'qwen3'}", "layers.0.attention.wk.weight[4,1]",
+         "model.layers.0.self_attn.k_proj.weightF32 [4, 1] = 0-3"},
+        {"{'model_type': 'x'}", "layers.0.attention.wk.weight[4,1]",
+         "layers.0.attention.wk.weightF32 [4, 1] = 0-3"},
+        {"{'tie_word_embeddings': true}", "output.weight[2,1]", ""},
+        {deepseek, "layers.2.moe.experts.w2[2,1,2]",
+         "model.layers.2.mlp.experts.0.down_proj.weightF32 [1, 2] = 0-1\n"
+         "model.layers.2.mlp.experts.1.down_proj.weightF32 [1, 2] = 2-3"},
+        {deepseek, "layers.2.moe.expert_bias[2]",
+         "model.layers.2.mlp.gate.e_score_correction_biasF32 [2] = 0-1"},
+        {deepseek, "mtp_layers.1.hnorm.weight[2]",
+         "model.layers.4.hnorm.weightF32 [2] = 0-1"},
+    };
 
-        run(&r, map, config, t[i].from);
-        assert_null(r.error);
-        assert_string_equal(r.out.data, t[i].to);
-        run_end(&r);
-    }
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++)
+        check_shipped("torchtitan-to-hf", t[i].config, t[i].from, t[i].to);
 }
 
 /* ---- variables ---- */
@@ -1021,6 +1055,7 @@ int main(void)
         cmocka_unit_test(test_hints),
         cmocka_unit_test(test_shipped),
         cmocka_unit_test(test_megatron_names),
+        cmocka_unit_test(test_torchtitan_names),
         cmocka_unit_test(test_wants_config),
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_variables),
