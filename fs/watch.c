@@ -69,6 +69,21 @@ static void forget_name(struct fs *fs, fuse_ino_t node, const char *name)
                 strerror(-rc));
 }
 
+/*
+ * Does its number still mean its directory? One that the kernel has forgotten is given to
+ * others, and then there is nothing to tell.
+ */
+static bool has_number(struct fs *fs, const struct slot *slot)
+{
+    struct node *n = node_pin(fs, slot->dir_ino);
+    bool has = n && (n->ino == FUSE_ROOT_ID ||
+                     (node_is_dir(n) && strcmp(n->path, slot->place) == 0));
+
+    if (n)
+        node_unpin(fs, n);
+    return has;
+}
+
 /* Copies of the names, so that no lock is held while the kernel is told. */
 static void forget_absent(struct fs *fs, struct slot *slot)
 {
@@ -99,10 +114,13 @@ static void tell(struct fs *fs, const struct change *c)
     static const enum inside dirs[] = {INSIDE_TENSORS, INSIDE_TREE, INSIDE_RAW,
                                        INSIDE_OPTIMIZER, INSIDE_META};
 
-    forget_absent(fs, slot);
+    if (has_number(fs, slot)) {
+        forget_absent(fs, slot);
+        if (!c->names)
+            forget_own_names(fs, slot);
+    }
     if (c->names)
         return;
-    forget_own_names(fs, slot);
     for (size_t i = 0; i < ARRAY_SIZE(dirs); i++)
         fuse_lowlevel_notify_inval_inode(fs->session, slot_ino(slot, dirs[i], 0), 0, 0);
 }

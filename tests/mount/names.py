@@ -12,7 +12,8 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, Mount, fails, main, make_tensors, read_all, same, wait_for, write_checkpoint  # noqa: E402
+from mountlib import PATIENCE, Mount, fails, main, make_tensors, read_all, safetensors_image, same, wait_for, write_checkpoint, \
+    write_file  # noqa: E402
 from save_whole import DATA, published  # noqa: E402
 
 FEW, MANY = 100, 500  # of fewer than 64 names all are looked at each time
@@ -350,6 +351,23 @@ def test_many_who_change_one_directory(t):
         os.listdir(m / "run")
         assert listed(m) > before, "a look after a while"
         same("in the source", published(t + "/src/run"), {n: read_all(f"{m.path}/run/{n}") for n in os.listdir(m / "run")})
+
+
+def test_nothing_is_told_by_numbers_of_others(t):
+    """A step that goes has its number in the kernel given to a file: the kernel is not told to forget names in that."""
+    source(t)
+    os.makedirs(t + "/src/logs")
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        for i in range(12):
+            os.mkdir(m / f"step{i}.part")
+            write_file(m / f"step{i}.part/model.safetensors", safetensors_image(make_tensors(i)))
+            os.rename(m / f"step{i}.part", m / f"step{i}")
+            read_all(m / f"step{i}/model.safetensors")
+        for i in range(12):
+            shutil.rmtree(m / f"step{i}")
+            fill(m / "logs", 5, f"{i}.{{}}")
+        time.sleep(2)  # each is told twice, by looks of the server
+        same("messages", m.messages(), "")
 
 
 def is_locked(path):
