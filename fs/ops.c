@@ -200,11 +200,21 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     fuse_reply_err(req, 0);
 }
 
-/* What is written goes to its file at once; close(2) of a part is no error. */
+/*
+ * What is written goes to its file at once. A file is judged at the last release: close(2) of
+ * a part is no error.
+ */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct fs *fs = fuse_req_userdata(req);
+    struct staged_handle *h = staged_handle_of(fi);
+
     (void)ino;
-    (void)fi;
+    if (h && h->node) {
+        stages_lock(fs);
+        staged_closed(h);
+        stages_unlock(fs);
+    }
     fuse_reply_err(req, 0);
 }
 

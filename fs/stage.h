@@ -36,7 +36,8 @@ struct staged {
     void *children;       /* of a directory: a tree of them by name (search.h) */
     size_t count;         /* of them */
     uint64_t refs;        /* lookups of the kernel, handles, its place in the tree */
-    unsigned writers;     /* handles that may write */
+    unsigned writers;     /* handles that may write, */
+    unsigned changing;    /* of those, written to since a close */
     unsigned handles;     /* all */
     struct paging paging; /* fs/around.h */
     uint64_t room;        /* bytes that count as staged (fs/stage_room.h) */

@@ -328,7 +328,7 @@ void staged_remove(struct fs *fs, struct staged *n)
     if (n->writers > 0) /* who has it open goes on, and asks for its size */
         n->unlinked_fd = staged_open_spool(n, O_RDONLY);
     n->stage->writers -= n->writers;
-    n->writers = 0;
+    n->writers = n->changing = 0;
     n->removed = true;
     detach(fs, n);
 }

@@ -24,6 +24,8 @@ struct staged_handle {
     int fd;              /* of a file */
     fuse_ino_t ino;      /* of a file of the source */
     bool writes;
+    bool
+        changed; /* by the lock of stages: opened to write, or written to, since a close */
     struct paging *paging;    /* of a file: of its node, or of the source's */
     struct staged_name *name; /* of a directory: what it held, one moment's listing */
     size_t names;
@@ -62,6 +64,10 @@ int staged_plain_open(struct fs *fs, fuse_ino_t ino);
 
 /* Is there one? */
 bool staged_plain_is_open(struct fs *fs, fuse_ino_t ino);
+
+/* With the lock: there was a close(2) of it; and a write. */
+void staged_closed(struct staged_handle *h);
+void staged_changed(struct staged_handle *h);
 
 /* A handle that nobody was given. Without the lock. */
 void staged_drop(struct fs *fs, struct staged_handle *h);

@@ -8,8 +8,33 @@
 #include "fs/stage_room.h"
 #include "fs/staged.h"
 
-static void end_use(struct fs *fs, const struct staged_handle *h, struct staged *n,
-                    int lost)
+/*
+ * The last close(2) of a file comes back before its release is sent, and what was done then
+ * came after it. One of many who have the file open (a child that ends) counts only if it
+ * was written to.
+ */
+void staged_closed(struct staged_handle *h)
+{
+    struct staged *n = h->node;
+
+    if (!h->changed)
+        return;
+    h->changed = false;
+    if (!n->stage)
+        return;
+    n->changing--;
+    n->order = ++n->stage->closes;
+}
+
+void staged_changed(struct staged_handle *h)
+{
+    if (h->changed)
+        return;
+    h->changed = true;
+    h->node->changing++;
+}
+
+static void end_use(struct fs *fs, struct staged_handle *h, struct staged *n, int lost)
 {
     stages_lock(fs);
     if (lost)
@@ -19,7 +44,7 @@ static void end_use(struct fs *fs, const struct staged_handle *h, struct staged 
     if (h->writes && n->stage) {
         n->writers--;
         n->stage->writers--;
-        n->order = ++n->stage->closes;
+        staged_closed(h); /* of what a mapping brought after its close */
         stage_touch(n->stage);
         stage_wake(fs); /* who waits for the last writer */
     }
@@ -143,6 +168,7 @@ int staged_open_handle(struct fs *fs, struct staged *n, int flags,
     if (writes) {
         n->writers++;
         n->stage->writers++;
+        staged_changed(h);
         stage_touch(n->stage);
         if (flags & O_TRUNC) {
             stage_room_give(fs, n, 0);

@@ -232,8 +232,10 @@ static int put_all(struct request *r, struct staged_handle *h, const char *data,
         return 0;
     stages_lock(r->fs);
     staged_wrote(h->node, (uint64_t)r->off, (uint64_t)r->off + done);
-    if (h->node->stage)
+    if (h->node->stage) {
+        staged_changed(h);
         stage_touch(h->node->stage);
+    }
     begin_to_disk(r, h);
     look = is_judged(h->node);
     stages_unlock(r->fs);

@@ -282,7 +282,7 @@ int write_symlink(struct request *r, struct err *e)
  */
 static int link_to(const struct staged *from, struct staged *n, struct err *e)
 {
-    n->order = from->writers ? ++n->stage->closes : from->order;
+    n->order = from->changing ? ++n->stage->closes : from->order;
     n->uid = from->uid;
     n->gid = from->gid;
     n->lost = from->lost;

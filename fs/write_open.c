@@ -41,7 +41,7 @@ int write_reply_opened(struct request *r, struct staged_handle *h,
     r->fi.fh = (uintptr_t)h;
     r->fi.direct_io = 1;
     opened_add(&r->fs->opened, &h->opened);
-    r->fi.noflush = 1; /* judged at the last release: a flush of a part is no error */
+    r->fi.noflush = !h->node || !h->writes;
     if (entry ? fuse_reply_create(r->req, entry, &r->fi) < 0
               : fuse_reply_open(r->req, &r->fi) < 0) {
         if (entry)

@@ -2,6 +2,7 @@
 """Which tensor is meant by what was written into a checkpoint: names, types, and what came last."""
 import errno
 import json
+import mmap
 import os
 import pathlib
 import shutil
@@ -127,6 +128,34 @@ def test_removed_after_it_was_written(t):
         os.unlink(m / "step/tensors/b.npy")
         publish(m)
     same("stored", tensors_of(t + "/run/step"), {"a": NEW})
+
+
+def test_removed_while_a_child_has_it_open(t):
+    """The close counts of who wrote it, not that of a child which had the file too and ends later."""
+    with run_with_two(t) as m:
+        fd = os.open(m / "step/model.safetensors", os.O_WRONLY | os.O_TRUNC)
+        os.write(fd, safetensors_image({"a": NEW, "b": NEW}))
+        inherited = os.dup(fd)
+        os.close(fd)
+        os.unlink(m / "step/tensors/b.npy")
+        os.close(inherited)
+        publish(m)
+    same("stored", tensors_of(t + "/run/step"), {"a": NEW})
+
+
+def test_written_again_after_a_close(t):
+    """What is written after one of its closes, here through a mapping, is closed later."""
+    image = safetensors_image({"a": NEW, "b": NEW})
+    with run_with_two(t) as m:
+        fd = os.open(m / "step/model.safetensors", os.O_RDWR | os.O_TRUNC)
+        os.write(fd, safetensors_image({"a": NEW, "b": OLD}))
+        with mmap.mmap(fd, len(image)) as mapped:
+            os.close(fd)
+            os.unlink(m / "step/tensors/b.npy")
+            mapped[-8:] = image[-8:]
+            mapped.flush()
+        publish(m)
+    same("stored", tensors_of(t + "/run/step"), {"a": NEW, "b": NEW})
 
 
 def test_written_after_it_was_removed(t):
