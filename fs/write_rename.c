@@ -136,13 +136,18 @@ static int rename_within(struct request *r, struct staged *n, struct staged *to,
     return rc < 0 ? rc : staged_rename(r->fs, n, to, r->as, e);
 }
 
-/* Finds both directories; the lock is held once when it returns 0. */
+/*
+ * Finds both directories; the lock is held once when it returns 0. One that is both is looked
+ * for once: published between two looks it would not be the same.
+ */
 static int find_both(struct request *r, struct where *from, struct where *to,
                      struct err *e)
 {
     int rc = where_find(r->fs, r->to, to, e);
 
-    if (rc < 0)
+    if (rc == 0 && r->to == r->ino)
+        *from = *to;
+    if (rc < 0 || r->to == r->ino)
         return rc;
     stages_unlock(r->fs); /* what the second look finds may end the first: look again */
     rc = where_find(r->fs, r->ino, from, e);
@@ -150,8 +155,6 @@ static int find_both(struct request *r, struct where *from, struct where *to,
         return rc;
     if (ino_is_staged(r->to)) {
         to->dir = staged_of_ino(r->fs, r->to);
-    } else if (r->to == r->ino) {
-        to->dir = from->dir;
     } else {
         struct slot *slot = NULL;
 
