@@ -164,7 +164,10 @@ def test_names_are_listed_as_they_come_and_go(t):
         for watcher in watchers:
             watcher.start()
         try:
+            begun = time.monotonic()
             for i in range(100):
+                if i >= 5 and time.monotonic() - begun > 40:  # a machine with much else to do
+                    break
                 with open(m / "logs/new", "w", encoding="utf-8") as f:
                     f.write("x")
                 same(f"names with the new one, {i}", len(os.listdir(m / "logs")), 301)
