@@ -24,8 +24,7 @@ struct staged_handle {
     int fd;              /* of a file */
     fuse_ino_t ino;      /* of a file of the source */
     bool writes;
-    bool
-        changed; /* by the lock of stages: opened to write, or written to, since a close */
+    bool changed;             /* guarded by the lock of stages: since a close */
     struct paging *paging;    /* of a file: of its node, or of the source's */
     struct staged_name *name; /* of a directory: what it held, one moment's listing */
     size_t names;
