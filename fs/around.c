@@ -3,7 +3,10 @@
 #include "fs/around.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <search.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/thread.h"
@@ -110,7 +113,8 @@ struct around {
     fuse_req_t req;
     struct staged_handle *h; /* a reference, while it is among those */
     uint64_t from, to, turn;
-    size_t done;
+    size_t done;  /* bytes that are there */
+    bool appends; /* at the end; `to` may be farther */
 };
 
 /* Pages that are being put, on the stack of who does. */
@@ -129,22 +133,82 @@ static bool is_before(const struct paging *paging, uint64_t turn)
     return p != NULL;
 }
 
-int around_begin(const struct request *r, struct staged_handle *h, struct around **out,
+/* With the lock: is none on its way that the kernel sent by this number? */
+static bool is_alone(const struct paging *p, const struct staged_handle *h)
+{
+    const struct around *a = p->around;
+
+    while (a && (a->done > 0 || a->h->ino != h->ino))
+        a = a->next;
+    return a == NULL;
+}
+
+/*
+ * With the lock: does the file end elsewhere than the kernel, which appends at `off`, believes?
+ * It may have sent a long write in parts, at once and in any order: what ends where its own
+ * writes do, or while one is under way, says nothing of others.
+ */
+static bool is_apart(const struct paging *p, const struct staged_handle *h,
+                     uint64_t off, uint64_t size)
+{
+    bool known = p->ino == h->ino;
+
+    if (size == off)
+        return false;
+    if (known && p->apart)
+        return true;
+    return size > off ? size > (known ? p->end : off)
+                      : known && off == p->end && is_alone(p, h);
+}
+
+/* With the lock. Others may have appended too, in the source or by another mount. */
+static bool find_end(struct request *r, const struct staged_handle *h)
+{
+    struct paging *p = h->paging;
+    uint64_t off = (uint64_t)r->off, size;
+    struct stat st;
+    bool fits;
+
+    p->waits++;
+    while (p->appends) /* short, too */
+        pthread_cond_wait(&r->fs->stages->wake, &r->fs->stages->lock);
+    p->waits--;
+    if (fstat(h->fd, &st) < 0)
+        return false;
+    size = (uint64_t)st.st_size;
+    fits = size == off && is_alone(p, h);
+    p->apart = is_apart(p, h, off, size);
+    if (p->ino != h->ino || fits)
+        p->end = off;
+    p->ino = h->ino;
+    p->end = MAX(p->end, off + r->size);
+    p->appends = p->apart || fits;
+    if (p->appends) {
+        r->off = st.st_size;
+        r->flags = RWF_APPEND;
+    }
+    return p->appends;
+}
+
+int around_begin(struct request *r, struct staged_handle *h, struct around **out,
                  struct err *e)
 {
     struct paging *p = h->paging;
     struct around *a;
+    bool appends;
 
     *out = NULL;
     a = calloc(1, sizeof *a);
     if (!a)
         return err_nomem(e);
+    stages_lock(r->fs);
+    appends = (r->fi.flags & O_APPEND) && find_end(r, h);
     *a = (struct around){.fs = r->fs,
                          .req = r->req,
                          .h = h,
                          .from = (uint64_t)r->off,
-                         .to = (uint64_t)r->off + r->size};
-    stages_lock(r->fs);
+                         .to = (uint64_t)r->off + r->size,
+                         .appends = appends};
     a->turn = ++p->turn;
     a->next = p->around;
     p->around = a;
@@ -166,11 +230,22 @@ static void leave(struct around *a)
         *p = a->next;
 }
 
+/* With the lock: what came to the end is there, or is not to come. */
+static void settle_end(const struct around *a)
+{
+    if (!a->appends)
+        return;
+    a->h->paging->appends = false;
+    if (a->h->paging->waits > 0)
+        stage_wake(a->fs);
+}
+
 void around_fail(struct around *a)
 {
     if (!a)
         return;
     stages_lock(a->fs);
+    settle_end(a);
     leave(a);
     stages_unlock(a->fs);
     free(a);
@@ -178,9 +253,10 @@ void around_fail(struct around *a)
 
 static void drop_pages(const struct around *a, fuse_ino_t ino)
 {
+    off_t len = a->appends ? 0 /* all behind it */ : (off_t)(a->to - a->from);
+
     if (ino)
-        fuse_lowlevel_notify_inval_inode(a->fs->session, ino, (off_t)a->from,
-                                         (off_t)(a->to - a->from));
+        fuse_lowlevel_notify_inval_inode(a->fs->session, ino, (off_t)a->from, len);
 }
 
 /* Numbers that come meanwhile are of opens that take up no pages from before. */
@@ -276,6 +352,8 @@ void around_end(struct around *a, const struct request *r, size_t done)
     bool here;
 
     stages_lock(a->fs);
+    a->done = done;
+    settle_end(a);
     if (!atomic_load(&a->h->paging->fills)) {
         leave(a);
         stages_unlock(a->fs);
@@ -283,7 +361,6 @@ void around_end(struct around *a, const struct request *r, size_t done)
         fuse_reply_write(r->req, done);
         return;
     }
-    a->done = done;
     opened_get(&a->h->opened);
     here = !start(a->fs);
     while (*p)

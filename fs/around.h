@@ -27,6 +27,12 @@ struct paging {
     uint64_t turn;           /* writes, so many; */
     struct around *around;   /* those under way, */
     struct pages_put *pages; /* and pages of mappings on their way */
+    /* What is appended, as the kernel counts, which does not hear of others who write: */
+    fuse_ino_t ino; /* by which number it came last, */
+    uint64_t end;   /* and how far; */
+    bool apart;     /* the file ends elsewhere; */
+    bool appends;   /* bytes are on their way to its end, wherever that is, */
+    unsigned waits; /* and so many threads wait for that */
 };
 
 /*
@@ -46,8 +52,11 @@ static inline void paging_note(struct paging *p, const struct fuse_file_info *fi
 struct paging *paging_join(struct fs *fs, uint64_t dev, uint64_t inode, fuse_ino_t ino);
 void paging_leave(struct fs *fs, struct paging *p); /* NULL is fine */
 
-/* Before the bytes are put. */
-int around_begin(const struct request *r, struct staged_handle *h, struct around **out,
+/*
+ * Before the bytes are put. What is appended gets its place, and r->flags, as pwritev2(2) has
+ * them, where that is the end of the file.
+ */
+int around_begin(struct request *r, struct staged_handle *h, struct around **out,
                  struct err *e);
 /* They are there: answers the request. */
 void around_end(struct around *a, const struct request *r, size_t done);

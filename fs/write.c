@@ -7,6 +7,8 @@
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "base/pool.h"
 #include "fs/around.h"
@@ -189,6 +191,15 @@ static int refused(const struct request *r, const struct staged_handle *h,
     return -e->code;
 }
 
+static ssize_t put_at(const struct request *r, const struct staged_handle *h,
+                      const char *data, size_t size, off_t off)
+{
+    const struct iovec v = {(void *)(uintptr_t)data, size};
+
+    return r->flags ? pwritev2(h->fd, &v, 1, off, (int)r->flags)
+                    : pwrite(h->fd, data, size, off);
+}
+
 static ssize_t put(const struct request *r, const struct staged_handle *h,
                    const char *data, size_t size, off_t off)
 {
@@ -197,9 +208,9 @@ static ssize_t put(const struct request *r, const struct staged_handle *h,
     if (r->fi.writepage)
         return around_put_pages(r->fs, h, data, size, off);
     if (h->node)
-        return pwrite(h->fd, data, size, off);
+        return put_at(r, h, data, size, off);
     stages_plain_begin(r->fs);
-    n = pwrite(h->fd, data, size, off);
+    n = put_at(r, h, data, size, off);
     stages_plain_end(r->fs);
     return n;
 }
@@ -244,6 +255,33 @@ static int put_all(struct request *r, struct staged_handle *h, const char *data,
     return 0;
 }
 
+/*
+ * After a failed fsync the kernel holds what it could not write for written, and the next
+ * fsync says nothing: the file must not be published until it is written anew.
+ */
+static int sync_written(const struct request *r, const struct staged_handle *h,
+                        int (*sync)(int fd), struct err *e)
+{
+    if (sync(h->fd) == 0)
+        return 0;
+    err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+    if (h->node) {
+        stages_lock(r->fs);
+        staged_lose(h->node, e->code, 0, UINT64_MAX);
+        stages_unlock(r->fs);
+    }
+    return -e->code;
+}
+
+/* Of a file that is open for direct I/O the kernel leaves it to us. */
+static int sync_as_opened(const struct request *r, const struct staged_handle *h,
+                          struct err *e)
+{
+    int flags = r->fi.flags & O_SYNC; /* O_DSYNC is a part of it */
+
+    return flags ? sync_written(r, h, flags == O_SYNC ? fsync : fdatasync, e) : 0;
+}
+
 int write_bytes(struct request *r, const char *data, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
@@ -261,6 +299,8 @@ int write_bytes(struct request *r, const char *data, struct err *e)
     if (around_begin(r, h, &around, e) < 0)
         return refused(r, h, (uint64_t)r->off, e);
     rc = put_all(r, h, data, e);
+    if (rc == 0)
+        rc = sync_as_opened(r, h, e);
     if (rc < 0)
         around_fail(around);
     else
@@ -316,23 +356,12 @@ static int sync_read(const struct request *r, struct err *e)
     return rc;
 }
 
-/*
- * After a failed fsync the kernel holds what it could not write for written, and the next
- * fsync says nothing: the file must not be published until it is written anew.
- */
 int write_fsync(struct request *r, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
 
-    if (h && h->fd >= 0 && fsync(h->fd) < 0) {
-        err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
-        if (h->node) {
-            stages_lock(r->fs);
-            staged_lose(h->node, e->code, 0, UINT64_MAX);
-            stages_unlock(r->fs);
-        }
+    if (h && h->fd >= 0 && sync_written(r, h, fsync, e) < 0)
         return -e->code;
-    }
     if (!h && sync_read(r, e) < 0)
         return -e->code;
     fuse_reply_err(r->req, 0);

@@ -443,6 +443,28 @@ ssize_t pwritev(int fd, const struct iovec *iov, int count, off_t off)
     return n;
 }
 
+ssize_t pwritev2(int fd, const struct iovec *iov, int count, off_t off, int flags)
+{
+    struct stat st;
+    enum action a;
+    ssize_t n;
+
+    if (!is_ours(fd))
+        return REAL(pwritev2)(fd, iov, count, off, flags);
+    a = begin(TAKES_ROOM);
+    if (a == FAIL)
+        return fail();
+    if ((flags & RWF_APPEND) && fstat(fd, &st) == 0)
+        off = st.st_size;
+    n = REAL(pwritev2)(fd, iov, a == TORN || a == SHORT ? 1 : count, off, flags);
+    if (a == TORN)
+        die();
+    if (n > 0)
+        note_bytes(fd, off, (size_t)n);
+    end();
+    return n;
+}
+
 ssize_t copy_file_range(int in, off_t *in_off, int out, off_t *out_off, size_t len,
                         unsigned flags)
 {
@@ -705,4 +727,5 @@ ALIAS(ftruncate64, ftruncate);
 ALIAS(fallocate64, fallocate);
 ALIAS(pwrite64, pwrite);
 ALIAS(pwritev64, pwritev);
+ALIAS(pwritev64v2, pwritev2);
 ALIAS(sendfile64, sendfile);

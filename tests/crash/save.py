@@ -211,6 +211,27 @@ def test_files_beside_without_power(t):
         same_tree(f"state {i}", tree(place), {"latest.txt": text, "log.txt": text})
 
 
+def test_synchronous_writes_without_power(t):
+    """What was written by O_DSYNC or O_SYNC is there, without an fsync."""
+    place, log = t + "/run", t + "/log"
+    os.mkdir(place)
+    for name in "data", "all", "end":
+        write_file(f"{place}/{name}", b"old " * 1000)
+    recording = Recording(place)
+    with Mount(place, t + "/mnt", "rw", env=faulty(place, t + "/cache", log=log)) as m:
+        for name, flags in ("data", os.O_DSYNC), ("all", os.O_SYNC), ("end", os.O_SYNC | os.O_APPEND):
+            fd = os.open(m / name, os.O_WRONLY | flags)
+            os.write(fd, b"new " * 1000)
+            os.close(fd)
+        with open(log) as f:
+            told = sum(1 for _ in f)
+    recording.load(log)
+    rnd = random.Random(SEED)
+    for i in range(8 * STATES):
+        recording.crash(told, rnd, place)
+        same_tree(f"state {i}", tree(place), {"data": b"new " * 1000, "all": b"new " * 1000, "end": b"old " * 1000 + b"new " * 1000})
+
+
 def test_faults(t):
     """What fails is told, the old checkpoint stays, and the same mount saves it when the disk is well again."""
     for save in each(t):

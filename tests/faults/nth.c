@@ -257,6 +257,10 @@ FAILS_FOR(WRITE, ENOSPC, ssize_t, pwrite, (int fd, const void *p, size_t n, off_
           (fd, p, n, o))
 FAILS_FOR(WRITE, ENOSPC, ssize_t, pwrite64,
           (int fd, const void *p, size_t n, off64_t o), (fd, p, n, o))
+FAILS_FOR(WRITE, ENOSPC, ssize_t, pwritev2,
+          (int fd, const struct iovec *v, int n, off_t o, int f), (fd, v, n, o, f))
+FAILS_FOR(WRITE, ENOSPC, ssize_t, pwritev64v2,
+          (int fd, const struct iovec *v, int n, off64_t o, int f), (fd, v, n, o, f))
 FAILS_FOR(WRITE, ENOSPC, int, ftruncate, (int fd, off_t n), (fd, n))
 FAILS_FOR(WRITE, ENOSPC, int, ftruncate64, (int fd, off64_t n), (fd, n))
 FAILS_FOR(WRITE, ENOSPC, int, fsync, (int fd), (fd))

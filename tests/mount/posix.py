@@ -4,10 +4,12 @@
 
 PLACES are a directory that passes through to the source, and a new one that is staged.
 """
+import ctypes
 import errno
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +19,8 @@ from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, npy_image
 
 ALICE, BOB, TEAM = 1101, 1102, 1103
 KEY = "model.layers.0.mlp.weight"
+LINES = 500
+IO_SETUP, IO_DESTROY, IO_GETEVENTS, IO_SUBMIT = 206, 207, 208, 209  # of x86_64
 
 
 def as_user(uid, call, gid=None, groups=()):
@@ -168,6 +172,88 @@ def test_a_second_name(t):
         same("staged", [rights(m / "step2/" + n) for n in ("notes", "other")], [f"600 {ALICE} {ALICE}"] * 2)
         publish(m)
         same("published", [rights(t + "/run/step2/" + n) for n in ("notes", "other")], [f"600 {ALICE} {ALICE}"] * 2)
+
+
+def alternate(path, fds, sizes):
+    """Writes by turns: what the file is to have."""
+    want = b""
+    for i, size in enumerate(sizes):
+        for fd in fds:
+            data = (b"%d %d\n" % (i, fd)).ljust(size, b".")
+            same(f"{path}: written", os.write(fd, data), len(data))
+            want += data
+    return want
+
+
+def test_who_appends_beside_others(t):
+    """O_APPEND is the end of the file, also where others move that: in the source, by another mount, by another name."""
+    sizes = [4, 40, 4, 3000000, 7, 5000, 1]
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m, Mount(t + "/run", t + "/other", "rw") as other:
+        for where in (t + "/run/log", other / "log", m / "log.1"):
+            write_file(t + "/run/log", b"first\n")
+            fds = [os.open(m / "log", os.O_RDWR | os.O_APPEND)]
+            if where == m / "log.1":
+                os.rename(m / "log", m / "log.1")
+            fds.append(os.open(where, os.O_WRONLY | os.O_APPEND))
+            want = alternate(where, fds, sizes)
+            path = where.replace(m.path, t + "/run").replace(other.path, t + "/run")
+            same(where, read_all(path), b"first\n" + want)
+            same(f"{where}: read", os.pread(fds[0], len(want) + 9, 0), b"first\n" + want)
+            os.write(fds[0], b"one")
+            os.truncate(path, 2)
+            os.write(fds[0], b"two")
+            os.write(fds[0], b"three")
+            same(f"{where}: cut", read_all(path), b"fitwothree")
+            for fd in fds:
+                os.close(fd)
+
+
+def append_asynchronously(fd, data):
+    """By io_submit(2): of a long write the kernel sends the parts at once."""
+    context, buffer, event = ctypes.c_ulong(), ctypes.create_string_buffer(data, len(data)), ctypes.create_string_buffer(32)
+    libc = ctypes.CDLL(None, use_errno=True)
+    control = ctypes.create_string_buffer(struct.pack("<QIIHhIQQqQII", 0, 0, 0, 1, 0, fd, ctypes.addressof(buffer), len(data), 0, 0, 0, 0))
+    if os.uname().machine != "x86_64" or libc.syscall(IO_SETUP, 1, ctypes.byref(context)) != 0:
+        raise Skip("no asynchronous writes")
+    same("submitted", libc.syscall(IO_SUBMIT, context, 1, ctypes.byref(ctypes.c_void_p(ctypes.addressof(control)))), 1)
+    same("ended", libc.syscall(IO_GETEVENTS, context, 1, 1, event, None), 1)
+    libc.syscall(IO_DESTROY, context)
+    return struct.unpack("<QQqq", event.raw)[2]
+
+
+def test_a_long_append_comes_in_parts(t):
+    """All at once and in any order: each goes where it belongs."""
+    os.makedirs(t + "/run")
+    write_file(t + "/run/log", b"")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        fd, want = os.open(m / "log", os.O_RDWR | os.O_APPEND | os.O_DIRECT), b""
+        for i in range(8):
+            data = os.urandom(7000000 + i)
+            same("written", append_asynchronously(fd, data), len(data))
+            want += data + b"%d" % os.write(fd, b"1")
+        os.close(fd)
+    same("log", read_all(t + "/run/log"), want)
+
+
+def test_who_appends_at_the_same_moment(t):
+    os.makedirs(t + "/run")
+    write_file(t + "/run/log", b"")
+    with Mount(t + "/run", t + "/mnt", "rw") as m, Mount(t + "/run", t + "/other", "rw") as other:
+        children, first = [], os.open(m / "log", os.O_WRONLY | os.O_APPEND)
+        os.rename(m / "log", m / "log.1")
+        os.rename(t + "/run/log.1", t + "/run/log")  # the kernel has it by two numbers now
+        for path in (None, t + "/run/log", other / "log", m / "log"):
+            child = os.fork()
+            if child == 0:
+                fd = os.open(path, os.O_WRONLY | os.O_APPEND) if path else first
+                for i in range(LINES):
+                    os.write(fd, b"%d %d\n" % (len(children), i))
+                os._exit(0)
+            children.append(child)
+        same("who wrote", [os.waitpid(child, 0)[1] for child in children], [0] * 4)
+    lines = read_all(t + "/run/log").split(b"\n")
+    same("lines", (len(lines), set(lines) ^ {b"", *(b"%d %d" % (n, i) for n in range(4) for i in range(LINES))}), (4 * LINES + 1, set()))
 
 
 def test_the_bits_that_give_rights(t):
