@@ -58,6 +58,7 @@ struct staged {
     int lost;     /* errno with which the disk refused bytes that were written */
     uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
     uint64_t size;               /* at the time it left its stage */
+    uint64_t owes;   /* it was unlinked, and has other names: the stage that waits */
     int unlinked_fd; /* of a file that was unlinked while it was written, or -1 */
 };
 

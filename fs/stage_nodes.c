@@ -312,6 +312,23 @@ static void detach(struct fs *fs, struct staged *n)
     staged_unref(fs, n, 1);
 }
 
+/* Who has it open goes on, and asks for its size; it may be another name's file, too. */
+static void leave_writers(struct staged *n)
+{
+    struct stat st;
+
+    n->changing = 0;
+    if (n->writers == 0)
+        return;
+    n->unlinked_fd = staged_open_spool(n, O_RDONLY);
+    if (staged_stat(n, &st) == 0 && st.st_nlink > 1) {
+        n->owes = n->stage->number;
+        return;
+    }
+    n->stage->writers -= n->writers;
+    n->writers = 0;
+}
+
 void staged_remove(struct fs *fs, struct staged *n)
 {
     stage_touch(n->stage);
@@ -325,10 +342,7 @@ void staged_remove(struct fs *fs, struct staged *n)
 
         staged_remove(fs, child);
     }
-    if (n->writers > 0) /* who has it open goes on, and asks for its size */
-        n->unlinked_fd = staged_open_spool(n, O_RDONLY);
-    n->stage->writers -= n->writers;
-    n->writers = n->changing = 0;
+    leave_writers(n);
     n->removed = true;
     detach(fs, n);
 }

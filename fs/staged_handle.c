@@ -8,6 +8,12 @@
 #include "fs/stage_room.h"
 #include "fs/staged.h"
 
+/* That which is not published before its writers have closed it, or NULL. */
+static struct stage *stage_of(struct fs *fs, const struct staged *n)
+{
+    return n->owes ? stage_numbered(fs, n->owes) : n->stage;
+}
+
 /*
  * The last close(2) of a file comes back before its release is sent, and what was done then
  * came after it. One of many who have the file open (a child that ends) counts only if it
@@ -36,16 +42,19 @@ void staged_changed(struct staged_handle *h)
 
 static void end_use(struct fs *fs, struct staged_handle *h, struct staged *n, int lost)
 {
+    struct stage *s;
+
     stages_lock(fs);
+    s = h->writes ? stage_of(fs, n) : NULL;
     if (lost)
         staged_lose(n, lost, 0, UINT64_MAX);
     if (--n->handles == 0 && !n->stage)
         stage_room_give(fs, n, 0);
-    if (h->writes && n->stage) {
+    if (s) {
         n->writers--;
-        n->stage->writers--;
+        s->writers--;
         staged_closed(h); /* of what a mapping brought after its close */
-        stage_touch(n->stage);
+        stage_touch(s);
         stage_wake(fs); /* who waits for the last writer */
     }
     staged_unref(fs, n, 1);

@@ -174,6 +174,22 @@ def test_a_second_name(t):
         same("published", [rights(t + "/run/step2/" + n) for n in ("notes", "other")], [f"600 {ALICE} {ALICE}"] * 2)
 
 
+def test_a_second_name_of_what_is_written(t):
+    """Who has it open by its first name, which is gone, still writes it: it is not published before it is closed."""
+    zeros, ones = (safetensors_image({"x": ("U8", [1000], byte * 1000)}) for byte in (b"0", b"1"))
+    with shared_run(t) as m:
+        os.mkdir(m / "step2")
+        fd = os.open(m / "step2/temporary", os.O_RDWR | os.O_CREAT)
+        os.write(fd, zeros)
+        os.link(m / "step2/temporary", m / "step2/model.safetensors")
+        os.unlink(m / "step2/temporary")
+        fails("publication", errno.EBUSY, lambda: publish(m))
+        os.pwrite(fd, ones, 0)
+        os.close(fd)
+        publish(m)
+    same("published", stored(t + "/run/step2"), {"x": ("U8", (1000,), b"1" * 1000)})
+
+
 def alternate(path, fds, sizes):
     """Writes by turns: what the file is to have."""
     want = b""
