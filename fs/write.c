@@ -248,7 +248,8 @@ static int put_all(struct request *r, struct staged_handle *h, const char *data,
         stage_touch(h->node->stage);
     }
     begin_to_disk(r, h);
-    look = is_judged(h->node);
+    /* Pages of a mapping come when the kernel likes: half a header is none that is wrong. */
+    look = !r->fi.writepage && is_judged(h->node);
     stages_unlock(r->fs);
     if (look && judge(r, h, e) < 0)
         return err_wrap(e, "%s", h->node->name);

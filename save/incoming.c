@@ -239,7 +239,9 @@ int incoming_judge(int fd, uint64_t prefix, struct incoming_header *out, struct 
     if (read_exact(fd, head, sizeof head, 0, e) < 0)
         return -e->code;
     len = get_le64(head);
-    if (len == 0 || len > SAFETENSORS_MAX_HEADER || head[SAFETENSORS_PREFIX] != '{')
+    if (len == 0) /* its place is kept until the data are there */
+        return 0;
+    if (len > SAFETENSORS_MAX_HEADER || head[SAFETENSORS_PREFIX] != '{')
         return err_set(e, EINVAL, "this is no header of a safetensors file");
     if (prefix < SAFETENSORS_PREFIX + len)
         return 0;

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -479,6 +480,43 @@ def test_written_out_of_order(t):
                             f"skip={i}", f"seek={i}", "conv=notrunc", "status=none"], check=True)
         umount(m)
     same("tensors", stored(t + "/run/step1"), make_tensors(1, rows=512))
+
+
+def test_its_header_comes_last(t):
+    """Its place is kept by zeros, or seen so in a page of a mapping, which the kernel sends when it likes."""
+    tensors, path = make_tensors(1), "step1/model.safetensors"
+    image = safetensors_image(tensors)
+    data = 8 + struct.unpack("<Q", image[:8])[0]
+
+    def by_write(fd):
+        os.pwrite(fd, bytes(data) + image[data:], 0)
+
+    def by_mapping(fd):
+        os.ftruncate(fd, len(image))
+        with mmap.mmap(fd, len(image)) as shared:
+            shared[data:] = image[data:]
+            shared.flush()
+
+    def half_by_mapping(fd):
+        os.ftruncate(fd, len(image))
+        with mmap.mmap(fd, len(image)) as shared:
+            shared[:] = image[:12] + bytes(data - 12) + image[data:]
+            shared.flush()
+
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for how in by_write, by_mapping, half_by_mapping:
+            os.mkdir(m / "step1")
+            fd = os.open(m / path, os.O_RDWR | os.O_CREAT)
+            how(fd)
+            os.close(fd)
+            fails(f"{how.__name__}: publication without a header", errno.EINVAL, lambda: published(m))
+            fd = os.open(m / path, os.O_WRONLY)
+            os.pwrite(fd, image[:data], 0)
+            os.close(fd)
+            published(m)
+            same(how.__name__, stored(t + "/run/step1"), tensors)
+            shutil.rmtree(m / "step1")
 
 
 def test_a_checkpoint_is_removed(t):
