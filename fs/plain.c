@@ -17,6 +17,7 @@
 #include "fs/staged.h"
 #include "fs/write.h"
 #include "fs/written.h"
+#include "index/formats/scan.h"
 #include "save/staging.h"
 
 static int fail(const char *name, struct err *e)
@@ -293,6 +294,16 @@ int plain_remove(struct request *r, const struct node *dir, int flags, struct er
     return 0;
 }
 
+/* Another directory has the name: nobody goes on believing what was there before. */
+static void suspect(struct fs *fs, const struct node *dir, const char *name,
+                    const struct stat *now)
+{
+    char path[PATH_MAX];
+
+    if (S_ISDIR(now->st_mode) && store_join(dir->path, name, path, sizeof path) == 0)
+        scanner_suspect_all(fs->scanner, path);
+}
+
 static int rename_name(const struct request *r, const struct node *from,
                        const struct node *to, struct err *e)
 {
@@ -308,6 +319,9 @@ static int rename_name(const struct request *r, const struct node *from,
         return fail(r->name, e);
     if (!(r->flags & RENAME_EXCHANGE) && was.st_ino != st.st_ino)
         forget(r->fs, &was);
+    suspect(r->fs, to, r->as, &st);
+    if (r->flags & RENAME_EXCHANGE)
+        suspect(r->fs, from, r->name, &was);
     amend_name(r->fs, from->path, r->name);
     amend_name(r->fs, to->path, r->as);
     return fsync(old) < 0 || fsync(new) < 0 ? fail(r->as, e) : 0;

@@ -36,7 +36,8 @@ int save_put_in_place(struct fs *fs, struct stage *s, struct err *e)
     if (fstat(staging_dir(s->staging), &new) < 0)
         return err_set(e, errno, "%s: %s", s->path, strerror(errno));
     save_files_date(s);
-    nodes_expect(fs, s->path, new.st_ino);
+    if (replaces) /* else what had the name before is another one */
+        nodes_expect(fs, s->path, new.st_ino);
     ret = staging_replace(s->staging, parent, name, replaces ? &old : NULL, e);
     nodes_replaced(fs, s->path, ret == 0);
     if (ret < 0)
@@ -104,6 +105,8 @@ void save_tell(struct fs *fs, const char *path, struct slot *slot)
     if (slot) {
         scanner_suspect(fs->scanner, slot->path, slot->file);
         slot_retire(fs, slot);
+    } else {
+        scanner_suspect_all(fs->scanner, path); /* what had the name before */
     }
     store_forget(fs->store, path);
     nodes_look_again(fs, path);

@@ -12,6 +12,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/fsutil.h"
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "index/formats/hf/hf_index.h"
@@ -738,5 +739,14 @@ void scanner_suspect(struct scanner *s, const char *path, const char *file)
     k = find(s, path, file_of(s, path, file));
     if (k)
         k->suspect = true;
+    pthread_mutex_unlock(&s->lock);
+}
+
+void scanner_suspect_all(struct scanner *s, const char *dir)
+{
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (struct known *k = s->bucket[i]; k; k = k->next)
+            k->suspect |= path_is_within(k->path, dir);
     pthread_mutex_unlock(&s->lock);
 }

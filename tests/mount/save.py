@@ -431,6 +431,41 @@ def test_side_files_leave_the_shards_alone(t):
     same("the same files", {n: os.stat(f"{t}/run/step1/{n}").st_ino for n in shards}, shards)
 
 
+def test_another_checkpoint_gets_the_name(t):
+    """What had it before was read just now; from then on the name is the other one's."""
+    first, second, third = make_tensors(1), make_tensors(2, count=3), make_tensors(3, count=5, rows=8)
+
+    def reads(tensors, where):
+        same("names", sorted(os.listdir(where + "/raw")), sorted(tensors))
+        for key, (_, _, data) in tensors.items():
+            same(f"{where}: {key}", read_all(f"{where}/raw/{key}"), data)
+
+    write_checkpoint(t + "/run/step1", first)
+    write_checkpoint(t + "/run/other/step1", third)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        reads(first, m / "step1")
+        os.rename(m / "step1", m / "old1")
+        os.mkdir(m / "step1")
+        with open(m / "step1/model.safetensors", "wb") as f:
+            f.write(safetensors_image(second))
+        published(m)
+        reads(second, m / "step1")
+        os.rename(m / "step1", m / "old2")
+        os.rename(m / "other/step1", m / "step1")
+        reads(third, m / "step1")
+        os.makedirs(m / "a/step1")
+        with open(m / "a/step1/model.safetensors", "wb") as f:
+            f.write(safetensors_image(first))
+        os.makedirs(m / "b/step1")
+        with open(m / "b/step1/model.safetensors", "wb") as f:
+            f.write(safetensors_image(second))
+        published(m)
+        reads(first, m / "a/step1")
+        os.rename(m / "a", m / "c")
+        os.rename(m / "b", m / "a")
+        reads(second, m / "a/step1")
+
+
 def test_names_of_staging_directories_are_ours(t):
     os.makedirs(t + "/run")
     write_checkpoint(t + "/run/step1", make_tensors(1))
