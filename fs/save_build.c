@@ -2,8 +2,11 @@
 /* fs/save_build.c - what was staged, made into a checkpoint in the staging directory. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "fs/node.h"
 #include "fs/save_beside.h"
@@ -12,6 +15,7 @@
 #include "fs/slot.h"
 #include "fs/tree.h"
 #include "index/formats/format.h"
+#include "save/incoming.h"
 #include "save/merge.h"
 #include "save/patch.h"
 #include "save/staging.h"
@@ -241,6 +245,66 @@ static int check_fresh(struct fs *fs, struct stage *s, struct err *e)
     return save_changed(s, e);
 }
 
+static bool came(const struct save_files *f, const char *path)
+{
+    size_t i = 0;
+
+    while (i < f->count && strcmp(f->file[i].path, path) != 0)
+        i++;
+    return i < f->count;
+}
+
+/*
+ * torch's own save over a checkpoint that is there writes the shards first, and the metadata
+ * when all ranks have written: until then what is there tells where in the old shards which
+ * bytes lie.
+ */
+static int check_shards(const struct publication *p, struct err *e)
+{
+    static const char end[] = ".distcp";
+    CLEANUP_FD int dir = -1;
+    char metadata[PATH_MAX];
+
+    for (size_t i = 0; i < p->files.count; i++) {
+        const char *path = p->files.file[i].path, *slash = strrchr(path, '/');
+        size_t len = strlen(path), n = sizeof end - 1;
+
+        if (len < n || strcmp(path + len - n, end) != 0 ||
+            snprintf(metadata, sizeof metadata, "%.*s.metadata",
+                     slash ? (int)(slash + 1 - path) : 0, path) >= PATH_MAX ||
+            came(&p->files, metadata))
+            continue;
+        if (dir < 0)
+            dir = stage_directory(p->fs, p->stage->path, e);
+        if (dir < 0)
+            return dir;
+        if (faccessat(dir, metadata, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ||
+            faccessat(dir, path, F_OK, AT_SYMLINK_NOFOLLOW) < 0) /* one that lacked */
+            continue;
+        err_set(e, EINVAL, "%s: %s of the same save is not there yet", path, metadata);
+        return err_hint(e, "other bytes for single tensors: write tensors/KEY.npy");
+    }
+    return 0;
+}
+
+/* Tensors that came by a view, and files that hold them: one of both would be lost. */
+static int check_files(const struct publication *p, struct err *e)
+{
+    const struct slot *slot = p->stage->slot;
+
+    if (!slot || !merge_changes(p->merge))
+        return 0;
+    for (size_t i = 0; i < p->files.count; i++) {
+        const char *path = p->files.file[i].path;
+
+        if (incoming_kind(path) != INCOMING_SIDE || !slot_hides(slot, path))
+            continue;
+        err_set(e, EINVAL, "%s: tensors of the checkpoint were written too", path);
+        return err_hint(e, "publish the one (sync -f its directory) before the other");
+    }
+    return 0;
+}
+
 int save_build(struct publication *p, struct err *e)
 {
     struct stage *s = p->stage;
@@ -251,12 +315,16 @@ int save_build(struct publication *p, struct err *e)
         ret = save_waits(s)
                   ? save_format_parse(s->format ? s->format : p->fs->options.save, f, e)
                   : save_format_own(p->fs, s->slot, f, e);
+    if (ret == 0 && s->slot)
+        ret = check_shards(p, e);
     if (ret == 0)
         ret = staging_restart(s->staging, e);
     if (ret == 0 && !p->fs->store->remote)
         ret = save_beside(s, &p->files, e);
     if (ret == 0)
         ret = merge_files(p, e);
+    if (ret == 0)
+        ret = check_files(p, e);
     if (ret == 0)
         ret = save_whole(s, &p->files, p->merge, p->fs->store->remote, &s->whole, e);
     p->rewritten = s->whole;

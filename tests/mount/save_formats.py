@@ -256,6 +256,41 @@ def test_what_cannot_be_changed_is_refused(t):
             refused(m, fixture, change, why)
 
 
+def test_a_save_of_torchs_own_over_one_that_is_there(t):
+    """It is published with its metadata, which come last: never new shards by the old metadata's places."""
+    shutil.copytree(DATA / "torch_dcp/dcp_mesh_2x2", t + "/run/step1")
+    shutil.copytree(DATA / "torch_dcp/dcp_mesh_2x2", t + "/other/step1")
+    with Mount(t + "/other", t + "/mnt", "rw") as m:
+        old = raw_of(m / "step1")
+        new = {n: flipped(data) for n, data in old.items()}
+        for n, data in new.items():
+            with open(m / f"step1/raw/{n}", "wb") as f:
+                f.write(data)
+        publish(m)
+    files = {n: f for n, f in files_of(t + "/other/step1").items() if n.endswith(".distcp")}
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for n, f in files.items():
+            shutil.copyfile(f, m / f"step1/{n}")
+            fails(f"{n}, no metadata", errno.EINVAL, lambda: publish(m))
+            with Mount(t + "/run", t + "/read") as reader:
+                same("until then", raw_of(reader / "step1"), old)
+        shutil.copyfile(t + "/other/step1/.metadata", m / "step1/.metadata.tmp")
+        os.rename(m / "step1/.metadata.tmp", m / "step1/.metadata")
+        publish(m)
+        same("then", raw_of(m / "step1"), new)
+        name = next(n for n in old if old[n])
+        for n, f in files_of(DATA / "torch_dcp/dcp_mesh_2x2").items():
+            shutil.copyfile(f, m / f"step1/{n}")
+        with open(m / f"step1/raw/{name}", "wb") as f:
+            f.write(old[name])
+        fails("files of a save and a tensor by itself", errno.EINVAL, lambda: publish(m))
+        os.unlink(m / "step1/.metadata")
+        for n in files:
+            os.unlink(m / f"step1/{n}")
+        publish(m)
+        same("the tensor", raw_of(m / "step1"), {**new, name: old[name]})
+
+
 def test_nemo(t):
     """An archive is left alone; the same, unpacked, can be changed."""
     os.makedirs(t + "/run/step")
