@@ -316,7 +316,7 @@ static int rename_name(const struct request *r, const struct node *from,
     look_at(old, r->name, &st);
     look_at(new, r->as, &was);
     if (renameat2(old, r->name, new, r->as, r->flags) < 0)
-        return fail(r->name, e);
+        return errno == EXDEV ? -EXDEV /* mv copies then */ : fail(r->name, e);
     if (!(r->flags & RENAME_EXCHANGE) && was.st_ino != st.st_ino)
         forget(r->fs, &was);
     suspect(r->fs, to, r->as, &st);

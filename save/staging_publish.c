@@ -176,7 +176,9 @@ static int rename_error(const struct staging *s, bool exchange, struct err *e)
     if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR)
         return err_set(e, EEXIST, "publish %s: there is something of that name by now",
                        s->target);
-    if (exchange && (errno == EINVAL || errno == ENOSYS || errno == EBUSY)) {
+    /* EXDEV: a directory of a lower layer of overlayfs, as in images of containers. */
+    if (exchange &&
+        (errno == EINVAL || errno == ENOSYS || errno == EBUSY || errno == EXDEV)) {
         err_set(e, EROFS, "publish %s: directories cannot be exchanged there: %s",
                 s->target, strerror(errno));
         return err_hint(e, "save under a new name");
@@ -291,8 +293,14 @@ int staging_take_away(struct staging *s, int parent, const char *name, struct er
                               .flags = RENAME_NOREPLACE};
     struct err ignored = {0};
 
-    if (renameat2(parent, name, s->fd, STAGING_REMOVED, RENAME_NOREPLACE) < 0)
-        return staging_fail(e, "remove", s->target);
+    if (renameat2(parent, name, s->fd, STAGING_REMOVED, RENAME_NOREPLACE) < 0) {
+        if (errno != EXDEV)
+            return staging_fail(e, "remove", s->target);
+        err_set(e, EROFS, "remove %s: it cannot be moved there: %s", s->target,
+                strerror(errno));
+        return err_hint(e, "remove it in the source: in a layer of an overlay a "
+                           "directory does not go in one step");
+    }
     if (settle(s, &step, parent, e) < 0)
         return -e->code;
     staging_discard(s, &ignored);

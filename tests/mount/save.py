@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 
-from mountlib import PATIENCE, UNSHARD, Mount, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file
+from mountlib import PATIENCE, UNSHARD, Mount, Skip, fails, is_mounted, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file
 
 
 def umount(m, ok=True):
@@ -464,6 +464,38 @@ def test_another_checkpoint_gets_the_name(t):
         os.rename(m / "a", m / "c")
         os.rename(m / "b", m / "a")
         reads(second, m / "a/step1")
+
+
+def test_an_overlay(t):
+    """Directories of a lower layer go nowhere: that is said, mv copies, and all else is as on any disk."""
+    tensors, log = make_tensors(1), "run/log"
+    write_checkpoint(t + "/lower/step1", tensors)
+    os.makedirs(t + "/lower/logs")
+    for name in "upper", "work", "run":
+        os.mkdir(f"{t}/{name}")
+    done = subprocess.run(["mount", "-t", "overlay", "overlay", "-o", f"lowerdir={t}/lower,upperdir={t}/upper,workdir={t}/work", t + "/run"],
+                          capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Skip("no overlay: " + done.stderr)
+    try:
+        with Mount(t + "/run", t + "/mnt", "rw") as m:
+            fails("rename", errno.EXDEV, lambda: os.rename(m / "logs", m / "old"))
+            with open(m / "log", "wb") as f:
+                f.write(b"a line\n")
+            same("a file", read_all(f"{t}/{log}"), b"a line\n")
+            with open(m / "step1/notes", "wb") as f:
+                f.write(b"notes")
+            fails("publication", errno.EIO, lambda: published(m))
+            assert "cannot be exchanged there" in m.messages(), m.messages()
+            os.unlink(m / "step1/notes")
+            fails("removal", errno.EROFS, lambda: shutil.rmtree(m / "step1"))
+            os.mkdir(m / "step2")
+            with open(m / "step2/model.safetensors", "wb") as f:
+                f.write(safetensors_image(tensors))
+        for step in "step1", "step2":
+            same(step, stored(f"{t}/run/{step}"), tensors)
+    finally:
+        subprocess.run(["umount", "-l", t + "/run"], check=True)
 
 
 def test_names_of_staging_directories_are_ours(t):
