@@ -14,20 +14,13 @@
 
 enum { COMM_MAX = 32 };
 
-static bool lies_below(const char *path, const char *top)
-{
-    size_t len = strlen(top);
-
-    return strncmp(path, top, len) == 0 && (path[len] == '\0' || path[len] == '/');
-}
-
 static bool leads_below(int dir, const char *name, const char *top)
 {
     char text[PATH_MAX];
     ssize_t n = readlinkat(dir, name, text, sizeof text - 1);
 
     text[MAX(n, (ssize_t)0)] = '\0';
-    return n > 0 && lies_below(text, top);
+    return n > 0 && path_is_within(text, top);
 }
 
 static DIR *open_dir(int at, const char *name)
@@ -65,7 +58,7 @@ static bool has_mapped(int process, const char *top)
         const char *path = strchr(line, '/');
 
         line[strcspn(line, "\n")] = '\0';
-        found = path && lies_below(path, top);
+        found = path && path_is_within(path, top);
     }
     free(line);
     if (f)
@@ -138,7 +131,7 @@ size_t inuse_loops(const char *path, struct buf *out)
     size_t count = 0;
 
     while (all && (x = readdir(all)))
-        if (loop_file(dirfd(all), x->d_name, file) && lies_below(file, path) &&
+        if (loop_file(dirfd(all), x->d_name, file) && path_is_within(file, path) &&
             count++ < INUSE_NAMED)
             buf_addf(out, "%s/dev/%s (an image at %s)", out->len ? ", " : "", x->d_name,
                      file);
