@@ -299,6 +299,59 @@ static bool is_laid_over(const struct fs *fs, const char *name)
     return false;
 }
 
+/*
+ * The name that diffusers looks for, where a file of the model says so: its loader asks for
+ * no other. NULL: none, or it is model.safetensors, or a set of a variant.
+ */
+static const char *diffusers_name(const char *name)
+{
+    static const char plain[] = "diffusion_pytorch_model.safetensors";
+    static const char *const stands_for[] = {
+        "diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.bin",
+        "diffusion_pytorch_model.bin.index.json"};
+    static const char *const stems[] = {"model.", "diffusion_pytorch_model."};
+    static const char suffix[] = ".safetensors";
+    size_t len = strlen(name), end = sizeof suffix - 1;
+
+    for (size_t i = 0; i < ARRAY_SIZE(stands_for); i++)
+        if (strcmp(name, stands_for[i]) == 0)
+            return plain;
+    if (len <= end || strcmp(name + len - end, suffix) != 0 || strstr(name, "-of-"))
+        return NULL;
+    for (size_t i = 0; i < ARRAY_SIZE(stems); i++)
+        if (strncmp(name, stems[i], strlen(stems[i])) == 0)
+            return name;
+    return NULL;
+}
+
+/*
+ * The model's file under that name too, as a second link. Not where saves may come: they
+ * would meet one file under two names.
+ */
+static int add_second_name(struct builder *b)
+{
+    struct slot *slot = b->shown->slot;
+    const struct listing *l = b->shown->listing;
+    const char *found = NULL;
+
+    if (b->fs->stages || slot->info.adapter || slot->file ||
+        !taken(b->shown, 0, b->shown->count, "model.safetensors"))
+        return 0;
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+        const char *name = entry->st.kind == ENTRY_FILE && slot_hides(slot, entry->name)
+                               ? diffusers_name(entry->name)
+                               : NULL;
+
+        if (!name || taken(b->shown, 0, b->shown->count, name))
+            continue;
+        if (found && strcmp(found, name) != 0)
+            return 0; /* which of them the model is, nobody says here */
+        found = name;
+    }
+    return found ? add_inside(b, found, INSIDE_MODEL) : 0;
+}
+
 /* The source's own files and directories beside the tensors. */
 static int add_beside(struct builder *b)
 {
@@ -322,7 +375,7 @@ static int add_beside(struct builder *b)
         log_msg(LOG_FS, LOG_WARN,
                 "%s/%s of the source is not shown: unshardfs has this name",
                 b->dir->path, covered);
-    return rc;
+    return rc == 0 ? add_second_name(b) : rc;
 }
 
 /* Is a file of a part hidden, or below another part? */

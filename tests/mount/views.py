@@ -191,6 +191,33 @@ def test_several_files_are_directories_of_their_names(t):
             same("tensors", {k: v[2] for k, v in raw.items()}, {k: v[2] for k, v in make_tensors(("f", i)).items()})
 
 
+def test_names_that_loaders_ask_for(t):
+    """diffusers wants its own file name, and both libraries that of a variant: a second link of the model's file."""
+    tensors = {"a": ("F32", (2,), b"\1\2\3\4\5\6\7\10"), "b": ("U8", (3,), b"xyz")}
+    stem = "diffusion_pytorch_model"
+    shards = [f"{stem}-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    whole = {"unet": f"{stem}.safetensors", "fp16": f"{stem}.fp16.safetensors", "text": "model.fp16.safetensors"}
+    for name in (*whole, "set", "plain"):
+        os.makedirs(f"{t}/src/{name}")
+        write_file(f"{t}/src/{name}/config.json", b"{}")
+    for name, file in whole.items():
+        write_file(f"{t}/src/{name}/{file}", safetensors_image(tensors))
+    for key, file in zip("ab", shards):
+        write_file(f"{t}/src/set/{file}", safetensors_image({key: tensors[key]}))
+    index = {"metadata": {}, "weight_map": dict(zip("ab", shards))}
+    write_file(f"{t}/src/set/{stem}.safetensors.index.json", json.dumps(index).encode())
+    write_file(f"{t}/src/plain/model.safetensors", safetensors_image(tensors))
+    names = whole | {"set": f"{stem}.safetensors"}
+    with Mount(t + "/src", t + "/mnt") as m:
+        for name, file in names.items():
+            same(name, [n for n in sorted(os.listdir(m / name)) if n.endswith("tensors")], sorted([file, "model.safetensors", "tensors"]))
+            same(file + ": bytes", safetensors(read_all(m / f"{name}/{file}")), tensors)
+            same(file + ": inode", os.stat(m / f"{name}/{file}").st_ino, os.stat(m / f"{name}/model.safetensors").st_ino)
+        same("plain", [n for n in sorted(os.listdir(m / "plain")) if n.endswith(".safetensors")], ["model.safetensors"])
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        same("where saves may come", [n for n in os.listdir(m / "unet") if n.endswith(".safetensors")], ["model.safetensors"])
+
+
 def test_views_that_are_asked_for(t):
     write_checkpoint(t + "/src", make_tensors(4))
     with Mount(t + "/src", t + "/mnt", "views=raw+model") as m:
