@@ -87,6 +87,64 @@ static void test_refused(void **state)
     check_refused(deep, sizeof deep, "100 deep");
 }
 
+/* EasyLM's records of names and bytes, where one of them is not what it writes. */
+static void test_stream_refused(void **state)
+{
+    (void)state;
+#define RECORD_W "\x92\x91\xa1w\xc4\x01\x05"
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1"), "0 are left");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1v\xc4\x09\x05"), "1 are left");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1v"), "cut off");
+    check_refused(FILE_OF(RECORD_W RECORD_W), "twice");
+    check_refused(FILE_OF(RECORD_W "\x05"), "no pair");
+    check_refused(FILE_OF(RECORD_W "\x92\x90\xc4\x01\x05"), "no list of names");
+    check_refused(FILE_OF(RECORD_W "\x92\xa1v\xc4\x01\x05"), "no list of names");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\x07\xc4\x01\x05"), "no list of names");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1\xff\xc4\x01\x05"), "UTF-8");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1\0\xc4\x01\x05"), "NUL");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1v\x05"), "no bytes");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1v\xc4\x02\x05\x06"),
+                  "behind the end of a value");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1v\xc4\x00"), "cut off");
+    check_refused(FILE_OF(RECORD_W "\x92\x91\xa1v\xc4\x02\x91\xc1"), "no MessagePack");
+#undef RECORD_W
+}
+
+/* Which files are such streams: two lists of names that are one path, and a milestone. */
+static void test_stream(void **state)
+{
+    static const char file[] = "\x92\x92\xa1"
+                               "a\xa1"
+                               "b\xc4\x18\xc7\x15\x01\x93\x91\x02\xa7"
+                               "float32\xc4\x08\x00\x00\x80\x3f\x00\x00\x00\x40"
+                               "\x92\x91\xa3"
+                               "a.b\xc4\x18\xc7\x15\x01\x93\x91\x02\xa7"
+                               "float32\xc4\x08\x00\x00\x80\x3f\x00\x00\x00\x40"
+                               "\x92\x92\xa1"
+                               "o\xa1"
+                               "p\xc4\x07\x82\xa1x\x01\xa1y\xc0";
+    static const float want[] = {1, 2};
+    CLEANUP(buf_release) struct buf objects = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "x");
+    made_file(&m, "streaming_params_7", file, sizeof file - 1);
+    made_open(&m, &o);
+    if (o.info.error)
+        fail_msg("%s", o.info.error);
+    assert_string_equal(o.info.format, "easylm-stream");
+    assert_int_equal(o.info.step, 7);
+    assert_int_equal(o.count, 2);
+    check_floats(&o, "a.b", want, 2);
+    check_floats(&o, "a.b:2", want, 2);
+    all_objects(&o, &objects);
+    assert_string_equal(objects.data, "o.p={\"x\":1,\"y\":null}\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* Bytes that are not as many as shape and type need: that tensor's fault. */
 static void test_sizes(void **state)
 {
@@ -330,10 +388,11 @@ static void test_lost_shard(void **state)
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_steps),      cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_sizes),      cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_lost_shard), cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_chunked),
+        cmocka_unit_test(test_steps),          cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_lost_shard),     cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_chunked),        cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_stream_refused),
     };
 
     return run_with_fixtures("flax", argc, argv, others, ARRAY_SIZE(others));

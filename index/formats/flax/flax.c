@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* index/formats/flax/flax.c - flax.serialization's files: *.msgpack, checkpoint_N, HF shards. */
+/* index/formats/flax/flax.c - flax.serialization's files: *.msgpack, checkpoint_N, HF shards, EasyLM's streams. */
 #include "index/formats/flax/flax_tree.h"
 
 #include <ctype.h>
@@ -29,25 +29,50 @@ static const char index_name[] = "flax_model.msgpack.index.json";
 
 /* ---- bids ---- */
 
-static bool is_flax(struct listing *l, const char *name)
+enum content { NO_FLAX, FLAX_MAP, EASYLM_STREAM };
+
+static enum content content_of(struct listing *l, const char *name)
 {
     char head[HEAD_BYTES];
     size_t got = 0;
 
-    return listing_peek(l, name, head, sizeof head, &got) == 0 && flax_sniff(head, got);
+    if (listing_peek(l, name, head, sizeof head, &got) < 0)
+        return NO_FLAX;
+    if (flax_sniff_stream(head, got))
+        return EASYLM_STREAM;
+    return flax_sniff(head, got) ? FLAX_MAP : NO_FLAX;
 }
 
-/* "checkpoint_1000", of flax.training.checkpoints; the number is the step. */
-static bool step_of(const char *name, int64_t *step)
-{
-    static const char prefix[] = "checkpoint_";
-    const char *p = name + sizeof prefix - 1;
+/* What EasyLM's trainers call their files; a milestone has its step behind that. */
+static const char *const streams[] = {"streaming_params", "streaming_train_state"};
 
-    if (strncmp(name, prefix, sizeof prefix - 1) != 0 || !*p)
+static bool is_stream_name(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(streams); i++)
+        if (strncmp(name, streams[i], strlen(streams[i])) == 0)
+            return true;
+    return false;
+}
+
+/* "PREFIX_1000": the number is the step. */
+static bool number_behind(const char *name, const char *prefix, int64_t *step)
+{
+    size_t len = strlen(prefix);
+    const char *p = name + MIN(len, strlen(name));
+
+    if (strncmp(name, prefix, len) != 0 || *p != '_' || !*++p)
         return false;
     for (*step = 0; isdigit((unsigned char)*p) && *step < INT64_MAX / 10 - 9; p++)
         *step = *step * 10 + (*p - '0');
     return *p == '\0';
+}
+
+/* Of flax.training.checkpoints, or a milestone of EasyLM. */
+static bool step_of(const char *name, int64_t *step)
+{
+    return number_behind(name, "checkpoint", step) ||
+           number_behind(name, streams[0], step) ||
+           number_behind(name, streams[1], step);
 }
 
 static void flax_bid(struct listing *l, struct bid *out)
@@ -65,12 +90,18 @@ static void flax_bid_file(struct listing *l, const char *name, struct bid *out)
 {
     size_t len = strlen(name), end = sizeof suffix - 1;
     bool named = len > end && strcmp(name + len - end, suffix) == 0;
+    enum content content;
     int64_t step;
 
     *out = (struct bid){0};
-    if (!named && !step_of(name, &step))
+    if (!named && !step_of(name, &step) && !is_stream_name(name))
         return;
-    if (is_flax(l, name)) {
+    content = content_of(l, name);
+    if (content == EASYLM_STREAM) {
+        out->score = 50;
+        snprintf(out->reason, sizeof out->reason,
+                 "MessagePack: records of names and bytes, as EasyLM streams them");
+    } else if (content == FLAX_MAP) {
         out->score = named ? 50 : 40;
         snprintf(out->reason, sizeof out->reason,
                  "MessagePack: a map whose keys are text");
@@ -362,6 +393,10 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
                                   .step = s->step};
     const char *main = s->c->file ? s->c->file : index_name;
 
+    if (s->c->file && content_of(s->c->listing, main) == EASYLM_STREAM) {
+        out.format = "easylm-stream";
+        out.framework = "EasyLM";
+    }
     if (s->c->file && step_of(main, &out.step))
         out.has_step = true;
     snprintf(topology, sizeof topology, "{\"files\": %zu}", MAX(s->files, (size_t)1));
@@ -385,7 +420,7 @@ static int flax_scan(const struct scan_context *c, struct sink *sink, struct err
 
 const struct format_driver format_flax = {
     .name = "flax",
-    .title = "Flax: msgpack files, flax_model.msgpack, checkpoint_N",
+    .title = "Flax: msgpack files, flax_model.msgpack, checkpoint_N, EasyLM's streams",
     .bid = flax_bid,
     .bid_file = flax_bid_file,
     .scan = flax_scan,

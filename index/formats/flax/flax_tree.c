@@ -291,20 +291,14 @@ static int try_chunked(struct walk *w, const struct msgpack_value *map, struct e
     return report_array(w, &a, e) < 0 ? -e->code : 1;
 }
 
-static int walk_value(struct walk *w, struct err *e)
+/* The value whose path is set: whole, or its first step. */
+static int take_value(struct walk *w, struct err *e)
 {
-    struct level *l = &w->level[w->depth - 1];
     struct msgpack_value v;
     int rc;
 
-    if (l->is_map && read_key(w, l, e) < 0)
-        return -e->code;
-    if (set_path(w, l, e) < 0 || begin_entry(w, l, e) < 0)
-        return -e->code;
     if (++w->values > MAX_VALUES)
         return bad(w, EFBIG, "more than 20 million values", e);
-    l->position++;
-    l->left--;
     if (msgpack_need(&w->m, &v, e) < 0)
         return -e->code;
     if (v.kind != MSGPACK_MAP && v.kind != MSGPACK_ARRAY)
@@ -315,12 +309,118 @@ static int walk_value(struct walk *w, struct err *e)
     return enter(w, &v, e);
 }
 
+static int walk_value(struct walk *w, struct err *e)
+{
+    struct level *l = &w->level[w->depth - 1];
+
+    if (l->is_map && read_key(w, l, e) < 0)
+        return -e->code;
+    if (set_path(w, l, e) < 0 || begin_entry(w, l, e) < 0)
+        return -e->code;
+    l->position++;
+    l->left--;
+    return take_value(w, e);
+}
+
+/* ---- EasyLM's stream ---- */
+
+/* The key of a record, a list of names: into w->key, joined by dots. */
+static int read_names(struct walk *w, struct err *e)
+{
+    struct msgpack_value list, v;
+    size_t len;
+    int rc = 0;
+
+    if (msgpack_need(&w->m, &list, e) < 0)
+        return -e->code;
+    if (list.kind != MSGPACK_ARRAY || list.len == 0 || list.len > MAX_DEPTH)
+        return bad(w, EBADMSG, "the key of a record is no list of names", e);
+    buf_clear(&w->key);
+    for (uint64_t i = 0; rc == 0 && i < list.len; i++) {
+        if (msgpack_need(&w->m, &v, e) < 0)
+            return -e->code;
+        if (v.kind != MSGPACK_STR)
+            return bad(w, EBADMSG, "the key of a record is no list of names", e);
+        len = w->key.len;
+        rc = msgpack_bytes(&w->m, &v, MAX_KEY, &w->key, e);
+        if (rc == 0 && w->key.len > len &&
+            memchr(w->key.data + len, '\0', w->key.len - len))
+            return bad(w, EBADMSG, "a name in a key has a NUL", e);
+        buf_addc(&w->key, '\0'); /* two lists of names may be one path */
+    }
+    if (rc < 0 || buf_failed(&w->key))
+        return rc < 0 ? rc : bad(w, EFBIG, "a path of more than 64 KiB", e);
+    rc = keyset_add(&w->seen, w->key.data, w->key.len);
+    if (rc <= 0)
+        return rc < 0 ? err_nomem(e) : bad(w, EBADMSG, "a key is there twice", e);
+    w->key.len--;
+    for (size_t i = 0; i < w->key.len; i++)
+        if (w->key.data[i] == '\0')
+            w->key.data[i] = '.';
+    if (!object_text_is_utf8(w->key.data, w->key.len))
+        return bad(w, EBADMSG, "a name in a key is no text in UTF-8", e);
+    return 0;
+}
+
+/* Bytes that are one value by themselves, as flax packs it. */
+static int walk_packed(struct walk *w, const struct msgpack_value *v, struct err *e)
+{
+    struct msgpack outer = w->m;
+    int rc;
+
+    msgpack_enter(&outer, v, &w->m);
+    rc = take_value(w, e);
+    while (rc == 0 && w->depth > 1)
+        rc = w->level[w->depth - 1].left > 0 ? walk_value(w, e) : leave(w, e);
+    if (rc < 0)
+        return rc;
+    if (w->m.pos != w->m.end)
+        return bad(w, EBADMSG, "there are bytes behind the end of a value", e);
+    w->m = outer;
+    return 0;
+}
+
+/* [[name, ...], bytes] */
+static int walk_record(struct walk *w, struct err *e)
+{
+    struct msgpack_value v;
+
+    if (read_names(w, e) < 0 || set_path(w, &w->level[0], e) < 0 ||
+        begin_entry(w, &w->level[0], e) < 0 || msgpack_need(&w->m, &v, e) < 0)
+        return -e->code;
+    if (v.kind != MSGPACK_BIN && v.kind != MSGPACK_STR)
+        return bad(w, EBADMSG, "the value of a record is no bytes", e);
+    return walk_packed(w, &v, e);
+}
+
+/* Nothing says how many there are: a file that was cut between two looks whole. */
+static int walk_stream(struct walk *w, struct err *e)
+{
+    struct msgpack_value v;
+    int rc;
+
+    buf_adds(&w->path, "");
+    w->level[w->depth++] = (struct level){.is_map = true, .number = w->maps++};
+    while ((rc = msgpack_next(&w->m, &v, e)) > 0) {
+        if (v.kind != MSGPACK_ARRAY || v.len != 2)
+            return bad(w, EBADMSG, "a record is no pair of key and value", e);
+        if (walk_record(w, e) < 0)
+            return -e->code;
+    }
+    return rc;
+}
+
 static int walk_all(struct walk *w, struct err *e)
 {
+    struct msgpack start = w->m;
     struct msgpack_value v;
 
     if (msgpack_need(&w->m, &v, e) < 0)
         return -e->code;
+    if (v.kind == MSGPACK_ARRAY && v.len == 2) {
+        w->m = start;
+        return walk_stream(w, e);
+    }
     if (v.kind != MSGPACK_MAP)
         return bad(w, ENOTSUP, "the outermost value is no map", e);
     buf_adds(&w->path, "");
@@ -378,4 +478,25 @@ bool flax_sniff(const void *head, size_t len)
         msgpack_init(&m, src, mark, len - mark, &ignored) < 0)
         return false;
     return msgpack_need(&m, &v, &ignored) == 0 && v.kind == MSGPACK_STR;
+}
+
+bool flax_sniff_stream(const void *head, size_t len)
+{
+    CLEANUP(source_putp) struct source *src = NULL;
+    const unsigned char *byte = head;
+    struct err ignored = {0};
+    struct msgpack_value list, v;
+    struct msgpack m;
+
+    if (len < 2 || byte[0] != 0x92 ||
+        source_from_memory(head, len, false, "head", &src, &ignored) < 0 ||
+        msgpack_init(&m, src, 1, len - 1, &ignored) < 0 ||
+        msgpack_need(&m, &list, &ignored) < 0 || list.kind != MSGPACK_ARRAY ||
+        list.len == 0)
+        return false;
+    for (uint64_t i = 0; i < list.len; i++)
+        if (msgpack_need(&m, &v, &ignored) < 0 || v.kind != MSGPACK_STR)
+            return false;
+    /* Bytes follow, of any length. */
+    return m.pos < len && byte[m.pos] >= 0xc4 && byte[m.pos] <= 0xc6;
 }

@@ -53,8 +53,9 @@ struct flax_visitor {
 };
 
 /*
- * Walks the one map that is bytes [off, off + len) of the source; bytes of arrays are not
- * read. -EBADMSG when it is damaged (also a key twice, bytes behind the end), -ENOTSUP
+ * Walks the one map that is bytes [off, off + len) of the source, or the records of EasyLM's
+ * stream: [[name, ...], bytes], where the bytes are one value as flax packs it. Each record
+ * is an entry of the outermost map, its names joined. Bytes of arrays are not read. -EBADMSG when it is damaged (also a key twice, bytes behind the end), -ENOTSUP
  * when it is no map or a key is no text, -EFBIG when it is nested too deep or has too
  * many values.
  */
@@ -63,5 +64,8 @@ int flax_walk(struct source *src, uint64_t off, uint64_t len,
 
 /* Do these first bytes of a file begin such a map: its first key is text? */
 bool flax_sniff(const void *head, size_t len);
+
+/* Or EasyLM's stream: a list of names, and bytes? */
+bool flax_sniff_stream(const void *head, size_t len);
 
 #endif
