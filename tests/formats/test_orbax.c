@@ -695,6 +695,27 @@ static void test_step(void **state)
     finish(&m, &o);
 }
 
+/* What an emergency manager keeps on a process's own disk: one of two shards. */
+static void test_local_step(void **state)
+{
+    static const struct ob_entry half[] = {TEXT("w/.zarray", ZARRAY), HALF("w/0", 0)};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "3");
+    put_leaf(&m, "state/", &node, half, 2);
+    made_text(&m, "state/_METADATA", TREE(LEAF("w", "jax.Array"), ""));
+    made_text(&m, "process_metadata/global_process_metadata.json", "[[0], [1]]");
+    made_text(&m, "_CHECKPOINT_METADATA", "{\"item_handlers\": {}}");
+    made_open(&m, &o);
+    no_error(&o);
+    check_fault(&o, "w", "chunk 1 is missing");
+    check_warnings(&o, "local-copy: process_metadata: a local step, with the shards of "
+                       "one process; the persistent step of the run has all\n");
+    finish(&m, &o);
+}
+
 /* ArrayCheckpointHandler's items until 0.11, and a manager's prefix before 0.6. */
 static void test_array_items(void **state)
 {
@@ -820,6 +841,7 @@ int main(int argc, char **argv)
         {.name = "aggregate", .test_func = test_aggregate},
         {.name = "t5x", .test_func = test_t5x},
         {.name = "step", .test_func = test_step},
+        {.name = "local step", .test_func = test_local_step},
         {.name = "array items", .test_func = test_array_items},
         {.name = "strings", .test_func = test_strings},
         {.name = "unfinished", .test_func = test_unfinished},

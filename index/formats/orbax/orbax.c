@@ -250,6 +250,25 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
     return sink_checkpoint(sink, &about, e);
 }
 
+/*
+ * The local steps of emergency and multi-tier managers: a process has its own shards in a
+ * directory of its own, and what it lacks is no save that was cut off.
+ */
+static int tell_local(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    static const char name[] = "process_metadata";
+    const struct listing_entry *entry = listing_find(c->listing, name);
+
+    if (!entry || entry->st.kind != ENTRY_DIR)
+        return 0;
+    return sink_warning(sink, "local-copy",
+                        "%s: a local step, with the shards of one process; the "
+                        "persistent step of the run has all",
+                        name) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
 /* Custom metadata and metrics of the step, when there are any. */
 static int report_marker(const struct scan_context *c, struct sink *sink, struct err *e)
 {
@@ -260,7 +279,7 @@ static int report_marker(const struct scan_context *c, struct sink *sink, struct
 
     if (!has_file(c->listing, MARKER))
         return 0;
-    if (sink_hide(sink, MARKER, true, e) < 0)
+    if (sink_hide(sink, MARKER, true, e) < 0 || tell_local(c, sink, e) < 0)
         return -e->code;
     if (orbax_read_json(c->listing, MARKER, MAX_MARKER, &text, &len, &why) < 0) {
         *e = why;
