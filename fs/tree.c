@@ -299,34 +299,46 @@ static bool is_laid_over(const struct fs *fs, const char *name)
     return false;
 }
 
+static bool begins(const char *name, const char *with)
+{
+    return strncmp(name, with, strlen(with)) == 0;
+}
+
+static const char diffusers_stem[] = "diffusion_pytorch_model";
+
 /*
- * The name that diffusers looks for, where a file of the model says so: its loader asks for
- * no other. NULL: none, or it is model.safetensors, or a set of a variant.
+ * The name that a loader asks for where this file is the model: diffusers for no other than
+ * its own, both libraries for that of a variant. "": it is a piece of such a model and says
+ * nothing, NULL: of a model that goes by another name.
  */
-static const char *diffusers_name(const char *name)
+static const char *loaders_name(const char *name)
 {
     static const char plain[] = "diffusion_pytorch_model.safetensors";
-    static const char *const stands_for[] = {
+    static const char *const stand_for_it[] = {
         "diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.bin",
         "diffusion_pytorch_model.bin.index.json"};
-    static const char *const stems[] = {"model.", "diffusion_pytorch_model."};
     static const char suffix[] = ".safetensors";
     size_t len = strlen(name), end = sizeof suffix - 1;
+    bool diffusers = begins(name, diffusers_stem);
 
-    for (size_t i = 0; i < ARRAY_SIZE(stands_for); i++)
-        if (strcmp(name, stands_for[i]) == 0)
+    for (size_t i = 0; i < ARRAY_SIZE(stand_for_it); i++)
+        if (strcmp(name, stand_for_it[i]) == 0)
             return plain;
-    if (len <= end || strcmp(name + len - end, suffix) != 0 || strstr(name, "-of-"))
+    if (strstr(name, "-of-"))
+        return diffusers ? "" : NULL;
+    if (len <= end || strcmp(name + len - end, suffix) != 0)
         return NULL;
-    for (size_t i = 0; i < ARRAY_SIZE(stems); i++)
-        if (strncmp(name, stems[i], strlen(stems[i])) == 0)
-            return name;
-    return NULL;
+    return diffusers || begins(name, "model.") ? name : NULL;
+}
+
+static bool is_weights(const char *name)
+{
+    return strstr(name, ".safetensors") || strstr(name, ".bin");
 }
 
 /*
- * The model's file under that name too, as a second link. Not where saves may come: they
- * would meet one file under two names.
+ * The model's file under that name too, as a second link; only where all that is hidden says
+ * the same of it. Not where saves may come: they would meet one file under two names.
  */
 static int add_second_name(struct builder *b)
 {
@@ -339,15 +351,16 @@ static int add_second_name(struct builder *b)
         return 0;
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
-        const char *name = entry->st.kind == ENTRY_FILE && slot_hides(slot, entry->name)
-                               ? diffusers_name(entry->name)
-                               : NULL;
+        const char *name;
 
-        if (!name || taken(b->shown, 0, b->shown->count, name))
+        if (entry->st.kind != ENTRY_FILE || !is_weights(entry->name) ||
+            !slot_hides(slot, entry->name))
             continue;
-        if (found && strcmp(found, name) != 0)
-            return 0; /* which of them the model is, nobody says here */
-        found = name;
+        name = loaders_name(entry->name);
+        if (!name || (*name && (found || taken(b->shown, 0, b->shown->count, name))))
+            return 0;
+        if (*name)
+            found = name;
     }
     return found ? add_inside(b, found, INSIDE_MODEL) : 0;
 }

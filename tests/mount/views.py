@@ -197,7 +197,7 @@ def test_names_that_loaders_ask_for(t):
     stem = "diffusion_pytorch_model"
     shards = [f"{stem}-0000{i}-of-00002.safetensors" for i in (1, 2)]
     whole = {"unet": f"{stem}.safetensors", "fp16": f"{stem}.fp16.safetensors", "text": "model.fp16.safetensors"}
-    for name in (*whole, "set", "plain"):
+    for name in (*whole, "set", "plain", "two", "more"):
         os.makedirs(f"{t}/src/{name}")
         write_file(f"{t}/src/{name}/config.json", b"{}")
     for name, file in whole.items():
@@ -207,13 +207,24 @@ def test_names_that_loaders_ask_for(t):
     index = {"metadata": {}, "weight_map": dict(zip("ab", shards))}
     write_file(f"{t}/src/set/{stem}.safetensors.index.json", json.dumps(index).encode())
     write_file(f"{t}/src/plain/model.safetensors", safetensors_image(tensors))
+    # Two models: the view never has the name of the one that it is not.
+    write_file(f"{t}/src/two/model.safetensors", safetensors_image(tensors))
+    write_file(f"{t}/src/two/{stem}.safetensors.index.json", json.dumps(index).encode())
+    write_file(f"{t}/src/more/{stem}.safetensors", safetensors_image(tensors))
+    write_file(f"{t}/src/more/model.safetensors.index.json", json.dumps(index).encode())
+    for key, file in zip("ab", shards):
+        for name in ("two", "more"):
+            write_file(f"{t}/src/{name}/{file}", safetensors_image({key: ("U8", (1,), b"z")}))
     names = whole | {"set": f"{stem}.safetensors"}
     with Mount(t + "/src", t + "/mnt") as m:
         for name, file in names.items():
             same(name, [n for n in sorted(os.listdir(m / name)) if n.endswith("tensors")], sorted([file, "model.safetensors", "tensors"]))
             same(file + ": bytes", safetensors(read_all(m / f"{name}/{file}")), tensors)
             same(file + ": inode", os.stat(m / f"{name}/{file}").st_ino, os.stat(m / f"{name}/model.safetensors").st_ino)
-        same("plain", [n for n in sorted(os.listdir(m / "plain")) if n.endswith(".safetensors")], ["model.safetensors"])
+        same("more", safetensors(read_all(m / f"more/{stem}.safetensors")), tensors)
+        for name in ("plain", "two"):
+            shown = [n for n in sorted(os.listdir(m / name)) if n.endswith(".safetensors") and n not in shards]
+            same(name, shown, ["model.safetensors"])
     with Mount(t + "/src", t + "/mnt", "rw") as m:
         same("where saves may come", [n for n in os.listdir(m / "unet") if n.endswith(".safetensors")], ["model.safetensors"])
 
