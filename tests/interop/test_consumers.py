@@ -96,6 +96,22 @@ class Loaders(unittest.TestCase):
         from diffusers.models.model_loading_utils import load_state_dict
         self.check(load_state_dict(str(self.mnt / "model.safetensors")))
 
+    @needs("diffusers")
+    def test_diffusers_pipeline(self):
+        """Its components whole, in shards, and as a variant: diffusers asks for files of its own names."""
+        import diffusers
+        blocks = {"block_out_channels": (32, 64), "down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+        unet = diffusers.UNet2DModel(sample_size=8, layers_per_block=1, **blocks)
+        pipe = diffusers.DDPMPipeline(unet=unet, scheduler=diffusers.DDPMScheduler())
+        for how in ({}, {"max_shard_size": "400KB"}, {"variant": "fp16"}):
+            with self.subTest(how), tempfile.TemporaryDirectory() as t:
+                pipe.save_pretrained(t, **how)
+                with mounted.mounted(t) as mnt:
+                    got = diffusers.DiffusionPipeline.from_pretrained(mnt, variant=how.get("variant"), disable_mmap=True)
+                    found = {k: truth.raw(v) for k, v in got.unet.state_dict().items()}
+                    self.assertEqual(found, {k: truth.raw(v) for k, v in unet.state_dict().items()})
+                    del got
+
     @needs("accelerate")
     def test_accelerate_loader(self):
         from accelerate.utils import load_state_dict
