@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes fixtures of tests/data/dcp_trainers with torchtitan: its models on two gloo ranks, and under which names of transformers its own adapter puts them.
+"""Writes fixtures of tests/data/torch_dcp with torchtitan: its models on two gloo ranks, and under which names of transformers its own adapter puts them.
 
-    make_torchtitan.py FOLDER        FOLDER/dcp_trainers/NAME
+    make_torchtitan.py FOLDER        FOLDER/torch_dcp/NAME
 
 NAME.mapped.json has the config.json of the model in transformers, and the tensors that the adapter's to_hf() gives. Written with torchtitan 0.3.0 and
 torch 2.15.0.
@@ -88,17 +88,17 @@ def write(rank, world, port, folder):
                     t.copy_(torch.randn(t.shape, generator=torch.Generator().manual_seed(i)))
         plain = {k: v.detach().clone() for k, v in model.state_dict().items()}
         fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
-        dcp.save(model.state_dict(), checkpoint_id=f"{folder}/dcp_trainers/{name}")
+        dcp.save(model.state_dict(), checkpoint_id=f"{folder}/torch_dcp/{name}")
         if rank == 0:
             mapped = adapter(config, None).to_hf(dict(plain))
             for suffix, members in ((".expected.json", {"format": "torch-dcp", "tensors": {k: told(t) for k, t in plain.items()}}),
                                     (".mapped.json", {"config": hf, "tensors": {k: told(t) for k, t in mapped.items()}})):
-                with open(f"{folder}/dcp_trainers/{name}{suffix}", "w") as f:
+                with open(f"{folder}/torch_dcp/{name}{suffix}", "w") as f:
                     json.dump({"written_by": "tests/formats/make_torchtitan.py", **members}, f, indent=1, sort_keys=True)
                     f.write("\n")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    os.makedirs(sys.argv[1] + "/dcp_trainers", exist_ok=True)
+    os.makedirs(sys.argv[1] + "/torch_dcp", exist_ok=True)
     mp.start_processes(write, args=(2, 29571, sys.argv[1]), nprocs=2, join=True, start_method="fork")

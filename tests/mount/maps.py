@@ -153,7 +153,7 @@ def test_dtype_and_map(t):
 
 def test_torchtitan(t):
     """Its models under the names, and with the bytes, that its own adapter for transformers gives."""
-    data = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "dcp_trainers")
+    data = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "torch_dcp")
     names = sorted(f[:-len(".mapped.json")] for f in os.listdir(data) if f.endswith(".mapped.json"))
     assert len(names) >= 5, names
     for name in names:
