@@ -432,6 +432,12 @@ int over_rename(struct request *r, struct node *from, struct node *to, struct er
         return -EINVAL;
     if ((r->flags & RENAME_NOREPLACE) && is_taken(r->fs, to, r->as))
         return -EEXIST;
+    /*
+     * The kernel finds the directory of each name for itself: where one above it was
+     * exchanged in between it has two numbers, and is to look again.
+     */
+    if (from != to && strcmp(from->path, to->path) == 0)
+        return -ESTALE;
     if (from != to)
         return -EXDEV; /* it is copied, then removed */
     return n ? rename_staged(r, s, n, e) : rename_into(r, to, e);

@@ -205,6 +205,29 @@ def test_steps_come_while_the_model_is_changed(t):
     same("the tensor", stored(t + "/src/run")[key][2], bytes([11]) * len(data))
 
 
+def test_a_step_by_two_numbers(t):
+    """A rename looks for the directories of both names; when the run was exchanged in between it is to look again: nothing is to be copied."""
+    write_run(t + "/src/run")
+    key, (_, shape, data) = next(iter(make_tensors(1).items()))
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        os.mkdir(m / "run/checkpoint-9")
+        with open(m / "run/checkpoint-9/part", "wb") as f:
+            f.write(image(9))
+        fsync(m / "run/checkpoint-9")
+        os.stat(m / "run/checkpoint-9/part")
+        before = os.open(m / "run/checkpoint-9", os.O_RDONLY | os.O_DIRECTORY)
+        write_file(m / f"run/tensors/{key}.npy", npy_image("<f4", shape, bytes(len(data))))
+        fsync(m / "run")
+        after = os.open(m / "run/checkpoint-9", os.O_RDONLY | os.O_DIRECTORY)
+        fails("by both", errno.ESTALE, lambda: os.rename("part", "model.safetensors", src_dir_fd=before, dst_dir_fd=after))
+        os.rename("part", "model.safetensors", src_dir_fd=after, dst_dir_fd=after)
+        fsync(m / "run/checkpoint-9")
+        os.close(before)
+        os.close(after)
+        same("steps", sorted(n for n in os.listdir(m / "run") if n.startswith("checkpoint")), ["checkpoint-500", "checkpoint-9"])
+    same("the step", stored(t + "/src/run/checkpoint-9"), make_tensors(9))
+
+
 def test_all_of_it_is_removed(t):
     """rm -r of a run with a step on its way; and one that ends before takes nothing but what was on its way."""
     write_run(t + "/src/run")
