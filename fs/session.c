@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "fs/around.h"
 #include "fs/copies.h"
+#include "fs/guard.h"
 #include "fs/holder.h"
 #include "fs/lane.h"
 #include "fs/mounts.h"
@@ -48,6 +49,7 @@ struct session {
     int ready_fd;   /* to the process that waits for the mount; -1: foreground */
     int log_fd;     /* where the log goes once nobody waits; -1: nowhere */
 
+    struct guard guard;
     struct rest rest; /* what is saved when the mount is gone */
 
     struct negotiation negotiation; /* the kernel's INIT request, until it is */
@@ -459,6 +461,8 @@ static int session_serve(struct session *s, struct err *e)
 
     rest_await(s->fs);
     rc = session_mount(s, e);
+    if (rc == 0 && s->fs->stages)
+        guard_begin(&s->guard, s->device);
     if (rc == 0)
         rc = session_threads(s, e);
     if (rc == 0) {
@@ -486,6 +490,7 @@ static int session_serve(struct session *s, struct err *e)
         fuse_session_unmount(s->fs->session);
         fuse_session_destroy(s->fs->session);
     }
+    guard_end(&s->guard);
     uring_free(s->fs->uring);
     s->fs->uring = NULL;
     clear_deadline(s);

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import traceback
 
 import mountlib
@@ -278,6 +279,61 @@ def test_a_dead_server_and_its_mount_point(t):
         m.process.returncode = 0
     with Mount(t + "/src", t + "/mnt") as m:
         os.listdir(m.path)
+
+
+SAME_PAGES = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+while True:
+    if sys.argv[2] == "write":
+        os.pwrite(fd, bytes(65536), 0)
+    for page in range(16 if sys.argv[2] == "map" else 0):
+        with mmap.mmap(fd, 4096, offset=page * 4096) as m:
+            m[64:128] = b"m" * 64
+"""
+
+
+def is_stuck(pid):
+    """Does a thread of it wait in the kernel, though all were stopped?"""
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.03)
+    stuck = False
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/stat", encoding="utf-8", errors="replace") as f:
+            stuck |= f.read().rpartition(")")[2].split()[0] == "D"
+    return stuck
+
+
+def killed_while_stuck(m):
+    for i in range(500):
+        if is_stuck(m.process.pid):
+            m.process.kill()
+            return True
+        os.kill(m.process.pid, signal.SIGCONT)
+        time.sleep(0.001 * (i % 20))
+    return False
+
+
+def test_killed_while_a_page_is_waited_for(t):
+    """A thread of the server that waits in the kernel for a page, which another has locked until it is filled, holds up nobody when the server is killed."""
+    os.makedirs(t + "/src")
+    write_file(t + "/src/log", bytes(16 * 4096))
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        if not os.path.exists(f"/sys/fs/fuse/connections/{os.minor(os.stat(m.path).st_dev)}"):
+            raise Skip("no /sys/fs/fuse/connections")
+        users = [subprocess.Popen([sys.executable, "-c", SAME_PAGES, m / "log", "write" if n % 2 else "map"], stderr=subprocess.DEVNULL)
+                 for n in range(8)]
+        try:
+            if not killed_while_stuck(m):
+                raise Skip("no thread of the server was seen to wait so")
+            wait_for("all who use it", PATIENCE, lambda: all(u.poll() is not None for u in users))
+            m.process.wait(PATIENCE)
+            m.process.returncode = 0
+        finally:
+            if m.alive():
+                run("umount", "-f", m.path)  # ends the connection, which nothing else does then
+            for u in users:
+                u.kill()
 
 
 def test_odd_names(t):
