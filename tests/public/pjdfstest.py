@@ -18,8 +18,10 @@ import expected  # noqa: E402
 from mountlib import Mount, fresh_directory, make_tensors, write_checkpoint  # noqa: E402
 
 # Files that are not run.
-# They work in a new directory that they let rest for 5 s, on a busy machine: it is published, and is another then (docs/semantics.md).
-EXCLUDED = {"chown/00.t", "rename/00.t", "rename/10.t", "rename/12.t", "unlink/00.t"}
+# They work in a new directory, and sleep four times and more for a second between calls that are refused (fifos, devices, sockets). A busy
+# machine makes 5 s without a write of that: then it is published (docs/semantics.md), and what they give is another from there on.
+# Seen so far, under a load of 20: chown/00 281 of 1280, rename/00 40 of 122, unlink/00 41 of 112, each time.
+EXCLUDED = {"chown/00.t", "rename/00.t", "unlink/00.t"}
 NOT_MADE = {"mkfifo", "mknod", "bind", "link", "symlink"}  # docs/semantics.md, "What there is not"
 TRIED = re.compile(r"^not ok \d+ - tried '(?:-\S+ \S+ )*(\w+)[^']*', expected (\S+), got (\S+)", re.M)
 
