@@ -3,7 +3,7 @@
 """fsx, fsstress and fio --verify on what a mount takes: a side file of a checkpoint, raw/KEY, a new directory, a file beside.
 
 $FSX and $FSSTRESS name xfstests' programs (ltp/fsx, ltp/fsstress), $FIO fio (found in PATH otherwise); one that is not there is
-skipped by name. $UNSHARD is the program under test, $ROUNDS the operations of each run (2000).
+skipped by name. $UNSHARD is the program under test, $ROUNDS the operations of each run (2000), $SEED what is added to their seeds (0).
 
     FSX=~/xfstests/ltp/fsx FSSTRESS=~/xfstests/ltp/fsstress UNSHARD=build/cli/unshard tests/public/writers.py
 """
@@ -16,6 +16,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from mountlib import Mount, Skip, main, make_tensors, read_all, same, stored, write_checkpoint  # noqa: E402
 
 ROUNDS = os.environ.get("ROUNDS", "2000")
+SEED = int(os.environ.get("SEED", "0"))
 KEY = "model.layers.0.mlp.weight"
 
 
@@ -41,7 +42,7 @@ def publish(m):
 
 
 def fsx(t, path, seed, *more):
-    out = run(t, program("fsx"), "-q", "-N", ROUNDS, "-S", str(seed), "-P", t, *more, path)
+    out = run(t, program("fsx"), "-q", "-N", ROUNDS, "-S", str(SEED + seed), "-P", t, *more, path)
     assert "All" in out, out
 
 
@@ -72,7 +73,8 @@ def test_fio_on_a_tensor(t):
     with Mount(t + "/run", t + "/mnt", "rw") as m:
         size = os.stat(m / f"step1/raw/{KEY}").st_size
         run(t, fio, "--name=raw", f"--filename={m.path}/step1/raw/{KEY}", "--rw=randwrite", "--bs=4k", f"--size={size}",
-            "--ioengine=psync", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--fallocate=none", "--allow_file_create=0")
+            "--ioengine=psync", f"--randseed={SEED + 1}", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--fallocate=none",
+            "--allow_file_create=0")
         want = read_all(m / f"step1/raw/{KEY}")
         publish(m)
         same("raw, published", read_all(m / f"step1/raw/{KEY}"), want)
@@ -87,7 +89,7 @@ def test_fio_on_a_side_file(t):
     source(t)
     with Mount(t + "/run", t + "/mnt", "rw") as m:
         run(t, fio, "--name=side", f"--filename={m.path}/step1/side.bin", "--rw=randrw", "--bsrange=512-64k", "--size=8m", "--numjobs=2",
-            "--offset_increment=8m", "--ioengine=psync", "--verify=crc32c", "--verify_fatal=1", "--fsync=64")
+            "--offset_increment=8m", "--ioengine=psync", f"--randseed={SEED + 1}", "--verify=crc32c", "--verify_fatal=1", "--fsync=64")
         want = read_all(m / "step1/side.bin")
         publish(m)
     same("published", read_all(t + "/run/step1/side.bin"), want)
@@ -112,7 +114,7 @@ def test_fsstress_in_a_new_directory(t):
         os.mkdir(m / "step2")
         shutil.copy(m / "step1/model.safetensors", m / "step2/model.safetensors")
         hold = os.open(m / "step2/hold", os.O_WRONLY | os.O_CREAT)  # nothing is published by itself meanwhile
-        run(t, fsstress, "-d", m / "step2", "-n", str(int(ROUNDS) // 4), "-p", "2", "-s", "5", "-z",
+        run(t, fsstress, "-d", m / "step2", "-n", str(int(ROUNDS) // 4), "-p", "2", "-s", str(SEED + 5), "-z",
             *(x for k in kinds for x in ("-f", f"{k}={12 if k == 'creat' else 4}")))
         want = {n: d for n, d in tree(m / "step2").items() if n != "model.safetensors"}
         assert len(want) > 5, f"it made only {sorted(want)}"
