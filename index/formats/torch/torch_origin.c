@@ -68,20 +68,23 @@ static bool is_lightning(const struct pv *root, struct torch_origin *out)
     return true;
 }
 
+/* With save_weights_only there is neither a timestamp nor rng, but the version. */
 static bool is_composer(const struct pv *root, struct torch_origin *out)
 {
-    struct pv when, v;
+    struct pv when, v, version;
+    bool has_version = ENTRY_AT(root, &version, "state", "metadata",
+                                "composer_env_info", "composer_version");
+    bool trains = ENTRY_AT(root, &when, "state", "timestamp", "Timestamp") &&
+                  entry(root, "rng", &v);
 
-    if (!ENTRY_AT(root, &when, "state", "timestamp", "Timestamp") ||
-        !entry(root, "rng", &v))
+    if (!trains && !has_version)
         return false;
     out->format = "composer";
     out->framework = "Composer";
-    out->has_step = entry(&when, "batch", &v) && take_count(&v, &out->step);
-    out->has_epoch = entry(&when, "epoch", &v) && take_count(&v, &out->epoch);
-    if (ENTRY_AT(root, &v, "state", "metadata", "composer_env_info",
-                 "composer_version"))
-        take_text(&v, out->version, sizeof out->version);
+    out->has_step = trains && entry(&when, "batch", &v) && take_count(&v, &out->step);
+    out->has_epoch = trains && entry(&when, "epoch", &v) && take_count(&v, &out->epoch);
+    if (has_version)
+        take_text(&version, out->version, sizeof out->version);
     if (ENTRY_AT(root, &v, "state", "metadata", "world_size"))
         take_count(&v, &out->ranks);
     return true;
