@@ -10,6 +10,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json.h"
 #include "index/formats/hf/hf_dcp.h"
 #include "index/formats/optim_sizes.h"
 #include "index/formats/hf/safetensors_dir.h"
@@ -22,7 +23,12 @@ static const char model_dir[] = "model";
 static const char optim_dir[] = "optim";
 static const char full_dir[] = "model/consolidated";
 static const char adapter_name[] = "adapter_model.safetensors";
+static const char composer_name[] = "composer_metadata.json";
 static const char unfinished[] = ".incomplete"; /* while the save runs, or for ever */
+
+enum {
+    MAX_COMPOSER = 64 << 10 /* it takes half a KiB: versions, and what machine it was */
+};
 
 /* ---- what it is ---- */
 
@@ -130,6 +136,8 @@ struct scan {
     enum model_kind kind;
     uint64_t ranks;
     char metadata[PATH_MAX]; /* the file that decides about the model */
+    bool composer;
+    char version[64]; /* of Composer */
 };
 
 /* Hidden, and watched: names that come into it change what is found. */
@@ -319,18 +327,58 @@ static int report_state(struct scan *s, struct err *e)
 
 /* ---- the checkpoint as a whole ---- */
 
+/* "ep0-ba2": what CheckpointSaveOptions.dir_prefix is where nobody says otherwise. */
+static bool parse_composer(const char *name, int64_t *epoch, int64_t *step)
+{
+    if (strncmp(name, "ep", 2) != 0)
+        return false;
+    name += 2;
+    if (!take_number(&name, epoch) || strncmp(name, "-ba", 3) != 0)
+        return false;
+    name += 3;
+    return take_number(&name, step) && *name == '\0';
+}
+
+/* Composer's save_checkpoint_to_disk writes the same two folders, and composer_metadata.json. */
+static int find_composer(struct scan *s, struct err *e)
+{
+    CLEANUP(json_freep) struct json *doc = NULL;
+    CLEANUP_FREE char *text = NULL;
+    struct listing *l = s->c->listing;
+    struct err why = {0};
+    const char *version;
+    size_t len;
+
+    s->composer = is_file(l, composer_name);
+    if (!s->composer)
+        return 0;
+    if (sink_watch(s->sink, composer_name, e) < 0)
+        return -e->code;
+    if (listing_read(l, composer_name, MAX_COMPOSER, &text, &len, &why) == 0 &&
+        json_parse(text, len, NULL, &doc, &why) == 0 &&
+        json_string(json_get(doc, "composer_version"), &version))
+        snprintf(s->version, sizeof s->version, "%s", version);
+    if (!safetensors_stops_scan(why.code))
+        return 0;
+    *e = why;
+    return err_wrap(e, "%s", composer_name);
+}
+
 static int tell_checkpoint(const struct scan *s, struct err *e)
 {
     CLEANUP(buf_release) struct buf topology = {0};
+    const char *name = listing_name(s->c->listing);
     struct sink_checkpoint about = {
-        .format = "nemo-automodel",
-        .framework = "NeMo AutoModel",
+        .format = s->composer ? "composer-dcp" : "nemo-automodel",
+        .framework = s->composer ? "Composer" : "NeMo AutoModel",
+        .version = s->version[0] ? s->version : NULL,
         .metadata_file = s->metadata[0] ? s->metadata : NULL,
         .adapter = s->kind == MODEL_ADAPTER,
     };
     int64_t epoch = 0;
 
-    about.has_step = parse_name(listing_name(s->c->listing), &epoch, &about.step);
+    about.has_step = s->composer ? parse_composer(name, &epoch, &about.step)
+                                 : parse_name(name, &epoch, &about.step);
     buf_addc(&topology, '{');
     if (s->ranks > 0)
         buf_addf(&topology, "\"ranks\": %" PRIu64 ", ", s->ranks);
@@ -348,8 +396,8 @@ static int nemo_scan(const struct scan_context *c, struct sink *sink, struct err
     struct scan s = {.c = c, .sink = sink, .kind = model_kind(c->listing)};
 
     /* First without what the files tell: also a scan that fails has a format. */
-    if (tell_checkpoint(&s, e) < 0 || report_model(&s, e) < 0 ||
-        report_state(&s, e) < 0)
+    if (find_composer(&s, e) < 0 || tell_checkpoint(&s, e) < 0 ||
+        report_model(&s, e) < 0 || report_state(&s, e) < 0)
         return -e->code;
     return tell_checkpoint(&s, e);
 }
