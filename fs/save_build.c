@@ -263,7 +263,8 @@ static int check_shards(const struct publication *p, struct err *e)
 {
     static const char end[] = ".distcp";
     CLEANUP_FD int dir = -1;
-    char metadata[PATH_MAX];
+    char metadata[PATH_MAX], last[PATH_MAX] = "";
+    bool whole = false;
 
     for (size_t i = 0; i < p->files.count; i++) {
         const char *path = p->files.file[i].path, *slash = strrchr(path, '/');
@@ -271,8 +272,11 @@ static int check_shards(const struct publication *p, struct err *e)
 
         if (len < n || strcmp(path + len - n, end) != 0 ||
             snprintf(metadata, sizeof metadata, "%.*s.metadata",
-                     slash ? (int)(slash + 1 - path) : 0, path) >= PATH_MAX ||
-            came(&p->files, metadata))
+                     slash ? (int)(slash + 1 - path) : 0, path) >= PATH_MAX)
+            continue;
+        if (strcmp(metadata, last) != 0) /* looked for once a directory */
+            whole = came(&p->files, strcpy(last, metadata));
+        if (whole)
             continue;
         if (dir < 0)
             dir = stage_directory(p->fs, p->stage->path, e);
