@@ -35,7 +35,8 @@ from mountlib import PATIENCE, Mount, fresh_directory, is_mounted, make_tensors,
     unmount_hard, wait_for, write_checkpoint  # noqa: E402
 
 DCP = ROOT / "data/torch_dcp/dcp_fsdp2_adamw_3r_bf16"
-STEPS, KEPT, PAGES = 4096, 3, 48
+STEPS, KEPT, PAGES = 1 << 16, 3, 48
+LATELY = 100  # steps before these are gone
 ABSENT, BUILT, THERE, REMOVED = range(4)  # what a step is, as its saver knows it
 
 
@@ -161,7 +162,7 @@ class Saver(Worker):
         if self.random.random() < 0.5:
             sync(self.mnt)
         self.point_at(n)
-        for old in [i for i in range(n) if states[i] in (THERE, REMOVED)][:-KEPT]:
+        for old in [i for i in range(max(0, n - LATELY), n) if states[i] in (THERE, REMOVED)][:-KEPT]:
             states[old] = REMOVED
             shutil.rmtree(f"{self.mnt}/{self.name}{old}")
             states[old] = ABSENT
@@ -178,7 +179,7 @@ class Saver(Worker):
     def settle(self):
         """In the source, which nobody else changes: the mount shows it within a second."""
         states = self.s.steps[self.kind]
-        for n in range(self.n):
+        for n in range(max(0, self.n - LATELY), self.n):
             path = f"{self.src}/{self.name}{n}"
             if states[n] == THERE or os.path.exists(path) and states[n] != ABSENT:
                 self.holds(path, n)
