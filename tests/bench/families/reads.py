@@ -102,10 +102,10 @@ def dim_1(bench):
         yield from layout_rows(bench, f"dim-1, rows of {words}", "dcp", ("--row-bytes", row), goal, lab)
 
 
-@workload("reads")
+@workload("reads", limit=180)
 def dim_1_small_folios(bench):
-    """Rows of 4 KiB and 64 B in files that were written in pieces of 8 KiB."""
-    for words, row, goal, lab in (("4 KiB", 4096, 0.55, 0.47), ("64 B", 64, 0.35, 0.29)):
+    """Rows of 64 KiB to 64 B in files that were written in pieces of 8 KiB."""
+    for words, row, goal, lab in (("64 KiB", 65536, 0.55, 0.64), ("4 KiB", 4096, 0.55, 0.47), ("256 B", 256, 0.55, 0.53), ("64 B", 64, 0.35, 0.29)):
         yield from layout_rows(bench, f"dim-1, rows of {words}, small folios", "dcp", ("--row-bytes", row, "--piece", SMALL), goal, lab)
 
 
