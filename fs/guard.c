@@ -85,14 +85,17 @@ void guard_begin(struct guard *g, uint64_t device)
     if (fd < 0)
         return;
     snprintf(stat_path, sizeof stat_path, "/proc/%d/stat", (int)getpid());
+    if (is_dead(stat_path)) { /* no /proc, or a hidden one: it would take us for dead */
+        close(fd);
+        return;
+    }
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &old);
     g->pid = fork();
     if (g->pid == 0)
         watch(fd, stat_path);
     sigprocmask(SIG_SETMASK, &old, NULL);
-    if (g->pid < 0)
-        g->pid = 0;
+    g->pid = MAX(g->pid, 0);
     close(fd);
 }
 
