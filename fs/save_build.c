@@ -263,7 +263,7 @@ static int check_shards(const struct publication *p, struct err *e)
 {
     static const char end[] = ".distcp";
     CLEANUP_FD int dir = -1;
-    char metadata[PATH_MAX], last[PATH_MAX] = "";
+    char metadata[PATH_MAX] = "", last[PATH_MAX] = "";
     bool whole = false;
 
     for (size_t i = 0; i < p->files.count; i++) {
@@ -274,8 +274,10 @@ static int check_shards(const struct publication *p, struct err *e)
             snprintf(metadata, sizeof metadata, "%.*s.metadata",
                      slash ? (int)(slash + 1 - path) : 0, path) >= PATH_MAX)
             continue;
-        if (strcmp(metadata, last) != 0) /* looked for once a directory */
-            whole = came(&p->files, strcpy(last, metadata));
+        if (strcmp(metadata, last) != 0) { /* looked for once a directory */
+            whole = came(&p->files, metadata);
+            memcpy(last, metadata, sizeof last);
+        }
         if (whole)
             continue;
         if (dir < 0)
