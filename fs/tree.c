@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "fs/overlay.h"
 #include "fs/written.h"
+#include "index/formats/hf/hf_loader_name.h"
 #include "index/view.h"
 #include "remote/archives.h"
 #include "save/staging.h"
@@ -299,45 +300,8 @@ static bool is_laid_over(const struct fs *fs, const char *name)
     return false;
 }
 
-static bool begins(const char *name, const char *with)
-{
-    return strncmp(name, with, strlen(with)) == 0;
-}
-
-static const char diffusers_stem[] = "diffusion_pytorch_model";
-
 /*
- * The name that a loader asks for where this file is the model: diffusers for no other than
- * its own, both libraries for that of a variant. "": it is a piece of such a model and says
- * nothing, NULL: of a model that goes by another name.
- */
-static const char *loaders_name(const char *name)
-{
-    static const char plain[] = "diffusion_pytorch_model.safetensors";
-    static const char *const stand_for_it[] = {
-        "diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.bin",
-        "diffusion_pytorch_model.bin.index.json"};
-    static const char suffix[] = ".safetensors";
-    size_t len = strlen(name), end = sizeof suffix - 1;
-    bool diffusers = begins(name, diffusers_stem);
-
-    for (size_t i = 0; i < ARRAY_SIZE(stand_for_it); i++)
-        if (strcmp(name, stand_for_it[i]) == 0)
-            return plain;
-    if (strstr(name, "-of-"))
-        return diffusers ? "" : NULL;
-    if (len <= end || strcmp(name + len - end, suffix) != 0)
-        return NULL;
-    return diffusers || begins(name, "model.") ? name : NULL;
-}
-
-static bool is_weights(const char *name)
-{
-    return strstr(name, ".safetensors") || strstr(name, ".bin");
-}
-
-/*
- * The model's file under that name too, as a second link; only where all that is hidden says
+ * The model's file under the name that its loader asks for too, as a second link; only where all that is hidden says
  * the same of it. Not where saves may come: they would meet one file under two names.
  */
 static int add_second_name(struct builder *b)
@@ -353,10 +317,10 @@ static int add_second_name(struct builder *b)
         const struct listing_entry *entry = listing_at(l, i);
         const char *name;
 
-        if (entry->st.kind != ENTRY_FILE || !is_weights(entry->name) ||
+        if (entry->st.kind != ENTRY_FILE || !hf_is_weights(entry->name) ||
             !slot_hides(slot, entry->name))
             continue;
-        name = loaders_name(entry->name);
+        name = hf_loader_name(entry->name);
         if (!name || (*name && (found || taken(b->shown, 0, b->shown->count, name))))
             return 0;
         if (*name)
