@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* index/formats/flax/flax.c - flax.serialization's files: *.msgpack, checkpoint_N, HF shards, EasyLM's streams. */
+/* index/formats/flax/flax.c - files of flax.serialization, HF's shards, EasyLM's streams. */
 #include "index/formats/flax/flax_tree.h"
 
 #include <ctype.h>

@@ -55,9 +55,9 @@ struct flax_visitor {
 /*
  * Walks the one map that is bytes [off, off + len) of the source, or the records of EasyLM's
  * stream: [[name, ...], bytes], where the bytes are one value as flax packs it. Each record
- * is an entry of the outermost map, its names joined. Bytes of arrays are not read. -EBADMSG when it is damaged (also a key twice, bytes behind the end), -ENOTSUP
- * when it is no map or a key is no text, -EFBIG when it is nested too deep or has too
- * many values.
+ * is an entry of the outermost map, its names joined. Bytes of arrays are not read.
+ * -EBADMSG when it is damaged (also a key twice, bytes behind the end), -ENOTSUP when it is
+ * no map or a key is no text, -EFBIG when it is nested too deep or has too many values.
  */
 int flax_walk(struct source *src, uint64_t off, uint64_t len,
               const struct flax_visitor *v, struct err *e);
