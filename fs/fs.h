@@ -13,7 +13,7 @@
 #include "base/base.h"
 #include "base/err.h"
 #include "fs/counters.h"
-#include "fs/mapped.h"
+#include "fs/habit.h"
 #include "fs/mount.h"
 #include "fs/opened.h"
 #include "fs/way.h"
@@ -71,7 +71,7 @@ struct fs {
     struct uring *uring; /* NULL: requests come by /dev/fuse */
     struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;
-    struct mapped mapped;
+    struct habits habits;
     struct ways ways;
     struct counters counters;
     struct last_error last_error;

@@ -145,9 +145,11 @@ static int open_inside(struct request *r, struct handle *h, struct err *e)
         err_wrap(e, "open %s", h->name);
     /* Nodes of a generation never change: what the kernel has of them stays good. */
     r->fi.keep_cache = !h->is_text;
-    /* What is mapped goes through the kernel's pages in any case: they stay for the next
-     * one, while direct I/O would drop them at each mmap(2) (decision 020). */
-    r->fi.direct_io = h->is_text || (h->reader && !mapped_has(&r->fs->mapped, r->ino));
+    if (h->reader)
+        r->fi.direct_io =
+            !habit_open(&r->fs->habits, r->ino, !r->fs->stages, &h->habit);
+    else
+        r->fi.direct_io = h->is_text;
     return rc;
 }
 

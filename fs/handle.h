@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "fs/ahead.h"
+#include "fs/habit.h"
 #include "fs/request.h"
 #include "fs/side.h"
 
@@ -21,6 +22,7 @@ struct handle {
     struct copy *copy; /* what the kernel reads instead, or NULL */
     struct way *way;   /* how its inode is read; NULL: by the server, always */
     struct ahead ahead;
+    struct habit habit;
 };
 
 static inline struct handle *handle_of(const struct fuse_file_info *fi)

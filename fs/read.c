@@ -230,6 +230,15 @@ static int read_text(const struct request *r, const struct handle *h)
     return 0;
 }
 
+/* One more read, once for each. */
+static void note_read(const struct request *r, struct handle *h)
+{
+    counter_add(&r->fs->counters, COUNT_READS, 1);
+    if (h->reader)
+        habit_read(&r->fs->habits, r->ino, &h->habit, r->fi.lock_owner != 0,
+                   (uint64_t)r->off, r->size);
+}
+
 int read_run(struct request *r, struct err *e)
 {
     struct handle *h = handle_of(&r->fi);
@@ -238,21 +247,16 @@ int read_run(struct request *r, struct err *e)
 
     if (r->off < 0)
         return -EINVAL;
-    if (!haste)
-        counter_add(&r->fs->counters, COUNT_READS, 1);
     opened_get(&h->opened);
-    /* The kernel fills a page of a mapping for nobody's read(2), which has an owner. */
-    if (h->reader && r->fi.lock_owner == 0)
-        mapped_note(&r->fs->mapped, r->ino);
+    if (!haste)
+        note_read(r, h);
     paging_note(h->paging, &r->fi);
     if (h->reader)
         rc = read_reader(r, h, e);
     else
         rc = h->side ? read_side(r, h, e) : read_text(r, h);
+    if (haste && rc != READ_LATER)
+        note_read(r, h);
     opened_put(r->fs, &h->opened);
-    if (rc == READ_LATER)
-        return 0; /* and is counted there */
-    if (haste)
-        counter_add(&r->fs->counters, COUNT_READS, 1);
-    return rc;
+    return rc == READ_LATER ? 0 : rc; /* that thread notes it */
 }

@@ -141,6 +141,61 @@ def test_mapped_and_changed(t):
             same("mapped", mapped(path, mmap.MAP_PRIVATE), new["w"][2])
 
 
+def here_and_there(path, whole, seed, count=600):
+    rnd = random.Random(seed)
+    fd = os.open(path, os.O_RDONLY)
+    for _ in range(count):
+        off, n = rnd.randrange(len(whole)), rnd.choice((1, 64, 4096, 9000))
+        same(f"{path} {off}+{n}", os.pread(fd, n, off), whole[off : off + n])
+    os.close(fd)
+
+
+def test_read_here_and_there_again(t):
+    """Who opens a file next finds in memory what the last one has read here and there."""
+    source(t)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for path, whole in views_of_big(m):
+            looking, before = -counter(m, "reads") + counter(m, "reads"), counter(m, "reads")
+            here_and_there(path, whole, 1, 100)
+            here_and_there(path, whole, 1, 100)
+            # tree/ shows the file of tensors/ once more.
+            few = 0 if path == m / "tree/model/big.npy" else 200
+            same("reads: a hundred are no habit", counter(m, "reads") - before - looking, few)
+            for _ in range(2):
+                here_and_there(path, whole, 2)
+            before = counter(m, "reads")
+            here_and_there(path, whole, 2)
+            same("reads, beside those of the counters", counter(m, "reads") - before, looking)
+            here_and_there(path, whole, 3)
+            same("whole", read_all(path), whole)
+            same("mapped", mapped(path, mmap.MAP_PRIVATE), whole)
+            here_and_there(path, whole, 4)
+
+
+def test_read_here_and_there_and_changed(t):
+    old, new = ({"w": ("U8", (BIG,), tensor_bytes(seed, BIG))} for seed in ("old", "new"))
+    write_checkpoint(t + "/src", old, shards=1)
+    with Mount(t + "/src", t + "/mnt") as m:
+        path = m / "raw/w"
+        for seed in (1, 1, 1):
+            here_and_there(path, old["w"][2], seed)
+        held = os.open(path, os.O_RDONLY)
+        write_checkpoint(t + "/new", new, shards=1)
+        for name in os.listdir(t + "/new"):
+            os.rename(f"{t}/new/{name}", f"{t}/src/{name}")
+        wait_for("the new tensor", PATIENCE, lambda: is_now(path, new["w"][2]))
+        rnd = random.Random(1)
+        for _ in range(600):  # the old bytes, or none
+            off = rnd.randrange(BIG)
+            try:
+                same(f"held {off}", os.pread(held, 4096, off), old["w"][2][off : off + 4096])
+            except OSError as e:
+                assert e.errno == errno.ESTALE, e
+        os.close(held)
+        for seed in (1, 1, 1):
+            here_and_there(path, new["w"][2], seed)
+
+
 def test_o_direct(t):
     source(t)
     with Mount(t + "/src", t + "/mnt") as m:

@@ -113,9 +113,9 @@ def by_readers(bench):
     size, count = bench.size(512 * MIB), bench.size(1 << 16)
     folder = bench.make("dcp", "source", 1, size)
 
-    def touched(threads):  # a file that was mapped before keeps its pages: a mount of its own
+    def first(mode, threads, **how):  # a file that was mapped, or read here and there, keeps its pages: a mount of its own
         with bench.mount(folder) as fresh:
-            return bench.read("mapped", [fresh / "raw" / KEY], fresh.server, threads=threads)
+            return bench.read(mode, [fresh / "raw" / KEY], fresh.server, threads=threads, **how)
 
     mapped = {"shards": [], "mount": []}
     lines = {"1 MiB, shards": [], "1 MiB, mount": [], "4 KiB random, shards": [], "4 KiB random, mount": []}
@@ -125,10 +125,10 @@ def by_readers(bench):
             ways = {"1 MiB, shards": lambda: bench.read("read", shards(folder, size), threads=readers),
                     "1 MiB, mount": lambda: bench.read("read", [file], mount.server, threads=readers),
                     "4 KiB random, shards": lambda: bench.read("random", shards(folder, size), threads=readers, block=4096, count=count),
-                    "4 KiB random, mount": lambda: bench.read("random", [file], mount.server, threads=readers, block=4096, count=count)}
+                    "4 KiB random, mount": lambda: first("random", readers, block=4096, count=count)}
             for name, samples in interleave(ways, min(3, bench.rounds)).items():
                 lines[name].append((readers, (size if name.startswith("1") else count * 4096) / MIB / median(samples)))
-            ways = {"shards": lambda: bench.read("mapped", shards(folder, size), threads=readers), "mount": lambda: touched(readers)}
+            ways = {"shards": lambda: bench.read("mapped", shards(folder, size), threads=readers), "mount": lambda: first("mapped", readers)}
             for name, samples in interleave(ways, min(3, bench.rounds)).items():
                 mapped[name].append((readers, size / MIB / median(samples)))
     yield Curve("Parallel readers", "readers", "MiB/s", lines, "")
@@ -137,10 +137,12 @@ def by_readers(bench):
 
 def random_cost(bench, folder, key, count):
     """(µs, µs on a core of reader and server) of a random read of 4 KiB, after every chunk was read once."""
-    with bench.mount(folder) as mount:
-        file = mount / "raw" / key
-        bench.read("read", [file], mount.server)
-        samples = [bench.read("random", [file], mount.server, block=4096, count=count) for _ in range(3)]
+    samples = []
+    for _ in range(3):
+        with bench.mount(folder) as mount:  # the next program finds pages in memory
+            file = mount / "raw" / key
+            bench.read("read", [file], mount.server)
+            samples.append(bench.read("random", [file], mount.server, block=4096, count=count))
     return 1e6 * median(samples) / count, 1e6 * median(samples, "cpu") / count
 
 
