@@ -22,7 +22,7 @@ enum {
     LOOK_NS = 10000000,
 };
 
-/* Has the main thread of the server ended? */
+/* Has the main thread of the server ended? What cannot be asked now (no memory) has not. */
 static bool is_dead(const char *stat_path)
 {
     char text[512];
@@ -31,11 +31,15 @@ static bool is_dead(const char *stat_path)
     int fd = open(stat_path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0)
-        return true;
+        return errno == ENOENT || errno == ESRCH;
     n = read(fd, text, sizeof text - 1);
+    if (n < 0) {
+        bool gone = errno == ESRCH;
+
+        close(fd);
+        return gone;
+    }
     close(fd);
-    if (n <= 0)
-        return true;
     text[n] = '\0';
     end = strrchr(text, ')');
     return end && end[1] == ' ' && (end[2] == 'Z' || end[2] == 'X');
@@ -85,7 +89,8 @@ void guard_begin(struct guard *g, uint64_t device)
     if (fd < 0)
         return;
     snprintf(stat_path, sizeof stat_path, "/proc/%d/stat", (int)getpid());
-    if (is_dead(stat_path)) { /* no /proc, or a hidden one: it would take us for dead */
+    /* No /proc, or a hidden one: we would be taken for dead, or for alive for ever. */
+    if (access(stat_path, R_OK) < 0 || is_dead(stat_path)) {
         close(fd);
         return;
     }
