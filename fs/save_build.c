@@ -2,7 +2,6 @@
 /* fs/save_build.c - what was staged, made into a checkpoint in the staging directory. */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,6 +10,7 @@
 #include "fs/node.h"
 #include "fs/save_beside.h"
 #include "fs/save_priv.h"
+#include "fs/save_shards.h"
 #include "fs/save_whole.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
@@ -245,54 +245,6 @@ static int check_fresh(struct fs *fs, struct stage *s, struct err *e)
     return save_changed(s, e);
 }
 
-static bool came(const struct save_files *f, const char *path)
-{
-    size_t i = 0;
-
-    while (i < f->count && strcmp(f->file[i].path, path) != 0)
-        i++;
-    return i < f->count;
-}
-
-/*
- * torch's own save over a checkpoint that is there writes the shards first, and the metadata
- * when all ranks have written: until then what is there tells where in the old shards which
- * bytes lie.
- */
-static int check_shards(const struct publication *p, struct err *e)
-{
-    static const char end[] = ".distcp";
-    CLEANUP_FD int dir = -1;
-    char metadata[PATH_MAX] = "", last[PATH_MAX] = "";
-    bool whole = false;
-
-    for (size_t i = 0; i < p->files.count; i++) {
-        const char *path = p->files.file[i].path, *slash = strrchr(path, '/');
-        size_t len = strlen(path), n = sizeof end - 1;
-
-        if (len < n || strcmp(path + len - n, end) != 0 ||
-            snprintf(metadata, sizeof metadata, "%.*s.metadata",
-                     slash ? (int)(slash + 1 - path) : 0, path) >= PATH_MAX)
-            continue;
-        if (strcmp(metadata, last) != 0) { /* looked for once a directory */
-            whole = came(&p->files, metadata);
-            memcpy(last, metadata, sizeof last);
-        }
-        if (whole)
-            continue;
-        if (dir < 0)
-            dir = stage_directory(p->fs, p->stage->path, e);
-        if (dir < 0)
-            return dir;
-        if (faccessat(dir, metadata, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ||
-            faccessat(dir, path, F_OK, AT_SYMLINK_NOFOLLOW) < 0) /* one that lacked */
-            continue;
-        err_set(e, EINVAL, "%s: %s of the same save is not there yet", path, metadata);
-        return err_hint(e, "other bytes for single tensors: write tensors/KEY.npy");
-    }
-    return 0;
-}
-
 /* Tensors that came by a view, and files that hold them: one of both would be lost. */
 static int check_files(const struct publication *p, struct err *e)
 {
@@ -321,8 +273,8 @@ int save_build(struct publication *p, struct err *e)
         ret = save_waits(s)
                   ? save_format_parse(s->format ? s->format : p->fs->options.save, f, e)
                   : save_format_own(p->fs, s->slot, f, e);
-    if (ret == 0 && s->slot)
-        ret = check_shards(p, e);
+    if (ret == 0)
+        ret = save_shards_check(p, e);
     if (ret == 0)
         ret = staging_restart(s->staging, e);
     if (ret == 0 && !p->fs->store->remote)

@@ -291,6 +291,48 @@ def test_a_save_of_torchs_own_over_one_that_is_there(t):
         same("the tensor", raw_of(m / "step1"), {**new, name: old[name]})
 
 
+def test_metadata_before_their_shards(t):
+    """As `cp -r` writes them: published with the last shard that they name, never by halves."""
+    fixture = DATA / "torch_dcp/dcp_mesh_2x2"
+    with Mount(fixture, t + "/mnt") as m:
+        want = raw_of(m / ".")
+    files = files_of(fixture)
+    shards = sorted(n for n in files if n.endswith(".distcp"))
+    assert len(shards) > 1
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step1")
+        shutil.copyfile(fixture / ".metadata", m / "step1/.metadata")
+        for n in shards:
+            fails(f"{n} is not there", errno.EINVAL, lambda: publish(m))
+            assert f".metadata: {n} of the same save is not there yet" in m.messages(), (n, m.messages())
+            same("the source", [x for x in os.listdir(t + "/run") if not x.startswith(".unshard-")], [])
+            shutil.copyfile(files[n], m / f"step1/{n}")
+        publish(m)
+        same("a new one", raw_of(m / "step1"), want)
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        for n, data in want.items():
+            with open(m / f"step1/raw/{n}", "wb") as f:
+                f.write(flipped(data))
+        publish(m)
+    os.makedirs(t + "/other")
+    unshard("convert", t + "/run/step1", t + "/other/step1", "--to", "dcp", "--ranks", "4")
+    with Mount(t + "/other", t + "/mnt", "rw") as m:  # another save over it
+        shutil.copyfile(fixture / ".metadata", m / "step1/.metadata")
+        for n in shards:
+            fails("a half over a whole", errno.EINVAL, lambda: publish(m))
+            with Mount(t + "/other", t + "/read") as reader:
+                same("until then", raw_of(reader / "step1"), {n: flipped(data) for n, data in want.items()})
+            shutil.copyfile(files[n], m / f"step1/{n}")
+        publish(m)
+        same("over another", raw_of(m / "step1"), want)
+        # The same metadata with some shards: what rsync --checksum writes.
+        shutil.copyfile(fixture / ".metadata", m / "step1/.metadata")
+        shutil.copyfile(files[shards[1]], m / f"step1/{shards[1]}")
+        publish(m)
+        same("once more", raw_of(m / "step1"), want)
+
+
 def test_nemo(t):
     """An archive is left alone; the same, unpacked, can be changed."""
     os.makedirs(t + "/run/step")
