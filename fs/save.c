@@ -83,12 +83,35 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
 
 /* ---- stages ---- */
 
+/* Does anybody write what is to be published? */
+static bool is_written(struct fs *fs, const struct stage *s)
+{
+    return s->writers > 0 || s->comes_ns > now_ns() || over_is_written(fs, s);
+}
+
+void save_await_closed(struct fs *fs)
+{
+    const struct timespec wait = {.tv_nsec = 1000000};
+    int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
+    bool any = true;
+
+    while (any && now_ns() < until) {
+        stages_lock(fs);
+        any = false;
+        for (const struct stage *s = stage_first(fs); s && !any; s = s->next)
+            any = is_written(fs, s);
+        stages_unlock(fs);
+        if (any)
+            nanosleep(&wait, NULL);
+    }
+}
+
 /* Waits a moment for writers to be gone: -EBUSY. NOTHING: somebody else has published it. */
 static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
 {
     int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
 
-    while (s->writers > 0 || s->comes_ns > now_ns() || over_is_written(fs, s)) {
+    while (is_written(fs, s)) {
         if (now_ns() > until)
             return err_set(e, EBUSY, "save %s: a file is open for writing", s->path);
         if (!stage_sleep_wait(fs, s, 20000000))

@@ -55,6 +55,12 @@ int save_put_in_place(struct fs *fs, struct stage *s, struct err *e);
 /* A directory of the source is another one by now, or gone; slot: what it was, or NULL. */
 void save_tell(struct fs *fs, const char *path, struct slot *slot);
 
+/*
+ * close(2) comes back before its release is sent. While requests are served: waits until no
+ * file is open for writing that would not be saved otherwise, a moment at most.
+ */
+void save_await_closed(struct fs *fs);
+
 /* All stages; the first error, after all were tried. */
 int save_all(struct fs *fs, struct err *e);
 

@@ -28,6 +28,7 @@
 #include "fs/passthrough.h"
 #include "fs/rest.h"
 #include "fs/save.h"
+#include "fs/staged.h"
 #include "fs/uring.h"
 #include "fs/watch.h"
 
@@ -182,6 +183,13 @@ static void drop_connection(const struct session *s)
     close(ends[1]);
 }
 
+static bool connection_is_dead(const struct session *s)
+{
+    struct pollfd p = {.fd = s->connection};
+
+    return poll(&p, 1, 0) != 0 && (p.revents & (POLLERR | POLLNVAL));
+}
+
 /*
  * Unmounts what we mounted, if it still is: once it is not, the connection is dead, and
  * the mount that stands there now, maybe with the same device number, is another's. What is
@@ -189,9 +197,7 @@ static void drop_connection(const struct session *s)
  */
 static void detach(const struct session *s)
 {
-    struct pollfd p = {.fd = s->connection};
-
-    if (!s->device || (poll(&p, 1, 0) != 0 && (p.revents & (POLLERR | POLLNVAL))))
+    if (!s->device || connection_is_dead(s))
         return;
     if (mounts_are_below(s->mountpoint, false))
         drop_connection(s);
@@ -297,6 +303,7 @@ static void *signal_thread(void *user)
                 stop_reading(s->fs);
             } else {
                 detach_below(s);
+                save_await_closed(s->fs);
             }
             end_loop(s);
         }
@@ -406,6 +413,9 @@ static void save_the_rest(struct session *s)
     struct err e = {0};
 
     rest_begin(&s->rest, s->fs);
+    /* Not when it was aborted (umount -f): then it stands there, and programs still write. */
+    if (fs->stages && connection_is_dead(s) && mounts_ours(s->mountpoint) != s->device)
+        staged_end_closed(fs);
     saver_free(fs->saver);
     fs->saver = NULL;
     if (fs->stages && save_all(fs, &e) < 0)

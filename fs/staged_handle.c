@@ -84,6 +84,38 @@ static void handle_free(struct fs *fs, struct opened *o)
     free(h);
 }
 
+/* One that is closed, off the list, or NULL. */
+static struct opened *take_closed(struct fs *fs)
+{
+    struct opened_list *l = &fs->opened;
+    struct opened *found = NULL;
+
+    stages_lock(fs);
+    pthread_mutex_lock(&l->lock);
+    for (struct ring *x = l->ring.next; x != &l->ring && !found; x = x->next) {
+        struct opened *o = container_of(x, struct opened, ring);
+        const struct staged_handle *h = container_of(o, struct staged_handle, opened);
+
+        if (o->staged && h->writes && !h->changed)
+            found = o;
+    }
+    if (found) {
+        ring_remove(&found->ring);
+        ring_init(&found->ring);
+    }
+    pthread_mutex_unlock(&l->lock);
+    stages_unlock(fs);
+    return found;
+}
+
+void staged_end_closed(struct fs *fs)
+{
+    struct opened *o;
+
+    while ((o = take_closed(fs)))
+        opened_put(fs, o);
+}
+
 struct staged_handle *staged_plain(int fd)
 {
     struct staged_handle *h = calloc(1, sizeof *h);

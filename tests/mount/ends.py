@@ -95,6 +95,70 @@ def test_a_signal_ends_it_while_files_are_open(t):
         os.close(fd)
 
 
+def closed_unseen(m, count=150):
+    """Files of a new checkpoint that are closed while the server stands still: it has yet to see their releases."""
+    os.mkdir(m / "step2")
+    files = [os.open(m / f"step2/{i}", os.O_RDWR | os.O_CREAT) for i in range(count)]
+    for fd in files:
+        os.write(fd, b"some text" * 600)
+    kept, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    socket.send_fds(kept, [b"-"], files)  # on the way, a file is open, and its last end is no close(2), which would wait for an answer
+    for fd in files:
+        os.close(fd)
+    m.process.send_signal(signal.SIGSTOP)
+    kept.close()
+    other.close()
+    return {str(i): b"some text" * 600 for i in range(count)}
+
+
+def is_saved(t, want):
+    same("files", {n: read_all(f"{t}/run/step2/{n}") for n in os.listdir(t + "/run/step2")}, want)
+
+
+def test_what_was_closed_before_a_signal_is_saved(t):
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        want = closed_unseen(m)
+        m.process.send_signal(signal.SIGTERM)
+        m.process.send_signal(signal.SIGCONT)
+        m.process.wait(PATIENCE)
+    is_saved(t, want)
+
+
+def test_what_was_closed_before_umount_is_saved(t):
+    """The kernel throws releases away that wait when a file system is unmounted."""
+    if os.geteuid() != 0:
+        raise Skip("needs root")
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        want = closed_unseen(m)
+        same("umount2", ctypes.CDLL(None).umount2(os.fsencode(m.path), 0), 0)  # umount(8) would ask the server what it is
+        m.process.send_signal(signal.SIGCONT)
+        m.process.wait(PATIENCE)
+    is_saved(t, want)
+
+
+def test_what_is_written_when_the_connection_is_cut_is_not_saved(t):
+    """umount -f, say: a program has closed a copy of its descriptor, as a child does that ends, and goes on."""
+    abort = "/sys/fs/fuse/connections/{}/abort"
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        path = abort.format(os.minor(os.stat(m.path).st_dev))
+        if not os.access(path, os.W_OK):
+            raise Skip("no /sys/fs/fuse/connections")
+        os.mkdir(m / "step2")
+        fd = os.open(m / "step2/log", os.O_WRONLY | os.O_CREAT)
+        os.write(fd, b"a half")
+        os.close(os.dup(fd))
+        with open(path, "wb") as f:
+            f.write(b"1")
+        m.process.wait(PATIENCE)
+        assert "a file is open for writing" in m.messages(), m.messages()
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    same("the source", [n for n in os.listdir(t + "/run") if not n.startswith(".unshard-")], [])
+
+
 def test_counters_on_sigusr1(t):
     tensors = setup(t)
     with Mount(t + "/src", t + "/mnt") as m:
