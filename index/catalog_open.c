@@ -127,17 +127,19 @@ static int open_file(struct catalog *c, struct conn **out, struct err *e)
 
 /*
  * A damaged length in its schema makes sqlite ask for more memory than any machine has, each
- * time; where memory was only short, the second try has it.
+ * time; where memory was only short, the second try has it. A file that others of us have
+ * open has no such length: making it anew would take from them what they read.
  */
 static int open_twice(struct catalog *c, struct conn **out, struct err *e)
 {
     int rc = open_file(c, out, e);
+    struct stat st;
 
     if (rc != -ENOMEM)
         return rc;
     *e = (struct err){0};
     rc = open_file(c, out, e);
-    if (rc != -ENOMEM)
+    if (rc != -ENOMEM || (lstat(c->path, &st) == 0 && is_known(c, &st)))
         return rc;
     err_set(e, EBADMSG, "index %s cannot be used: there is not the memory for it",
             c->path);
