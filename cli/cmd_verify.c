@@ -78,6 +78,12 @@ static int check_bytes(const struct verify *v, struct reader *r, struct finding 
     return verify_bytes(&check, &f->found, e);
 }
 
+/* What this process lacks says nothing of the checkpoint. */
+static bool is_ours(int code)
+{
+    return code == ENOMEM || code == EMFILE || code == ENFILE;
+}
+
 static int check_tensor(void *user, size_t i, struct err *e)
 {
     struct verify *v = user;
@@ -85,12 +91,16 @@ static int check_tensor(void *user, size_t i, struct err *e)
     CLEANUP(reader_closep) struct reader *r = NULL;
     struct err why = {0};
 
-    (void)e;
     if (!f->damage[0] && /* else the scan knew */
         (reader_open_tensor(&v->source->env, v->checkpoint, f->ord, false, &r, &why) <
              0 ||
-         (v->archives ? check_bytes(v, r, f, &why) : check_places(r, &why)) < 0))
+         (v->archives ? check_bytes(v, r, f, &why) : check_places(r, &why)) < 0)) {
+        if (is_ours(why.code)) {
+            *e = why;
+            return -why.code;
+        }
         describe(f, &why);
+    }
     progress_add(&v->progress, f->bytes);
     return 0;
 }
