@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /* fs/saver.c - the thread that publishes what was not touched for a while. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/err.h"
 #include "fs/save.h"
 
-enum { IDLE_SECONDS = 5, TICK_NS = 250000000 };
+enum { IDLE_SECONDS = 5, TICK_NS = 250000000 }; /* UNSHARD_IDLE_SECONDS is another */
 
 struct saver {
     struct fs *fs;
+    int64_t idle_ns;
     pthread_t thread;
     atomic_bool stop;
 };
@@ -33,10 +35,23 @@ static bool is_empty(const struct stage *s)
     return !s->slot && !s->over && s->root->count == 0;
 }
 
-/* With the lock: a stage that nobody has touched for a while. */
-static struct stage *find_idle(struct fs *fs)
+/* What is no number, or 0, is as if it was not there. */
+static int64_t idle_seconds(void)
 {
-    int64_t before = now_ns() - IDLE_SECONDS * 1000000000ll;
+    const char *text = getenv("UNSHARD_IDLE_SECONDS");
+    unsigned long v;
+    char *end;
+
+    if (!text || !*text)
+        return IDLE_SECONDS;
+    v = strtoul(text, &end, 10);
+    return *end || *text == '-' || v == 0 || v > INT32_MAX ? IDLE_SECONDS : (int64_t)v;
+}
+
+/* With the lock: a stage that nobody has touched for so long. */
+static struct stage *find_idle(struct fs *fs, int64_t idle_ns)
+{
+    int64_t before = now_ns() - idle_ns;
     struct stage *s = stage_first(fs);
 
     while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before ||
@@ -55,7 +70,7 @@ static void *saver_thread(void *user)
         struct err e = {0};
 
         stages_lock(v->fs);
-        s = find_idle(v->fs);
+        s = find_idle(v->fs, v->idle_ns);
         if (s && save_publish(v->fs, s, &e) < 0)
             last_error_report(&v->fs->last_error, &e);
         stages_unlock(v->fs);
@@ -73,6 +88,7 @@ int saver_new(struct fs *fs, struct saver **out, struct err *e)
     if (!v)
         return err_nomem(e);
     v->fs = fs;
+    v->idle_ns = idle_seconds() * 1000000000ll;
     rc = pthread_create(&v->thread, NULL, saver_thread, v);
     if (rc) {
         free(v);

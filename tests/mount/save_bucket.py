@@ -18,10 +18,10 @@ from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, read_a
 
 
 class Bucket(BucketServer):
-    def mount(self, t, options="rw", name="mnt", source="s3://bucket/runs"):
+    def mount(self, t, options="rw", name="mnt", source="s3://bucket/runs", **more):
         cache = {"XDG_CACHE_HOME": t + "/cache"}
         self.objects.setdefault("runs/notes.txt", (b"notes", None))
-        return Mount(source, f"{t}/{name}", options, env={**os.environ, **self.env(), **cache})
+        return Mount(source, f"{t}/{name}", options, env={**os.environ, **self.env(), **cache}, **more)
 
     def names(self, prefix="runs/step1/"):
         return sorted(self.tree(prefix))
@@ -44,7 +44,7 @@ class Bucket(BucketServer):
 
 
 def umount(m, env, ok=True):
-    done = subprocess.run([UNSHARD, "umount", m.path], capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+    done = subprocess.run([UNSHARD, "umount", m.path], capture_output=True, text=True, timeout=600, env={**os.environ, **env})
     assert (done.returncode == 0) == ok, done
     if ok:
         m.process.wait(PATIENCE)
@@ -129,7 +129,7 @@ def test_read_back(t):
 
 
 def test_published_when_idle(t):
-    with Bucket() as s, s.mount(t) as m:
+    with Bucket() as s, s.mount(t, idle=None) as m:
         begin = time.monotonic()
         write_checkpoint(m / "step1", make_tensors(1))
         wait_for("publication", PATIENCE, lambda: "model.safetensors" in s.names())
@@ -204,7 +204,7 @@ def test_killed(t):
                     umount(m, s.env())
             else:
                 subprocess.run([UNSHARD, "convert", t + "/src", "s3://bucket/runs/step1", "--to", "hf"], check=True,
-                               env={**os.environ, **s.env(), "XDG_CACHE_HOME": t + "/cache"}, timeout=60)
+                               env={**os.environ, **s.env(), "XDG_CACHE_HOME": t + "/cache"}, timeout=600)
                 same("names", s.names(), ["config.json", "model.safetensors"])
             same("tensors", s.stored(t), tensors)
             s.check_nothing_left()
@@ -225,7 +225,7 @@ def test_another_writer(t):
 
 def test_other_stores(t):
     """https:// is not written."""
-    done = subprocess.run([UNSHARD, "mount", "http://127.0.0.1:9/x", t, "-o", "rw", "-f"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([UNSHARD, "mount", "http://127.0.0.1:9/x", t, "-o", "rw", "-f"], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode != 0, done
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import IDLE, PATIENCE, UNSHARD, Mount, fails, main, make_tensors, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
 from save_whole import files, fsync, published  # noqa: E402
 
 
@@ -49,7 +49,7 @@ def test_a_model_comes_to_a_directory_that_is_there(t):
             write_output(t + "/src/" + name)
     before, data = files(t + "/src"), image(1)
     write_file(t + "/file", data)
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
         with open(t + "/src/saved/runs/events", "rb") as log:
             shutil.copy(t + "/file", m / "copied/model.safetensors")
             for name in ("saved", "empty"):

@@ -8,7 +8,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, UNSHARD, Mount, fails, main, npy_image, read_all, same, wait_for, write_checkpoint, make_tensors  # noqa: E402
+from mountlib import IDLE, PATIENCE, UNSHARD, Mount, fails, main, npy_image, read_all, same, wait_for, write_checkpoint, make_tensors  # noqa: E402
 from save_over import image  # noqa: E402
 from save_whole import DATA, files, fsync, published  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_one_file_stays_one(t):
 def test_files_stay_files(t):
     """Several in a directory: each a directory to others."""
     os.makedirs(t + "/src/run")
-    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m, Mount(t + "/src", t + "/other") as other:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files", idle=IDLE) as m, Mount(t + "/src", t + "/other") as other:
         for name in ("epoch=0.ckpt", "last.ckpt"):
             put(m / f"run/{name}", CKPT)
         for name in ("epoch=0.ckpt", "last.ckpt"):
@@ -184,7 +184,7 @@ def test_what_others_wrote_is_a_directory(t):
 def test_all_of_it_is_removed(t):
     """rm -r of a directory that is one file: whole, or not at all."""
     os.makedirs(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files", idle=IDLE) as m:
         os.mkdir(m / "run")
         put(m / "run/a.ckpt", CKPT)
         put(m / "run/notes.txt", b"n")

@@ -10,7 +10,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, read_all, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import IDLE, PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, read_all, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
 from save_over import image, save_file  # noqa: E402
 from save_whole import DATA, files, fsync, published  # noqa: E402
 
@@ -47,7 +47,7 @@ def test_a_step_comes_alone(t):
         run = f"{t}/{options[-1]}/run"
         write_run(run)
         before = identities(run)
-        with Mount(os.path.dirname(run), f"{t}/mnt{options[-1]}", options) as m:
+        with Mount(os.path.dirname(run), f"{t}/mnt{options[-1]}", options, idle=IDLE) as m:
             with open(m / "run/model.safetensors", "rb") as reader:
                 first = reader.read(1000)
                 save_step(m / "run/checkpoint-501", 2)
@@ -65,7 +65,7 @@ def test_a_step_comes_alone(t):
             begin = time.monotonic()
             save_step(m / "run/step_7", 4)
             wait_for("what was left alone", PATIENCE, lambda: os.path.exists(run + "/step_7"))
-            assert time.monotonic() - begin > 4, "it was still being written"
+            assert time.monotonic() - begin > IDLE - 1, "it was still being written"
             wait_for("its end", PATIENCE, lambda: not [n for n in os.listdir(run) if n.startswith(".unshard-staging")])
             same_beside("after all of them", run, before, ["checkpoint-501", "checkpoint-502", "step_7"])
         for name, seed in (("checkpoint-501", 2), ("checkpoint-502", 3), ("step_7", 4)):
@@ -232,7 +232,7 @@ def test_all_of_it_is_removed(t):
     """rm -r of a run with a step on its way; and one that ends before takes nothing but what was on its way."""
     write_run(t + "/src/run")
     before = published(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
         os.mkdir(m / "run/checkpoint-9")
         write_file(m / "run/checkpoint-9/model.safetensors", image(9))
         os.unlink(m / "run/.unshard/checkpoint.json")  # as rm -r begins

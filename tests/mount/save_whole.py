@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import IDLE, PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 FORMATS = ("rw", "rw,save=dcp:ranks=2", "rw,save=olmo")
@@ -123,7 +123,7 @@ def test_a_directory_that_waited_for_tensors(t):
 def test_a_directory_of_directories_is_none(t):
     """A trainer's output: nothing is put beside the steps that come to it, and it is not there before they are."""
     os.mkdir(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
         os.makedirs(m / "run/steps")
         os.mkdir(m / "later")
         wait_for("run", PATIENCE, lambda: os.path.exists(t + "/src/run"))
@@ -180,7 +180,7 @@ def test_what_a_framework_has_written_is_removed(t):
     source = DATA / "deepspeed/z1_elastic_w2"
     os.mkdir(t + "/plain")
     shutil.copytree(source, t + "/plain/step1")
-    with Mount(t + "/plain", t + "/mnt", "rw") as m:
+    with Mount(t + "/plain", t + "/mnt", "rw", idle=IDLE) as m:
         os.unlink(m / "step1/.unshard/checkpoint.json")  # as rm -r begins
         raw = next(os.scandir(m / "step1/raw")).path
         fails("what is left is not to be written", errno.EROFS, lambda: open(raw, "r+b"))
@@ -205,7 +205,7 @@ def outputs(path):
 def test_a_checkpoint_beside_a_model_is_removed(t):
     """Trainers keep the last few, in the directory of the model that they trained."""
     steps = outputs(t + "/src/run")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
         for i in range(steps):
             shutil.rmtree(m / f"run/checkpoint-{i}")
             assert not os.path.exists(f"{t}/src/run/checkpoint-{i}"), i
@@ -220,7 +220,7 @@ def test_a_file_that_is_a_checkpoint_is_removed(t):
     for i in range(3):
         shutil.copy(DATA / "lightning/lightning_ckpt/last.ckpt", f"{t}/src/run/epoch={i}.ckpt")
     before = files(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
         os.unlink(m / "run/epoch=0.ckpt/.unshard/checkpoint.json")  # as rm -r begins
         fails("one tensor", errno.EROFS, lambda: os.unlink(next(os.scandir(m / "run/epoch=1.ckpt/tensors")).path))
         wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "run/epoch=0.ckpt/.unshard/checkpoint.json"))
@@ -240,7 +240,7 @@ def test_files_that_are_checkpoints_come_one_after_the_other(t):
     os.makedirs(t + "/src/run")
     source = DATA / "lightning/lightning_ckpt/last.ckpt"
     shutil.copy(source, t + "/src/run/epoch=0.ckpt")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
         assert os.path.exists(m / "run/tensors"), "it is a checkpoint"
         for i in range(1, 4):
             shutil.copy2(source, m / f"run/epoch={i}.ckpt")
@@ -260,7 +260,7 @@ def test_a_checkpoint_is_removed_with_those_in_it(t):
     """rm -r: in one step, or not at all."""
     outputs(t + "/src/run")
     before = files(t + "/src")
-    with Mount(t + "/src", t + "/mnt", "rw") as m:
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
         os.unlink(m / "run/.unshard/checkpoint.json")  # as rm -r begins
         shutil.rmtree(m / "run/checkpoint-0")
         assert not os.path.exists(m / "run/checkpoint-0"), "it is hidden"

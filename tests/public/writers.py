@@ -49,7 +49,7 @@ def fsx(t, path, seed, *more):
 def test_fsx_on_a_side_file(t):
     program("fsx")
     source(t)
-    with Mount(t + "/run", t + "/mnt", "rw") as m:
+    with Mount(t + "/run", t + "/mnt", "rw", idle=None) as m:
         for seed, more in enumerate(([], ["-c", "20"], ["-R", "-W"], ["-f"]), 1):
             fsx(t, m / f"step1/fsx{seed}", seed, *more)
         want = {n: read_all(m / f"step1/{n}") for n in ("fsx1", "fsx2", "fsx3", "fsx4")}
@@ -61,7 +61,7 @@ def test_fsx_on_a_side_file(t):
 def test_fsx_on_a_file_beside(t):
     program("fsx")
     source(t)
-    with Mount(t + "/run", t + "/mnt", "rw") as m:
+    with Mount(t + "/run", t + "/mnt", "rw", idle=None) as m:
         fsx(t, m / "log", 7)
         want = read_all(m / "log")
     same("log", read_all(t + "/run/log"), want)
@@ -70,7 +70,7 @@ def test_fsx_on_a_file_beside(t):
 def test_fio_on_a_tensor(t):
     fio = program("fio")
     source(t)
-    with Mount(t + "/run", t + "/mnt", "rw") as m:
+    with Mount(t + "/run", t + "/mnt", "rw", idle=None) as m:
         size = os.stat(m / f"step1/raw/{KEY}").st_size
         run(t, fio, "--name=raw", f"--filename={m.path}/step1/raw/{KEY}", "--rw=randwrite", "--bs=4k", f"--size={size}",
             "--ioengine=psync", f"--randseed={SEED + 1}", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--fallocate=none",
@@ -87,7 +87,7 @@ def test_fio_on_a_tensor(t):
 def test_fio_on_a_side_file(t):
     fio = program("fio")
     source(t)
-    with Mount(t + "/run", t + "/mnt", "rw") as m:
+    with Mount(t + "/run", t + "/mnt", "rw", idle=None) as m:
         run(t, fio, "--name=side", f"--filename={m.path}/step1/side.bin", "--rw=randrw", "--bsrange=512-64k", "--size=8m", "--numjobs=2",
             "--offset_increment=8m", "--ioengine=psync", f"--randseed={SEED + 1}", "--verify=crc32c", "--verify_fatal=1", "--fsync=64")
         want = read_all(m / "step1/side.bin")
@@ -110,7 +110,7 @@ def test_fsstress_in_a_new_directory(t):
     fsstress = program("fsstress")
     source(t)
     kinds = ("creat", "write", "truncate", "rename", "unlink", "mkdir", "rmdir", "fsync", "read", "stat", "getdents", "mwrite", "mread")
-    with Mount(t + "/run", t + "/mnt", "rw") as m:
+    with Mount(t + "/run", t + "/mnt", "rw", idle=None) as m:
         os.mkdir(m / "step2")
         shutil.copy(m / "step1/model.safetensors", m / "step2/model.safetensors")
         hold = os.open(m / "step2/hold", os.O_WRONLY | os.O_CREAT)  # nothing is published by itself meanwhile

@@ -435,7 +435,7 @@ class Rounds:
         self.mount()
 
     def mount(self):
-        self.m = Mount(self.s.run, self.s.mnt, "rw")
+        self.m = Mount(self.s.run, self.s.mnt, "rw", idle=None)
         self.m.__enter__()
 
     def wait_parked(self):
