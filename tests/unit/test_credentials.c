@@ -319,13 +319,13 @@ static void test_expiry(void **state)
     path_of("keys", path);
     snprintf(config, sizeof config, "[default]\ncredential_process = cat '%s'\n", path);
     write_file("AWS_CONFIG_FILE", "config", config);
-    write_expiring("OLD", 2);
+    write_expiring("OLD", 8); /* more than a machine takes for the next lines */
     assert_ok(credentials_new(NULL, NULL, &c, &e), &e);
     assert_ok(credentials_get(c, &keys, &e), &e);
     assert_string_equal(keys.id, "OLD");
     aws_keys_release(&keys);
     write_expiring("NEW", 3600);
-    sleep(3);
+    sleep(9);
     assert_ok(credentials_get(c, &keys, &e), &e);
     assert_string_equal(keys.id, "NEW");
     aws_keys_release(&keys);

@@ -314,10 +314,10 @@ static void test_later(void **state)
         taken++;
     assert_int_equal(taken, 2);
     atomic_store(&l.hold, false);
-    for (int i = 0; atomic_load(&l.ran) < taken && i < 100000; i++)
+    for (int i = 0; atomic_load(&l.ran) < taken && i < 600000; i++)
         usleep(100);
     assert_int_equal(l.ran, 2);
-    for (int i = 0; !pool_later(p, later_piece, &l) && i < 100000; i++)
+    for (int i = 0; !pool_later(p, later_piece, &l) && i < 600000; i++)
         usleep(100);
     pool_free(p);
     assert_int_equal(l.ran + l.given_back, 3);

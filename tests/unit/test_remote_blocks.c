@@ -9,12 +9,13 @@
 #include "remote/decoded.h"
 #include "remote/source.h"
 
-enum { THREADS = 8, MIB = 1 << 20 };
+enum { THREADS = 8, MIB = 1 << 20, PATIENCE_MS = 60000 };
 
 /* Fills a piece with its number; counts. */
 struct filler {
     atomic_uint calls, under_way, most;
     unsigned delay_us;
+    unsigned together; /* so many must be under way at once before one goes on */
     int fail;
 };
 
@@ -29,6 +30,8 @@ static int fill(void *user, struct source *in, void *dst, size_t size, struct er
          now > most && !atomic_compare_exchange_weak(&f->most, &most, now);)
         continue;
     atomic_fetch_add(&f->calls, 1);
+    for (int ms = 0; ms < PATIENCE_MS && atomic_load(&f->most) < f->together; ms++)
+        usleep(1000);
     usleep(f->delay_us);
     rc = source_read(in, 0, 1, &byte, e);
     if (rc == 0 && f->fail)
@@ -283,7 +286,7 @@ static void test_many_readers_of_one_piece(void **state)
 static void test_several_pieces_at_once(void **state)
 {
     struct decoded_cache *c = cache_of(*state, 1ull << 30);
-    struct filler f = {.delay_us = 100000};
+    struct filler f = {.together = 2};
 
     read_in_threads(c, &f, 1);
     assert_int_equal(f.calls, THREADS);

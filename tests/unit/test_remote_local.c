@@ -764,6 +764,7 @@ static void test_a_closed_directory_hides_only_itself(void **state)
     tmp_dir(t, "unsearchable");
     tmp_file(t, "unsearchable/x", "");
     assert_int_equal(chmod(t->path, 0755), 0);
+    assert_int_equal(chmod(tmp_at(t, "open"), 0755), 0); /* whatever the umask is */
     assert_int_equal(chmod(tmp_at(t, "closed"), 0), 0);
     assert_int_equal(chmod(tmp_at(t, "unsearchable"), 0444), 0);
     pid = fork();
@@ -793,15 +794,16 @@ static void test_many_entries_are_listed_quickly(void **state)
         assert_int_equal(mknod(tmp_at(t, name), S_IFREG | 0644, 0), 0);
     }
     s = store_at(t, "");
-    clock_gettime(CLOCK_MONOTONIC, &from);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
     assert_ok(s->ops->list(s, "", &l, &e), &e);
-    clock_gettime(CLOCK_MONOTONIC, &to);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
     assert_int_equal(listing_count(l), COUNT);
     for (int i = 0; i < COUNT; i += 997) {
         snprintf(name, sizeof name, "chunk-%d", i);
         assert_non_null(listing_find(l, name));
     }
-    /* Takes 0.05 s (0.25 s for 100,000); what is quadratic takes longer than this. */
+    /* Takes 0.05 s (0.25 s for 100,000); what is quadratic takes longer than this. Of the
+       processor: others may have it meanwhile. */
     assert_true(to.tv_sec - from.tv_sec < 2);
     store_close(s);
 }

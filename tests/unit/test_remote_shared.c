@@ -341,9 +341,13 @@ static void test_a_change_before_the_opening_is_noticed(void **state)
 /* A "codec": each byte of the input stands `times` times in the output. */
 struct codec {
     unsigned times, delay_us;
-    int fail; /* negative errno, 0: none */
-    atomic_int calls, under_way, most_under_way;
+    int fail;             /* negative errno, 0: none */
+    int wait_for_askers;  /* so many must have asked before it goes on */
+    bool wait_for_others; /* another must be under way, too */
+    atomic_int asked, calls, under_way, most_under_way;
 };
+
+enum { PATIENCE_MS = 60000 }; /* what has not come by then never comes */
 
 static void note_most(atomic_int *most, int now)
 {
@@ -384,6 +388,11 @@ static int repeat(void *user, struct source *in, int fd, uint64_t limit, uint64_
 
     atomic_fetch_add(&c->calls, 1);
     note_most(&c->most_under_way, atomic_fetch_add(&c->under_way, 1) + 1);
+    for (int ms = 0;
+         ms < PATIENCE_MS && (c->asked < c->wait_for_askers ||
+                              (c->wait_for_others && c->most_under_way < 2));
+         ms++)
+        usleep(1000);
     usleep(c->delay_us);
     *size = 0;
     rc = c->fail ? err_set(e, -c->fail, "broken on purpose")
@@ -417,8 +426,10 @@ static struct source *get_piece(struct decoded_cache *c, uint64_t n, const char 
     const struct decoded_key key = {.dev = 1, .ino = 2, .off = n, .len = 3};
     CLEANUP(source_putp) struct source *in = memory(text);
     struct source *out = NULL;
-    int rc = decoded_get(c, &key, in, 0, repeat, codec, &out, e);
+    int rc;
 
+    atomic_fetch_add(&codec->asked, 1);
+    rc = decoded_get(c, &key, in, 0, repeat, codec, &out, e);
     assert_int_equal(rc, out ? 0 : -e->code);
     return out;
 }
@@ -743,7 +754,10 @@ static void test_threads_wait_for_one_decoding(void **state)
 static void test_threads_share_a_failure(void **state)
 {
     struct decoded_cache *c = cache_of(*state, 1 << 20);
-    struct codec codec = {.times = 1000, .delay_us = 300000, .fail = -EBADMSG};
+    struct codec codec = {.times = 1000,
+                          .delay_us = 300000,
+                          .fail = -EBADMSG,
+                          .wait_for_askers = THREADS};
 
     assert_int_equal(decode_in_threads(c, &codec, 1, 1), THREADS);
     assert_int_equal(codec.calls, 1);
@@ -753,7 +767,7 @@ static void test_threads_share_a_failure(void **state)
 static void test_different_pieces_are_decoded_at_once(void **state)
 {
     struct decoded_cache *c = cache_of(*state, 64 << 20);
-    struct codec codec = {.times = 1000, .delay_us = 50000};
+    struct codec codec = {.times = 1000, .delay_us = 50000, .wait_for_others = true};
 
     assert_int_equal(decode_in_threads(c, &codec, 8, 1), 0);
     assert_true(codec.most_under_way > 1);

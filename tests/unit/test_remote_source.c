@@ -293,7 +293,7 @@ static void test_residence_follows_the_page_cache(void **state)
         leave_out("this file system keeps its pages");
     }
     source_will_need(s, SIZE / 2, UINT64_MAX);
-    for (int i = 0; i < 500 && !source_resident(s, SIZE / 2, SIZE / 2); i++)
+    for (int i = 0; i < 6000 && !source_resident(s, SIZE / 2, SIZE / 2); i++)
         usleep(10000);
     assert_true(source_resident(s, SIZE / 2, SIZE / 2));
     assert_false(source_resident(s, 0, SIZE));

@@ -281,11 +281,18 @@ static double time_of(unsigned n)
 /* No slower than n log n (also under valgrind); 0.12 s for the larger one when written. */
 static void test_many_tensors_fast(void **state)
 {
-    double few = time_of(20000), many = time_of(100000);
+    double few, many;
 
     (void)state;
-    print_message("# 20000 tensors: %.0f ms, 100000: %.0f ms\n", few * 1e3, many * 1e3);
-    assert_true(many < 12 * few + 0.05);
+    for (int tries = 0; tries < 5; tries++) { /* others may have the caches meanwhile */
+        few = time_of(20000);
+        many = time_of(100000);
+        print_message("# 20000 tensors: %.0f ms, 100000: %.0f ms\n", few * 1e3,
+                      many * 1e3);
+        if (many < 12 * few + 0.05)
+            return;
+    }
+    fail_msg("100000 tensors take %.0f ms, 20000 take %.0f", many * 1e3, few * 1e3);
 }
 
 /* ---- CHUNK_SAFETENSORS ---- */

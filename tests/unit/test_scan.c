@@ -250,10 +250,19 @@ static void test_places(void **state)
 
 /* ---- fresh or not ---- */
 
+static int64_t now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 static void test_memory_of_a_second(void **state)
 {
     const struct tmp *t = *state;
     struct checkpoint_info first, second;
+    int64_t begun = now_ms();
     struct rig r;
 
     tmp_dir(t, "m");
@@ -266,6 +275,14 @@ static void test_memory_of_a_second(void **state)
     r.c.stats = r.c.lists = r.c.opens = 0;
     second = get(&r, "m", NULL);
     assert_int_equal(second.id, first.id);
+    while (now_ms() - begun >= 1000) { /* that took too long: once more */
+        pause_ms(1100);
+        begun = now_ms();
+        get(&r, "m", NULL);
+        r.c.stats = r.c.lists = r.c.opens = 0;
+        second = get(&r, "m", NULL);
+        assert_int_equal(second.id, first.id);
+    }
     assert_int_equal(r.c.stats + r.c.lists + r.c.opens, 0);
     pause_ms(1100); /* then it looks, and scans nothing */
     second = get(&r, "m", NULL);
@@ -591,8 +608,8 @@ static void test_what_is_known_is_not_looked_at_twice(void **state)
     const struct tmp *t = *state;
     struct err e = {0};
     struct listing *l;
+    int64_t id, begun;
     struct rig r;
-    int64_t id;
 
     tmp_dir(t, "m");
     put_model(t, "m/model.safetensors", "w", 3);
@@ -601,12 +618,14 @@ static void test_what_is_known_is_not_looked_at_twice(void **state)
     assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 0);
     assert_int_equal(scanner_places(r.scanner), 0);
     id = get(&r, "m", NULL).id;
-    pause_ms(1100); /* the get is forgotten */
-
-    r.c.stats = r.c.lists = r.c.opens = 0;
-    assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 1);
-    assert_int_equal(r.c.stats, 1);
-    assert_int_equal(get(&r, "m", NULL).id, id);
+    do {                /* once more where it takes longer than a look counts */
+        pause_ms(1100); /* the get is forgotten */
+        begun = now_ms();
+        r.c.stats = r.c.lists = r.c.opens = 0;
+        assert_int_equal(scanner_knows(r.scanner, "m", l, &e), 1);
+        assert_int_equal(r.c.stats, 1);
+        assert_int_equal(get(&r, "m", NULL).id, id);
+    } while (now_ms() - begun >= 1000);
     assert_int_equal(r.c.stats + r.c.lists + r.c.opens, 1);
 
     /* Somebody saw it change: that it is the same for us says nothing. */
