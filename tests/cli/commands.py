@@ -28,7 +28,7 @@ class Cli:
 
     def run(self, *args, status=DONE, text=True, **more):
         env = {**os.environ, "XDG_CACHE_HOME": self.cache, **more.pop("env", {})}
-        done = subprocess.run([UNSHARD, *args], capture_output="stdout" not in more, text=text, timeout=60, env=env, **more)
+        done = subprocess.run([UNSHARD, *args], capture_output="stdout" not in more, text=text, timeout=600, env=env, **more)
         if done.returncode != status:
             raise AssertionError(f"{args}: status {done.returncode}, want {status}: {done.stderr}")
         return done

@@ -199,10 +199,14 @@ def test_killed(t):
         start = time.monotonic()
         cli.run("convert", src, t + "/want", "--to", to, *more)
         whole, want, killed = time.monotonic() - start, tree(t + "/want"), 0
-        for i in range(8):
+        for i in range(40):
+            if i >= 8 and killed >= 4:
+                break
+            if i >= 8:  # the first one took longer than they do
+                whole /= 1.2
             shutil.rmtree(dest, ignore_errors=True)
             for k in range(1 + i % 3):
-                if kill_at(cli, whole * (i + 1) * (k + 1) / 12, args):
+                if kill_at(cli, whole * (i % 8 + 1) * (k + 1) / 12, args):
                     killed += 1
                     if os.path.exists(dest):
                         same("published whole", tree(dest), want)
@@ -231,14 +235,14 @@ def test_other_save_staged(t):
     """What is staged there is of another source or of other options: refused, and left alone."""
     cli, src, dest = Cli(t), big_source(t + "/src"), t + "/dest"
     args = ["convert", src, dest, "--to", "dcp", "--ranks", "3"]
-    wait = 0.02
+    wait = 0.002
     while not os.path.exists(staging(dest) + "/data/__0_0.distcp"):
         shutil.rmtree(dest, ignore_errors=True)
         shutil.rmtree(staging(dest), ignore_errors=True)
         kill_at(cli, wait, args)
         wait *= 1.3
         if os.path.exists(dest):
-            wait = 0.02
+            wait = 0.002
     before = sorted(os.listdir(staging(dest)))
     cli.error("convert", src, dest, "--to", "dcp", "--ranks", "4", status=USAGE, words=["holds another save"])
     cli.error("convert", HF, dest, "--to", "dcp", "--ranks", "3", status=USAGE, words=["holds another save"])
@@ -253,7 +257,7 @@ def test_two_processes(t):
     args = [UNSHARD, "convert", src, dest, "--to", "dcp", "--ranks", "3"]
     env = {**os.environ, "XDG_CACHE_HOME": cli.cache}
     both = [subprocess.Popen(args, env=env, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [p.communicate(timeout=60)[1] for p in both]
+    errors = [p.communicate(timeout=600)[1] for p in both]
     same("statuses", sorted(p.returncode for p in both), [DONE, USAGE])
     assert any("another process" in e or "is there already" in e for e in errors), errors
     cli.run("convert", src, t + "/want", "--to", "dcp", "--ranks", "3")

@@ -60,7 +60,7 @@ class Place:
         """`env`: what is other than in our own environment."""
         other = {k: v for k, v in (env or {}).items() if os.environ.get(k) != v}
         return subprocess.run(["/bin/bash", "-c", command], cwd=self.t, env={**self.env, **other}, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
 
     def shown(self, text):
         """Without what is another in each run."""
@@ -253,7 +253,7 @@ ROWS = [
     ("**Remote sources**",),
     ("a kind of URL that there is not", "unshard info ftp://host/step"),
     ("a slash too few", "unshard info s3:/bucket/step"),
-    ("a name that there is not", "unshard info https://no-such-host.invalid/step", {"env": {"UNSHARD_HTTP_TRIES": "1"}}),
+    ("a name that there is not", "unshard info https://no-such-host.invalid/step", {"env": {"UNSHARD_HTTP_TRIES": "1", "RES_OPTIONS": "timeout:1 attempts:1"}}),
     ("nobody answers there", "unshard info http://127.0.0.1:1/step", {"env": {"UNSHARD_HTTP_TRIES": "1"}}),
     ("no keys of S3", "unshard info s3://torch_dcp/dcp_fsdp2_adamw_2r", {"at": no_keys}),
     ("a wrong secret", "unshard info s3://torch_dcp/dcp_fsdp2_adamw_2r", {"at": keys(AWS_SECRET_ACCESS_KEY="wrong")}),

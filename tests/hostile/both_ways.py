@@ -17,8 +17,9 @@ from mountlib import SANITIZED, UNSHARD, Mount, main, same  # noqa: E402
 
 MEMORY = 1 << 30  # address space of a command,
 MOUNT_MEMORY = 4 << 30  # and of a mount, which has a stack and a heap for each thread
+JOBS = "jobs=4"  # a thread has a stack and a heap: else it would depend on the number of processors
 RESIDENT = 128 << 20  # of a mount behind all cases of a kind
-SECONDS = 20
+SECONDS = 120
 WHOLE, DAMAGED, UNREADABLE = 0, 1, 3
 # Statuses of `verify --deep` that a verdict allows. What is no checkpoint by itself cannot be read as one.
 STATUSES = {"accept": {WHOLE}, "opaque": {WHOLE, DAMAGED, UNREADABLE}, "escape": {WHOLE, DAMAGED}, "tensor": {DAMAGED},
@@ -46,7 +47,7 @@ def cases(kind):
 
 def verify(path, cache):
     limits = [] if SANITIZED else ["prlimit", f"--as={MEMORY}"]
-    done = subprocess.run([*limits, UNSHARD, "verify", "--deep", path, "--cache-dir", cache], capture_output=True,
+    done = subprocess.run([*limits, UNSHARD, "verify", "--deep", path, "--cache-dir", cache, "-o", JOBS], capture_output=True,
                           timeout=SECONDS, check=False)
     return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
 
@@ -81,7 +82,7 @@ def judge(what, path, verdict):
 
 
 def mounted(t, source):
-    return Mount(source, t + "/mnt", wrapper=() if SANITIZED else ("prlimit", f"--as={MOUNT_MEMORY}"))
+    return Mount(source, t + "/mnt", JOBS, wrapper=() if SANITIZED else ("prlimit", f"--as={MOUNT_MEMORY}"))
 
 
 def by_mount(t, kind):
@@ -112,4 +113,4 @@ if __name__ == "__main__":
     for name in KINDS:
         tests[f"test_verify_{name}"] = lambda t, k=name: by_command(t, k)
         tests[f"test_mount_{name}"] = lambda t, k=name: by_mount(t, k)
-    main(tests, seconds=300)
+    main(tests, seconds=1200)

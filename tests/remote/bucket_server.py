@@ -54,15 +54,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do(self):
         owner = self.server.owner
-        with owner.lock:
-            owner.busy += 1
-        try:
-            self.serve(owner)
-        finally:
-            with owner.lock:
-                owner.busy -= 1
-
-    def serve(self, owner):
         length = int(self.headers.get("Content-Length") or 0)
         how = owner.strike(self.command, self.path)
         if how == "reset":
@@ -123,13 +114,26 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def process_request(self, request, client_address):
+        with self.owner.lock:
+            self.owner.open += 1
+            self.owner.last = client_address
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request, client_address):
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self.owner.lock:
+                self.owner.open -= 1
+
 
 class BucketServer:
     def __init__(self, bucket="bucket", part_least=PART_LEAST, conditional=True):
         self.bucket, self.part_least, self.conditional = bucket, part_least, conditional
         self.objects, self.uploads, self.log, self.faults, self.history = {}, {}, [], [], []
         self.endless = False  # lists of uploads go on, and always at the same place
-        self.keys, self.busy = {KEY}, 0
+        self.keys, self.open, self.last = {KEY}, 0, None  # connections, and whose was the last one
         self.directory, self.sessions = bucket.endswith("--x-s3"), 0
         self.customer_key = None  # in base64: under which all objects lie
         self.lock, self.ids, self.delay = threading.RLock(), 0, 0
@@ -177,7 +181,10 @@ class BucketServer:
 
     def wait_idle(self):
         """Until what a client that died has sent is done with."""
-        while self.busy:
+        with socket.create_connection(self.httpd.server_address) as ours:  # those that came before are taken before
+            while self.last != ours.getsockname():
+                time.sleep(0.01)
+        while self.open:
             time.sleep(0.01)
 
     def tree(self, prefix):

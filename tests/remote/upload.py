@@ -138,7 +138,7 @@ def test_killed(t):
             s.fault(kill, first=n)
             p.append(s.start(src, *args))
             ready.set()
-            p[0].wait(60)
+            p[0].wait(600)
             p[0].stderr.close()
             same(f"request {n}: status", p[0].returncode, -signal.SIGKILL)
             s.wait_idle()
@@ -226,7 +226,7 @@ def test_parts(t):
         fails("nothing to finish", "--finish")
         both = [s.start(src, *args, "--part", f"{i}/2") for i in (1, 2)]
         for p in both:
-            same("status", (p.wait(60), p.stderr.read()), (0, ""))
+            same("status", (p.wait(600), p.stderr.read()), (0, ""))
             p.stderr.close()
         same("nothing is seen", s.tree(PREFIX), {})
         s.convert(src, *args, "--part", "2/2")  # again: nothing to do
@@ -257,7 +257,7 @@ def test_side_by_side(t):
         both = [s.start(src, *args) for _ in range(2)]
         status = []
         for p in both:
-            p.wait(60)
+            p.wait(600)
             status.append(p.returncode)
             error = p.stderr.read()
             p.stderr.close()
