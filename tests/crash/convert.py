@@ -41,7 +41,7 @@ class Convert:
     def run(self, **what):
         env = faulty(self.place, self.cache, **what)
         return subprocess.run([UNSHARD, "convert", self.source, self.dest, "--to", self.to, *FORMATS[self.to]],
-                              capture_output=True, text=True, timeout=60, env=env)
+                              capture_output=True, text=True, timeout=600, env=env)
 
     def record(self):
         """Runs it once: self.want is what comes out, self.recording how."""

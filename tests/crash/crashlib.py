@@ -47,4 +47,4 @@ def points(rnd, recording, share=1):
 
 
 def run(tests):
-    main(tests, 300 if POINTS != "all" and STATES < 100 else 1000000)
+    main(tests, 1200 if POINTS != "all" and STATES < 100 else 1000000)

@@ -403,4 +403,4 @@ if __name__ == "__main__":
         print("\n".join(map(show, generate(int(sys.argv[1]), int(sys.argv[2])))))
         print(try_seed(int(sys.argv[1]), int(sys.argv[2])) or "as the model")
     else:
-        main({"test_found": test_found, "test_model": test_model}, 120 + 30 * SEEDS)
+        main({"test_found": test_found, "test_model": test_model}, 600 + 120 * SEEDS)

@@ -81,7 +81,7 @@ class Saving:
         elif script is not new_checkpoint:
             to = fmt.split(":")[0]
             ranks = ["--ranks", "2"] if to.startswith("dcp") else []
-            subprocess.run([UNSHARD, "convert", t + "/hf", self.base + "/step1", "--to", to, *ranks], check=True, timeout=60)
+            subprocess.run([UNSHARD, "convert", t + "/hf", self.base + "/step1", "--to", to, *ranks], check=True, timeout=600)
             write_file(self.base + "/step1/notes.txt", b"side file")
         write_file(self.base + "/latest.txt", b"1")
         self.old = tree(self.base)
@@ -411,7 +411,7 @@ def changed_tensor(m, _):
 
 def stored(save, path):
     key = next(iter(make_tensors(1)))
-    return subprocess.run([UNSHARD, "cat", path, key], capture_output=True, check=True, timeout=60,
+    return subprocess.run([UNSHARD, "cat", path, key], capture_output=True, check=True, timeout=600,
                           env={**os.environ, "XDG_CACHE_HOME": save.t + "/cat"}).stdout
 
 

@@ -63,4 +63,4 @@ def test_nothing_is_lost(t):
     assert failed, "no call of these made the save fail"
 
 
-main(globals(), seconds=280)
+main(globals(), seconds=1200)

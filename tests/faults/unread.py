@@ -35,7 +35,7 @@ def environment(bad, cache):
 
 def verify(source, bad, cache):
     shutil.rmtree(cache, ignore_errors=True)
-    done = subprocess.run([UNSHARD, "verify", "--deep", source], env=environment(bad, cache), capture_output=True, text=True, timeout=60,
+    done = subprocess.run([UNSHARD, "verify", "--deep", source], env=environment(bad, cache), capture_output=True, text=True, timeout=600,
                           check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -83,4 +83,4 @@ def test_a_mount_shows_no_checkpoint_as_its_files(t):
         wait_for("all of it", PATIENCE, lambda: listed() == sorted([*shown, "note.txt"]))
 
 
-main(globals(), seconds=280)
+main(globals(), seconds=1200)

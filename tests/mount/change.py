@@ -54,7 +54,9 @@ def test_new_checkpoints_appear(t):
     fastest = PATIENCE
     with Mount(t + "/run", t + "/mnt") as m:
         same("at first", os.listdir(m.path), ["step1"])
-        for i in range(2, 6):
+        for i in range(2, 40):
+            if i > 5 and fastest < 1.5:  # a machine with much else to do is late now and then, not always
+                break
             fails("not yet", errno.ENOENT, lambda: os.stat(m / f"step{i}"))
             tensors = rewrite(t + f"/run/.step{i}-tmp", i)
             os.rename(t + f"/run/.step{i}-tmp", t + f"/run/step{i}")
@@ -255,20 +257,21 @@ def test_what_the_mount_says_is_there_throughout(t):
 
     with Mount(t + "/src", t + "/mnt") as m:
         json.loads(read_all(m / ".unshard/counters.json"))
-        before = json.loads(read_all(m / ".unshard/counters.json"))["generations"]
+        before, begun = json.loads(read_all(m / ".unshard/counters.json"))["generations"], time.monotonic()
         threads = [threading.Thread(target=changer, args=(f"{t}/src/model-0000{n}-of-00002.safetensors",)) for n in (1, 2)]
         for thread in threads:
             thread.start()
         try:
-            for _ in range(1000):
-                json.loads(read_all(m / ".unshard/counters.json"))
+            looks, made = 0, 0
+            while looks < 1000 or made <= 5:  # less than that proves nothing
+                assert looks < 1000 or time.monotonic() - begun < 4 * PATIENCE, f"{looks} looks, {made} generations"
+                made = json.loads(read_all(m / ".unshard/counters.json"))["generations"] - before
                 read_all(m / ".unshard/last-error")
+                looks += 1
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
-        made = json.loads(read_all(m / ".unshard/counters.json"))["generations"] - before
-        assert made > 5, f"only {made} generations: nothing was proven"
 
 
 def test_truncated_shard(t):
@@ -350,21 +353,22 @@ def test_never_a_mix_while_it_is_rewritten(t):
     """Readers beside a writer: what is read as a whole is of one version, or an error."""
     versions = [make_tensors(("mix", i), count=2, rows=2048) for i in range(2)]
     write_checkpoint(t + "/src", versions[0], shards=1)
-    keys, stop, rewrites = list(versions[0]), threading.Event(), []
+    keys, stop, rewrites, seen = list(versions[0]), threading.Event(), [], [0, 0]
 
     def writer():
-        while not stop.wait(0.01):
+        # More and more slowly until each version was read as a whole: readers may be slower than this.
+        while not stop.wait(0.01 if min(seen) else min(0.01 + len(rewrites) / 1000, 2)):
             rewrites.append(0)
             write_checkpoint(t + "/src", versions[len(rewrites) % 2], shards=1)
 
     with Mount(t + "/src", t + "/mnt") as m:
         thread = threading.Thread(target=writer)
         thread.start()
-        wrong, seen, failed, turn = [], [0, 0], 0, 0
+        wrong, failed, turn = [], 0, 0
         try:
             begin = time.monotonic()
             while turn < 200 or min(seen) == 0 or len(rewrites) < 50:
-                assert time.monotonic() - begin < PATIENCE, (seen, len(rewrites))
+                assert time.monotonic() - begin < 4 * PATIENCE, (seen, len(rewrites))
                 turn += 1
                 key = keys[turn % 2]
                 try:

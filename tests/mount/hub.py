@@ -18,7 +18,7 @@ from hub_server import HubServer  # noqa: E402
 
 
 def unshard(env, *args, status=0):
-    done = subprocess.run([UNSHARD, *args], env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    done = subprocess.run([UNSHARD, *args], env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=600, check=False)
     if done.returncode != status:
         raise AssertionError(f"unshard {args}: status {done.returncode}\n{done.stderr.decode()}")
     return done

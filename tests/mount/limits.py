@@ -11,7 +11,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench"))
 import make_checkpoint as made
 import make_metadata as torch_like
-from mountlib import UNSHARD, Mount, main, read_all, same, safetensors_image, tensor_bytes, write_file
+from mountlib import UNSHARD, Mount, main, may_open, read_all, same, safetensors_image, tensor_bytes, write_file
 
 SHARDS = 2000
 LIMIT = 256
@@ -19,11 +19,6 @@ FEW = ["prlimit", f"--nofile={LIMIT}:{LIMIT}"]
 ROWS, COLUMNS = 4, 16  # of F32 numbers in a shard
 PIECE = 4 * ROWS * COLUMNS
 OURS = 2 * SHARDS  # files that the tests themselves may open: 1024 is what a user's shell has
-
-
-def raise_our_limit():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, OURS), hard), hard))
 
 
 def key_of(i):
@@ -106,6 +101,7 @@ def check_open_together(mount, want):
 
 def test_a_tensor_a_shard(t):
     """2,000 tensors in as many shards."""
+    may_open(OURS)
     want = hf_directory(f"{t}/source")
     with Mount(f"{t}/source", f"{t}/m", wrapper=FEW) as m:
         image = read_all(m / "model.safetensors")
@@ -115,6 +111,7 @@ def test_a_tensor_a_shard(t):
 
 def test_tensors_over_many_shards(t):
     """Ten tensors in 200 files each, all of them open at once."""
+    may_open(OURS)
     want = dcp_directory(f"{t}/source", 10, 200)
     with Mount(f"{t}/source", f"{t}/m", wrapper=FEW) as m:
         check_open_together(m, want)
@@ -122,6 +119,7 @@ def test_tensors_over_many_shards(t):
 
 def test_a_tensor_over_all_shards(t):
     """One tensor in 2,000 files, read in one piece and by eight readers at once."""
+    may_open(OURS)
     want = dcp_directory(f"{t}/source", 1, SHARDS)[key_of(0)]
     with Mount(f"{t}/source", f"{t}/m", wrapper=FEW) as m:
         path = m / f"raw/{key_of(0)}"
@@ -134,6 +132,7 @@ def test_a_tensor_over_all_shards(t):
 
 
 def test_commands(t):
+    may_open(OURS)
     tensors = hf_directory(f"{t}/hf")
     cut = dcp_directory(f"{t}/dcp", 1, SHARDS)[key_of(0)]
     same("cat of one of many", command("cat", f"{t}/hf", key_of(7)), tensors[key_of(7)])
@@ -145,5 +144,4 @@ def test_commands(t):
 
 
 if __name__ == "__main__":
-    raise_our_limit()
     main(globals())

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 
-from mountlib import SANITIZED, Mount, main, read_all, same, safetensors_image, wait_for, write_file
+from mountlib import PATIENCE, SANITIZED, Mount, main, read_all, same, safetensors_image, wait_for, write_file
 
 libc = ctypes.CDLL(None, use_errno=True)
 GETDENTS64 = 217 if platform.machine() == "x86_64" else 61
@@ -173,22 +173,25 @@ def test_listings_that_are_broken_off(t):
         for number in range(12):
             tensors = {f"layer.{i:04}.{number % 2}.weight": ("U8", (1,), b"x") for i in range(2000)}
             write_file(shard, safetensors_image(tensors))
-            wait_for("the new names", 20, lambda: os.path.exists(m / f"raw/layer.0000.{number % 2}.weight"))
+            wait_for("the new names", PATIENCE, lambda: os.path.exists(m / f"raw/layer.0000.{number % 2}.weight"))
             for view in ("raw", "tensors", "tree/layer"):
                 for pages in (1, 2, 3):
                     break_off(m / view, pages)
         same("all of it", sorted(os.listdir(m / "raw")), sorted(tensors))
-        before = m.rss()
-        for _ in range(1000):
-            break_off(m / "raw", 3)
-        growth = m.rss() - before
-        print(f"# resident: {growth >> 10} KiB more after 1,000 listings")
-        if not SANITIZED:
-            assert growth < 8 << 20, growth
+        for _ in range(4):  # what stays behind does so each time; what an allocator takes for another thread does not
+            before = m.rss()
+            for _ in range(1000):
+                break_off(m / "raw", 3)
+            growth = m.rss() - before
+            print(f"# resident: {growth >> 10} KiB more after 1,000 listings")
+            if SANITIZED or growth < 8 << 20:
+                break
+        else:
+            raise AssertionError(f"{growth} bytes more, each time")
         ids = {int(id) for id in re.findall(r"opcode: OPENDIR \(\d+\), nodeid: (\d+)", m.messages())}
     slots = {id >> 40 for id in ids if id >> 63}
     assert len(slots) < 6, f"12 checkpoints after each other have {len(slots)} places: none is free again"
 
 
 if __name__ == "__main__":
-    main(globals(), seconds=240)
+    main(globals(), seconds=1200)

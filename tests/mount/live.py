@@ -17,6 +17,21 @@ from fault_server import Server  # noqa: E402
 
 COUNT = 200_000 if SANITIZED else 400_000  # takes seconds to scan
 TELLS_SCANS = {**os.environ, "UNSHARD_LOG": "format:info"}
+TRIES = 6  # at what must come while a scan goes on: a machine may be quick, and a test late
+
+
+class TooSoon(Exception):
+    """The scan was over before that was done which is to be done during it."""
+
+
+def in_time(attempt):
+    """attempt(part of the usual pauses), which may be too late for its scan now and then, not each time."""
+    for i in range(TRIES):
+        try:
+            return attempt((1, 0.5, 0.25)[i % 3])
+        except TooSoon as e:
+            print(f"# once more: {e}")
+    raise AssertionError("each scan was over too soon to prove anything")
 
 
 def big_checkpoint(path, seed=0):
@@ -40,22 +55,25 @@ def scanned(m):
 def test_others_are_served_during_a_scan(t):
     small = slow_source(t)
     key = next(iter(small))
-    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
-        # Known before: two scans share the index, which takes one writer at a time.
-        same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
-        # More readers than the server has threads.
-        readers = [subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL) for _ in range(40)]
-        rounds = 0
-        while not scanned(m):
-            same("root", sorted(os.listdir(m.path)), ["big", "small"])
-            os.statvfs(m.path)
+    rounds = 0
+    for _ in range(TRIES):
+        with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
+            # Known before: two scans share the index, which takes one writer at a time.
             same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
-            rounds += not scanned(m)
-            time.sleep(0.02)
-        for p in readers:
-            same("ls", p.wait(), 0)
+            # More readers than the server has threads.
+            readers = [subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL) for _ in range(40)]
+            while not scanned(m):
+                same("root", sorted(os.listdir(m.path)), ["big", "small"])
+                os.statvfs(m.path)
+                same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
+                rounds += not scanned(m)
+                time.sleep(0.02)
+            for p in readers:
+                same("ls", p.wait(), 0)
         print(f"# the others were asked {rounds} times while it was scanned")
-        assert rounds > 1, "other requests wait for the scan"
+        if rounds > 1:
+            return
+    raise AssertionError("other requests wait for the scan")
 
 
 def test_listing_the_root_scans_nothing(t):
@@ -75,14 +93,21 @@ def read_all_counters(m):
 
 def test_a_killed_reader_does_not_wait(t):
     slow_source(t)
-    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
-        reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL)
-        time.sleep(0.4)
-        same("how it ended by then", reader.poll(), None)
-        reader.send_signal(signal.SIGINT)
-        same("how it ended", reader.wait(PATIENCE), -signal.SIGINT)
-        assert not scanned(m), "it waited for the scan, or the scan was over too soon to prove anything"
-        os.listdir(m / "small")
+
+    def attempt(part):
+        with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
+            reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL)
+            time.sleep(0.4 * part)
+            if reader.poll() is not None:
+                raise TooSoon("the reader had its answer")
+            reader.send_signal(signal.SIGINT)
+            code = reader.wait(PATIENCE)
+            if scanned(m):
+                raise TooSoon("it waited for the scan, or the scan was over")
+            same("how it ended", code, -signal.SIGINT)
+            os.listdir(m / "small")
+
+    in_time(attempt)
 
 
 def test_a_killed_reader_does_not_wait_for_another_scan(t):
@@ -91,18 +116,26 @@ def test_a_killed_reader_does_not_wait_for_another_scan(t):
     half = {f"k{i:06}": ("U8", (1,), b"x") for i in range(COUNT // 2)}
     os.makedirs(t + "/run/half")
     write_file(t + "/run/half/model.safetensors", safetensors_image(half))
-    with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
-        os.listdir(m / "big")
-        same("scanned", m.messages().count("scan path=big"), 1)
-        os.utime(t + "/run/big/model.safetensors")
-        time.sleep(0.8)  # the watcher has seen it, and scans
-        reader = subprocess.Popen(["ls", m / "half"], stdout=subprocess.DEVNULL)
-        time.sleep(0.3)
-        same("how it ended by then", reader.poll(), None)
-        reader.send_signal(signal.SIGINT)
-        same("how it ended", reader.wait(PATIENCE), -signal.SIGINT)
-        assert "scan path=half" not in m.messages(), "it waited for its scan"
-        assert m.messages().count("scan path=big") == 1, "the watcher's scan was over too soon to prove anything"
+
+    def attempt(part):
+        with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
+            os.listdir(m / "big")
+            before = m.messages().count("scan path=big")
+            os.utime(t + "/run/big/model.safetensors")
+            time.sleep(0.6 + 0.2 * part)  # the watcher has seen it, and scans
+            reader = subprocess.Popen(["ls", m / "half"], stdout=subprocess.DEVNULL)
+            time.sleep(0.3 * part)
+            if reader.poll() is not None:
+                raise TooSoon("the reader had its answer")
+            reader.send_signal(signal.SIGINT)
+            code = reader.wait(PATIENCE)
+            if "scan path=half" in m.messages():
+                raise TooSoon("it waited for its scan, or that was over")
+            same("how it ended", code, -signal.SIGINT)
+            if m.messages().count("scan path=big") > before:
+                raise TooSoon("the watcher's scan was over")
+
+    in_time(attempt)
 
 
 def test_signals_do_not_end_a_request(t):
@@ -113,14 +146,14 @@ def test_signals_do_not_end_a_request(t):
 import os, signal, time
 signal.signal(signal.SIGALRM, lambda *_: None)
 signal.siginterrupt(signal.SIGALRM, True)
-signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
 start = time.monotonic()
 os.stat({m / 'big/tensors'!r})
 print(time.monotonic() - start)
 signal.setitimer(signal.ITIMER_REAL, 0)
-"""], capture_output=True, text=True, timeout=60)
+"""], capture_output=True, text=True, timeout=4 * PATIENCE)
         same("stat: " + child.stderr, child.returncode, 0)
-        assert float(child.stdout) > 0.5, "the scan was over too soon to prove anything"
+        assert float(child.stdout) > 0.1, "the scan was over too soon to prove anything"
 
 
 def test_ending_does_not_wait_for_a_scan(t):
@@ -134,19 +167,27 @@ def test_ending_does_not_wait_for_a_scan(t):
         whole = time.monotonic() - start
     with Mount(t + "/run", t + "/mnt", cache) as m:
         same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
-    for share in (0.1, 0.4, 0.6, 0.7, 0.8, 0.9):
+
+    def ended(share):
+        """Of a mount that is ended when so much of the scan is done: was it done in spite of that?"""
         with Mount(t + "/run", t + "/mnt", cache, env=TELLS_SCANS) as m:
             reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             time.sleep(share * whole)
-            assert share > 0.1 or not scanned(m), "the scan was over too soon to prove anything"
             start = time.monotonic()
             m.process.send_signal(signal.SIGTERM)
-            same("status", m.process.wait(PATIENCE), 0)
+            same("status", m.process.wait(4 * PATIENCE), 0)
             print(f"# a scan of {whole:.2f} s, ended after {share * whole:.2f} s: {time.monotonic() - start:.2f} s; whole: {scanned(m)}")
             reader.wait(PATIENCE)
-            if share < 0.2:
-                assert not scanned(m), "the end waited for the scan"
-        if scanned(m):
+        return scanned(m)
+
+    def attempt(part):
+        os.utime(t + "/run/big/model.safetensors")  # what a scan that was done has found is not believed
+        if ended(0.1 * part):
+            raise TooSoon("the end waited for the scan, or the scan was over")
+
+    in_time(attempt)
+    for share in (0.4, 0.6, 0.7, 0.8, 0.9):
+        if ended(share):
             break
     with Mount(t + "/run", t + "/mnt", cache, env=TELLS_SCANS) as m:
         same("the other checkpoint", read_all(m / f"small/raw/{key}"), small[key][2])
@@ -160,13 +201,13 @@ def test_a_scan_that_takes_too_long(t):
     key = next(iter(tensors))
     for name in ("late", "small"):
         write_checkpoint(f"{t}/src/run/{name}", tensors)
-    env = {**TELLS_SCANS, "UNSHARD_SCAN_SECONDS": "1"}
+    env = {**TELLS_SCANS, "UNSHARD_SCAN_SECONDS": "10"}  # the other scan's, too: it takes a tenth of a second, mostly
     with Server(t + "/src") as server:
         server.fault("slow", times=-1, match="late/.*safetensors$", seconds=0.002)
         with Mount(server.url + "/run", t + "/mnt", f"cache_dir={t}/cache", env=env) as m:
             for _ in range(3):
                 told = read_all(m / "late/.unshard/checkpoint.json")
-                assert b"the scan took longer than 1 s" in told and b"UNSHARD_SCAN_SECONDS" in told, told[:1000]
+                assert b"the scan took longer than 10 s" in told and b"UNSHARD_SCAN_SECONDS" in told, told[:1000]
                 time.sleep(1.1)
             same("scans of it", m.messages().count("scan path=late"), 1)
             same("nothing is shown of it", os.path.exists(m / "late/raw"), False)
@@ -202,16 +243,18 @@ def test_soak(t):
         with concurrent.futures.ThreadPoolExecutor(16) as warm:  # every thread of the server has its buffers then
             for done in [warm.submit(round_trip, m) for _ in range(64)]:
                 done.result()
-        fds, rss = descriptors(m), m.rss()
-        for i in range(150):
-            round_trip(m)
-            if i % 50 == 49 and os.geteuid() == 0:
-                drop_caches()  # the kernel forgets, and we with it
-        print(f"# descriptors {fds} then {descriptors(m)}, resident {rss >> 10} then {m.rss() >> 10} KiB")
-        assert descriptors(m) <= fds + 4
-        if not SANITIZED:
-            assert m.rss() < rss + (8 << 20)
+        for _ in range(4):  # what stays behind does so each time; what an allocator takes for another thread does not
+            fds, rss = descriptors(m), m.rss()
+            for i in range(150):
+                round_trip(m)
+                if i % 50 == 49 and os.geteuid() == 0:
+                    drop_caches()  # the kernel forgets, and we with it
+            now, grown = descriptors(m), m.rss() - rss
+            print(f"# descriptors {fds} then {now}, resident {rss >> 10} and {grown >> 10} more KiB")
+            if now <= fds + 4 and (SANITIZED or grown < 8 << 20):
+                return
+        raise AssertionError(f"descriptors {fds} then {now}, {grown} bytes more")
 
 
 if __name__ == "__main__":
-    main(globals(), seconds=300)  # a scan of 400,000 tensors takes 16 s on a machine with much else to do
+    main(globals(), seconds=1200)  # a scan of 400,000 tensors takes 16 s on a machine with much else to do

@@ -93,7 +93,7 @@ def together(calls):
     ready, go = os.pipe(), os.pipe()
 
     def run(call):
-        signal.alarm(PATIENCE)
+        signal.alarm(4 * PATIENCE)
         os.write(ready[1], b"x")
         os.close(go[1])
         os.read(go[0], 1)

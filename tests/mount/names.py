@@ -12,10 +12,11 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, Mount, fails, main, make_tensors, read_all, safetensors_image, same, wait_for, write_checkpoint, \
+from mountlib import PATIENCE, Mount, fails, main, make_tensors, may_open, read_all, safetensors_image, same, wait_for, write_checkpoint, \
     write_file  # noqa: E402
 from save_whole import DATA, published  # noqa: E402
 
+STAGE_FILES = 6  # that the server has open for each new directory
 FEW, MANY = 100, 500  # of fewer than 64 names all are looked at each time
 TORCH = (DATA / "torch_file/pt_torch231/model.pt").read_bytes()
 DCP = DATA / "torch_dcp/dcp_fsdp2_adamw_2r"
@@ -137,6 +138,7 @@ def test_directories_are_made(t):
     """Each is a stage, and a stage looks beside it for what mounts that died have left."""
     source(t)
     os.makedirs(t + "/src/new")
+    may_open(500 * STAGE_FILES)
     with Mount(t + "/src", t + "/mnt", "rw") as m:
         with Cost(m, "directories are made", 500, reads_of):
             for i in range(500):
@@ -382,10 +384,10 @@ def is_locked(path):
         os.close(fd)
 
 
-def unmounted_while_it_saves(t, m):
-    """Was the server seen at that? A machine with much else to do may look too late."""
+def unmounted_while_it_saves(t, m, count):
+    """Was the server seen at that? A machine with much else to do may look too late, or have a quick disk."""
     os.mkdir(m / "new")
-    for i in range(600):
+    for i in range(count):
         os.mkdir(m / f"new/x{i:05}")
     subprocess.run(["fusermount3", "-u", m.path], check=True)  # as umount(8), for every user
     locked = []
@@ -396,11 +398,12 @@ def unmounted_while_it_saves(t, m):
 def test_what_is_removed_after_umount_stays_away(t):
     """umount(8) waits for nothing: the server of that mount still saves when the next one begins, which must show it to who removes it."""
     source(t)
-    for _ in range(5):
+    for count in (600, 600, 600, 1200, 1200, 2400, 2400, 4800):
+        may_open(count * STAGE_FILES)
         with Mount(t + "/src", t + "/mnt", "rw") as m:
-            if unmounted_while_it_saves(t, m):
+            if unmounted_while_it_saves(t, m, count):
                 with Mount(t + "/src", t + "/mnt", "rw") as second:
-                    same("it is there", len(os.listdir(second / "new")), 600)
+                    same("it is there", len(os.listdir(second / "new")), count)
                     shutil.rmtree(second / "new")
                     same("the server that was first", m.process.wait(PATIENCE), 0)
                     same("in the source", os.listdir(t + "/src"), ["keep"])

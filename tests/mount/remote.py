@@ -6,9 +6,10 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
-from mountlib import (UNSHARD, Mount, check_mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint,
+from mountlib import (PATIENCE, UNSHARD, Mount, check_mount, main, make_tensors, read_all, safetensors_image, same, write_checkpoint,
                       write_file)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -115,20 +116,28 @@ def test_round_trips_to_the_first_byte(t):
     os.mkdir(t + "/src")
     write_file(t + "/src/model.safetensors", safetensors_image(tensors))
     shutil.copytree(DATA / "torch_dcp/dcp_minimal_handmade", t + "/src/dcp")
-    with Server(t + "/src") as server:
-        for where, most in (("/", 6), ("/dcp/", 6)):
+
+    def measured(server, where, name):
+        server.forget()
+        with Mount(server.url + where, name) as m:
+            keys = sorted(os.listdir(m / "raw"))
+            with open(m / f"raw/{keys[0]}", "rb") as f:
+                assert f.read(1)
+            cold = rounds(server)
             server.forget()
-            with Mount(server.url + where, t + "/mnt" + where) as m:
-                keys = sorted(os.listdir(m / "raw"))
-                with open(m / f"raw/{keys[0]}", "rb") as f:
-                    assert f.read(1)
-                cold = rounds(server)
-                server.forget()
-                with open(m / f"raw/{keys[-1]}", "rb") as f:
-                    assert f.read(1)
-                print(f"# {where}: {cold} round trips to the first byte, {rounds(server)} to one of another tensor")
-                assert cold <= most, server.log()
-                assert rounds(server) <= 2, server.log()
+            with open(m / f"raw/{keys[-1]}", "rb") as f:
+                assert f.read(1)
+            print(f"# {where}: {cold} round trips to the first byte, {rounds(server)} to one of another tensor")
+            return cold <= 6 and rounds(server) <= 2
+
+    with Server(t + "/src") as server:
+        for where in ("/", "/dcp/"):
+            assert in_few(lambda i, w=where: measured(server, w, f"{t}/mnt{i}{w}")), server.log()
+
+
+def in_few(attempt):
+    """Is attempt(number) true once? What was asked is asked again where a machine takes seconds to go on."""
+    return any(attempt(i) for i in range(4))
 
 
 def test_round_trips_of_a_mount_whose_index_is_there(t):
@@ -137,23 +146,36 @@ def test_round_trips_of_a_mount_whose_index_is_there(t):
     write_checkpoint(t + "/src/hf", tensors, shards=2)
     shutil.copytree(DATA / "torch_dcp/dcp_minimal_handmade", t + "/src/dcp")
     with Server(t + "/src") as server:
-        for where in ("/hf/", "/dcp/"):
-            for turn in ("cold", "warm"):
+        def measured(where, turn):
+            with Mount(server.url + where, f"{t}/{where.strip('/')}-{turn}", f"cache_dir={t}/cache,cache_size=0") as m:
                 server.forget()
-                with Mount(server.url + where, f"{t}/{where.strip('/')}-{turn}", f"cache_dir={t}/cache,cache_size=0") as m:
-                    server.forget()
-                    key = sorted(os.listdir(m / "raw"))[0]
-                    with open(m / f"raw/{key}", "rb", buffering=0) as f:
-                        assert len(f.read(1)) == 1
+                key = sorted(os.listdir(m / "raw"))[0]
+                with open(m / f"raw/{key}", "rb", buffering=0) as f:
+                    assert len(f.read(1)) == 1
             data = [r["path"] for r in server.log("", "GET")]
-            assert len(set(data)) == 1, f"{where}: {server.log()}"
-            assert rounds(server) <= 3, server.log()  # a header and its bytes may be two requests, made at once
+            return len(set(data)) == 1 and rounds(server) <= 3  # a header and its bytes may be two requests, made at once
+
+        for where in ("/hf/", "/dcp/"):
+            measured(where, "cold")
+            assert in_few(lambda i, w=where: measured(w, f"warm{i}")), f"{where}: {server.log()}"
 
 
-def flights(server, page):
-    """Seconds between the page and the HEADs that the server noted, each after its delay."""
-    at = min(r["at"] for r in server.log(page, "GET"))
-    return [r["at"] - at for r in server.log("", "HEAD") if r["path"].rpartition("/")[2]]
+class Flights:
+    """Which HEADs of files a server gets before it answers with the page: it waits for so many, or a while."""
+
+    def __init__(self, server, page, most):
+        self.server, self.page, self.most = server, page, most
+        self.before, self.after, self.answered, self.changed = [], [], False, threading.Condition()
+        server.arrived = self.arrived
+
+    def arrived(self, method, path):
+        with self.changed:
+            if method == "HEAD" and path.rpartition("/")[2]:
+                (self.after if self.answered else self.before).append(path)
+                self.changed.notify_all()
+            elif method == "GET" and path.endswith(self.page) and not self.answered:
+                self.changed.wait_for(lambda: len(self.before) >= self.most, PATIENCE if self.most else 0)
+                self.answered = True
 
 
 def test_files_that_were_there_are_asked_along_with_the_page(t):
@@ -163,16 +185,19 @@ def test_files_that_were_there_are_asked_along_with_the_page(t):
         write_checkpoint(f"{t}/{how}/hf", tensors, shards=2)
         if how == "manifest":
             subprocess.run([UNSHARD, "manifest", "-q", f"{t}/{how}/hf"], check=True)
-        with Server(f"{t}/{how}", delay=1.0) as server:
-            for turn, key in (("cold", sorted(tensors)[0]), ("warm", sorted(tensors)[-1])):
+        with Server(f"{t}/{how}") as server:
+            def measured(turn, cache, key, early):
                 server.forget()
-                with Mount(server.url + "/hf/", f"{t}/{how}/{turn}", f"cache_dir={t}/{how}/cache") as m:
+                flights = Flights(server, "/hf/", early)
+                with Mount(server.url + "/hf/", f"{t}/{how}/{turn}", f"cache_dir={t}/{how}/{cache}") as m:
                     with open(m / f"raw/{key}", "rb", buffering=0) as f:
                         same(key, f.read(16), tensors[key][2][:16])
-                late = flights(server, "/hf/$")
-                assert len(late) == 4, [(r["method"], r["path"], round(r["at"], 2)) for r in server.log()]
-                assert all((at < 1.0) == (turn == "warm") for at in late), f"{how}, {turn}: {late}"
-            assert len(server.log(r"safetensors$", "GET")) == 1, server.log()
+                print(f"# {how}, {turn}: {len(flights.before)} asked before the page was there, {len(flights.after)} then")
+                return len(flights.before) == early and len(flights.after) == 4 - early
+
+            assert in_few(lambda i: measured(f"cold{i}", f"cache{i}", sorted(tensors)[0], 0)), server.log()
+            assert in_few(lambda i: measured(f"warm{i}", "cache0", sorted(tensors)[-1 - i % 3], 4) and len(server.log(r"safetensors$", "GET")) == 1), \
+                server.log()
 
 
 def test_files_that_were_there_and_are_others_now(t):

@@ -66,6 +66,14 @@ def test_ten_times_the_cap(t):
                     largest = max(largest, taken(t + "/cache/blocks"))
                     assert largest <= cap, f"{largest} bytes in {t}/cache/blocks, the cap is {cap}"
         assert sum(map(len, model.values())) == 10 * cap
+
+        def half():
+            """What was read is written behind it, which may take a slow disk its time."""
+            nonlocal largest
+            largest = max(largest, taken(t + "/cache/blocks"))
+            assert largest <= cap, f"{largest} bytes in {t}/cache/blocks, the cap is {cap}"
+            return largest > cap / 2
+        wait_for("half of it", PATIENCE, half)
         assert largest > cap / 2, f"it never had more than {largest} of {cap} bytes"
         print(f"# {10 * cap} bytes read, cache_size={cap}: at most {largest} bytes in the cache's directory, as du counts")
 
@@ -125,16 +133,17 @@ def test_many_mounts_of_one_cache(t):
         mounts = [stack.enter_context(Mount(server.url + "/m/", f"{t}/mnt{i}", options)) for i in range(2)]
         for round_ in range(4):
             victim = Mount(server.url + "/m/", f"{t}/victim{round_}", options)
-            with contextlib.suppress(AssertionError):
-                with victim:
-                    readers = [subprocess.Popen([sys.executable, "-c", source, *(m / f"raw/{k}" for k in model)],
-                                                stderr=subprocess.DEVNULL) for m in [*mounts, victim]]
-                    wait_for("something in the cache", PATIENCE, lambda: taken(t + "/cache/blocks") > MIB)
-                    victim.process.send_signal(signal.SIGKILL)
-                    while any(r.poll() is None for r in readers):
-                        size = taken(t + "/cache/blocks")
-                        assert size <= cap, f"{size} bytes, the cap is {cap}"
-                    same("readers of the other mounts", [r.returncode for r in readers[:2]], [0, 0])
+            with victim:
+                readers = [subprocess.Popen([sys.executable, "-c", source, *(m / f"raw/{k}" for k in model)],
+                                            stderr=subprocess.DEVNULL) for m in [*mounts, victim]]
+                wait_for("something in the cache", PATIENCE, lambda: taken(t + "/cache/blocks") > MIB)
+                victim.process.send_signal(signal.SIGKILL)
+                victim.process.wait(PATIENCE)
+                victim.process.returncode = 0
+                while any(r.poll() is None for r in readers):
+                    size = taken(t + "/cache/blocks")
+                    assert size <= cap, f"{size} bytes, the cap is {cap}"
+                same("readers of the other mounts", [r.returncode for r in readers[:2]], [0, 0])
         for m in mounts:
             for key, want in model.items():
                 with open(m / f"raw/{key}", "rb") as f:
@@ -207,7 +216,7 @@ def test_what_is_ahead_keeps_nobody_waiting(t):
             begin = time.monotonic()
             assert b"".join(f.read(part // 4) for _ in range(4)) == want[:part]
             took = time.monotonic() - begin
-            assert server.log("__1_0", "GET"), "it was not asked for"
+            wait_for("a request for what is ahead", PATIENCE, lambda: server.log("__1_0", "GET"))
             assert took < hung / 2, f"{took:.1f} s for what another server has"
             server.clear()
             assert f.read() == want[part:]

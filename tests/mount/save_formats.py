@@ -38,7 +38,7 @@ FIXTURES = {
 
 
 def unshard(*args, ok=(0,)):
-    done = subprocess.run([UNSHARD, *map(str, args)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([UNSHARD, *map(str, args)], capture_output=True, text=True, timeout=600)
     assert done.returncode in ok, done
     return done
 

@@ -22,9 +22,9 @@ def publish(m):
 
 def tensors_of(path):
     """{key: (dtype, shape, bytes)} as the command reads it."""
-    done = subprocess.run([UNSHARD, "ls", path, "--json"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([UNSHARD, "ls", path, "--json"], capture_output=True, text=True, check=True, timeout=600)
     return {t["key"]: (t["dtype"], t["shape"],
-                       subprocess.run([UNSHARD, "cat", path, t["key"]], capture_output=True, check=True, timeout=60).stdout)
+                       subprocess.run([UNSHARD, "cat", path, t["key"]], capture_output=True, check=True, timeout=600).stdout)
             for t in json.loads(done.stdout)["tensors"]}
 
 

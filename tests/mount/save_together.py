@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from mountlib import Mount, Skip, fails, main, make_tensors, read_all, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file
+from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, read_all, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file
 
 KEY = "big.weight"
 BIG = 96 << 20
@@ -237,7 +237,7 @@ def test_a_file_is_not_cut_while_it_is_published(t):
     big_checkpoint(t, 4096)
     data = tensor_bytes("new", BIG)
     with Mount(t + "/run", t + "/mnt", "rw") as m:
-        step = next((s for s in ("step2", "step3", "step4", "step5") if cut_while_it_is_published(t, m, s, data)), None)
+        step = next((s for s in (f"step{i}" for i in range(2, 12)) if cut_while_it_is_published(t, m, s, data)), None)
         assert step, "each was published before it was seen"
         staged = os.open(m / f"{step}/notes.txt", os.O_PATH)
         publish(m, step)
@@ -274,7 +274,7 @@ def test_attributes_are_not_lost_while_it_is_published(t):
     os.mkdir(t + "/run")
     with Mount(t + "/run", t + "/mnt", "rw") as m:
         for what, (change, is_set) in sets.items():
-            assert any(set_while_it_is_published(t, m, f"{what} {i}", change, is_set, data) for i in range(4)), f"{what}: published before it was seen"
+            assert any(set_while_it_is_published(t, m, f"{what} {i}", change, is_set, data) for i in range(10)), f"{what}: published before it was seen"
 
 
 def set_while_it_is_published(t, m, step, change, is_set, data):
@@ -370,7 +370,7 @@ def test_names_come_while_their_directory_is_published(t):
     os.mkdir(t + "/run")
     with Mount(t + "/run", t + "/mnt", "rw") as m:
         for what, make in makes.items():
-            assert any(came_while_it_is_published(t, m, what, make, data) for _ in range(4)), f"{what}: published before it was seen"
+            assert any(came_while_it_is_published(t, m, what, make, data) for _ in range(10)), f"{what}: published before it was seen"
 
 
 def came_while_it_is_published(t, m, what, make, data):
@@ -407,7 +407,7 @@ def test_a_working_directory_is_listed_while_it_is_published(t):
                 write_file("notes.txt", b"all of it")
                 saver = threading.Thread(target=publish, args=(m, f"step{i}"))
                 saver.start()
-                wait_for("publication", 30, lambda new=f"{t}/run/step{i}": os.path.exists(new), step=0)
+                wait_for("publication", PATIENCE, lambda new=f"{t}/run/step{i}": os.path.exists(new), step=0)
                 os.listdir(m.path)
                 saver.join()
                 same("working directory", os.getcwd(), m / f"step{i}")

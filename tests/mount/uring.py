@@ -3,6 +3,7 @@
 import atexit
 import concurrent.futures
 import errno
+import fcntl
 import glob
 import json
 import mmap
@@ -50,7 +51,10 @@ def needs(m):
 
 
 def prepare():
-    """Has the kernel offer it while this runs; where that cannot be, each mount says why."""
+    """Has the kernel offer it while this runs, one of us at a time; where that cannot be, each mount says why."""
+    if os.path.exists(PARAMETER):
+        held = os.open(PARAMETER, os.O_RDONLY)  # until this ends
+        fcntl.flock(held, fcntl.LOCK_EX)
     before = parameter()
     if before == "N" and os.access(PARAMETER, os.W_OK) and os.geteuid() == 0:
         atexit.register(set_parameter, before)

@@ -328,4 +328,4 @@ def test_block_sizes(t):
 
 
 if __name__ == "__main__":
-    main(globals(), seconds=300)
+    main(globals(), seconds=1200)

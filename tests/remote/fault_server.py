@@ -107,6 +107,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path.startswith("/-/"):
             return self.control()
+        self.server.arrived(self.command, self.path)
         time.sleep(self.server.delay)
         fault = self.server.take_fault(self.command, self.path)
         if fault and self.fails_early(fault):
@@ -355,6 +356,9 @@ class Server(http.server.ThreadingHTTPServer):
 
     def handle_error(self, request, client_address):
         pass  # clients that go away are what this server is for
+
+    def arrived(self, method, path):
+        """Before anything is done about it; a test may put another function here, which may wait."""
 
     def etag(self, st):
         return '"' + hashlib.md5(f"{st.st_ino} {st.st_size} {st.st_mtime_ns}".encode()).hexdigest() + '"'
