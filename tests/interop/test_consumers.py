@@ -40,7 +40,7 @@ def shards():
 
 
 def out_of(*command, cwd=None):
-    return subprocess.run([str(c) for c in command], cwd=cwd, check=True, capture_output=True, text=True, timeout=120,
+    return subprocess.run([str(c) for c in command], cwd=cwd, check=True, capture_output=True, text=True, timeout=600,
                           env={**os.environ, "LC_ALL": "C"}).stdout
 
 

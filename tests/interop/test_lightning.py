@@ -52,7 +52,7 @@ def train(where, epochs, last, resume, pause):
 
 print(json.dumps(train(**json.loads(sys.argv[1]))))
 """
-SECONDS = 240
+SECONDS = 1200
 
 
 def train(**what):

@@ -91,7 +91,7 @@ class InBucket(unittest.TestCase):
         self.enterContext(self.bucket.serve())
 
     def check_signatures(self):
-        self.bucket.reader.join(10)
+        self.bucket.reader.join(120)
         self.assertTrue(self.bucket.seen)
         self.assertEqual([s for s in self.bucket.seen if not s[2]], [], "requests whose signature is not botocore's")
 

@@ -52,7 +52,7 @@ for line in sys.stdin:
     print(os.waitpid(child, 0)[1], flush=True)
 """
 RUNS = ((6, ""), (8, "checkpoint-6"), (4, ""))  # a run, one that goes on, and another one into the same directory
-SECONDS = 120
+SECONDS = 600
 
 
 def untimed(x):
