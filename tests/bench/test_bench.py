@@ -94,12 +94,15 @@ class Suite(unittest.TestCase):
                 self.assertIn(f"| {r['work']} |", pathlib.Path(folder, "page.md").read_text(encoding="utf-8"))
 
     def test_a_limit_ends_a_workload_and_its_mounts(self):
-        with tempfile.TemporaryDirectory() as folder:
-            p, rows = self.bench(folder, "--only", "contiguous,dim-0", "--limit", "0.7")
-            self.assertEqual(p.returncode, 1)
-            self.assertEqual([r["verdict"] for r in rows if r["error"]], ["failed: it took more than its limit of 0.7 s"] * 2)
-            self.assertEqual(mounts_below(folder), [])
-            self.assertEqual([f for f in os.listdir(folder) if f != "out.json"], [])
+        for limit in 0.7, 0.35, 0.17, 0.08:  # of these, the first that a quick machine does not keep to
+            with self.subTest(limit), tempfile.TemporaryDirectory() as folder:
+                p, rows = self.bench(folder, "--only", "contiguous,dim-0", "--limit", str(limit))
+                self.assertEqual(mounts_below(folder), [])
+                self.assertEqual([f for f in os.listdir(folder) if f != "out.json"], [])
+                verdicts = [r["verdict"] for r in rows if r["error"]]
+                if len(verdicts) == 2:
+                    break
+        self.assertEqual((p.returncode, verdicts), (1, [f"failed: it took more than its limit of {limit:g} s"] * 2))
 
     def test_a_failure_is_a_row(self):
         global UNSHARD
