@@ -9,6 +9,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import threading
 import time
 
@@ -159,6 +160,38 @@ def test_published_when_idle(t):
         wait_for("the views", PATIENCE, lambda: os.path.exists(m / "step1/tensors"))
         key, (_, _, data) = next(iter(make_tensors(1).items()))
         same("raw", read_all(m / f"step1/raw/{key}"), data)
+
+
+LOOK = """
+import os, sys
+while True:
+    try:
+        os.stat(sys.argv[1] + "/nothing")
+        os.statvfs(sys.argv[1])
+    except OSError as e:
+        if e.errno not in (2, 116):
+            break
+"""
+
+
+def test_a_file_that_was_closed_just_now(t):
+    """The kernel tells of a close after it: a signal that comes then, among requests of others, finds no file open for writing."""
+    os.makedirs(t + "/run")
+    for i in range(10):
+        with Mount(t + "/run", t + "/mnt", "rw") as m:
+            others = [subprocess.Popen([sys.executable, "-S", "-c", LOOK, m.path], stderr=subprocess.DEVNULL) for _ in range(6)]
+            try:
+                os.mkdir(m / f"step{i}")
+                with open(m / f"step{i}/model.safetensors", "wb") as f:
+                    f.write(safetensors_image(make_tensors(i)))
+                m.process.send_signal(signal.SIGTERM)
+                same("status", m.process.wait(PATIENCE), 0)
+            finally:
+                for p in others:
+                    p.kill()
+                    p.wait()
+            same(f"step{i}: " + m.messages(), sorted(os.listdir(t + "/run")), sorted(f"step{n}" for n in range(i + 1)))
+        same("tensors", stored(f"{t}/run/step{i}"), make_tensors(i))
 
 
 def test_the_working_directory_is_published(t):
