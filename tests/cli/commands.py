@@ -722,7 +722,8 @@ def test_what_is_not_known_is_refused_by_name(t):
         cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=words)
     for url in ("ftp://host/x",):
         cli.error("ls", url, status=USAGE, words=[url.split("/")[0], "no such kind"])
-        cli.error("mount", url, t + "/mnt", status=USAGE, words=[url.split("/")[0], "no such kind"])
+        if os.access("/dev/fuse", os.R_OK | os.W_OK):  # else that is told first
+            cli.error("mount", url, t + "/mnt", status=USAGE, words=[url.split("/")[0], "no such kind"])
 
 
 def test_wrong_usage(t):
