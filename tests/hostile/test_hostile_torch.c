@@ -130,7 +130,7 @@ static void test_case(void **state)
     assert_ok(world_open(path, &w, &e), &e);
     look(&w, &seen);
     assert_string_equal(seen.data, expected(row));
-    assert_true(cpu_seconds() - start < (getenv("UNSHARD_VALGRIND") ? 60 : 1));
+    assert_true(cpu_seconds() - start < cpu_allowed());
 }
 
 int main(int argc, char **argv)
