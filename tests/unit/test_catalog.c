@@ -854,6 +854,11 @@ static void test_without_memory_it_stays(void **state)
 
     assert_ok(conn_take(c, false, &used, &e), &e);
     assert_int_equal(stat(index_file(*state, "sqlite"), &st), 0);
+    if (sqlite3_memory_used() == 0) {
+        conn_put(used);
+        catalog_close(c);
+        leave_out("this sqlite does not count its memory");
+    }
     before = sqlite3_hard_heap_limit64(sqlite3_memory_used() + 1);
     assert_int_equal(conn_take(c, false, &more, &e), -ENOMEM);
     sqlite3_hard_heap_limit64(before);
