@@ -20,6 +20,9 @@ struct stage;
 
 enum staged_kind { STAGED_DIR, STAGED_FILE, STAGED_GONE /* hides a name */ };
 
+/* `since` of a file of which nothing is older than its first write. */
+#define STAGED_ALL_NEW UINT64_MAX
+
 /* A node of a stage. Fields other than the constant ones: under the lock of stages. */
 struct staged {
     /* constant */
@@ -42,6 +45,7 @@ struct staged {
     struct paging paging; /* fs/around.h */
     uint64_t room;        /* bytes that count as staged (fs/stage_room.h) */
     uint64_t order; /* when it was closed last, or hidden, among all of its stage */
+    uint64_t since; /* its bytes know nothing of what was closed later (fs/views.h) */
     char *dtype;    /* user.unshard.dtype, or NULL */
     mode_t mode;    /* permission bits */
     uid_t uid;
@@ -54,6 +58,7 @@ struct staged {
     bool removed;      /* unlinked; or a fixed directory of which nothing is left */
     bool checked;      /* its header was seen whole, and is sound: */
     bool stands;       /* by it, the file may be linked as it is */
+    bool copied;  /* nothing was written to it since it was made of what it covers */
     bool filling; /* what it covers is copied into it: neither shown nor opened yet */
     int lost;     /* errno with which the disk refused bytes that were written */
     uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */

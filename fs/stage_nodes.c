@@ -89,6 +89,7 @@ struct staged *staged_make(struct fs *fs, const char *name, enum staged_kind kin
         return NULL;
     n->kind = kind;
     n->unlinked_fd = -1;
+    n->since = STAGED_ALL_NEW;
     n->mode = mode & 07777;
     n->uid = geteuid();
     n->gid = getegid();
@@ -212,6 +213,7 @@ void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to)
 
 void staged_wrote(struct staged *n, uint64_t from, uint64_t to)
 {
+    n->copied = false;
     if (n->lost && from <= n->lost_from && to > n->lost_from)
         n->lost_from = to;
     if (n->lost_from >= n->lost_to)
@@ -224,8 +226,11 @@ void staged_cut(struct staged *n, uint64_t size)
 {
     if (size <= n->lost_from)
         n->lost = 0;
-    if (size == 0)
+    n->copied = false;
+    if (size == 0) {
         n->checked = n->stands = false;
+        n->since = STAGED_ALL_NEW;
+    }
     n->prefix = MIN(n->prefix, size);
     n->to_disk = MIN(n->to_disk, size);
 }

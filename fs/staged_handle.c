@@ -207,6 +207,9 @@ int staged_open_handle(struct fs *fs, struct staged *n, int flags,
     h->fd = fd;
     h->writes = writes;
     if (writes) {
+        /* Of who writes it all anew nobody knows when that was: he has it open still. */
+        if (!(flags & O_TRUNC) && n->since == STAGED_ALL_NEW && n->changing == 0)
+            n->since = n->order;
         n->writers++;
         n->stage->writers++;
         staged_changed(h);

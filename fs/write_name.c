@@ -283,6 +283,8 @@ int write_symlink(struct request *r, struct err *e)
 static int link_to(const struct staged *from, struct staged *n, struct err *e)
 {
     n->order = from->changing ? ++n->stage->closes : from->order;
+    n->since = from->since;
+    n->copied = from->copied && !from->changing;
     n->uid = from->uid;
     n->gid = from->gid;
     n->lost = from->lost;

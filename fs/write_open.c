@@ -20,6 +20,7 @@
 #include "fs/stage_room.h"
 #include "fs/staged.h"
 #include "fs/tree.h"
+#include "fs/views.h"
 #include "fs/write.h"
 #include "fs/written.h"
 
@@ -173,12 +174,15 @@ static int cover(struct request *r, struct slot *slot, const struct over *over,
         if (rc < 0)
             return rc;
         *out = staged_find(parent, over->name);
-        if (!*out || (*out)->kind != STAGED_FILE)
+        if (!*out || (*out)->kind != STAGED_FILE || !(*out)->filling)
             break;
-        if (!(*out)->filling)
-            return 0;
         stage_sleep(r->fs, FILL_NS);
     }
+    rc = slot && !(r->fi.flags & O_TRUNC)
+             ? views_check(r->fs, parent, over->name, *out, e)
+             : 0;
+    if (rc < 0 || (*out && (*out)->kind == STAGED_FILE))
+        return rc;
     r->mode = over->as->mode;
     rc = write_new_file(r, parent, over->name, out, e);
     if (rc < 0)
@@ -212,6 +216,7 @@ static int open_over(struct request *r, struct slot *slot, const struct over *ov
         stages_unlock(fs);
         rc = copy_up(fs, r->ino, h, e);
         stages_lock(fs);
+        n->copied = rc == 0;
         n->filling = false;
         stage_wake(fs);
     }
@@ -342,6 +347,18 @@ int write_over(struct request *r, struct staged_handle **out, struct err *e)
     return ino_is_inside(r->ino) ? open_inside(r, out, e) : open_side(r, out, e);
 }
 
+/* With the lock: open(2) of a file of a stage. */
+static int open_staged(const struct request *r, struct staged *n, bool writes,
+                       struct staged_handle **out, struct err *e)
+{
+    if (n->kind != STAGED_FILE)
+        return -EISDIR;
+    if (writes && !(r->fi.flags & O_TRUNC) && n->parent &&
+        views_check(r->fs, n->parent, n->name, n, e) < 0)
+        return -e->code;
+    return staged_open_handle(r->fs, n, r->fi.flags, out, e);
+}
+
 /*
  * Opened by the number of what it covers: readers from before have the old bytes in the
  * pages of that, so what is written is to be opened by its own.
@@ -391,9 +408,7 @@ int write_open(struct request *r, struct err *e)
         }
         staged_came_back(r->fs, n, fuse_req_ctx(r->req)->pid);
     }
-    rc = !n || !n->stage          ? -ESTALE
-         : n->kind != STAGED_FILE ? -EISDIR
-                                  : staged_open_handle(r->fs, n, r->fi.flags, &h, e);
+    rc = n && n->stage ? open_staged(r, n, writes, &h, e) : -ESTALE;
     if (rc == -ENOENT) { /* it was published just now: its name is the source's file */
         stage_wait(r->fs, n->stage);
         *e = (struct err){0};

@@ -123,7 +123,7 @@ static int check_files(struct merge *m, struct err *e)
     return ret;
 }
 
-static int remove_named(struct merge *m)
+static void remove_named(struct merge *m)
 {
     for (size_t k = 0; k < m->spec.removals; k++) {
         const struct merge_removal *gone = &m->spec.removed[k];
@@ -132,10 +132,35 @@ static int remove_named(struct merge *m)
         if (len <= 4)
             continue;
         i = merge_find(m, TAG_FILE, gone->name, len - 4);
-        if (i != NOT_THERE && (m->entry[i].old || m->entry[i].order < gone->order)) {
+        if (i == NOT_THERE)
+            continue;
+        if (!m->entry[i].old && m->entry[i].order > gone->order) {
+            const struct merge_file *f = &m->spec.file[m->entry[i].file];
+
+            if (f->begun && f->since < gone->order)
+                m->entry[i].undoes = "its removal";
+        } else {
             m->entry[i].dead = true;
             m->changes = true;
         }
+    }
+}
+
+/*
+ * A view that was changed here and there, and began before another one of the same tensor came:
+ * what that brought would go with its close. (Programs that open it later are told then.)
+ */
+static int check_undone(const struct merge *m, struct err *e)
+{
+    for (size_t i = 0; i < m->entries; i++) {
+        const struct entry *x = &m->entry[i];
+
+        if (x->dead || x->old || !x->undoes)
+            continue;
+        err_set(e, EINVAL,
+                "%s: it began with older bytes of tensor %s, and would undo %s",
+                m->spec.file[x->file].path, x->t.key, x->undoes);
+        return err_hint(e, "write one of the two anew, all of it");
     }
     return 0;
 }
@@ -244,7 +269,9 @@ static int merge_all(struct merge *m, struct err *e)
         ret = take_kind(m, INCOMING_NPY, merge_take_npy, e);
     if (ret == 0)
         ret = take_kind(m, INCOMING_RAW, merge_take_raw, e);
-    return ret == 0 ? remove_named(m) : ret;
+    if (ret == 0)
+        remove_named(m);
+    return ret == 0 ? check_undone(m, e) : ret;
 }
 
 /* Tensors that were there and have the same shape are to be cut as they were. */

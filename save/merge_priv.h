@@ -24,8 +24,9 @@ struct entry {
     enum dtype was; /* of this dtype, */
     struct shape was_shape;
     bool was_faulty;
-    size_t file;    /* else: of the spec, */
-    uint64_t order; /* and when it was closed */
+    size_t file;        /* else: of the spec, */
+    uint64_t order;     /* and when it was closed; */
+    const char *undoes; /* a change of which its bytes know nothing; or NULL */
     struct incoming_data data;
 };
 

@@ -66,6 +66,27 @@ static void note_old(struct entry *x, const struct entry *before)
     x->was_faulty = before->old ? before->faulty : before->was_faulty;
 }
 
+/* Of two files with a tensor the later one counts, which must know the other. */
+static void note_meeting(const struct merge *m, struct entry *later, uint64_t order,
+                         size_t other)
+{
+    const struct merge_file *f = &m->spec.file[later->file];
+
+    if (m->spec.checkpoint && f->begun && f->since < order && order < f->order)
+        later->undoes = m->spec.file[other].path;
+}
+
+/* Has the tensor come with a file that was closed later? */
+static bool came_later(struct merge *m, size_t i, size_t file)
+{
+    struct entry *x = &m->entry[i];
+
+    if (x->old || x->order <= m->spec.file[file].order)
+        return false;
+    note_meeting(m, x, m->spec.file[file].order, file);
+    return true;
+}
+
 /* Puts the tensor in the place of what has its key, unless that was closed later. */
 static int put(struct merge *m, struct entry *x, struct err *e)
 {
@@ -80,8 +101,10 @@ static int put(struct merge *m, struct entry *x, struct err *e)
     if (!m->spec.checkpoint && m->came[m->entry[i].file].size > 0 &&
         m->came[x->file].size > 0)
         m->meets = true;
-    if (!m->entry[i].old && m->entry[i].order > x->order)
+    if (came_later(m, i, x->file))
         return 0;
+    if (!m->entry[i].old)
+        note_meeting(m, x, m->entry[i].order, m->entry[i].file);
     x->t.key = m->entry[i].t.key;
     x->t.key_len = m->entry[i].t.key_len;
     x->t.wrapper = m->entry[i].t.wrapper;
@@ -336,7 +359,7 @@ int merge_take_npy(struct merge *m, size_t file, struct err *e)
     x.t.key_len = key.len - 1;
     if (i == NOT_THERE)
         i = merge_find(m, TAG_KEY, x.t.key, x.t.key_len);
-    if (i != NOT_THERE && !m->entry[i].old && m->entry[i].order > f->order)
+    if (i != NOT_THERE && came_later(m, i, file))
         return 0; /* a view of what came later */
     ret = i != NOT_THERE ? read_npy(m, i, &x, e) : read_new_npy(m, &x, e);
     if (ret < 0)
@@ -357,7 +380,7 @@ int merge_take_raw(struct merge *m, size_t file, struct err *e)
         err_set(e, EINVAL, "%s: no tensor of this name is there", f->path);
         return err_hint(e, "write tensors/NAME.npy, which has its dtype and shape");
     }
-    if (!m->entry[i].old && m->entry[i].order > f->order)
+    if (came_later(m, i, file))
         return 0;
     if (merge_open(m, file, &src, e) < 0)
         return -e->code;

@@ -5,6 +5,7 @@
 $MODEL_SEEDS is how many sequences are tried (from $MODEL_SEED on), $MODEL_STEPS how long each is. `model.py SEED STEPS` runs
 one of them and prints its operations.
 """
+import errno
 import mmap
 import os
 import random
@@ -14,7 +15,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mount"))
-from mountlib import Mount, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, unmount_hard, \
+from mountlib import Mount, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, unmount_hard, \
     write_checkpoint, write_file  # noqa: E402
 
 SEEDS = int(os.environ.get("MODEL_SEEDS", "3"))
@@ -39,6 +40,7 @@ class Stage:
         self.side = dict(old.side) if old else {}
         self.raw, self.npy = {}, {}  # bytes of a name that was written; None: it was removed
         self.tensors = dict(old.tensors) if old else {}  # what publication will make of it
+        self.by_npy = set()  # keys that were written in tensors/ last
         self.hold = None
 
 
@@ -229,6 +231,9 @@ def raw(w, name, which, seed, at, n):
         return
     at = min(at, len(data) - 1)
     new = some_bytes(seed, min(n, len(data) - at))
+    if key in s.by_npy:
+        fails(f"raw/{key}, of which tensors/ has newer bytes", errno.EBUSY, lambda: open(w.path(name, "raw", key), "r+b"))
+        return
     with open(w.path(name, "raw", key), "r+b") as f:
         f.seek(at)
         f.write(new)
@@ -249,6 +254,48 @@ def npy(w, name, which, seed):
     s.npy[key] = npy_image(DESCR[dtype], shape, new)
     write_file(w.path(name, "tensors", key + ".npy"), s.npy[key])
     s.tensors[key] = (dtype, shape, new)
+    s.by_npy.add(key)
+
+
+def npy_part(w, name, which, seed, at, n):
+    """A part of tensors/KEY.npy, of which raw/ may have newer bytes."""
+    if name not in w.source:
+        return
+    s, old = w.stage(name), w.source[name].tensors
+    key = sorted(old)[which % len(old)]
+    dtype, shape, data = old[key]
+    if s.npy.get(key, b"") is None:
+        return
+    path = w.path(name, "tensors", key + ".npy")
+    if key in s.raw and key not in s.by_npy:
+        fails(f"{path}, of which raw/ has newer bytes", errno.EBUSY, lambda: open(path, "r+b"))
+        return
+    was = s.npy.get(key) or read_all(path)
+    begin = len(was) - len(data)
+    at = min(at, len(data) - 1)
+    new = some_bytes(seed, min(n, len(data) - at))
+    with open(path, "r+b") as f:
+        f.seek(begin + at)
+        f.write(new)
+    s.npy[key] = was[:begin + at] + new + was[begin + at + len(new):]
+    s.tensors[key] = (dtype, shape, s.npy[key][begin:])
+    s.by_npy.add(key)
+
+
+def raw_whole(w, name, which, seed):
+    """The last close counts."""
+    if name not in w.source:
+        return
+    s, old = w.stage(name), w.source[name].tensors
+    key = sorted(old)[which % len(old)]
+    dtype, shape, data = old[key]
+    if s.npy.get(key, b"") is None:
+        return
+    s.raw[key] = some_bytes(seed, len(data))
+    with open(w.path(name, "raw", key), "wb") as f:
+        f.write(s.raw[key])
+    s.tensors[key] = (dtype, shape, s.raw[key])
+    s.by_npy.discard(key)
 
 
 def remove_tensor(w, name, which):
@@ -313,6 +360,8 @@ def generate(seed, steps):
             lambda: (raw, name, rnd.randrange(4), s, rnd.randrange(1500), length()),
             lambda: (raw, name, rnd.randrange(4), s, rnd.randrange(1500), length()),
             lambda: (npy, name, rnd.randrange(4), s),
+            lambda: (npy_part, name, rnd.randrange(4), s, rnd.randrange(1500), length()),
+            lambda: (raw_whole, name, rnd.randrange(4), s),
             lambda: (remove_tensor, name, rnd.randrange(4)),
             lambda: (model, name, s),
             lambda: (plain, rnd.choice(("log.txt", "latest")), s, rnd.randrange(9000), length()),
