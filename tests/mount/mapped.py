@@ -13,7 +13,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from mountlib import PATIENCE, SANITIZED, Mount, main, safetensors_image, same, tensor_bytes, wait_for, write_checkpoint, write_file  # noqa: E402
 
-KEY, PAGE, PAGES = "w", 4096, 64
+KEY, OTHER, PAGE, PAGES = "w", "v", 4096, 64
 ROUNDS = 2 if SANITIZED or "UFS_YIELD_SEED" in os.environ else 12  # both make each request slow
 WRITERS = 8  # half of them by write, the others by a mapping
 WORD = 8
@@ -30,8 +30,8 @@ def write_in(path, data):
 
 
 def source(t):
-    """A checkpoint with one tensor and a side file, and logs beside it."""
-    write_checkpoint(t + "/run/step1", {KEY: ("F32", [PAGE // 4, PAGES], BLANK)})
+    """A checkpoint with two tensors and a side file, and logs beside it."""
+    write_checkpoint(t + "/run/step1", {key: ("F32", [PAGE // 4, PAGES], BLANK) for key in (KEY, OTHER)})
     write_file(t + "/run/step1/side.bin", BLANK)
     os.mkdir(t + "/run/logs")
     write_file(t + "/run/logs/old", BLANK)
@@ -44,9 +44,9 @@ def places(m):
     write_in(m / "logs/new", BLANK)
     write_in(m / "step2/model.safetensors", safetensors_image({"x": ("U8", [8], b"12345678")}))
     write_in(m / "step2/new.bin", BLANK)
-    npy = os.stat(m / f"step1/tensors/{KEY}.npy").st_size - len(BLANK)
+    npy = os.stat(m / f"step1/tensors/{OTHER}.npy").st_size - len(BLANK)
     return {m / "logs/new": 0, m / "logs/old": 0, m / "step2/new.bin": 0, m / "step1/side.bin": 0, m / f"step1/raw/{KEY}": 0,
-            m / f"step1/tensors/{KEY}.npy": npy}
+            m / f"step1/tensors/{OTHER}.npy": npy}
 
 
 # ---- many at the same moment ----
@@ -133,7 +133,7 @@ def rounds(path, at, flags, noise=None):
 
 def published(t, m):
     publish(m)
-    for name in (f"raw/{KEY}", "side.bin"):
+    for name in (f"raw/{KEY}", f"raw/{OTHER}", "side.bin"):
         with open(m / f"step1/{name}", "rb") as f:
             same(f"{name}, published", f.read() == expected(ROUNDS), True)
     for name in ("logs/new", "logs/old", "step2/new.bin", "step1/side.bin"):
