@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/stage_room.c - how many bytes of the disk a mount may stage (stage_size=). */
+/* fs/stage_room.c - how many bytes of the disk a mount may stage (stage_size=), and are there. */
 #include "fs/stage_room.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "fs/stage.h"
 
@@ -37,6 +40,31 @@ void stage_room_give(struct fs *fs, struct staged *n, uint64_t size)
         return;
     fs->staged_bytes -= n->room - size;
     n->room = size;
+}
+
+/* False: these bytes are more than all that is free, and what the file has. */
+static bool may_have(int fd, uint64_t len)
+{
+    struct statvfs disk;
+    struct stat st;
+    uint64_t has, blocks;
+
+    if (fstat(fd, &st) < 0 || fstatvfs(fd, &disk) < 0 || disk.f_blocks == 0)
+        return true;
+    has = (uint64_t)st.st_blocks * 512;
+    blocks = geteuid() == 0 ? disk.f_bfree : disk.f_bavail;
+    return len <= has || (len - has) / disk.f_frsize <= blocks;
+}
+
+int stage_room_reserve(int fd, int flags, uint64_t off, uint64_t len)
+{
+    bool may = may_have(fd, len);
+
+    /* A disk that reserves nothing may have room for more than it says (it compresses). */
+    if (fallocate(fd, may ? flags : flags | FALLOC_FL_KEEP_SIZE, (off_t)off,
+                  may ? (off_t)len : 1) < 0)
+        return errno;
+    return may ? 0 : ENOSPC;
 }
 
 void stage_room_left(const struct fs *fs, struct statvfs *st)

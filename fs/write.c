@@ -90,10 +90,10 @@ static int judge(struct request *r, struct staged_handle *h, struct err *e)
     stages_unlock(r->fs);
     if (rc < 0)
         return rc;
-    if (fallocate(h->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)header.size) < 0 &&
-        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-        err_set(e, errno, "%s: %" PRIu64 " bytes: %s", h->node->name, header.size,
-                strerror(errno));
+    rc = stage_room_reserve(h->fd, FALLOC_FL_KEEP_SIZE, 0, header.size);
+    if (rc == ENOSPC || rc == EDQUOT || rc == EFBIG) {
+        err_set(e, rc, "%s: %" PRIu64 " bytes: %s", h->node->name, header.size,
+                strerror(rc));
         give_room(r, h, header.size, before);
         return -e->code;
     }
@@ -309,22 +309,24 @@ int write_bytes(struct request *r, const char *data, struct err *e)
     return rc;
 }
 
+/* 0, or errno. */
 static int reserve(const struct request *r, const struct staged_handle *h, off_t len)
 {
-    int ret;
+    int code;
 
-    if (h->node)
-        return fallocate(h->fd, (int)r->flags, r->off, len);
-    stages_plain_begin(r->fs);
-    ret = fallocate(h->fd, (int)r->flags, r->off, len);
-    stages_plain_end(r->fs);
-    return ret;
+    if (!h->node)
+        stages_plain_begin(r->fs);
+    code = stage_room_reserve(h->fd, (int)r->flags, (uint64_t)r->off, (uint64_t)len);
+    if (!h->node)
+        stages_plain_end(r->fs);
+    return code;
 }
 
 int write_fallocate(struct request *r, off_t len, struct err *e)
 {
     struct staged_handle *h = staged_handle_of(&r->fi);
     uint64_t end = (uint64_t)r->off + (uint64_t)len, before;
+    int code;
 
     if (!h || h->fd < 0)
         return -EROFS;
@@ -332,8 +334,9 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
         return -EOPNOTSUPP;
     if (take_room(r, h, end, &before, e) < 0)
         return -e->code;
-    if (reserve(r, h, len) < 0) {
-        err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
+    code = reserve(r, h, len);
+    if (code) {
+        err_set(e, code, "%s: %s", name_shown(h), strerror(code));
         give_room(r, h, end, before);
         return -e->code;
     }

@@ -23,6 +23,7 @@ static int set_size(struct fs *fs, struct staged *n, int fd, uint64_t size,
     CLEANUP_FD int own_fd = fd < 0 ? staged_open_spool(n, O_RDWR) : -1;
     uint64_t before;
     struct stat st;
+    int code = 0;
 
     if (fd < 0)
         fd = own_fd;
@@ -37,10 +38,10 @@ static int set_size(struct fs *fs, struct staged *n, int fd, uint64_t size,
         return -e->code;
     }
     /* Told now rather than in the middle of writing it. */
-    if (size > (uint64_t)st.st_size &&
-        fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size) < 0 &&
-        (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
-        err_set(e, errno, "%s: %" PRIu64 " bytes: %s", n->name, size, strerror(errno));
+    if (size > (uint64_t)st.st_size)
+        code = stage_room_reserve(fd, FALLOC_FL_KEEP_SIZE, 0, size);
+    if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+        err_set(e, code, "%s: %" PRIu64 " bytes: %s", n->name, size, strerror(code));
         if (ftruncate(fd, st.st_size) == 0)
             stage_room_give(fs, n, (uint64_t)st.st_size);
         return -e->code;

@@ -8,6 +8,7 @@ of node; and every test that the page names is there.
 import ctypes
 import errno
 import fcntl
+import json
 import mmap
 import os
 import pathlib
@@ -332,6 +333,41 @@ def test_a_full_disk_under_a_save(t):
             os.setxattr(m.path, "user.unshard.publish", b"")
         tensors[KEY] = (*tensors[KEY][:2], b"\0" * 8 + tensors[KEY][2][8:])
         same("stored", stored(t + "/disk/step1"), tensors)
+    finally:
+        subprocess.run(["umount", "-l", t + "/disk"], check=True)
+
+
+def test_what_has_no_room_takes_none(t):
+    """A header, ftruncate or fallocate of more than the disk has is refused, and leaves the disk to others."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        raise Skip("no root, or no mkfs.ext4")
+    with open(t + "/image", "wb") as f:
+        f.truncate(32 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", t + "/image"], check=True)
+    os.mkdir(t + "/disk")
+    if subprocess.run(["mount", "-o", "loop", t + "/image", t + "/disk"], check=False).returncode:
+        raise Skip("no loop device")
+    try:
+        os.mkdir(t + "/disk/run")
+        text = json.dumps({KEY: {"dtype": "U8", "shape": [1 << 28], "data_offsets": [0, 1 << 28]}}).encode()
+        with Mount(t + "/disk/run", t + "/mnt", "rw") as m:
+            os.mkdir(m / "step1")
+            free = os.statvfs(t + "/disk").f_bavail
+            for what, call in {"the header": lambda fd: os.write(fd, len(text).to_bytes(8, "little") + text),
+                               "ftruncate": lambda fd: os.ftruncate(fd, 1 << 28),
+                               "fallocate": lambda fd: os.posix_fallocate(fd, 0, 1 << 28)}.items():
+                name = "model.safetensors" if what == "the header" else what
+                for path in (f"step1/{name}", f"beside-{name}")[:1 if what == "the header" else 2]:
+                    fd = os.open(m / path, os.O_RDWR | os.O_CREAT, 0o644)
+                    if what == "ftruncate" and path.startswith("beside"):
+                        call(fd)  # a sparse file, as on any disk
+                    else:
+                        fails(f"{path}: {what}", errno.ENOSPC, lambda call=call, fd=fd: call(fd))
+                    left = os.statvfs(t + "/disk").f_bavail
+                    assert left > free - 512, f"{path}: {what}: {left} blocks of {free} are left to others"
+                    os.close(fd)
+                    os.unlink(m / path)
+            os.rmdir(m / "step1")
     finally:
         subprocess.run(["umount", "-l", t + "/disk"], check=True)
 
