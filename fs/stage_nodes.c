@@ -206,6 +206,10 @@ void staged_came_back(struct fs *fs, struct staged *n, pid_t pid)
 
 void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to)
 {
+    struct stat st;
+
+    if (to == UINT64_MAX && staged_stat(n, &st) == 0)
+        to = MAX(from, (uint64_t)st.st_size); /* what comes behind it comes anew */
     n->lost_from = n->lost ? MIN(n->lost_from, from) : from;
     n->lost_to = n->lost ? MAX(n->lost_to, to) : to;
     n->lost = code;

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Saves through a mount whose server is killed, cut from power and denied room: the old checkpoint or the new one, whole,
 and the next writer goes on where nobody is any more."""
+import contextlib
 import os
 import random
 import shutil
@@ -294,6 +295,33 @@ def test_a_failed_fsync_is_not_forgotten(t):
         assert save.is_new("written anew"), "not saved"
         return
     raise AssertionError(f"none of the operations was the program's fsync")
+
+
+def synced_edit(m, _, sync=os.fsync):
+    """All bytes of a tensor, in place, and fsync."""
+    key, (_, _, data) = next(iter(make_tensors(1).items()))
+    with open(m / f"step1/raw/{key}", "r+b", buffering=0) as f:
+        f.write(tensor_bytes("edited", len(data)))
+        if sync:
+            sync(f.fileno())
+
+
+def test_written_anew_in_place(t):
+    """What the disk may have lost is there again when all of it was written again, also without O_TRUNC."""
+    save = Saving(t, "edit", synced_edit, "hf")
+    for at in [op.index + 1 for op in save.record().ops if op.kind == "S"]:
+        save.clear()
+        with save.mount(at=at, do=EIO) as m:
+            done = []
+            with contextlib.suppress(OSError):
+                synced_edit(m, None, lambda fd, done=done: (done.append("written"), os.fsync(fd), done.append("fsync")))
+            if done != ["written"]:
+                continue  # it was another operation
+            fails("publication", EIO, lambda: os.setxattr(m.path, "user.unshard.publish", b""))
+            save.publish(m)
+        assert save.is_new("written anew"), "not saved"
+        return
+    raise AssertionError("none of the operations was the program's fsync")
 
 
 def stopped_or(m, done):
