@@ -258,7 +258,7 @@ static int check_files(const struct publication *p, struct err *e)
         if (incoming_kind(path) != INCOMING_SIDE || !slot_hides(slot, path))
             continue;
         err_set(e, EINVAL, "%s: tensors of the checkpoint were written too", path);
-        return err_hint(e, "publish the one (sync -f its directory) before the other");
+        return err_hint(e, "publish the one (sync DIR) before the other");
     }
     return 0;
 }

@@ -26,7 +26,7 @@ int stage_room_take(struct fs *fs, struct staged *n, uint64_t size, struct err *
                 "%s: %" PRIu64 " bytes: the mount may stage %" PRIu64
                 " in all, and has %" PRIuFAST64,
                 n->name, size, fs->options.stage_size, fs->staged_bytes);
-        return err_hint(e, "publish what is there first (sync -f its directory), or "
+        return err_hint(e, "publish what is there first (sync DIR), or "
                            "mount with a larger stage_size=");
     }
     fs->staged_bytes += size - n->room;

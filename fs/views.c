@@ -147,7 +147,7 @@ static int refuse(const struct look *l, const char *path, struct err *e)
             l->found->kind == STAGED_GONE ? "was removed"
             : l->found->changing > 0      ? "is being written"
                                           : "was written");
-    return err_hint(e, "fsync the directory first, or write all of it anew");
+    return err_hint(e, "publish that first (sync DIR), or write all of it anew");
 }
 
 /* In new directories of tree/: what is there is opened by its name in tensors/. */
