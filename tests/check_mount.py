@@ -61,8 +61,15 @@ def read_safetensors(path):
             yield key, (t["dtype"], tuple(t["shape"]), sha(f.read(end - begin)))
 
 
+def walk(top):
+    """os.walk, which takes what cannot be listed for empty."""
+    def tell(e):
+        raise e
+    return os.walk(top, onerror=tell)
+
+
 def files_under(folder, suffix=""):
-    for root, _, names in os.walk(folder):
+    for root, _, names in walk(folder):
         for name in names:
             if name.endswith(suffix):
                 yield os.path.join(root, name)
@@ -155,7 +162,7 @@ def candidates(key, base, found, mount):
 
 
 def main(mount, expected_files):
-    found = [Checkpoint(root) for root, _, _ in os.walk(mount) if os.path.exists(os.path.join(root, ".unshard", "checkpoint.json"))]
+    found = [Checkpoint(root) for root, _, _ in walk(mount) if os.path.exists(os.path.join(root, ".unshard", "checkpoint.json"))]
     problems = [p for c in found for p in c.problems]
     total = exact = 0
     for path in expected_files:
