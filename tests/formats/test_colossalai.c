@@ -2,6 +2,8 @@
 /* tests/formats/test_colossalai.c - Colossal-AI's optimizers in several files, and steps. */
 #include "made.h"
 
+#include <stdio.h>
+
 #include "fixture_tree.h"
 #include "tests/unit/unit.h"
 
@@ -106,11 +108,99 @@ static void test_index(void **state)
     made_end(&m);
 }
 
+#define PIPELINE "pipeline/epoch-0_step-2/optimizer/"
+
+static void make_pipeline(struct made *m, void **state, bool with_last)
+{
+    static const char *const names[] = {"pytorch_optim.bin.index.json",
+                                        "pytorch_optim-stage-00001-shard-00001.bin",
+                                        "pytorch_optim-stage-00001-shard-00002.bin",
+                                        "pytorch_optim-stage-00001-shard-00003.bin",
+                                        "pytorch_optim-stage-00002-shard-00002.bin",
+                                        "pytorch_optim-stage-00002-shard-00003.bin",
+                                        "pytorch_optim-stage-00002-shard-00001.bin"};
+    char from[128];
+
+    made_begin(m, "optimizer");
+    for (size_t i = 0; i < ARRAY_SIZE(names) - !with_last; i++) {
+        snprintf(from, sizeof from, PIPELINE "%s", names[i]);
+        made_from(m, names[i], state, from);
+    }
+}
+
+/*
+ * A pipeline whose ends are tied: the first stage's file has the states of parameter 0 too,
+ * which the index puts into a file of the last stage.
+ */
+static void test_tied_ends(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    make_pipeline(&m, state, true);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 60);
+    check_warnings(&o,
+                   "unlisted-tensor: pytorch_optim-stage-00001-shard-00001.bin holds "
+                   "states of 1 parameters that the index puts into other files: they "
+                   "are not shown\n");
+    close_checkpoint(&o);
+    made_end(&m);
+    /* Where that file is lost, what there is of it counts. */
+    make_pipeline(&m, state, false);
+    made_open(&m, &o);
+    assert_int_equal(tensor(&o, "state.0.exp_avg")->role, ROLE_OPTIMIZER);
+    check_fault(&o, "state.10",
+                "the index says that it is in "
+                "pytorch_optim-stage-00002-shard-00001.bin, which does not hold it");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* The same of safetensors files; "0" is in both. */
+static void test_tied_ends_safetensors(void **state)
+{
+    static const float first[] = {1, 2}, last[] = {5, 6};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "optimizer");
+    made_text(
+        &m, "optimizer.safetensors.index.json",
+        "{\"metadata\": {\"param_groups\": \"pytorch_optim_group.bin\"}, "
+        "\"weight_map\": {\"0\": \"optimizer-stage-00002-shard-00001.safetensors\", "
+        "\"1\": \"optimizer-stage-00001-shard-00001.safetensors\"}}");
+    made_safetensors(&m, "optimizer-stage-00001-shard-00001.safetensors",
+                     "{\"state.0.exp_avg\":{\"dtype\":\"F32\",\"shape\":[2],"
+                     "\"data_offsets\":[8,16]},\"state.1.exp_avg\":{\"dtype\":\"F32\","
+                     "\"shape\":[2],\"data_offsets\":[0,8]}}",
+                     1, 4);
+    made_safetensors(&m, "optimizer-stage-00002-shard-00001.safetensors",
+                     "{\"state.0.exp_avg\":{\"dtype\":\"F32\",\"shape\":[2],"
+                     "\"data_offsets\":[0,8]}}",
+                     5, 2);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 2);
+    check_floats(&o, "state.0.exp_avg", last, 2);
+    check_floats(&o, "state.1.exp_avg", first, 2);
+    check_warnings(
+        &o, "unlisted-tensor: optimizer-stage-00001-shard-00001.safetensors holds "
+            "states of 1 parameters that the index puts into other files: they "
+            "are not shown\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
         {.name = "lost file", .test_func = test_lost_file},
         {.name = "lost safetensors file", .test_func = test_lost_safetensors},
+        {.name = "tied ends", .test_func = test_tied_ends},
+        {.name = "tied ends, safetensors", .test_func = test_tied_ends_safetensors},
         {.name = "index", .test_func = test_index},
     };
 

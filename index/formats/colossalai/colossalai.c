@@ -129,6 +129,9 @@ struct scan {
     char dir[PATH_MAX];
     struct hf_index index; /* {"0": "pytorch_optim-00001.bin"} */
     bool *found;           /* entries of it */
+    size_t now;            /* the file of the index that is read */
+    size_t elsewhere;      /* parameters in it that the index puts into another one */
+    ptrdiff_t last;        /* the last of those */
     struct safetensors_files files;
 };
 
@@ -139,15 +142,64 @@ static void scan_release(struct scan *s)
     hf_index_release(&s->index);
 }
 
+/*
+ * Does the index put this parameter into another file, which is there? The embedding of a
+ * pipeline with tied ends is in files of the first and the last stage, and the loader of
+ * a stage takes the one that the index names.
+ */
+static bool is_elsewhere(const struct scan *s, ptrdiff_t at)
+{
+    const struct hf_index_file *file;
+
+    if (at < 0 || s->index.entry[at].file == s->now)
+        return false;
+    file = &s->index.file[s->index.entry[at].file];
+    return !file->fault && listing_find(s->below.listing, file->name);
+}
+
 static void note_parameter(struct scan *s, const char *number, size_t len)
 {
     ptrdiff_t at = hf_index_find(&s->index, number, len);
 
-    if (at >= 0)
+    if (at >= 0 && !is_elsewhere(s, at))
         s->found[at] = true;
 }
 
-/* The outermost dict has parameters' numbers as keys, with a tensor below or none. */
+static bool is_wanted(struct scan *s, const char *number, size_t len)
+{
+    ptrdiff_t at = hf_index_find(&s->index, number, len);
+
+    if (!is_elsewhere(s, at))
+        return true;
+    if (s->elsewhere == 0 || at != s->last)
+        s->elsewhere++;
+    s->last = at;
+    return false;
+}
+
+/* The outermost dict has parameters' numbers as keys. */
+static bool is_wanted_entry(void *user, const struct pv *key)
+{
+    char text[24];
+
+    return key->kind != PV_INT ||
+           is_wanted(user, text,
+                     (size_t)snprintf(text, sizeof text, "%" PRId64, key->i));
+}
+
+static int warn_elsewhere(struct scan *s, struct err *e)
+{
+    if (s->elsewhere > 0 &&
+        sink_warning(s->sink, "unlisted-tensor",
+                     "%s holds states of %zu parameters that the index puts into "
+                     "other files: they are not shown",
+                     s->index.file[s->now].name, s->elsewhere) < 0)
+        return err_nomem(e);
+    s->elsewhere = 0;
+    return 0;
+}
+
+/* With a tensor below or none. */
 static void note_loaded(void *user, const struct torch_zip *zip)
 {
     struct pv root = torch_zip_root(zip), items;
@@ -172,6 +224,7 @@ static int report_bin(struct scan *s, const char *name, struct err *e)
                                      .entries = true,
                                      .object = "state.",
                                      .loaded = note_loaded,
+                                     .wants_entry = is_wanted_entry,
                                      .user = s};
 
     return torch_file_report(&s->below, s->sink, name, &how, e);
@@ -194,8 +247,13 @@ static int add_tensor(struct scan *s, const struct safetensors_file *f,
     if (t->name_len > n && memcmp(t->name, word, n) == 0) {
         const char *dot = memchr(t->name + n, '.', t->name_len - n);
 
-        if (dot)
-            note_parameter(s, t->name + n, (size_t)(dot - t->name) - n);
+        if (dot) {
+            size_t digits = (size_t)(dot - t->name) - n;
+
+            if (!is_wanted(s, t->name + n, digits))
+                return 0;
+            note_parameter(s, t->name + n, digits);
+        }
     }
     safetensors_shape(t, &shape);
     return sink_tensor_plain(s->sink, &out, f->number, f->h.data + t->begin, e);
@@ -219,18 +277,26 @@ static int report_safetensors(struct scan *s, struct err *e)
         if (!f->read && !f->missing &&
             sink_warning(s->sink, "damaged-file", "%s", f->err.text) < 0)
             return err_nomem(e);
+        while (strcmp(s->index.file[s->now].name, f->name) != 0) /* in the same order */
+            s->now++;
         for (size_t k = 0; f->read && k < f->h.count; k++)
             if (add_tensor(s, f, &f->h.tensor[k], e) < 0)
                 return -e->code;
+        if (warn_elsewhere(s, e) < 0)
+            return -e->code;
     }
     return 0;
 }
 
 static int report_bins(struct scan *s, struct err *e)
 {
-    for (size_t i = 0; i < s->index.nfiles; i++)
-        if (!s->index.file[i].fault && report_bin(s, s->index.file[i].name, e) < 0)
+    for (s->now = 0; s->now < s->index.nfiles; s->now++) {
+        const struct hf_index_file *file = &s->index.file[s->now];
+
+        if (!file->fault &&
+            (report_bin(s, file->name, e) < 0 || warn_elsewhere(s, e) < 0))
             return -e->code;
+    }
     return 0;
 }
 

@@ -95,6 +95,8 @@ struct torch_report {
     /* Entries of the outermost dict that the caller reports himself; needs `entries`. */
     const char *const *skip; /* NULL-terminated, or NULL */
     const char *only;        /* NULL, or the one entry that is reported; the same */
+    /* Is this entry of the outermost dict reported? NULL: all are; the same. */
+    bool (*wants_entry)(void *user, const struct pv *key);
     /* Entries model, module, state_dict, model_state_dict, state.model are wrappers. */
     bool wrappers;
     bool shown; /* the file stays visible: torch_file.shown of torch_file_report() */

@@ -455,7 +455,8 @@ static size_t wrapper_of(const struct report *r, const struct pv *key,
 
 static bool is_skipped(const struct report *r, const struct pv *key)
 {
-    if (r->how->only && !is_text(key, r->how->only))
+    if ((r->how->only && !is_text(key, r->how->only)) ||
+        (r->how->wants_entry && !r->how->wants_entry(r->how->user, key)))
         return true;
     for (const char *const *s = r->how->skip; s && *s; s++)
         if (is_text(key, *s))
