@@ -243,8 +243,8 @@ def test_a_shard_that_is_cut_while_it_is_read(t):
 # ---- what ends ----
 
 def busy_readers(m, name, count=8):
-    """Programs that read for ever."""
-    text = "import os, sys, random\nfd = os.open(sys.argv[1], os.O_RDONLY)\nn = os.fstat(fd).st_size\nwhile True: os.pread(fd, 4096, random.randrange(n - 4096))"
+    """Programs that read for ever, and ask the server each time: O_DIRECT is never served from the kernel's pages."""
+    text = "import os, sys, random\nfd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)\nn = os.fstat(fd).st_size\nwhile True: os.pread(fd, 4096, random.randrange(n - 4096))"
     return [subprocess.Popen([sys.executable, "-c", text, m / name], stderr=subprocess.DEVNULL) for _ in range(count)]
 
 
@@ -283,7 +283,7 @@ def test_unmount_while_busy(t):
 def test_the_server_is_killed(t):
     shards(t, 4 * MIB)
     for _ in range(5):
-        m = Mount(t + "/src", t + "/mnt", "io_uring").__enter__()
+        m, readers = Mount(t + "/src", t + "/mnt", "io_uring").__enter__(), []
         try:
             needs(m)
             readers = busy_readers(m, "raw/model.t0")
@@ -292,6 +292,7 @@ def test_the_server_is_killed(t):
             m.process.wait(PATIENCE)
             wait_for("the readers' end", PATIENCE, lambda: all(p.poll() is not None for p in readers))
         finally:
+            end_all(readers)
             m.process.kill()
             m.process.wait()
             subprocess.run(["fusermount3", "-uz", m.path], check=False)
