@@ -22,8 +22,6 @@
 #include "save/patch.h"
 #include "save/staging.h"
 
-enum { BLOCK = 512 << 10 };
-
 /* ---- what came ---- */
 
 static bool is_tensors(const char *path)
@@ -115,30 +113,6 @@ static int compare(struct beside *b, bool *same, struct err *e)
     return ret;
 }
 
-/* 1: the file holds these bytes and no others; 0: not. */
-static int same_bytes(int a, int b, struct err *e)
-{
-    CLEANUP_FREE char *block = malloc(2 * (size_t)BLOCK);
-    struct stat x, y;
-
-    if (!block)
-        return err_nomem(e);
-    if (fstat(a, &x) < 0 || fstat(b, &y) < 0)
-        return err_set(e, errno, "objects.json: %s", strerror(errno));
-    if (x.st_size != y.st_size)
-        return 0;
-    for (uint64_t at = 0, size = (uint64_t)x.st_size; at < size; at += BLOCK) {
-        size_t n = (size_t)MIN(size - at, (uint64_t)BLOCK);
-
-        if (read_exact(a, block, n, at, e) < 0 ||
-            read_exact(b, block + BLOCK, n, at, e) < 0)
-            return -e->code;
-        if (memcmp(block, block + BLOCK, n) != 0)
-            return 0;
-    }
-    return 1;
-}
-
 /* Do the files have the objects that the copy was shown? 1, 0. */
 static int have_objects(const struct beside *b, struct err *e)
 {
@@ -156,7 +130,7 @@ static int have_objects(const struct beside *b, struct err *e)
         return err_set(e, errno, "objects.json: %s", strerror(errno));
     if (report_objects(b->reading.catalog, b->info.id, have, e) < 0)
         return -e->code;
-    return same_bytes(came, have, e);
+    return same_bytes(came, have, "objects.json", e);
 }
 
 static int look(struct beside *b, bool *same, struct err *e)

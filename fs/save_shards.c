@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/fsutil.h"
 #include "base/keyset.h"
 #include "fs/save_priv.h"
 #include "fs/save_whole.h"
@@ -21,7 +22,7 @@
 
 static const char metadata_name[] = ".metadata", shard_end[] = ".distcp";
 
-enum { HEAD = 4096, COMPARED = 64 << 10 };
+enum { HEAD = 4096 };
 
 struct check {
     const struct publication *p;
@@ -47,11 +48,17 @@ static int dir_of(const char *path)
     return slash ? (int)(slash + 1 - path) : 0;
 }
 
-static bool ends_in(const char *path, const char *end)
+static bool is_metadata(const char *path)
 {
-    size_t len = strlen(path), n = strlen(end);
+    return strcmp(path + dir_of(path), metadata_name) == 0;
+}
 
-    return len >= n && strcmp(path + len - n, end) == 0;
+/* One that lies over a checkpoint; those of a new one may come before their metadata. */
+static bool is_shard(const struct publication *p, const char *path)
+{
+    const char *end = strrchr(path, '.');
+
+    return p->stage->slot && end && strcmp(end, shard_end) == 0;
 }
 
 /* ---- shards without their metadata ---- */
@@ -77,36 +84,13 @@ static int check_shard(const struct check *c, const char *path, struct err *e)
 
 /* ---- metadata without a shard ---- */
 
-/* Has the file in the source the same bytes? */
-static int is_as_before(const struct check *c, const char *path, struct source *now,
-                        bool *same, struct err *e)
+/* 1: the file in the source has the same bytes; 0: not. */
+static int is_as_before(const struct check *c, const char *path, int now, struct err *e)
 {
-    int fd = c->dir < 0
-                 ? -1
-                 : openat(c->dir, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    CLEANUP(source_putp) struct source *old = NULL;
-    CLEANUP_FREE char *a = NULL, *b = NULL;
-    int ret = 0;
+    const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    CLEANUP_FD int old = c->dir < 0 ? -1 : openat(c->dir, path, flags);
 
-    *same = false;
-    if (fd < 0)
-        return 0;
-    if (source_from_fd(fd, path, &old, e) < 0)
-        return -e->code;
-    *same = old->size == now->size;
-    a = malloc(COMPARED);
-    b = malloc(COMPARED);
-    if (!a || !b)
-        return err_nomem(e);
-    for (uint64_t at = 0; ret == 0 && *same && at < now->size; at += COMPARED) {
-        size_t n = (size_t)MIN((uint64_t)COMPARED, now->size - at);
-
-        ret = source_read(now, at, n, a, e);
-        if (ret == 0)
-            ret = source_read(old, at, n, b, e);
-        *same = ret == 0 && memcmp(a, b, n) == 0;
-    }
-    return ret;
+    return old < 0 ? 0 : same_bytes(now, old, path, e);
 }
 
 /* Is this shard of the save that the metadata are of? Those of a new one all come. */
@@ -123,30 +107,40 @@ static int check_named(const struct check *c, const char *metadata, const char *
     return err_hint(e, "copy that file too, or leave out %s", metadata);
 }
 
-static int check_all_named(const struct check *c, const char *path, struct source *src,
+/* others_may: shards that are there already count as well. */
+static int check_all_named(const struct check *c, const char *path,
+                           const struct dcp_names *names, bool others_may,
                            struct err *e)
 {
-    CLEANUP(dcp_metadata_freep) struct dcp_metadata *m = NULL;
-    struct dcp_names names = {0};
-    struct err damaged = {0};
-    bool others_may = save_waits(c->p->stage);
-    int ret = dcp_metadata_load(src, &names, &m, &damaged);
+    int ret = 0;
 
-    if (ret == -ENOMEM) {
-        *e = damaged;
-    } else if (ret < 0) {
-        ret = 0; /* it is kept as it is, and a mount will tell what is wrong with it */
-    } else {
-        if (!others_may)
-            ret = is_as_before(c, path, src, &others_may, e);
-        for (uint32_t i = 0; ret == 0 && i < names.paths.count; i++) {
-            size_t len;
-            const char *name = intern_get(&names.paths, i, &len);
+    for (uint32_t i = 0; ret == 0 && i < names->paths.count; i++) {
+        size_t len;
+        const char *name = intern_get(&names->paths, i, &len);
 
-            ret = check_named(c, path, name, len, others_may, e);
-        }
+        ret = check_named(c, path, name, len, others_may, e);
     }
-    dcp_names_release(&names);
+    return ret;
+}
+
+/* 0: what it names is in `names`; 1: it is none that can be read. */
+static int read_names(struct source *src, struct dcp_names *names, struct err *e)
+{
+    CLEANUP(dcp_metadata_freep) struct dcp_metadata *m = NULL;
+    size_t n = (size_t)MIN((uint64_t)HEAD, src->size);
+    char head[HEAD], global[64];
+    struct err damaged = {0};
+    int ret = source_read(src, 0, n, head, e);
+
+    if (ret < 0)
+        return ret;
+    if (!dcp_metadata_sniff(head, n, global, sizeof global))
+        return 1;
+    ret = dcp_metadata_load(src, names, &m, &damaged);
+    if (ret == -ENOMEM)
+        *e = damaged;
+    else if (ret < 0)
+        ret = 1; /* it is kept as it is, and a mount will tell what is wrong with it */
     return ret;
 }
 
@@ -156,19 +150,20 @@ static int check_metadata(const struct check *c, const struct merge_file *f,
     int fd = openat(staging_spool(c->p->stage->staging), f->spool,
                     O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     CLEANUP(source_putp) struct source *src = NULL;
-    char head[HEAD], global[64];
-    size_t n;
+    struct dcp_names names = {0};
+    int others_may = save_waits(c->p->stage), ret;
 
     if (fd < 0)
         return err_set(e, errno, "%s: %s", f->path, strerror(errno));
     if (source_from_fd(fd, f->path, &src, e) < 0)
         return -e->code;
-    n = (size_t)MIN((uint64_t)sizeof head, src->size);
-    if (source_read(src, 0, n, head, e) < 0)
-        return -e->code;
-    if (!dcp_metadata_sniff(head, n, global, sizeof global))
-        return 0; /* some other file of this name */
-    return check_all_named(c, f->path, src, e);
+    if (!others_may)
+        others_may = is_as_before(c, f->path, fd, e);
+    ret = others_may < 0 ? others_may : read_names(src, &names, e);
+    if (ret == 0)
+        ret = check_all_named(c, f->path, &names, others_may, e);
+    dcp_names_release(&names);
+    return MIN(ret, 0);
 }
 
 static int check_files(const struct check *c, struct err *e)
@@ -179,27 +174,48 @@ static int check_files(const struct check *c, struct err *e)
     for (size_t i = 0; ret == 0 && i < files->count; i++) {
         const struct merge_file *f = &files->file[i];
 
-        if (c->p->stage->slot && ends_in(f->path, shard_end))
+        if (is_shard(c->p, f->path))
             ret = check_shard(c, f->path, e);
-        else if (strcmp(f->path + dir_of(f->path), metadata_name) == 0)
+        else if (is_metadata(f->path))
             ret = check_metadata(c, f, e);
     }
     return ret;
 }
 
+/* Most publications have neither. */
+static bool is_concerned(const struct publication *p)
+{
+    size_t i = 0;
+
+    while (i < p->files.count && !is_metadata(p->files.file[i].path) &&
+           !is_shard(p, p->files.file[i].path))
+        i++;
+    return i < p->files.count;
+}
+
+static int begin(struct check *c, struct err *e)
+{
+    const struct publication *p = c->p;
+    struct err none = {0};
+
+    for (size_t i = 0; i < p->files.count; i++)
+        if (keyset_add(&c->came, p->files.file[i].path, strlen(p->files.file[i].path)) <
+            0)
+            return err_nomem(e);
+    if (p->fs->store->remote)
+        return 0;
+    c->dir = stage_directory(p->fs, p->stage->path, p->stage->slot ? e : &none);
+    return c->dir < 0 && p->stage->slot ? c->dir : 0;
+}
+
 int save_shards_check(const struct publication *p, struct err *e)
 {
     struct check c = {.p = p, .dir = -1};
-    struct err none = {0};
-    int ret = 0;
+    int ret;
 
-    for (size_t i = 0; ret >= 0 && i < p->files.count; i++)
-        ret = keyset_add(&c.came, p->files.file[i].path, strlen(p->files.file[i].path));
-    ret = ret < 0 ? err_nomem(e) : 0;
-    if (ret == 0 && !p->fs->store->remote)
-        c.dir = stage_directory(p->fs, p->stage->path, p->stage->slot ? e : &none);
-    if (ret == 0 && c.dir < 0 && p->stage->slot && !p->fs->store->remote)
-        ret = c.dir;
+    if (!is_concerned(p))
+        return 0;
+    ret = begin(&c, e);
     if (ret == 0)
         ret = check_files(&c, e);
     if (c.dir >= 0)

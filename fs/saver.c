@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* fs/saver.c - the thread that publishes what was not touched for a while. */
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/env.h"
 #include "base/err.h"
 #include "fs/save.h"
 
-enum { IDLE_SECONDS = 5, TICK_NS = 250000000 }; /* UNSHARD_IDLE_SECONDS is another */
+enum { IDLE_SECONDS = 5, TICK_NS = 250000000 };
 
 struct saver {
     struct fs *fs;
@@ -33,19 +33,6 @@ static bool is_removed_below(struct fs *fs, const struct stage *s, int64_t befor
 static bool is_empty(const struct stage *s)
 {
     return !s->slot && !s->over && s->root->count == 0;
-}
-
-/* What is no number, or 0, is as if it was not there. */
-static int64_t idle_seconds(void)
-{
-    const char *text = getenv("UNSHARD_IDLE_SECONDS");
-    unsigned long v;
-    char *end;
-
-    if (!text || !*text)
-        return IDLE_SECONDS;
-    v = strtoul(text, &end, 10);
-    return *end || *text == '-' || v == 0 || v > INT32_MAX ? IDLE_SECONDS : (int64_t)v;
 }
 
 /* With the lock: a stage that nobody has touched for so long. */
@@ -88,7 +75,8 @@ int saver_new(struct fs *fs, struct saver **out, struct err *e)
     if (!v)
         return err_nomem(e);
     v->fs = fs;
-    v->idle_ns = idle_seconds() * 1000000000ll;
+    v->idle_ns =
+        MAX(env_seconds("UNSHARD_IDLE_SECONDS", IDLE_SECONDS), 1u) * 1000000000ll;
     rc = pthread_create(&v->thread, NULL, saver_thread, v);
     if (rc) {
         free(v);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <time.h>
 
+#include "base/env.h"
 #include "base/err.h"
 
 static const int64_t second_ns = 1000000000;
@@ -14,19 +15,6 @@ static bool asked(struct interrupt *base)
     struct scan_time *t = container_of(base, struct scan_time, base);
 
     return (t->outer && t->outer->asked(t->outer)) || interrupt_late();
-}
-
-/* What is no number is as if it was not there. */
-static unsigned limit(void)
-{
-    const char *text = getenv("UNSHARD_SCAN_SECONDS");
-    unsigned long v;
-    char *end;
-
-    if (!text || !*text)
-        return SCAN_SECONDS;
-    v = strtoul(text, &end, 10);
-    return *end || *text == '-' || v > INT32_MAX ? SCAN_SECONDS : (unsigned)v;
 }
 
 static void begin(struct scan_time *t, unsigned seconds, const atomic_bool *stop)
@@ -42,7 +30,7 @@ static void begin(struct scan_time *t, unsigned seconds, const atomic_bool *stop
 
 void scan_time_begin(struct scan_time *t, const atomic_bool *stop)
 {
-    begin(t, limit(), stop);
+    begin(t, env_seconds("UNSHARD_SCAN_SECONDS", SCAN_SECONDS), stop);
 }
 
 void scan_time_begin_long(struct scan_time *t, const atomic_bool *stop)
