@@ -89,21 +89,23 @@ static bool is_written(struct fs *fs, const struct stage *s)
     return s->writers > 0 || s->comes_ns > now_ns() || over_is_written(fs, s);
 }
 
+static bool any_is_written(struct fs *fs)
+{
+    const struct stage *s = stage_first(fs);
+
+    while (s && !is_written(fs, s))
+        s = s->next;
+    return s != NULL;
+}
+
 void save_await_closed(struct fs *fs)
 {
-    const struct timespec wait = {.tv_nsec = 1000000};
     int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
-    bool any = true;
 
-    while (any && now_ns() < until) {
-        stages_lock(fs);
-        any = false;
-        for (const struct stage *s = stage_first(fs); s && !any; s = s->next)
-            any = is_written(fs, s);
-        stages_unlock(fs);
-        if (any)
-            nanosleep(&wait, NULL);
-    }
+    stages_lock(fs);
+    while (any_is_written(fs) && now_ns() < until)
+        stage_sleep(fs, 20000000);
+    stages_unlock(fs);
 }
 
 /* Waits a moment for writers to be gone: -EBUSY. NOTHING: somebody else has published it. */

@@ -76,7 +76,6 @@ static bool add_file(struct save_files *f, const struct staged *n, const char *p
     *x = (struct merge_file){.path = arena_memdup(f->arena, path, strlen(path)),
                              .spool = arena_memdup(f->arena, spool, strlen(spool)),
                              .order = n->copied ? 0 : n->order,
-                             .begun = n->since != STAGED_ALL_NEW,
                              .since = n->since};
     if (n->dtype)
         x->dtype = arena_memdup(f->arena, n->dtype, strlen(n->dtype));

@@ -20,7 +20,7 @@ struct stage;
 
 enum staged_kind { STAGED_DIR, STAGED_FILE, STAGED_GONE /* hides a name */ };
 
-/* `since` of a file of which nothing is older than its first write. */
+/* `since` of a file of which nothing is older than its first write: it undoes nothing. */
 #define STAGED_ALL_NEW UINT64_MAX
 
 /* A node of a stage. Fields other than the constant ones: under the lock of stages. */

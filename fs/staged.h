@@ -66,12 +66,13 @@ bool staged_plain_is_open(struct fs *fs, fuse_ino_t ino);
 
 /* With the lock: there was a close(2) of it; and a write. */
 void staged_closed(struct staged_handle *h);
+void staged_changed(struct staged_handle *h);
+
 /*
  * The file system was unmounted, no request will come: the kernel has thrown away the releases
  * that were on their way. What was closed, and not written since, counts as released.
  */
 void staged_end_closed(struct fs *fs);
-void staged_changed(struct staged_handle *h);
 
 /* A handle that nobody was given. Without the lock. */
 void staged_drop(struct fs *fs, struct staged_handle *h);

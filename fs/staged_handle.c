@@ -84,8 +84,8 @@ static void handle_free(struct fs *fs, struct opened *o)
     free(h);
 }
 
-/* One that is closed, off the list, or NULL. */
-static struct opened *take_closed(struct fs *fs)
+/* One that is closed, or NULL. */
+static struct opened *find_closed(struct fs *fs)
 {
     struct opened_list *l = &fs->opened;
     struct opened *found = NULL;
@@ -99,10 +99,6 @@ static struct opened *take_closed(struct fs *fs)
         if (o->staged && h->writes && !h->changed)
             found = o;
     }
-    if (found) {
-        ring_remove(&found->ring);
-        ring_init(&found->ring);
-    }
     pthread_mutex_unlock(&l->lock);
     stages_unlock(fs);
     return found;
@@ -112,8 +108,8 @@ void staged_end_closed(struct fs *fs)
 {
     struct opened *o;
 
-    while ((o = take_closed(fs)))
-        opened_put(fs, o);
+    while ((o = find_closed(fs)))
+        opened_end(fs, o);
 }
 
 struct staged_handle *staged_plain(int fd)

@@ -301,8 +301,9 @@ static bool is_laid_over(const struct fs *fs, const char *name)
 }
 
 /*
- * The model's file under the name that its loader asks for too, as a second link; only where all that is hidden says
- * the same of it. Not where saves may come: they would meet one file under two names.
+ * The model's file under the name that its loader asks for too, as a second link; only where
+ * all that is hidden says the same of it. Not where saves may come: they would meet one file
+ * under two names.
  */
 static int add_second_name(struct builder *b)
 {

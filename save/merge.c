@@ -137,7 +137,7 @@ static void remove_named(struct merge *m)
         if (!m->entry[i].old && m->entry[i].order > gone->order) {
             const struct merge_file *f = &m->spec.file[m->entry[i].file];
 
-            if (f->begun && f->since < gone->order)
+            if (f->since < gone->order)
                 m->entry[i].undoes = "its removal";
         } else {
             m->entry[i].dead = true;

@@ -17,9 +17,8 @@ struct merge_file {
     const char *path;  /* relative to the checkpoint, as it was written */
     const char *spool; /* its name in the spool directory */
     uint64_t order;    /* of its last close: what was closed later wins */
-    /* It began with bytes that were there, and has nothing of what was closed after this. */
-    bool begun;
-    uint64_t since;
+    uint64_t
+        since; /* it has nothing of what was closed later; UINT64_MAX: it is all new */
     const char *dtype; /* user.unshard.dtype that was set on it, or NULL */
     bool open;         /* somebody writes it now */
 };

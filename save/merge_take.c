@@ -72,7 +72,7 @@ static void note_meeting(const struct merge *m, struct entry *later, uint64_t or
 {
     const struct merge_file *f = &m->spec.file[later->file];
 
-    if (m->spec.checkpoint && f->begun && f->since < order && order < f->order)
+    if (m->spec.checkpoint && f->since < order && order < f->order)
         later->undoes = m->spec.file[other].path;
 }
 
