@@ -221,14 +221,20 @@ def unlink(w, name, side):
         del w.stage(name).side[side]
 
 
-def raw(w, name, which, seed, at, n):
+def tensor_of(w, name, which):
+    """The stage, and key, dtype, shape and bytes of one of its tensors that was not removed; or None."""
     if name not in w.source:
-        return
+        return None
     s, old = w.stage(name), w.source[name].tensors
     key = sorted(old)[which % len(old)]
-    dtype, shape, data = old[key]
-    if s.npy.get(key, b"") is None:
+    return None if s.npy.get(key, b"") is None else (s, key, *old[key])
+
+
+def raw(w, name, which, seed, at, n):
+    found = tensor_of(w, name, which)
+    if not found:
         return
+    s, key, dtype, shape, data = found
     at = min(at, len(data) - 1)
     new = some_bytes(seed, min(n, len(data) - at))
     if key in s.by_npy:
@@ -243,13 +249,10 @@ def raw(w, name, which, seed, at, n):
 
 
 def npy(w, name, which, seed):
-    if name not in w.source:
+    found = tensor_of(w, name, which)
+    if not found:
         return
-    s, old = w.stage(name), w.source[name].tensors
-    key = sorted(old)[which % len(old)]
-    dtype, shape, data = old[key]
-    if s.npy.get(key, b"") is None:
-        return
+    s, key, dtype, shape, data = found
     new = some_bytes(seed, len(data))
     s.npy[key] = npy_image(DESCR[dtype], shape, new)
     write_file(w.path(name, "tensors", key + ".npy"), s.npy[key])
@@ -259,13 +262,10 @@ def npy(w, name, which, seed):
 
 def npy_part(w, name, which, seed, at, n):
     """A part of tensors/KEY.npy, of which raw/ may have newer bytes."""
-    if name not in w.source:
+    found = tensor_of(w, name, which)
+    if not found:
         return
-    s, old = w.stage(name), w.source[name].tensors
-    key = sorted(old)[which % len(old)]
-    dtype, shape, data = old[key]
-    if s.npy.get(key, b"") is None:
-        return
+    s, key, dtype, shape, data = found
     path = w.path(name, "tensors", key + ".npy")
     if key in s.raw and key not in s.by_npy:
         fails(f"{path}, of which raw/ has newer bytes", errno.EBUSY, lambda: open(path, "r+b"))
@@ -284,13 +284,10 @@ def npy_part(w, name, which, seed, at, n):
 
 def raw_whole(w, name, which, seed):
     """The last close counts."""
-    if name not in w.source:
+    found = tensor_of(w, name, which)
+    if not found:
         return
-    s, old = w.stage(name), w.source[name].tensors
-    key = sorted(old)[which % len(old)]
-    dtype, shape, data = old[key]
-    if s.npy.get(key, b"") is None:
-        return
+    s, key, dtype, shape, data = found
     s.raw[key] = some_bytes(seed, len(data))
     with open(w.path(name, "raw", key), "wb") as f:
         f.write(s.raw[key])

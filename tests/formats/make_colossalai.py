@@ -34,8 +34,13 @@ class Empty(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules of these names are there, with whatever is asked of them, and do nothing."""
+
+    def __init__(self, absent):
+        self.absent = absent
+
     def find_spec(self, name, path, target=None):
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ABSENT else None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in self.absent else None
 
     def create_module(self, spec):
         return Empty(spec.name)
@@ -68,7 +73,7 @@ class Writer:
 
 
 def main(folder):
-    sys.meta_path.append(Finder())
+    sys.meta_path.append(Finder(ABSENT))
     from colossalai.checkpoint_io import general_checkpoint_io, utils
     from colossalai.utils import safetensors
     safetensors.AsyncFileWriter = Writer

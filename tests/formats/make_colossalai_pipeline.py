@@ -9,42 +9,20 @@ Needs torch 2.2, transformers 4.39.3, peft 0.13.2 and colossalai 0.4.9 (pip inst
 asks of a GPU (streams, random numbers of a device, apex, flash attention) is replaced by what does nothing.
 """
 import hashlib
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import pathlib
 import shutil
 import sys
-import types
 
 import torch
 import torch._dynamo  # before any module is replaced
 import torch.distributed as dist
 import peft  # noqa: F401
+from make_colossalai import Finder
 from transformers import LlamaConfig, LlamaForCausalLM
 
 ABSENT = "apex bitsandbytes click contexttimer diffusers fabric fastapi flash_attn galore_torch google ray rpyc sentencepiece tensornvme uvicorn".split()
-
-
-class Empty(types.ModuleType):
-    __path__ = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path, target=None):
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ABSENT else None
-
-    def create_module(self, spec):
-        return Empty(spec.name)
-
-    def exec_module(self, module):
-        pass
 
 
 def on_a_cpu():
@@ -96,7 +74,7 @@ def expected(top, step):
 
 
 def main(folder):
-    sys.meta_path.append(Finder())
+    sys.meta_path.append(Finder(ABSENT))
     import colossalai
     from colossalai.booster import Booster
     from colossalai.booster.plugin import HybridParallelPlugin

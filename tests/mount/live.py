@@ -91,17 +91,22 @@ def read_all_counters(m):
     return read_all(m / "small/.unshard/counters.json").replace(b'"generations": 1,', b'"generations": 0,')
 
 
+def interrupted_ls(path, seconds):
+    """How an ls ends that gets a signal after so long."""
+    reader = subprocess.Popen(["ls", path], stdout=subprocess.DEVNULL)
+    time.sleep(seconds)
+    if reader.poll() is not None:
+        raise TooSoon("the reader had its answer")
+    reader.send_signal(signal.SIGINT)
+    return reader.wait(PATIENCE)
+
+
 def test_a_killed_reader_does_not_wait(t):
     slow_source(t)
 
     def attempt(part):
         with Mount(t + "/run", t + "/mnt", env=TELLS_SCANS) as m:
-            reader = subprocess.Popen(["ls", m / "big"], stdout=subprocess.DEVNULL)
-            time.sleep(0.4 * part)
-            if reader.poll() is not None:
-                raise TooSoon("the reader had its answer")
-            reader.send_signal(signal.SIGINT)
-            code = reader.wait(PATIENCE)
+            code = interrupted_ls(m / "big", 0.4 * part)
             if scanned(m):
                 raise TooSoon("it waited for the scan, or the scan was over")
             same("how it ended", code, -signal.SIGINT)
@@ -123,12 +128,7 @@ def test_a_killed_reader_does_not_wait_for_another_scan(t):
             before = m.messages().count("scan path=big")
             os.utime(t + "/run/big/model.safetensors")
             time.sleep(0.6 + 0.2 * part)  # the watcher has seen it, and scans
-            reader = subprocess.Popen(["ls", m / "half"], stdout=subprocess.DEVNULL)
-            time.sleep(0.3 * part)
-            if reader.poll() is not None:
-                raise TooSoon("the reader had its answer")
-            reader.send_signal(signal.SIGINT)
-            code = reader.wait(PATIENCE)
+            code = interrupted_ls(m / "half", 0.3 * part)
             if "scan path=half" in m.messages():
                 raise TooSoon("it waited for its scan, or that was over")
             same("how it ended", code, -signal.SIGINT)
