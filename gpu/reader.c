@@ -30,6 +30,8 @@ struct reader_kind {
     int (*map)(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);
     void (*will_need)(struct reader *r, uint64_t off, uint64_t len);
+    bool (*gathers)(struct reader *r, uint64_t off, size_t len);
+    int (*unchanged)(struct reader *r, uint64_t off, size_t len, struct err *e);
 };
 
 struct reader {
@@ -136,6 +138,18 @@ void reader_will_need(struct reader *r, uint64_t off, uint64_t len)
         r->kind->will_need(r, off, MIN(len, r->size - off));
 }
 
+bool reader_gathers(struct reader *r, uint64_t off, size_t len)
+{
+    return off < r->size && r->kind->gathers(r, off, (size_t)MIN(len, r->size - off));
+}
+
+int reader_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
+{
+    if (off > r->size || len > r->size - off)
+        return outside(off, len, r->size, e);
+    return len ? r->kind->unchanged(r, off, len, e) : 1;
+}
+
 uint64_t reader_ahead(const struct reader_env *env)
 {
     return env->ahead ? env->ahead : READER_AHEAD;
@@ -197,10 +211,28 @@ static void npy_will_need(struct reader *r, uint64_t off, uint64_t len)
         tensor_will_need(r->tensor, off + head - r->header.len, len - head);
 }
 
+static bool npy_gathers(struct reader *r, uint64_t off, size_t len)
+{
+    size_t head = off < r->header.len ? MIN(len, r->header.len - (size_t)off) : 0;
+
+    return tensor_gathers(r->tensor, off + head - r->header.len, len - head);
+}
+
+static int npy_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
+{
+    size_t head = off < r->header.len ? MIN(len, r->header.len - (size_t)off) : 0;
+
+    return head == len
+               ? 1
+               : tensor_unchanged(r->tensor, off + head - r->header.len, len - head, e);
+}
+
 static const struct reader_kind kind_tensor = {
     .read = npy_read,
     .map = npy_map,
     .will_need = npy_will_need,
+    .gathers = npy_gathers,
+    .unchanged = npy_unchanged,
 };
 
 int reader_open_tensor(const struct reader_env *env, int64_t checkpoint, uint32_t ord,
@@ -335,6 +367,46 @@ static int view_map(struct reader *r, uint64_t off, size_t len, struct reader_io
     return ret < 0 ? err_wrap(e, "%s", r->view.name) : ret;
 }
 
+/* Any of it: then all is copied. */
+static bool view_gathers(struct reader *r, uint64_t off, size_t len)
+{
+    size_t done = off < r->view.header ? (size_t)MIN(len, r->view.header - off) : 0;
+    bool gathers = false;
+
+    while (!gathers && done < len) {
+        const struct view_member *m = member_at(r, off + done);
+        uint64_t at = off + done - m->at;
+        size_t part = (size_t)MIN(len - done, m->bytes - at);
+        CLEANUP(tensor_putp) struct tensor *t = NULL;
+        struct err ignored = {0};
+
+        if (member_tensor(r, m, &t, &ignored) < 0)
+            return false;
+        gathers = tensor_gathers(t, at, part);
+        done += part;
+    }
+    return gathers;
+}
+
+static int view_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
+{
+    size_t done = off < r->view.header ? (size_t)MIN(len, r->view.header - off) : 0;
+    int ret = 1;
+
+    while (ret == 1 && done < len) {
+        const struct view_member *m = member_at(r, off + done);
+        uint64_t at = off + done - m->at;
+        size_t part = (size_t)MIN(len - done, m->bytes - at);
+        CLEANUP(tensor_putp) struct tensor *t = NULL;
+
+        ret = member_tensor(r, m, &t, e);
+        if (ret == 0)
+            ret = tensor_unchanged(t, at, part, e);
+        done += part;
+    }
+    return ret < 0 ? err_wrap(e, "%s", r->view.name) : ret;
+}
+
 /*
  * Members behind m that are packed whole: as many as there are threads are decoded side by
  * side while their reader is still in front of them.
@@ -386,6 +458,8 @@ static const struct reader_kind kind_view = {
     .read = view_read,
     .map = view_map,
     .will_need = view_will_need,
+    .gathers = view_gathers,
+    .unchanged = view_unchanged,
 };
 
 /* Members must fill the file behind the header, each starting where the last one ends. */
@@ -508,10 +582,30 @@ static void plain_will_need(struct reader *r, uint64_t off, uint64_t len)
         source_will_need(r->src, off, len);
 }
 
+/* A file's bytes are in one piece. */
+static bool plain_gathers(struct reader *r, uint64_t off, size_t len)
+{
+    (void)r;
+    (void)off;
+    (void)len;
+    return false;
+}
+
+static int plain_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
+{
+    (void)r;
+    (void)off;
+    (void)len;
+    (void)e;
+    return 0;
+}
+
 static const struct reader_kind kind_source = {
     .read = plain_read,
     .map = plain_map,
     .will_need = plain_will_need,
+    .gathers = plain_gathers,
+    .unchanged = plain_unchanged,
 };
 
 int reader_open_source(struct source *src, struct reader **out, struct err *e)

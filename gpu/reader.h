@@ -40,8 +40,8 @@ struct reader_env {
 /*
  * A reader answers for the bytes of one file of the mount: a tensor (with its .npy header
  * or bare), a role's safetensors file, or a file of the source. Its shards are known by
- * identity: opened when first needed, checked around every read. Any thread, several at
- * once.
+ * identity: opened when first needed, checked with every read, after what was copied was.
+ * Any thread, several at once.
  *
  * Opening checks the metadata: -EBADMSG with the tensor's fault, -ESTALE when a shard or
  * the index is no longer what was scanned, -ENOENT when a shard is gone.
@@ -84,6 +84,21 @@ struct reader_iov {
 int reader_map(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);
 void reader_unmap(struct reader_iov *v);
+
+/*
+ * For who reads before bytes are asked for. Have some of [off, off + len) to be copied
+ * together, so that reader_map would not give them as READER_PIECES pieces once they are in
+ * memory, and can reader_unchanged vouch for them later? Resolves what it has to, reads no
+ * bytes of the range.
+ */
+enum { READER_PIECES = 1000 };
+bool reader_gathers(struct reader *r, uint64_t off, size_t len);
+
+/*
+ * Are the shards of a range that gathers still what was scanned, so that what was read
+ * before is what reader_read would give? 1, or its error; 0: that cannot be told.
+ */
+int reader_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e);
 
 /* Starts fetching [off, off + len) from disk or server, following the plan. */
 enum { READER_AHEAD = 4 << 20 };

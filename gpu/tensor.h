@@ -30,6 +30,10 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);
 void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len);
 
+/* See reader_gathers and reader_unchanged. */
+bool tensor_gathers(struct tensor *t, uint64_t off, size_t len);
+int tensor_unchanged(struct tensor *t, uint64_t off, size_t len, struct err *e);
+
 /*
  * Begins to decode a tensor that is one packed piece, once, without waiting for it. False:
  * it is none.

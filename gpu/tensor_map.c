@@ -133,18 +133,61 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
         ret = cut_next(&c, e);
     if (ret == 1)
         ret = c.flags ? 0 : cut_runs(&c, off, len, e);
-    if (ret == 0)
+    pieces = ret == 0 ? count_pieces(&c, v->max - v->count) : 0;
+    if (pieces)
         ret = cut_check(&c, e);
     if (ret < 0)
         return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key, off, len);
-    sources = (struct fetch_sources){.src = c.src, .count = c.count};
-    pieces = count_pieces(&c, v->max - v->count);
     if (!pieces && !v->ask_warm)
         return 0;
+    sources = (struct fetch_sources){.src = c.src, .count = c.count};
     v->warm = !c.flags && fetch_all_mapped(&c.runs, &sources);
     if (!pieces || !v->warm)
         return 0;
     ret = add_pieces(&c, pieces, v, e);
     c.done = ret == 1;
     return ret;
+}
+
+/* Stored bytes of what is shown as [off, off + len). */
+static void stored_range(const struct tensor *t, uint64_t off, size_t len,
+                         uint64_t *from, uint64_t *bytes)
+{
+    unsigned shown = dtype_unit(t->info.dtype);
+    uint64_t first = off / shown, end = (off + len + shown - 1) / shown;
+
+    *from = first * t->unit;
+    *bytes = (end - first) * t->unit;
+}
+
+bool tensor_gathers(struct tensor *t, uint64_t off, size_t len)
+{
+    CLEANUP(cut_release) struct cut c = {.t = t};
+    struct err ignored = {0};
+
+    if (t->decodes || !t->keeps_shards || !len)
+        return false;
+    if (tensor_is_cast(t))
+        return true;
+    if (cut_begin(&c, off, len, &ignored) < 0 || cut_next(&c, &ignored) < 0 ||
+        (!c.flags && cut_runs(&c, off, len, &ignored) < 0))
+        return false;
+    return !count_pieces(&c, READER_PIECES);
+}
+
+int tensor_unchanged(struct tensor *t, uint64_t off, size_t len, struct err *e)
+{
+    CLEANUP(cut_release) struct cut c = {.t = t};
+    uint64_t from, bytes;
+    int ret;
+
+    if (t->decodes || !t->keeps_shards)
+        return 0;
+    stored_range(t, off, len, &from, &bytes);
+    ret = cut_begin(&c, from, bytes, e);
+    while (ret == 0 && (ret = cut_next(&c, e)) == 1)
+        ret = cut_check(&c, e);
+    if (ret < 0)
+        return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key, off, len);
+    return 1;
 }

@@ -183,14 +183,18 @@ static int fill_batch(struct cut *c, uint64_t off, size_t len, void *dst, struct
 {
     struct fetch_sources sources = {
         .src = c->src, .count = c->count, .once = c->t->env.once};
-    int ret = cut_runs(c, off, len, e);
+    int ret = cut_runs(c, off, len, e), checked;
+    struct err stale = {0};
 
-    if (ret == 0)
-        ret = cut_check(c, e);
-    if (ret == 0)
-        ret = fetch_window(&c->runs, &sources, c->t->env.pool, dst, len, e);
-    if (ret == 0) /* what was copied is what was scanned only if nothing moved since */
-        ret = cut_check(c, e);
+    if (ret < 0)
+        return ret;
+    ret = fetch_window(&c->runs, &sources, c->t->env.pool, dst, len, e);
+    /* Of a shard that is no longer what was scanned that is told, whatever else went wrong. */
+    checked = cut_check(c, &stale);
+    if (checked < 0) {
+        *e = stale;
+        ret = checked;
+    }
     c->done = ret == 0;
     return ret;
 }
