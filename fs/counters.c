@@ -22,6 +22,7 @@ static const char *const counter_names[COUNTERS] = {
     [COUNT_BYTES_READ] = "bytes_read",
     [COUNT_REPLIES_MAPPED] = "replies_mapped",
     [COUNT_REPLIES_COPIED] = "replies_copied",
+    [COUNT_REPLIES_EARLY] = "replies_early",
     [COUNT_GENERATIONS] = "generations",
     [COUNT_INVALIDATED] = "invalidated",
     [COUNT_MATERIALIZED] = "materialized",

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 
 #include "base/log.h"
+#include "base/pool.h"
 #include "fs/copies.h"
 #include "fs/lane.h"
 #include "fs/node.h"
@@ -110,6 +111,8 @@ static int open_all(struct fs *fs, struct err *e)
 
     if (rc == 0)
         rc = check_writable(fs, e);
+    if (rc == 0)
+        early_room_init(&fs->early, pool_threads(fs->reading.pool));
     if (rc == 0 && fs->options.mapping.hf)
         rc = overlay_open(fs->options.mapping.hf, &fs->overlay, e);
     if (rc == 0)
@@ -171,6 +174,7 @@ void fs_close(struct fs *fs)
     nodes_free(fs);
     slots_free(fs->slots);
     reading_close(&fs->reading);
+    early_room_release(&fs->early);
     overlay_free(fs->overlay);
     pthread_key_delete(fs->buffers);
     last_error_destroy(&fs->last_error);

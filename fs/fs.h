@@ -13,6 +13,7 @@
 #include "base/base.h"
 #include "base/err.h"
 #include "fs/counters.h"
+#include "fs/early.h"
 #include "fs/habit.h"
 #include "fs/mount.h"
 #include "fs/opened.h"
@@ -71,6 +72,7 @@ struct fs {
     struct uring *uring; /* NULL: requests come by /dev/fuse */
     struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;
+    struct early_room early;
     struct habits habits;
     struct ways ways;
     struct counters counters;

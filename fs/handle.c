@@ -26,6 +26,7 @@ static void handle_free(struct fs *fs, struct opened *o)
 
     way_close(fs, h->way);
     copy_put(fs->copies, h->copy);
+    early_free(h->early);
     reader_close(h->reader);
     side_close(h->side);
     paging_leave(fs, h->paging);
@@ -275,6 +276,8 @@ int open_run(struct request *r, struct err *e)
     rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
     if (rc == 0)
         rc = choose_way(r, h, e);
+    if (rc == 0 && h->reader && !r->fs->store->remote && !r->fs->uring)
+        h->early = early_new(&r->fs->early, r->fs->reading.pool, h->reader);
     if (rc != 0) {
         handle_free(r->fs, &h->opened);
         return rc;

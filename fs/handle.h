@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "fs/ahead.h"
+#include "fs/early.h"
 #include "fs/habit.h"
 #include "fs/request.h"
 #include "fs/side.h"
@@ -23,6 +24,8 @@ struct handle {
     struct way *way;   /* how its inode is read; NULL: by the server, always */
     struct ahead ahead;
     struct habit habit;
+    atomic_uint reads;   /* that are being answered */
+    struct early *early; /* NULL: nothing is gathered before it is asked for */
 };
 
 static inline struct handle *handle_of(const struct fuse_file_info *fi)

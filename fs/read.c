@@ -14,8 +14,9 @@
 #include "remote/source.h"
 
 enum {
-    READ_LATER = 2,    /* another thread answers */
-    MAX_PIECES = 1000, /* libfuse adds its header, the kernel takes 1024 */
+    READ_LATER = 2, /* another thread answers */
+    /* libfuse adds its header, the kernel takes 1024. */
+    MAX_PIECES = READER_PIECES,
     /* One large page, which is quicker to fill and to reply from. */
     BUFFER_FIRST = 2 << 20,
     BUFFER_ALIGN = 2 << 20,
@@ -139,6 +140,17 @@ static void reply_pieces(const struct request *r, const struct handle *h,
 }
 
 /*
+ * Before a reply. Who has several reads of a file at a time, as the kernel has for who maps
+ * it, has them gathered side by side already: one more may be the last one's, which is
+ * through but for this count.
+ */
+static void gather_next(struct handle *h, uint64_t off, size_t len, bool gathered)
+{
+    if (h->early)
+        early_step(h->early, off, len, gathered && atomic_load(&h->reads) <= 2);
+}
+
+/*
  * From mapped shards: 1 when that answered the request, 0 when it cannot be; READ_LATER when
  * it is left to a thread that may wait.
  */
@@ -156,6 +168,7 @@ static int reply_mapped(const struct request *r, struct handle *h, uint64_t off,
         fetch_ahead(r, h, off, len);
     if (rc != 1)
         return rc;
+    gather_next(h, off, len, false);
     if (!to) {
         reply_pieces(r, h, &v, off, len);
     } else if ((rc = reply_gathered(r, h, &v, to, off, len, e)) == 0) {
@@ -167,6 +180,27 @@ static int reply_mapped(const struct request *r, struct handle *h, uint64_t off,
     return rc;
 }
 
+/* From what was gathered already: 1 when that answered the request, 0: it is not there. */
+static int reply_early(const struct request *r, struct handle *h, uint64_t off,
+                       size_t len, struct err *e)
+{
+    struct early_pieces p;
+    int rc;
+
+    if (!h->early || !early_take(h->early, off, len, &p))
+        return 0;
+    rc = reader_unchanged(h->reader, off, len, e);
+    if (rc == 1) {
+        gather_next(h, off, len, true);
+        fuse_reply_iov(r->req, p.iov, p.count);
+        counter_add(&r->fs->counters, COUNT_REPLIES_COPIED, 1);
+        counter_add(&r->fs->counters, COUNT_REPLIES_EARLY, 1);
+        counter_add(&r->fs->counters, COUNT_BYTES_READ, len);
+    }
+    early_put(h->early, &p);
+    return rc;
+}
+
 static int reply_copied(const struct request *r, struct handle *h, uint64_t off,
                         size_t len, struct err *e)
 {
@@ -175,6 +209,7 @@ static int reply_copied(const struct request *r, struct handle *h, uint64_t off,
 
     if (rc < 0)
         return rc;
+    gather_next(h, off, len, true);
     fuse_reply_buf(r->req, data, len);
     counter_add(&r->fs->counters, COUNT_REPLIES_COPIED, 1);
     counter_add(&r->fs->counters, COUNT_BYTES_READ, len);
@@ -193,7 +228,9 @@ static int read_reader(const struct request *r, struct handle *h, struct err *e)
     }
     if (!uring_in_haste())
         fetch_ahead(r, h, off, len);
-    rc = reply_mapped(r, h, off, len, e);
+    rc = reply_early(r, h, off, len, e);
+    if (rc == 0)
+        rc = reply_mapped(r, h, off, len, e);
     if (rc == 0)
         rc = reply_copied(r, h, off, len, e);
     if (rc < 0)
@@ -248,6 +285,7 @@ int read_run(struct request *r, struct err *e)
     if (r->off < 0)
         return -EINVAL;
     opened_get(&h->opened);
+    early_enter(&r->fs->early, &h->reads, r->size);
     if (!haste)
         note_read(r, h);
     paging_note(h->paging, &r->fi);
@@ -257,6 +295,7 @@ int read_run(struct request *r, struct err *e)
         rc = h->side ? read_side(r, h, e) : read_text(r, h);
     if (haste && rc != READ_LATER)
         note_read(r, h);
+    early_leave(&r->fs->early, &h->reads, r->size);
     opened_put(r->fs, &h->opened);
     return rc == READ_LATER ? 0 : rc; /* that thread notes it */
 }

@@ -22,7 +22,7 @@ COUNTS = struct.Struct("=4Q")
 FEW = ["save_together.test_names_come_while_their_directory_is_published",
        "save_together.test_a_working_directory_is_listed_while_it_is_published", "save.test_two_writers", "change.test_exchanged_directories",
        "change.test_never_a_mix_while_it_is_rewritten", "passthrough.test_many_openers_of_one_file",
-       "ends.test_a_signal_ends_it_while_files_are_open"]
+       "ends.test_a_signal_ends_it_while_files_are_open", "early.test_reads_here_and_there_and_in_order", "early.test_closed_and_unmounted_meanwhile"]
 
 
 def seeds(text):

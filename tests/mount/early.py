@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""What is gathered before it is asked for: the same bytes by reads of any length, and none of shards that have changed."""
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import zipfile
+
+from mountlib import Mount, Skip, fails, main, read_all, same
+
+BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench")
+MIB = 1 << 20
+RANKS, ROW, SIZE = 4, 256, 24 * MIB
+KEY = "model.layers.0.weight"
+
+
+def two_processors():
+    if len(os.sched_getaffinity(0)) < 2:
+        raise Skip("one processor: nothing is gathered early")
+
+
+def column_shards(folder):
+    """A tensor in columns, rows of ROW bytes by each rank. Its bytes, put together here."""
+    subprocess.run([sys.executable, f"{BENCH}/make_checkpoint.py", "dcp", folder, "--tensors", "1", "--bytes", str(SIZE), "--ranks", str(RANKS),
+                    "--row-bytes", str(ROW)], check=True)
+    pieces = []
+    for rank in range(RANKS):
+        with zipfile.ZipFile(f"{folder}/__{rank}_0.distcp") as z:
+            pieces.append(z.read("archive/data/0"))
+    return b"".join(p[at:at + ROW] for at in range(0, SIZE // RANKS, ROW) for p in pieces)
+
+
+def early(m):
+    return json.loads(read_all(m / ".unshard/counters.json"))["replies_early"]
+
+
+def read_in_order(path, lengths, at=0, within=0):
+    """All from `at` on, by reads of those lengths by turns, to memory that begins `within` a page."""
+    memory, got, n = bytearray(4 * MIB), [], 0
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        while True:
+            part = memoryview(memory)[within:within + lengths[n % len(lengths)]]
+            size = os.preadv(fd, [part], at)
+            if not size:
+                return b"".join(got)
+            got.append(bytes(part[:size]))
+            at, n = at + size, n + 1
+    finally:
+        os.close(fd)
+
+
+def test_reads_in_order(t):
+    two_processors()
+    want = column_shards(t + "/src")
+    with Mount(t + "/src", t + "/mnt") as m:
+        path, header = m / f"raw/{KEY}", len(read_all(m / f"tensors/{KEY}.npy")) - SIZE
+        for lengths in ((MIB,), (MIB - 16, 16), (512 << 10,), (700001,), (3 * MIB + 5,), (MIB, 4096, 300000, 1), (MIB, 2 * MIB - 1)):
+            for within in (0, 16, 4095):
+                before = early(m)
+                same(f"reads of {lengths} to {within}", read_in_order(path, lengths, 0, within) == want, True)
+                assert early(m) > before + 2, f"reads of {lengths} to {within}: nothing was early"
+        same("from within", read_in_order(path, (MIB,), 1234567) == want[1234567:], True)
+        same("npy", read_in_order(m / f"tensors/{KEY}.npy", (MIB,))[header:] == want, True)
+        before = early(m)
+        same("short reads", read_in_order(path, (100000,)) == want, True)
+        same("early by short reads", early(m), before)
+
+
+def test_where_it_is_not_worth_it(t):
+    """What can be handed over straight from the shards is."""
+    two_processors()
+    subprocess.run([sys.executable, f"{BENCH}/make_checkpoint.py", "dcp", t + "/src", "--tensors", "1", "--bytes", str(SIZE)], check=True)
+    with Mount(t + "/src", t + "/mnt") as m:
+        whole = read_in_order(m / f"raw/{KEY}", (MIB,))
+        same("again", read_in_order(m / f"raw/{KEY}", (100000,)) == whole, True)
+        same("early", early(m), 0)
+
+
+def test_reads_here_and_there_and_in_order(t):
+    two_processors()
+    want = column_shards(t + "/src")
+    failed = []
+
+    def walk(path, seed, whole):
+        rnd = random.Random(seed)
+        fd = os.open(path, os.O_RDONLY)
+        for _ in range(25):
+            at = rnd.choice((rnd.randrange(len(whole)), 0, len(whole) - rnd.randrange(3 * MIB)))
+            for _ in range(rnd.randrange(1, 8)):
+                n = rnd.choice((MIB, MIB, MIB - 16, 512 << 10, 16, 2 * MIB + 7))
+                if os.pread(fd, n, at) != whole[at:at + n]:
+                    failed.append(f"{path} {at}+{n}, seed {seed}")
+                at += n
+                if rnd.random() < 0.1:
+                    at = max(0, at - rnd.randrange(2 * MIB))
+        os.close(fd)
+
+    with Mount(t + "/src", t + "/mnt") as m:
+        npy = read_in_order(m / f"tensors/{KEY}.npy", (100000,))
+        assert npy.endswith(want)
+        for files in (1, 2, 6):
+            threads = [threading.Thread(target=walk, args=(m / name, 10 * files + i, whole)) for i in range(files)
+                       for name, whole in (("raw/" + KEY, want), (f"tensors/{KEY}.npy", npy))[i % 2:][:1]]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            same("wrong reads", failed, [])
+        assert early(m) > 0
+
+
+def test_one_file_by_many_threads(t):
+    two_processors()
+    want = column_shards(t + "/src")
+    failed, lock, place = [], threading.Lock(), [0]
+
+    def take(fd):
+        while True:
+            with lock:
+                at = place[0]
+                place[0] += MIB
+            if at >= SIZE:
+                return
+            if os.pread(fd, MIB, at) != want[at:at + MIB]:
+                failed.append(at)
+
+    with Mount(t + "/src", t + "/mnt") as m:
+        for count in (1, 2, 3, 8):
+            fd = os.open(m / f"raw/{KEY}", os.O_RDONLY)
+            place[0] = 0
+            threads = [threading.Thread(target=take, args=(fd,)) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            os.close(fd)
+            same(f"wrong, by {count} threads", failed, [])
+
+
+def test_a_view_of_several(t):
+    """model.safetensors of a mesh: tensors one behind the other."""
+    two_processors()
+    subprocess.run([sys.executable, f"{BENCH}/make_checkpoint.py", "dcp", t + "/src", "--tensors", "5", "--bytes", str(5 * MIB), "--mesh", "2x2"], check=True)
+    with Mount(t + "/src", t + "/mnt") as m:
+        whole = read_in_order(m / "model.safetensors", (100000,))
+        for i in range(5):
+            assert read_in_order(m / f"raw/model.layers.{i}.weight", (100000,)) in whole
+        for lengths in ((MIB,), (MIB - 16, 16), (600000,)):
+            before = early(m)
+            same(f"reads of {lengths}", read_in_order(m / "model.safetensors", lengths) == whole, True)
+            assert early(m) > before
+    with Mount(t + "/src", t + "/mnt", "dtype=bf16") as m:
+        whole = read_in_order(m / "model.safetensors", (100000,))
+        before = early(m)
+        same("cast", read_in_order(m / "model.safetensors", (MIB,)) == whole, True)
+        assert early(m) > before
+
+
+def test_shards_that_change(t):
+    """The next read fails, though its bytes stand in memory: as it does where nothing is early."""
+    two_processors()
+    want = column_shards(t + "/src")
+    path = f"{t}/src/__2_0.distcp"
+    with open(path, "rb") as f:
+        image = f.read()
+    for change in ("in place", "cut"):
+        with Mount(t + "/src", t + "/mnt") as m:
+            fd = os.open(m / f"raw/{KEY}", os.O_RDONLY)
+            for at in range(0, 4 * MIB, MIB):
+                same(f"{at}", os.pread(fd, MIB, at) == want[at:at + MIB], True)
+            assert early(m) > 0
+            if change == "in place":
+                with open(path, "r+b") as f:
+                    f.seek(len(image) - 1)
+                    f.write(image[-1:])
+            else:
+                os.truncate(path, len(image) // 2)
+            fails(change, errno.ESTALE, lambda: os.pread(fd, MIB, 4 * MIB))
+            os.close(fd)
+        with open(path, "wb") as f:
+            f.write(image)
+
+
+def test_closed_and_unmounted_meanwhile(t):
+    two_processors()
+    want = column_shards(t + "/src")
+    for _ in range(4):
+        with Mount(t + "/src", t + "/mnt") as m:
+            for n in range(30):
+                fd = os.open(m / f"raw/{KEY}", os.O_RDONLY)
+                at = n % 20 * MIB
+                for k in range(3):
+                    same("bytes", os.pread(fd, MIB, at + k * MIB) == want[at + k * MIB:at + (k + 1) * MIB], True)
+                os.close(fd)
+            fds = [os.open(m / f"raw/{KEY}", os.O_RDONLY) for _ in range(40)]  # more than have memory for it
+            for at in range(0, 6 * MIB, MIB):
+                for fd in fds:
+                    same("bytes", os.pread(fd, MIB, at) == want[at:at + MIB], True)
+            for fd in fds:
+                os.close(fd)
+
+
+if __name__ == "__main__":
+    main(globals())
