@@ -23,9 +23,9 @@ enum counter {
     COUNT_REPLIES_MAPPED, /* sent straight from mapped shards */
     COUNT_REPLIES_COPIED,
     COUNT_REPLIES_EARLY, /* of those: gathered before they were asked for */
-    COUNT_GENERATIONS,  /* checkpoints (and new versions of them) taken up */
-    COUNT_INVALIDATED,  /* of those, replaced by a newer one or gone */
-    COUNT_MATERIALIZED, /* files of which all is in a copy that the kernel reads */
+    COUNT_GENERATIONS,   /* checkpoints (and new versions of them) taken up */
+    COUNT_INVALIDATED,   /* of those, replaced by a newer one or gone */
+    COUNT_MATERIALIZED,  /* files of which all is in a copy that the kernel reads */
     COUNT_BYTES_MATERIALIZED,
     COUNT_ERRORS,
     COUNTERS
