@@ -144,10 +144,16 @@ static void reply_pieces(const struct request *r, const struct handle *h,
  * it, has them gathered side by side already: one more may be the last one's, which is
  * through but for this count.
  */
-static void gather_next(struct handle *h, uint64_t off, size_t len, bool gathered)
+static void gather_next(struct handle *h, uint64_t off, size_t len, bool ask)
 {
     if (h->early)
-        early_step(h->early, off, len, gathered && atomic_load(&h->reads) <= 2);
+        early_step(h->early, off, len, ask && atomic_load(&h->reads) <= 2);
+}
+
+/* Rows that are handed over, and would rather have been gathered before. */
+static bool pieces_are_short(const struct reader_iov *v, size_t len)
+{
+    return v->count > 2 && len / (size_t)v->count < READER_PIECE_EARLY;
 }
 
 /*
@@ -168,7 +174,7 @@ static int reply_mapped(const struct request *r, struct handle *h, uint64_t off,
         fetch_ahead(r, h, off, len);
     if (rc != 1)
         return rc;
-    gather_next(h, off, len, false);
+    gather_next(h, off, len, pieces_are_short(&v, len));
     if (!to) {
         reply_pieces(r, h, &v, off, len);
     } else if ((rc = reply_gathered(r, h, &v, to, off, len, e)) == 0) {

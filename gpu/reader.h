@@ -86,12 +86,12 @@ int reader_map(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
 void reader_unmap(struct reader_iov *v);
 
 /*
- * For who reads before bytes are asked for. Have some of [off, off + len) to be copied
- * together, so that reader_map would not give them as READER_PIECES pieces once they are in
- * memory, and can reader_unchanged vouch for them later? Resolves what it has to, reads no
- * bytes of the range.
+ * For who reads before bytes are asked for: is [off, off + len) better copied together than
+ * handed over by reader_map, in part at least, and can reader_unchanged vouch for it later?
+ * Copied by a processor that has time, rows of less than READER_PIECE_EARLY are (decision
+ * 026). Resolves what it has to, reads no bytes of the range.
  */
-enum { READER_PIECES = 1000 };
+enum { READER_PIECES = 1000, READER_PIECE_EARLY = 128 << 10 };
 bool reader_gathers(struct reader *r, uint64_t off, size_t len);
 
 /*

@@ -59,7 +59,7 @@ static int compare_pieces(const void *a, const void *b)
 }
 
 /* How many pieces the window is in, or 0 when they are too many or too short. */
-static size_t count_pieces(const struct cut *c, int room)
+static size_t count_pieces(const struct cut *c, uint64_t piece_min, int room)
 {
     uint64_t copies = 0;
 
@@ -69,7 +69,7 @@ static size_t count_pieces(const struct cut *c, int room)
         const struct plan_run *r = &c->runs.run[i];
 
         /* A short rest at a window's edge is fine, many short rows are not. */
-        if ((r->len < PIECE_MIN && r->count > 2) || r->count > (uint64_t)room)
+        if ((r->len < piece_min && r->count > 2) || r->count > (uint64_t)room)
             return 0;
         copies += r->count;
         if (copies > (uint64_t)room)
@@ -133,7 +133,7 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
         ret = cut_next(&c, e);
     if (ret == 1)
         ret = c.flags ? 0 : cut_runs(&c, off, len, e);
-    pieces = ret == 0 ? count_pieces(&c, v->max - v->count) : 0;
+    pieces = ret == 0 ? count_pieces(&c, PIECE_MIN, v->max - v->count) : 0;
     if (pieces)
         ret = cut_check(&c, e);
     if (ret < 0)
@@ -172,7 +172,7 @@ bool tensor_gathers(struct tensor *t, uint64_t off, size_t len)
     if (cut_begin(&c, off, len, &ignored) < 0 || cut_next(&c, &ignored) < 0 ||
         (!c.flags && cut_runs(&c, off, len, &ignored) < 0))
         return false;
-    return !count_pieces(&c, READER_PIECES);
+    return !count_pieces(&c, READER_PIECE_EARLY, READER_PIECES);
 }
 
 int tensor_unchanged(struct tensor *t, uint64_t off, size_t len, struct err *e)

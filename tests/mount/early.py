@@ -22,15 +22,15 @@ def two_processors():
         raise Skip("one processor: nothing is gathered early")
 
 
-def column_shards(folder):
-    """A tensor in columns, rows of ROW bytes by each rank. Its bytes, put together here."""
+def column_shards(folder, row=ROW):
+    """A tensor in columns, rows of `row` bytes by each rank. Its bytes, put together here."""
     subprocess.run([sys.executable, f"{BENCH}/make_checkpoint.py", "dcp", folder, "--tensors", "1", "--bytes", str(SIZE), "--ranks", str(RANKS),
-                    "--row-bytes", str(ROW)], check=True)
+                    "--row-bytes", str(row)], check=True)
     pieces = []
     for rank in range(RANKS):
         with zipfile.ZipFile(f"{folder}/__{rank}_0.distcp") as z:
             pieces.append(z.read("archive/data/0"))
-    return b"".join(p[at:at + ROW] for at in range(0, SIZE // RANKS, ROW) for p in pieces)
+    return b"".join(p[at:at + row] for at in range(0, SIZE // RANKS, row) for p in pieces)
 
 
 def early(m):
@@ -77,6 +77,15 @@ def test_reads_in_order(t):
         before = early(m)
         same("short reads", read_in_order(path, (100000,)) == want, True)
         same("early by short reads", early(m), before)
+
+
+def test_rows_that_could_be_handed_over(t):
+    two_processors()
+    want = column_shards(t + "/src", 64 << 10)
+    with Mount(t + "/src", t + "/mnt") as m:
+        for lengths in ((MIB,), (MIB - 16, 16)):
+            words = f"reads of {lengths}"
+            grows(m, words, lambda: same(words, read_in_order(m / f"raw/{KEY}", lengths) == want, True))
 
 
 def test_where_it_is_not_worth_it(t):
