@@ -196,7 +196,8 @@ static int reply_early(const struct request *r, struct handle *h, uint64_t off,
     if (!h->early || !early_take(h->early, off, len, &p))
         return 0;
     rc = reader_unchanged(h->reader, off, len, e);
-    if (rc == 1) {
+    if (rc == 0) {
+        rc = 1;
         gather_next(h, off, len, true);
         fuse_reply_iov(r->req, p.iov, p.count);
         counter_add(&r->fs->counters, COUNT_REPLIES_COPIED, 1);

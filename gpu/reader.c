@@ -30,6 +30,7 @@ struct reader_kind {
     int (*map)(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);
     void (*will_need)(struct reader *r, uint64_t off, uint64_t len);
+    /* Both NULL: it never gathers. */
     bool (*gathers)(struct reader *r, uint64_t off, size_t len);
     int (*unchanged)(struct reader *r, uint64_t off, size_t len, struct err *e);
 };
@@ -140,14 +141,15 @@ void reader_will_need(struct reader *r, uint64_t off, uint64_t len)
 
 bool reader_gathers(struct reader *r, uint64_t off, size_t len)
 {
-    return off < r->size && r->kind->gathers(r, off, (size_t)MIN(len, r->size - off));
+    return r->kind->gathers && off < r->size && len <= r->size - off &&
+           r->kind->gathers(r, off, len);
 }
 
 int reader_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
 {
     if (off > r->size || len > r->size - off)
         return outside(off, len, r->size, e);
-    return len ? r->kind->unchanged(r, off, len, e) : 1;
+    return len ? r->kind->unchanged(r, off, len, e) : 0;
 }
 
 uint64_t reader_ahead(const struct reader_env *env)
@@ -215,16 +217,17 @@ static bool npy_gathers(struct reader *r, uint64_t off, size_t len)
 {
     size_t head = off < r->header.len ? MIN(len, r->header.len - (size_t)off) : 0;
 
-    return tensor_gathers(r->tensor, off + head - r->header.len, len - head);
+    return head < len &&
+           tensor_gathers(r->tensor, off + head - r->header.len, len - head);
 }
 
 static int npy_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
 {
     size_t head = off < r->header.len ? MIN(len, r->header.len - (size_t)off) : 0;
 
-    return head == len
-               ? 1
-               : tensor_unchanged(r->tensor, off + head - r->header.len, len - head, e);
+    if (head == len)
+        return 0;
+    return tensor_unchanged(r->tensor, off + head - r->header.len, len - head, e);
 }
 
 static const struct reader_kind kind_tensor = {
@@ -324,13 +327,22 @@ static const struct view_member *member_at(const struct reader *r, uint64_t off)
     return &r->member[lo];
 }
 
-static int view_read(struct reader *r, uint64_t off, size_t len, void *dst,
-                     struct err *e)
-{
-    size_t done = off < r->view.header ? (size_t)MIN(len, r->view.header - off) : 0;
-    int ret = done ? view_header(r->env.catalog, &r->view, off, done, dst, e) : 0;
+/* A part of a range of the file: bytes [at, at + len) of a tensor, `done` behind its start. */
+struct view_part {
+    struct tensor *tensor;
+    uint64_t at;
+    size_t len, done;
+};
 
-    while (ret == 0 && done < len) {
+/* fn of each part of [off, off + len) from `done` on, while it gives 1; what it gave last. */
+typedef int view_part_fn(void *user, const struct view_part *p, struct err *e);
+
+static int view_parts(struct reader *r, uint64_t off, size_t len, size_t done,
+                      view_part_fn *fn, void *user, struct err *e)
+{
+    int ret = 1;
+
+    while (ret == 1 && done < len) {
         const struct view_member *m = member_at(r, off + done);
         uint64_t at = off + done - m->at;
         size_t part = (size_t)MIN(len - done, m->bytes - at);
@@ -338,73 +350,95 @@ static int view_read(struct reader *r, uint64_t off, size_t len, void *dst,
 
         ret = member_tensor(r, m, &t, e);
         if (ret == 0)
-            ret = tensor_read(t, at, part, (char *)dst + done, e);
+            ret = fn(user, &(struct view_part){t, at, part, done}, e);
         done += part;
     }
-    return ret < 0 ? err_wrap(e, "%s", r->view.name) : 0;
+    return ret < 0 ? err_wrap(e, "%s", r->view.name) : ret;
+}
+
+/* Of [off, off + len), what lies in the header. */
+static size_t view_head(const struct reader *r, uint64_t off, size_t len)
+{
+    return off < r->view.header ? (size_t)MIN(len, r->view.header - off) : 0;
+}
+
+static int read_part(void *user, const struct view_part *p, struct err *e)
+{
+    int ret = tensor_read(p->tensor, p->at, p->len, (char *)user + p->done, e);
+
+    return ret < 0 ? ret : 1;
+}
+
+static int view_read(struct reader *r, uint64_t off, size_t len, void *dst,
+                     struct err *e)
+{
+    size_t head = view_head(r, off, len);
+    int ret = head ? view_header(r->env.catalog, &r->view, off, head, dst, e) : 0;
+
+    if (ret < 0)
+        return err_wrap(e, "%s", r->view.name);
+    ret = view_parts(r, off, len, head, read_part, dst, e);
+    return ret < 0 ? ret : 0;
+}
+
+struct mapping {
+    struct reader_iov *v;
+    size_t len;
+};
+
+static int map_part(void *user, const struct view_part *p, struct err *e)
+{
+    const struct mapping *m = user;
+    int ret = tensor_map(p->tensor, p->at, p->len, m->v, e);
+
+    /* Of what comes behind nothing is known. */
+    m->v->warm = m->v->warm && p->done + p->len == m->len;
+    return ret;
 }
 
 static int view_map(struct reader *r, uint64_t off, size_t len, struct reader_iov *v,
                     struct err *e)
 {
-    size_t done = 0;
-    int ret = 1;
+    struct mapping m = {v, len};
 
     if (off < r->view.header)
         return 0; /* the header lies in the index, not in memory */
-    while (ret == 1 && done < len) {
-        const struct view_member *m = member_at(r, off + done);
-        uint64_t at = off + done - m->at;
-        size_t part = (size_t)MIN(len - done, m->bytes - at);
-        CLEANUP(tensor_putp) struct tensor *t = NULL;
-
-        ret = member_tensor(r, m, &t, e);
-        if (ret == 0)
-            ret = tensor_map(t, at, part, v, e);
-        done += part;
-        v->warm = v->warm && done == len; /* of what comes behind nothing is known */
-    }
-    return ret < 0 ? err_wrap(e, "%s", r->view.name) : ret;
+    return view_parts(r, off, len, 0, map_part, &m, e);
 }
 
-/* Any of it: then all is copied. */
+static int vouch_part(void *user, const struct view_part *p, struct err *e)
+{
+    bool *gathers = user;
+
+    (void)e;
+    *gathers |= tensor_gathers(p->tensor, p->at, p->len);
+    return tensor_vouches(p->tensor);
+}
+
+/* Of all must be told later whether it is unchanged; where some of it gathers, all is copied. */
 static bool view_gathers(struct reader *r, uint64_t off, size_t len)
 {
-    size_t done = off < r->view.header ? (size_t)MIN(len, r->view.header - off) : 0;
+    struct err ignored = {0};
     bool gathers = false;
 
-    while (!gathers && done < len) {
-        const struct view_member *m = member_at(r, off + done);
-        uint64_t at = off + done - m->at;
-        size_t part = (size_t)MIN(len - done, m->bytes - at);
-        CLEANUP(tensor_putp) struct tensor *t = NULL;
-        struct err ignored = {0};
+    return view_parts(r, off, len, view_head(r, off, len), vouch_part, &gathers,
+                      &ignored) == 1 &&
+           gathers;
+}
 
-        if (member_tensor(r, m, &t, &ignored) < 0)
-            return false;
-        gathers = tensor_gathers(t, at, part);
-        done += part;
-    }
-    return gathers;
+static int check_part(void *user, const struct view_part *p, struct err *e)
+{
+    int ret = tensor_unchanged(p->tensor, p->at, p->len, e);
+
+    (void)user;
+    return ret < 0 ? ret : 1;
 }
 
 static int view_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
 {
-    size_t done = off < r->view.header ? (size_t)MIN(len, r->view.header - off) : 0;
-    int ret = 1;
+    int ret = view_parts(r, off, len, view_head(r, off, len), check_part, NULL, e);
 
-    while (ret == 1 && done < len) {
-        const struct view_member *m = member_at(r, off + done);
-        uint64_t at = off + done - m->at;
-        size_t part = (size_t)MIN(len - done, m->bytes - at);
-        CLEANUP(tensor_putp) struct tensor *t = NULL;
-
-        ret = member_tensor(r, m, &t, e);
-        if (ret == 0)
-            ret = tensor_unchanged(t, at, part, e);
-        done += part;
-    }
-    return ret < 0 ? err_wrap(e, "%s", r->view.name) : ret;
+    return ret < 0 ? ret : 0;
 }
 
 /*
@@ -582,30 +616,10 @@ static void plain_will_need(struct reader *r, uint64_t off, uint64_t len)
         source_will_need(r->src, off, len);
 }
 
-/* A file's bytes are in one piece. */
-static bool plain_gathers(struct reader *r, uint64_t off, size_t len)
-{
-    (void)r;
-    (void)off;
-    (void)len;
-    return false;
-}
-
-static int plain_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e)
-{
-    (void)r;
-    (void)off;
-    (void)len;
-    (void)e;
-    return 0;
-}
-
 static const struct reader_kind kind_source = {
     .read = plain_read,
     .map = plain_map,
     .will_need = plain_will_need,
-    .gathers = plain_gathers,
-    .unchanged = plain_unchanged,
 };
 
 int reader_open_source(struct source *src, struct reader **out, struct err *e)

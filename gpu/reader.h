@@ -96,7 +96,7 @@ bool reader_gathers(struct reader *r, uint64_t off, size_t len);
 
 /*
  * Are the shards of a range that gathers still what was scanned, so that what was read
- * before is what reader_read would give? 1, or its error; 0: that cannot be told.
+ * before is what reader_read would give? 0, or its error.
  */
 int reader_unchanged(struct reader *r, uint64_t off, size_t len, struct err *e);
 

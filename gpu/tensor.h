@@ -30,7 +30,11 @@ int tensor_map(struct tensor *t, uint64_t off, size_t len, struct reader_iov *v,
                struct err *e);
 void tensor_will_need(struct tensor *t, uint64_t off, uint64_t len);
 
-/* See reader_gathers and reader_unchanged. */
+/*
+ * See reader_gathers and reader_unchanged; both are for a tensor that vouches: whose shards
+ * are few, and the places of its chunks in them.
+ */
+bool tensor_vouches(const struct tensor *t);
 bool tensor_gathers(struct tensor *t, uint64_t off, size_t len);
 int tensor_unchanged(struct tensor *t, uint64_t off, size_t len, struct err *e);
 

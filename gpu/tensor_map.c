@@ -160,12 +160,17 @@ static void stored_range(const struct tensor *t, uint64_t off, size_t len,
     *bytes = (end - first) * t->unit;
 }
 
+bool tensor_vouches(const struct tensor *t)
+{
+    return !t->decodes && t->keeps_shards;
+}
+
 bool tensor_gathers(struct tensor *t, uint64_t off, size_t len)
 {
     CLEANUP(cut_release) struct cut c = {.t = t};
     struct err ignored = {0};
 
-    if (t->decodes || !t->keeps_shards || !len)
+    if (!tensor_vouches(t))
         return false;
     if (tensor_is_cast(t))
         return true;
@@ -181,13 +186,11 @@ int tensor_unchanged(struct tensor *t, uint64_t off, size_t len, struct err *e)
     uint64_t from, bytes;
     int ret;
 
-    if (t->decodes || !t->keeps_shards)
-        return 0;
     stored_range(t, off, len, &from, &bytes);
     ret = cut_begin(&c, from, bytes, e);
     while (ret == 0 && (ret = cut_next(&c, e)) == 1)
         ret = cut_check(&c, e);
     if (ret < 0)
         return err_wrap(e, "tensor %s, bytes %" PRIu64 "+%zu", t->info.key, off, len);
-    return 1;
+    return 0;
 }
