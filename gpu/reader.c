@@ -411,7 +411,7 @@ static int vouch_part(void *user, const struct view_part *p, struct err *e)
     bool *gathers = user;
 
     (void)e;
-    *gathers |= tensor_gathers(p->tensor, p->at, p->len);
+    *gathers = *gathers || tensor_gathers(p->tensor, p->at, p->len);
     return tensor_vouches(p->tensor);
 }
 
