@@ -2,12 +2,14 @@
 """What is gathered before it is asked for: the same bytes by reads of any length, and none of shards that have changed."""
 import errno
 import json
+import mmap
 import os
 import random
 import subprocess
 import sys
 import threading
 import zipfile
+import zlib
 
 from mountlib import PATIENCE, Mount, Skip, fails, main, read_all, same, wait_for
 
@@ -39,7 +41,7 @@ def early(m):
 
 def read_in_order(path, lengths, at=0, within=0):
     """All from `at` on, by reads of those lengths by turns, to memory that begins `within` a page."""
-    memory, got, n = bytearray(4 * MIB), [], 0
+    memory, got, n = mmap.mmap(-1, 4 * MIB), [], 0
     fd = os.open(path, os.O_RDONLY)
     try:
         while True:
@@ -86,6 +88,43 @@ def test_rows_that_could_be_handed_over(t):
         for lengths in ((MIB,), (MIB - 16, 16)):
             words = f"reads of {lengths}"
             grows(m, words, lambda: same(words, read_in_order(m / f"raw/{KEY}", lengths) == want, True))
+
+
+def zarr_columns(folder, name, packed):
+    """A float32 array of 8 MiB in four zarr chunks, a column each. Its bytes."""
+    rows, width = 1024, 512 * 4
+    chunks = [random.Random(f"{name} {k}").randbytes(rows * width) for k in range(4)]
+    about = {"zarr_format": 2, "shape": [rows, 2048], "chunks": [rows, 512], "dtype": "<f4", "order": "C", "fill_value": None, "filters": None,
+             "compressor": {"id": "zlib", "level": 1} if packed else None}
+    os.makedirs(f"{folder}/{name}")
+    for k, data in enumerate(chunks):
+        with open(f"{folder}/{name}/0.{k}", "wb") as f:
+            f.write(zlib.compress(data, 1) if packed else data)
+    with open(f"{folder}/{name}/.zarray", "w", encoding="utf-8") as f:
+        json.dump(about, f)
+    return b"".join(c[at:at + width] for at in range(0, rows * width, width) for c in chunks)
+
+
+def test_packed_chunks_beside_others(t):
+    """Of a view's piece with a part in packed chunks nobody can tell later whether it is still right: it is read when it is asked for."""
+    two_processors()
+    plain, packed = (zarr_columns(t + "/src", n, n == "b") for n in "ab")
+    with Mount(t + "/src", t + "/mnt") as m:
+        path = m / "model.safetensors"
+        header = os.path.getsize(path) - len(plain) - len(packed)
+        whole = read_all(path)[:header] + plain + packed
+
+        def look():
+            fd = os.open(path, os.O_RDONLY)
+            for at in range(MIB // 2, len(whole), MIB):  # half of one piece is plain, half packed
+                before = early(m)
+                same(f"byte {at}", os.pread(fd, MIB, at) == whole[at:at + MIB], True)
+                if at + MIB > header + len(plain):
+                    same(f"early at byte {at}", early(m) - before, 0)
+            os.close(fd)
+
+        for _ in range(5):
+            grows(m, "the whole", look)
 
 
 def test_where_it_is_not_worth_it(t):
