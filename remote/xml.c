@@ -28,6 +28,13 @@ struct walk {
     size_t start[DEPTH_MAX + 1];
 };
 
+/* expat 2.9 warns of the one and has the other. */
+#if XML_MAJOR_VERSION > 2 || XML_MINOR_VERSION >= 9
+#define LINE_OF XML_GetCurrentLineNumber64
+#else
+#define LINE_OF XML_GetCurrentLineNumber
+#endif
+
 static void stop(struct walk *w, int ret)
 {
     w->ret = ret;
@@ -114,7 +121,7 @@ static int parse(struct walk *w, const char *data, size_t len)
         return w->ret;
     return err_set(w->e, EBADMSG, "XML: %s in line %lu",
                    XML_ErrorString(XML_GetErrorCode(w->parser)),
-                   (unsigned long)XML_GetCurrentLineNumber(w->parser));
+                   (unsigned long)LINE_OF(w->parser));
 }
 
 int xml_each(const void *data, size_t len, xml_fn *fn, void *user, struct err *e)
