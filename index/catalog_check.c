@@ -231,7 +231,9 @@ static int check_identity(struct conn *n, struct err *e)
  */
 static int check_pages(struct conn *n, const struct stat *st, struct err *e)
 {
-    static const char ok[] = "SELECT quick_check = 'ok' FROM pragma_quick_check(1)";
+    /* No argument: sqlite 3.46 takes that of a table-valued pragma for a table's name. */
+    static const char ok[] =
+        "SELECT quick_check = 'ok' FROM pragma_quick_check LIMIT 1";
     int64_t good = 0;
     int rc;
 
