@@ -4,7 +4,7 @@
 #define UFS_FS_FS_H
 
 #define FUSE_USE_VERSION 314
-#include <fuse3/fuse_lowlevel.h>
+#include <fuse_lowlevel.h>
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -33,25 +33,37 @@ static struct request request(fuse_req_t req, request_fn *fn, fuse_ino_t ino)
 
 static void change(struct request *r);
 
+/* Newer libfuse has the flags as 64-bit numbers; those that are used here are of the first 32. */
+static void want_not(struct fuse_conn_info *conn, uint64_t flags)
+{
+    conn->want &= ~(uint32_t)flags;
+}
+
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
+static void want_if_offered(struct fuse_conn_info *conn, uint64_t flag)
+{
+    conn->want |= conn->capable & (uint32_t)flag;
+}
+#endif
+
 static void op_init(void *user, struct fuse_conn_info *conn)
 {
     struct fs *fs = user;
 
     /* Splicing costs more than it saves, whatever the size (measured). */
-    conn->want &=
-        ~(FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+    want_not(conn, FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
     fs->can_expire = conn->capable & FUSE_CAP_EXPIRE_ONLY;
     /*
      * find(1) and du(1) read a whole directory before they ask for the attributes of what
      * is in it. The kernel would take that for a plain listing and look up every name
      * (decision 022).
      */
-    conn->want &= ~FUSE_CAP_READDIRPLUS_AUTO;
+    want_not(conn, FUSE_CAP_READDIRPLUS_AUTO);
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
     /* Older ones do not know these: fs/negotiate.c adds them to the answer. */
-    conn->want |= conn->capable & FUSE_CAP_DIRECT_IO_ALLOW_MMAP;
+    want_if_offered(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
     if (passthrough_wanted(fs)) {
-        conn->want |= conn->capable & FUSE_CAP_PASSTHROUGH;
+        want_if_offered(conn, FUSE_CAP_PASSTHROUGH);
         conn->max_backing_stack_depth = 1;
     }
 #endif

@@ -357,6 +357,9 @@ static int session_mount(struct session *s, struct err *e)
     fuse_opt_free_args(&args);
     if (rc < 0)
         return rc;
+#ifdef UFS_HAVE_SYNC_INIT
+    fuse_session_set_sync_init(fs->session, false);
+#endif
     if (fuse_session_mount(fs->session, s->mountpoint) != 0)
         return err_set(e, EPERM, "mount at %s failed", s->mountpoint);
     s->device = mounts_ours(s->mountpoint);

@@ -55,14 +55,21 @@ struct watch {
 
 /* ---- telling the kernel ---- */
 
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 16)
+#define EXPIRE(session, dir, name, len)                                                \
+    fuse_lowlevel_notify_expire_entry(session, dir, name, len)
+#else
+#define EXPIRE(session, dir, name, len)                                                \
+    fuse_lowlevel_notify_expire_entry(session, dir, name, len, FUSE_LL_EXPIRE_ONLY)
+#endif
+
 static void forget_name(struct fs *fs, fuse_ino_t node, const char *name)
 {
     fuse_ino_t dir = alias_of(fs, node);
-    int rc =
-        fs->can_expire
-            ? fuse_lowlevel_notify_expire_entry(fs->session, dir, name, strlen(name),
-                                                FUSE_LL_EXPIRE_ONLY)
-            : fuse_lowlevel_notify_inval_entry(fs->session, dir, name, strlen(name));
+    size_t len = strlen(name);
+    int rc = fs->can_expire
+                 ? EXPIRE(fs->session, dir, name, len)
+                 : fuse_lowlevel_notify_inval_entry(fs->session, dir, name, len);
 
     if (rc < 0 && rc != -ENOENT) /* ENOENT: the kernel did not have it */
         log_msg(LOG_FS, LOG_DEBUG, "tell the kernel to forget %s: %s", name,
