@@ -298,7 +298,7 @@ static void test_several_pieces_at_once(void **state)
 
 static void test_fill(void **state)
 {
-    static const unsigned char value[16] = "0123456789abcdef";
+    static const char value[] = "0123456789abcdef"; /* 16 bytes, and a NUL */
 
     (void)state;
     for (unsigned unit = 1; unit <= 16; unit++) {
