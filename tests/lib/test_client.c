@@ -124,7 +124,7 @@ static void test_factors_without_blocks(void **state)
     unshard_close(u);
 }
 
-static int stop(void *user, uint64_t done, uint64_t total)
+static int stop_it(void *user, uint64_t done, uint64_t total)
 {
     (void)done;
     (void)total;
@@ -143,7 +143,7 @@ static void test_watch(void **state)
     unshard_tensor(u, 0, &t);
     p.bytes = t.bytes;
     p.address = (uintptr_t)malloc(t.bytes + 1);
-    assert_int_equal(unshard_load(u, &p, 1, UNSHARD_HOST, stop, &told, NULL, error),
+    assert_int_equal(unshard_load(u, &p, 1, UNSHARD_HOST, stop_it, &told, NULL, error),
                      -ECANCELED);
     assert_int_equal(told, 1);
     free((void *)(uintptr_t)p.address);
