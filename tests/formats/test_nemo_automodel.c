@@ -302,6 +302,26 @@ static void test_damaged_parts(void **state)
     made_end(&m);
 }
 
+/* What a save leaves that ended before the optimizer was whole; the model is. */
+static void test_unfinished_optimizer(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    begin_copy(state, "nemo_full_recipe_safetensors", &m);
+    drop(&m, "optim/.metadata");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 21);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 0);
+    assert_int_equal(o.info.faults, 0);
+    check_warnings(&o,
+                   "missing-part: optim/ holds nothing that is known: its .metadata "
+                   "is lost, or the save was not finished\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* The shards were removed, the full files kept. */
 static void test_only_consolidated(void **state)
 {
@@ -393,6 +413,7 @@ int main(int argc, char **argv)
         {.name = "adapter", .test_func = test_adapter},
         {.name = "lost shard", .test_func = test_lost_shard},
         {.name = "damaged parts", .test_func = test_damaged_parts},
+        {.name = "unfinished optimizer", .test_func = test_unfinished_optimizer},
         {.name = "only consolidated", .test_func = test_only_consolidated},
         {.name = "incomplete", .test_func = test_incomplete},
         {.name = "bids", .test_func = test_bids},

@@ -295,6 +295,19 @@ static bool has_files(const struct listing *l)
     return false;
 }
 
+/* Before 0.6 nothing else tells a save that ended while the optimizer was written. */
+static int unknown_optim(struct scan *s, struct err *e)
+{
+    if (sink_watch(s->sink, optim_dir, e) < 0)
+        return -e->code;
+    if (sink_warning(
+            s->sink, "missing-part",
+            "optim/ holds nothing that is known: its .metadata is lost, or the "
+            "save was not finished") < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 /* Directories are called as the recipe's attributes: dataloader, rng, or anything else. */
 static int report_dir(struct scan *s, const char *name, struct err *e)
 {
@@ -304,11 +317,13 @@ static int report_dir(struct scan *s, const char *name, struct err *e)
 
     if (!l || strcmp(name, model_dir) == 0)
         return 0;
-    if (optim || dcp_find(l, &found)) {
+    if (dcp_find(l, &found) || (optim && listing_find(l, ".metadata"))) {
         if (add_part(s, name, e) < 0)
             return -e->code;
         return report_dcp_state(s, name, optim ? ROLE_OPTIMIZER : ROLE_OTHER, e);
     }
+    if (optim && listing_count(l) > 0 && unknown_optim(s, e) < 0)
+        return -e->code;
     if (!has_files(l))
         return 0; /* stays visible */
     return add_part(s, name, e) < 0 ? -e->code : report_files(s, l, name, e);
