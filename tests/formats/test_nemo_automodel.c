@@ -271,6 +271,87 @@ static void test_lost_shard(void **state)
     made_end(&m);
 }
 
+static void check_unsaved(struct opened *o, const char *key)
+{
+    check_fault(o, key,
+                "no shard has it, but the optimizer or the list of names in "
+                ".hf_metadata does");
+}
+
+/* A stage of a pipeline has whole layers: without its file there is no hole anywhere. */
+static void test_lost_stage(void **state)
+{
+    static const char lost[] = "lost-files: no shard has %s, of which the optimizer or "
+                               "fqn_to_file_index_mapping.json knows\n";
+    static const char *const listings[] = {
+        "model/.hf_metadata/fqn_to_file_index_mapping.json", "optim/.metadata"};
+    char want[256];
+
+    for (size_t i = 0; i < 1 + ARRAY_SIZE(listings); i++) {
+        CLEANUP(buf_release) struct buf text = {0};
+        struct made m;
+        struct opened o;
+
+        begin_copy(state, "nemo_pp_tied", &m);
+        drop(&m, "model/shard-00002-model-00001-of-00001.safetensors");
+        if (i > 0) /* one of both is enough */
+            drop(&m, listings[i - 1]);
+        made_open(&m, &o);
+        check_unsaved(&o, "model.layers.1.mlp.up_proj.weight");
+        check_unsaved(&o, "model.layers.1.input_layernorm.weight");
+        check_unsaved(&o, "model.norm.weight");
+        /* The head is tied by config.json: it is not stored where it is the same tensor. */
+        assert_int_equal(o.info.faults, 10);
+        assert_int_equal(o.info.by_role[ROLE_MODEL], 20);
+        snprintf(want, sizeof want, lost, "model.layers.1.input_layernorm.weight");
+        all_warnings(&o, &text);
+        assert_has(text.data, want);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+}
+
+/* Experts have other names in the files than in the optimizer. */
+static void test_lost_experts(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    begin_copy(state, "nemo_pp_ep", &m);
+    drop(&m, "model/shard-00004-model-00001-of-00001.safetensors");
+    made_open(&m, &o);
+    check_fault(&o, "model.norm.weight", "hole at [6]");
+    check_unsaved(&o, "model.layers.1.mlp.experts.2.up_proj.weight");
+    check_unsaved(&o, "model.layers.1.mlp.experts.3.down_proj.weight");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 45);
+    check_warnings(&o, "lost-files: pieces of lm_head.weight are missing\n");
+    close_checkpoint(&o);
+    drop(&m, "model/shard-00003-model-00001-of-00001.safetensors");
+    made_open(&m, &o);
+    check_unsaved(&o, "model.layers.1.mlp.experts.0.up_proj.weight");
+    check_unsaved(&o, "lm_head.weight");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 45);
+    close_checkpoint(&o);
+    drop(&m, "model/.hf_metadata/fqn_to_file_index_mapping.json");
+    made_open(&m, &o);
+    check_unsaved(&o, "model.layers.1.mlp.experts.gate_and_up_projs");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* A stage that has the head keeps it, though config.json calls it tied. */
+static void test_head_of_stage(void **state)
+{
+    CLEANUP(buf_release) struct buf objects = {0};
+    struct opened o;
+
+    open_fixture(state, "nemo_pp_tied", &o);
+    assert_int_equal(tensor(&o, "lm_head.weight")->role, ROLE_MODEL);
+    all_objects(&o, &objects);
+    assert_null(strstr(objects.data, "tied, not stored"));
+    close_checkpoint(&o);
+}
+
 static void test_damaged_parts(void **state)
 {
     CLEANUP(buf_release) struct buf text = {0}, objects = {0};
@@ -412,6 +493,9 @@ int main(int argc, char **argv)
         {.name = "tied", .test_func = test_tied},
         {.name = "adapter", .test_func = test_adapter},
         {.name = "lost shard", .test_func = test_lost_shard},
+        {.name = "lost stage", .test_func = test_lost_stage},
+        {.name = "lost experts", .test_func = test_lost_experts},
+        {.name = "head of a stage", .test_func = test_head_of_stage},
         {.name = "damaged parts", .test_func = test_damaged_parts},
         {.name = "unfinished optimizer", .test_func = test_unfinished_optimizer},
         {.name = "only consolidated", .test_func = test_only_consolidated},

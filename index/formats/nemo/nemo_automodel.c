@@ -171,6 +171,11 @@ static bool size_of(void *user, const char *key, size_t len, struct shape *out)
            (wrapper && optim_sizes_find(sizes, key + wrapper, len - wrapper, out));
 }
 
+static const char *name_of(void *user, size_t i, size_t *len)
+{
+    return optim_sizes_name(user, i, len);
+}
+
 static int report_shards(struct scan *s, struct err *e)
 {
     CLEANUP(optim_sizes_freep) struct optim_sizes *sizes = NULL;
@@ -183,6 +188,7 @@ static int report_shards(struct scan *s, struct err *e)
         return -e->code;
     if (sizes) {
         how.size = size_of;
+        how.name = name_of;
         how.user = sizes;
     }
     if (!metadata && !listing_below(s->c->listing, full_dir))
