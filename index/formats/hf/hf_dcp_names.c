@@ -128,6 +128,15 @@ static bool layer_of(const struct key *key, struct key *layer, struct key *all)
     return false;
 }
 
+/* "lm_head.weight", also of a model within another. */
+static bool is_head(const char *name, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if ((i == 0 || name[i - 1] == '.') && hf_is_head(name + i, len - i))
+            return true;
+    return false;
+}
+
 /* ---- what is known ---- */
 
 static int list_held(struct names *n, struct err *e)
@@ -167,7 +176,7 @@ static int take_name(void *user, const char *key, size_t key_len,
     const struct key k = {key, key_len};
     const char *kept;
 
-    if (has_key(&n->held, &k) || (hf_is_head(key, key_len) && n->s->config.tied))
+    if (has_key(&n->held, &k) || (is_head(key, key_len) && n->s->config.tied))
         return 0;
     kept = arena_memdup(n->s->arena, key, key_len);
     return kept ? add_key(&n->list, kept, key_len, e) : err_nomem(e);
@@ -243,23 +252,36 @@ static bool layer_tells(const struct names *n, const struct key *layer,
 static int find_unsaved(struct names *n, struct keys *lost, struct err *e)
 {
     struct key last = {0}, layer, all;
-    bool tells = false;
+    bool tells = false, in_layer;
 
     for (size_t i = 0; i < n->known.count; i++) {
         const struct key *k = &n->known.at[i];
 
         if (has_key(&n->held, k))
             continue;
-        if (hf_is_head(k->name, k->len) && !has_key(&n->list, k))
+        if (is_head(k->name, k->len))
             continue; /* tied ones are not stored, and not all saves tell of it */
-        if (layer_of(k, &layer, &all)) {
-            if (!last.name || compare_keys(&layer, &last) != 0)
-                tells = layer_tells(n, &layer, &all);
+        in_layer = layer_of(k, &layer, &all);
+        if (in_layer && (!last.name || compare_keys(&layer, &last) != 0)) {
+            tells = layer_tells(n, &layer, &all);
             last = layer;
         }
-        if ((layer_of(k, &layer, &all) ? tells : !n->loose) || has_key(&n->list, k))
-            if (add_key(lost, k->name, k->len, e) < 0)
-                return -e->code;
+        if (((in_layer ? tells : !n->loose) || has_key(&n->list, k)) &&
+            add_key(lost, k->name, k->len, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/* It proves nothing by itself, see above. */
+static int add_heads(const struct names *n, struct keys *lost, struct err *e)
+{
+    for (size_t i = 0; i < n->known.count && !n->s->config.tied; i++) {
+        const struct key *k = &n->known.at[i];
+
+        if (is_head(k->name, k->len) && !has_key(&n->held, k) &&
+            add_key(lost, k->name, k->len, e) < 0)
+            return -e->code;
     }
     return 0;
 }
@@ -330,6 +352,8 @@ static int add_all(struct names *n, struct keys *lost, struct err *e)
     struct hf_scan *s = n->s;
 
     drop_renamed(n, lost);
+    if (add_heads(n, lost, e) < 0)
+        return -e->code;
     for (size_t i = 0; i < n->list.count; i++)
         if (add_key(lost, n->list.at[i].name, n->list.at[i].len, e) < 0)
             return -e->code;
