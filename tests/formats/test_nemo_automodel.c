@@ -383,6 +383,29 @@ static void test_damaged_parts(void **state)
     made_end(&m);
 }
 
+/* Rank 0 of a pipeline saved the layers of its own stage, before 0.6. */
+static void test_adapter_of_stage(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    begin_copy(state, "nemo_peft_dora", &m);
+    made_safetensors(&m, "model/adapter_model.safetensors",
+                     "{\"base_model.model.model.layers.1.mlp.down_proj.lora_A.weight\":"
+                     "{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+                     1, 2);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_warnings(&o,
+                   "missing-layers: the adapter has nothing of 1 layers that the "
+                   "optimizer has the state of, as "
+                   "model.layers.0.mlp.down_proj.lora_A.weight: before 0.6 only the "
+                   "first stage of a pipeline was saved\n");
+    assert_int_equal(o.info.faults, 0);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* What a save leaves that ended before the optimizer was whole; the model is. */
 static void test_unfinished_optimizer(void **state)
 {
@@ -497,6 +520,7 @@ int main(int argc, char **argv)
         {.name = "lost experts", .test_func = test_lost_experts},
         {.name = "head of a stage", .test_func = test_head_of_stage},
         {.name = "damaged parts", .test_func = test_damaged_parts},
+        {.name = "adapter of a stage", .test_func = test_adapter_of_stage},
         {.name = "unfinished optimizer", .test_func = test_unfinished_optimizer},
         {.name = "only consolidated", .test_func = test_only_consolidated},
         {.name = "incomplete", .test_func = test_incomplete},

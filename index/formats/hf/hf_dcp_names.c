@@ -2,12 +2,12 @@
 /* index/formats/hf/hf_dcp_names.c - names that others know and no shard has: is one lost? */
 #include "index/formats/hf/hf_dcp_priv.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <string.h>
 
 #include "base/arena.h"
 #include "base/json.h"
+#include "index/formats/layer_name.h"
 #include "index/key_text.h"
 
 /*
@@ -110,22 +110,10 @@ static bool has_start(const struct keys *keys, const struct key *start)
     return i < keys->count && starts_with(&keys->at[i], start);
 }
 
-/* "model.layers.3.mlp.up_proj.weight": "model.layers.3.", and `all` is "model.layers.". */
 static bool layer_of(const struct key *key, struct key *layer, struct key *all)
 {
-    for (size_t i = 0; i + 1 < key->len; i++) {
-        size_t end = i + 1;
-
-        while (key->name[i] == '.' && end < key->len &&
-               isdigit((unsigned char)key->name[end]))
-            end++;
-        if (end == i + 1 || end == key->len || key->name[end] != '.')
-            continue;
-        *layer = (struct key){key->name, end + 1};
-        *all = (struct key){key->name, i + 1};
-        return true;
-    }
-    return false;
+    layer->name = all->name = key->name;
+    return layer_name(key->name, key->len, &layer->len, &all->len);
 }
 
 /* "lm_head.weight", also of a model within another. */

@@ -18,11 +18,13 @@
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/torch/torch_file.h"
+#include "index/formats/nemo/nemo_adapter.h"
 
 static const char model_dir[] = "model";
 static const char optim_dir[] = "optim";
 static const char full_dir[] = "model/consolidated";
 static const char adapter_name[] = "adapter_model.safetensors";
+static const char adapter_path[] = "model/adapter_model.safetensors";
 static const char composer_name[] = "composer_metadata.json";
 static const char unfinished[] = ".incomplete"; /* while the save runs, or for ever */
 
@@ -221,6 +223,16 @@ static int report_whole(struct scan *s, const char *dir, const char *name,
     return r;
 }
 
+static int report_adapter(struct scan *s, struct err *e)
+{
+    CLEANUP(optim_sizes_freep) struct optim_sizes *known = NULL;
+
+    if (report_whole(s, model_dir, adapter_name, e) < 0 ||
+        optim_sizes_load(s->c, optim_dir, &known, e) < 0)
+        return -e->code;
+    return known ? nemo_adapter_check(s->c, s->sink, adapter_path, known, e) : 0;
+}
+
 static int report_model(struct scan *s, struct err *e)
 {
     if (listing_sub(s->c->listing, model_dir) && add_part(s, model_dir, e) < 0)
@@ -231,7 +243,7 @@ static int report_model(struct scan *s, struct err *e)
     case MODEL_SHARDS:
         return report_shards(s, e);
     case MODEL_ADAPTER:
-        return report_whole(s, model_dir, adapter_name, e);
+        return report_adapter(s, e);
     case MODEL_FULL:
         if (add_part(s, full_dir, e) < 0)
             return -e->code;
