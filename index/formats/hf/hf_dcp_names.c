@@ -33,9 +33,11 @@ struct keys {
 
 struct names {
     struct hf_scan *s;
-    struct keys held;  /* in shards or full files; also without a wrapper */
-    struct keys known; /* to the optimizer */
-    struct keys list;  /* NeMo's, that no shard has */
+    struct keys held;   /* in shards or full files; also without a wrapper */
+    struct keys known;  /* to the optimizer */
+    struct keys list;   /* NeMo's, that no shard has */
+    struct keys kinds;  /* "model.layers.": those of which shards have layers, */
+    struct keys shared; /* and names that the optimizer knows, too */
     bool elsewhere; /* is any held in a layer of which the optimizer knows nothing? */
     bool loose;     /* or outside of layers, and not known? */
 };
@@ -196,30 +198,40 @@ static int list_mapping(struct names *n, struct err *e)
 
 /* ---- what follows from it ---- */
 
+/* Of what kinds are the layers? Runs of one kind are kept once. */
+static int add_kind(struct keys *kinds, const struct key *all, struct err *e)
+{
+    if (kinds->count > 0 && compare_keys(&kinds->at[kinds->count - 1], all) == 0)
+        return 0;
+    return add_key(kinds, all->name, all->len, e);
+}
+
 /* Models with an adapter have other names in files: where these lie tells what is sure. */
-static void find_renamed(struct names *n)
+static int find_kinds(struct names *n, struct err *e)
 {
     struct key layer, all;
 
     for (size_t i = 0; i < n->held.count; i++) {
         const struct key *k = &n->held.at[i];
+        bool known = has_key(&n->known, k), in_layer = layer_of(k, &layer, &all);
 
-        if (has_key(&n->known, k))
-            continue;
-        if (!layer_of(k, &layer, &all))
-            n->loose = true;
-        else if (!has_start(&n->known, &layer))
-            n->elsewhere = true;
+        if (in_layer && (add_kind(&n->kinds, &all, e) < 0 ||
+                         (known && add_kind(&n->shared, &all, e) < 0)))
+            return -e->code;
+        n->loose |= !known && !in_layer;
+        n->elsewhere |= !known && in_layer && !has_start(&n->known, &layer);
     }
+    sort_keys(&n->kinds);
+    sort_keys(&n->shared);
+    return 0;
 }
 
-/* Is there a key of this start that both know? Or, if not `both`, one that only the first does? */
-static bool any_of(const struct keys *keys, const struct keys *others,
-                   const struct key *start, bool both)
+/* Do shards have a name of the layer that the optimizer does not know? */
+static bool has_unknown(const struct names *n, const struct key *layer)
 {
-    for (size_t i = lower_bound(keys, start);
-         i < keys->count && starts_with(&keys->at[i], start); i++)
-        if (has_key(others, &keys->at[i]) == both)
+    for (size_t i = lower_bound(&n->held, layer);
+         i < n->held.count && starts_with(&n->held.at[i], layer); i++)
+        if (!has_key(&n->known, &n->held.at[i]))
             return true;
     return false;
 }
@@ -232,8 +244,8 @@ static bool layer_tells(const struct names *n, const struct key *layer,
                         const struct key *all)
 {
     if (has_start(&n->held, layer))
-        return !any_of(&n->held, &n->known, layer, false);
-    return !n->elsewhere && any_of(&n->held, &n->known, all, true);
+        return !has_unknown(n, layer);
+    return !n->elsewhere && has_key(&n->shared, all);
 }
 
 /* The optimizer has a state of these, so that they were there when it was saved. */
@@ -274,21 +286,16 @@ static int add_heads(const struct names *n, struct keys *lost, struct err *e)
     return 0;
 }
 
-/* Whole layers that only the list has, where it names others that shards have. */
+/* Whole layers that only the list has, where shards have others of their kind. */
 static int find_unlisted(struct names *n, struct keys *lost, struct err *e)
 {
-    struct key last = {0}, layer, all;
-    bool shared = false;
+    struct key layer, all;
 
     for (size_t i = 0; i < n->list.count; i++) {
         const struct key *k = &n->list.at[i];
 
-        if (!layer_of(k, &layer, &all) || has_start(&n->held, &layer))
-            continue;
-        if (!last.name || compare_keys(&all, &last) != 0)
-            shared = has_start(&n->held, &all);
-        last = all;
-        if (shared && add_key(lost, k->name, k->len, e) < 0)
+        if (layer_of(k, &layer, &all) && has_key(&n->kinds, &all) &&
+            !has_start(&n->held, &layer) && add_key(lost, k->name, k->len, e) < 0)
             return -e->code;
     }
     return 0;
@@ -346,6 +353,8 @@ static int add_all(struct names *n, struct keys *lost, struct err *e)
         if (add_key(lost, n->list.at[i].name, n->list.at[i].len, e) < 0)
             return -e->code;
     sort_keys(lost);
+    if (lost->count == 0)
+        return 0;
     if (add_lost(s, lost, e) < 0)
         return -e->code;
     qsort_r(s->tensor, s->ntensors, sizeof *s->tensor, compare_tensors, s);
@@ -379,8 +388,8 @@ static int find_lost(struct names *n, struct keys *lost, struct err *e)
 {
     if (list_held(n, e) < 0 || list_known(n, e) < 0 || list_mapping(n, e) < 0)
         return -e->code;
-    find_renamed(n);
-    if (find_unsaved(n, lost, e) < 0 || find_unlisted(n, lost, e) < 0)
+    if (find_kinds(n, e) < 0 || find_unsaved(n, lost, e) < 0 ||
+        find_unlisted(n, lost, e) < 0)
         return -e->code;
     if (lost->count > 0)
         tell_lost(n->s, lost);
@@ -396,6 +405,8 @@ int hf_check_names(struct hf_scan *s, struct err *e)
     free(n.held.at);
     free(n.known.at);
     free(n.list.at);
+    free(n.kinds.at);
+    free(n.shared.at);
     free(lost.at);
     return r;
 }
