@@ -144,3 +144,11 @@ bool optim_sizes_find(const struct optim_sizes *o, const char *name, size_t len,
     }
     return true;
 }
+
+const char *optim_sizes_name(const struct optim_sizes *o, size_t i, size_t *len)
+{
+    if (!o || i >= o->count)
+        return NULL;
+    *len = o->param[i].len;
+    return o->param[i].name;
+}

@@ -24,4 +24,7 @@ void optim_sizes_freep(struct optim_sizes **o);
 bool optim_sizes_find(const struct optim_sizes *o, const char *name, size_t len,
                       struct shape *out);
 
+/* The i-th parameter by name, without its NUL; NULL: there are no more. */
+const char *optim_sizes_name(const struct optim_sizes *o, size_t i, size_t *len);
+
 #endif

@@ -271,6 +271,87 @@ static void test_lost_shard(void **state)
     made_end(&m);
 }
 
+static void check_unsaved(struct opened *o, const char *key)
+{
+    check_fault(o, key,
+                "no shard has it, but the optimizer or the list of names in "
+                ".hf_metadata does");
+}
+
+/* A stage of a pipeline has whole layers: without its file there is no hole anywhere. */
+static void test_lost_stage(void **state)
+{
+    static const char lost[] = "lost-files: no shard has %s, of which the optimizer or "
+                               "fqn_to_file_index_mapping.json knows\n";
+    static const char *const listings[] = {
+        "model/.hf_metadata/fqn_to_file_index_mapping.json", "optim/.metadata"};
+    char want[256];
+
+    for (size_t i = 0; i < 1 + ARRAY_SIZE(listings); i++) {
+        CLEANUP(buf_release) struct buf text = {0};
+        struct made m;
+        struct opened o;
+
+        begin_copy(state, "nemo_pp_tied", &m);
+        drop(&m, "model/shard-00002-model-00001-of-00001.safetensors");
+        if (i > 0) /* one of both is enough */
+            drop(&m, listings[i - 1]);
+        made_open(&m, &o);
+        check_unsaved(&o, "model.layers.1.mlp.up_proj.weight");
+        check_unsaved(&o, "model.layers.1.input_layernorm.weight");
+        check_unsaved(&o, "model.norm.weight");
+        /* The head is tied by config.json: it is not stored where it is the same tensor. */
+        assert_int_equal(o.info.faults, 10);
+        assert_int_equal(o.info.by_role[ROLE_MODEL], 20);
+        snprintf(want, sizeof want, lost, "model.layers.1.input_layernorm.weight");
+        all_warnings(&o, &text);
+        assert_has(text.data, want);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+}
+
+/* Experts have other names in the files than in the optimizer. */
+static void test_lost_experts(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    begin_copy(state, "nemo_pp_ep", &m);
+    drop(&m, "model/shard-00004-model-00001-of-00001.safetensors");
+    made_open(&m, &o);
+    check_fault(&o, "model.norm.weight", "hole at [6]");
+    check_unsaved(&o, "model.layers.1.mlp.experts.2.up_proj.weight");
+    check_unsaved(&o, "model.layers.1.mlp.experts.3.down_proj.weight");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 45);
+    check_warnings(&o, "lost-files: pieces of lm_head.weight are missing\n");
+    close_checkpoint(&o);
+    drop(&m, "model/shard-00003-model-00001-of-00001.safetensors");
+    made_open(&m, &o);
+    check_unsaved(&o, "model.layers.1.mlp.experts.0.up_proj.weight");
+    check_unsaved(&o, "lm_head.weight");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 45);
+    close_checkpoint(&o);
+    drop(&m, "model/.hf_metadata/fqn_to_file_index_mapping.json");
+    made_open(&m, &o);
+    check_unsaved(&o, "model.layers.1.mlp.experts.gate_and_up_projs");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* A stage that has the head keeps it, though config.json calls it tied. */
+static void test_head_of_stage(void **state)
+{
+    CLEANUP(buf_release) struct buf objects = {0};
+    struct opened o;
+
+    open_fixture(state, "nemo_pp_tied", &o);
+    assert_int_equal(tensor(&o, "lm_head.weight")->role, ROLE_MODEL);
+    all_objects(&o, &objects);
+    assert_null(strstr(objects.data, "tied, not stored"));
+    close_checkpoint(&o);
+}
+
 static void test_damaged_parts(void **state)
 {
     CLEANUP(buf_release) struct buf text = {0}, objects = {0};
@@ -298,6 +379,49 @@ static void test_damaged_parts(void **state)
     made_open(&m, &o);
     assert_non_null(o.info.error);
     assert_has(o.info.error, "shard-00001-model-00001-of-00001.safetensors");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* Rank 0 of a pipeline saved the layers of its own stage, before 0.6. */
+static void test_adapter_of_stage(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    begin_copy(state, "nemo_peft_dora", &m);
+    made_safetensors(&m, "model/adapter_model.safetensors",
+                     "{\"base_model.model.model.layers.1.mlp.down_proj.lora_A.weight\":"
+                     "{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+                     1, 2);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_warnings(&o,
+                   "missing-layers: the adapter has nothing of 1 layers that the "
+                   "optimizer has the state of, as "
+                   "model.layers.0.mlp.down_proj.lora_A.weight: before 0.6 only the "
+                   "first stage of a pipeline was saved\n");
+    assert_int_equal(o.info.faults, 0);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* What a save leaves that ended before the optimizer was whole; the model is. */
+static void test_unfinished_optimizer(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    begin_copy(state, "nemo_full_recipe_safetensors", &m);
+    drop(&m, "optim/.metadata");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 21);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 0);
+    assert_int_equal(o.info.faults, 0);
+    check_warnings(&o,
+                   "missing-part: optim/ holds nothing that is known: its .metadata "
+                   "is lost, or the save was not finished\n");
     close_checkpoint(&o);
     made_end(&m);
 }
@@ -392,7 +516,12 @@ int main(int argc, char **argv)
         {.name = "tied", .test_func = test_tied},
         {.name = "adapter", .test_func = test_adapter},
         {.name = "lost shard", .test_func = test_lost_shard},
+        {.name = "lost stage", .test_func = test_lost_stage},
+        {.name = "lost experts", .test_func = test_lost_experts},
+        {.name = "head of a stage", .test_func = test_head_of_stage},
         {.name = "damaged parts", .test_func = test_damaged_parts},
+        {.name = "adapter of a stage", .test_func = test_adapter_of_stage},
+        {.name = "unfinished optimizer", .test_func = test_unfinished_optimizer},
         {.name = "only consolidated", .test_func = test_only_consolidated},
         {.name = "incomplete", .test_func = test_incomplete},
         {.name = "bids", .test_func = test_bids},

@@ -7,21 +7,17 @@
 #include <string.h>
 
 #include "base/arena.h"
-#include "base/json.h"
 #include "index/formats/hf/hf_dcp_priv.h"
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/step.h"
-#include "index/key_text.h"
 
 enum {
     HEAD_BYTES = 16,
     MAGIC_TRIES = 4,      /* shards: the first ones may be damaged */
     MAX_MEMORY = 1 << 30, /* names of files and offsets of pieces */
-    MAX_MAPPING = 1 << 26,
 };
 
-static const char metadata_dir[] = ".hf_metadata"; /* NeMo's */
-static const char mapping_name[] = "fqn_to_file_index_mapping.json";
+const char hf_metadata_dir[] = ".hf_metadata"; /* NeMo's */
 
 /* ---- bids ---- */
 
@@ -143,7 +139,8 @@ static int find_dirs(struct hf_scan *s, struct err *e)
         s->full = below;
         s->full_dir = path;
     }
-    if (listing_sub(s->top, metadata_dir) && add_part(s, metadata_dir, &path, e) < 0)
+    if (listing_sub(s->top, hf_metadata_dir) &&
+        add_part(s, hf_metadata_dir, &path, e) < 0)
         return -e->code;
     return dir[0] ? sink_watch(s->sink, dir, e) : 0;
 }
@@ -152,10 +149,10 @@ static int find_dirs(struct hf_scan *s, struct err *e)
 static int read_config(struct hf_scan *s, struct err *e)
 {
     const char *dir = s->how->dir ? s->how->dir : "";
-    struct listing *metadata = listing_sub(s->top, metadata_dir);
+    struct listing *metadata = listing_sub(s->top, hf_metadata_dir);
 
     if (metadata && listing_find(metadata, "config.json")) {
-        dir = join(s, dir, metadata_dir, e);
+        dir = join(s, dir, hf_metadata_dir, e);
         return dir ? hf_config_read(metadata, dir, s->sink, &s->config, e) : -e->code;
     }
     if (s->full && listing_find(s->full, "config.json"))
@@ -163,76 +160,14 @@ static int read_config(struct hf_scan *s, struct err *e)
     return hf_config_read(s->top, dir, s->sink, &s->config, e);
 }
 
-/* ---- what NeMo's list of names tells ---- */
-
-struct mapping {
-    const struct hf_scan *s;
-    size_t count; /* names without a tensor */
-    char first[200];
-};
-
-static bool has_tensor(const struct hf_scan *s, const struct safetensors_tensor *name)
-{
-    size_t low = 0, high = s->ntensors;
-
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        int order = hf_compare_names(name, hf_name_of(s, &s->tensor[mid]));
-
-        if (order == 0)
-            return true;
-        if (order < 0)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    return false;
-}
-
-static int check_name(void *user, const char *key, size_t key_len,
-                      const struct json *value UNUSED, struct err *e UNUSED)
-{
-    struct mapping *m = user;
-    const struct safetensors_tensor name = {.name = key, .name_len = key_len};
-
-    if (has_tensor(m->s, &name) || (hf_is_head(key, key_len) && m->s->config.tied))
-        return 0;
-    if (m->count++ == 0)
-        key_text(m->first, sizeof m->first, key, key_len);
-    return 0;
-}
-
-/* It also names what was never saved, so that a name without a tensor proves nothing. */
-static int check_mapping(struct hf_scan *s, struct err *e)
-{
-    struct listing *l = listing_sub(s->top, metadata_dir);
-    struct mapping m = {.s = s};
-    struct err why = {0};
-    CLEANUP_FREE char *text = NULL;
-    size_t len;
-
-    if (!l || !listing_find(l, mapping_name))
-        return 0;
-    if (listing_read(l, mapping_name, MAX_MAPPING, &text, &len, &why) < 0 ||
-        json_each_member(text, len, NULL, check_name, &m, &why) < 0) {
-        if (safetensors_stops_scan(why.code)) {
-            *e = why;
-            return -e->code;
-        }
-        return sink_warning(s->sink, "damaged-file", "%s: %s", mapping_name, why.text);
-    }
-    if (m.count > 0 && sink_warning(s->sink, "unsaved-name",
-                                    "%s names %zu tensors that no shard has, as %s",
-                                    mapping_name, m.count, m.first) < 0)
-        return err_nomem(e);
-    return 0;
-}
+/* ---- NeMo's lists of names ---- */
 
 static int hide_mappings(struct hf_scan *s, struct err *e)
 {
-    static const char *const names[] = {mapping_name, "fqn_to_dtype_mapping.json"};
-    struct listing *l = listing_sub(s->top, metadata_dir);
-    const char *dir = join(s, s->how->dir ? s->how->dir : "", metadata_dir, e);
+    static const char *const names[] = {"fqn_to_file_index_mapping.json",
+                                        "fqn_to_dtype_mapping.json"};
+    struct listing *l = listing_sub(s->top, hf_metadata_dir);
+    const char *dir = join(s, s->how->dir ? s->how->dir : "", hf_metadata_dir, e);
 
     if (!dir)
         return -e->code;
@@ -349,10 +284,10 @@ static int scan(struct hf_scan *s, struct hf_dcp_told *told, struct err *e)
         return -e->code;
     tell(s, told);
     if (hf_read_copies(s, e) < 0 || hf_join_pieces(s, e) < 0 || hf_weigh(s, e) < 0 ||
-        hf_report_tensors(s, e) < 0 || warn_of_gaps(s, e) < 0 ||
-        warn_of_proof(s, e) < 0)
+        hf_check_names(s, e) < 0 || hf_report_tensors(s, e) < 0 ||
+        warn_of_gaps(s, e) < 0)
         return -e->code;
-    return check_mapping(s, e);
+    return warn_of_proof(s, e);
 }
 
 static void scan_release(struct hf_scan *s)

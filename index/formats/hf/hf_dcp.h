@@ -33,6 +33,8 @@ struct hf_dcp_how {
     size_t (*wrapper)(const char *key, size_t len);
     /* Does something else (an optimizer) tell the full shape of this key? NULL: nothing. */
     bool (*size)(void *user, const char *key, size_t len, struct shape *out);
+    /* The i-th parameter that it knows, by the name without a wrapper; NULL: no more. */
+    const char *(*name)(void *user, size_t i, size_t *len);
     void *user;
 };
 

@@ -14,6 +14,8 @@
 
 struct arena;
 
+extern const char hf_metadata_dir[];
+
 /* shard-RANK-model-K-of-N.safetensors; ranks count from 1. */
 struct hf_shard {
     uint32_t rank, k, n;
@@ -47,6 +49,8 @@ struct hf_tensor {
     bool ended; /* an empty piece at its end tells its size */
     bool last;  /* the piece at its end is of the highest rank */
     bool told;  /* full files or the optimizer tell this very size */
+    bool
+        named; /* no shard has it, and only the optimizer or a list of names tells of it */
 };
 
 /* What the files as a whole prove. */
@@ -129,6 +133,15 @@ int hf_read_copies(struct hf_scan *s, struct err *e);
 /* Fills in the tensors and what is proven of them. */
 int hf_join_pieces(struct hf_scan *s, struct err *e);
 int hf_weigh(struct hf_scan *s, struct err *e);
+
+/* Notes that a file of model file `k` is lost, or of any: 0. The first reason is kept. */
+void PRINTF(3, 4) hf_lose(struct hf_proof *p, uint32_t k, const char *fmt, ...);
+
+/*
+ * After hf_weigh: adds the tensors of which only names are left, and warns of names that
+ * may never have been saved.
+ */
+int hf_check_names(struct hf_scan *s, struct err *e);
 
 /* Is there nothing that makes its full shape doubtful? */
 bool hf_trusted(const struct hf_scan *s, const struct hf_tensor *t);

@@ -115,7 +115,7 @@ static uint64_t rows_in_config(const struct hf_scan *s,
     return 0;
 }
 
-static void PRINTF(3, 4) lose(struct hf_proof *p, uint32_t k, const char *fmt, ...)
+void hf_lose(struct hf_proof *p, uint32_t k, const char *fmt, ...)
 {
     va_list args;
 
@@ -135,13 +135,13 @@ static void weigh_hole(struct hf_scan *s, const struct hf_tensor *t, const char 
     uint32_t rank = hf_without(s, t);
 
     if (t->count == 0)
-        lose(&s->proof, 0, "%s is among the full files, but in no shard", key);
+        hf_lose(&s->proof, 0, "%s is among the full files, but in no shard", key);
     else if (rank > 0)
-        lose(&s->proof, t->k,
-             "pieces of %s are missing, and rank %u has no file of model file %u", key,
-             rank, t->k);
+        hf_lose(&s->proof, t->k,
+                "pieces of %s are missing, and rank %u has no file of model file %u",
+                key, rank, t->k);
     else
-        lose(&s->proof, 0, "pieces of %s are missing", key);
+        hf_lose(&s->proof, 0, "pieces of %s are missing", key);
 }
 
 /* It was there: what it held is lost, whether a hole tells of it or not. */
@@ -149,7 +149,7 @@ static void weigh_damaged(struct hf_scan *s)
 {
     for (size_t i = 0; i < s->file.count; i++)
         if (s->shard[i].damaged)
-            lose(&s->proof, s->shard[i].k, "%s is damaged", s->file.file[i].name);
+            hf_lose(&s->proof, s->shard[i].k, "%s is damaged", s->file.file[i].name);
 }
 
 static void weigh_tensor(struct hf_scan *s, const struct hf_tensor *t)
@@ -164,7 +164,7 @@ static void weigh_tensor(struct hf_scan *s, const struct hf_tensor *t)
     if (!t->full)
         weigh_hole(s, t, key);
     else if (may_lack(s, t) && hf_without(s, t))
-        lose(
+        hf_lose(
             &s->proof, t->k,
             "rank %u has no file of model file %u, where it may have had a share of %s",
             hf_without(s, t), t->k, key);
@@ -173,9 +173,9 @@ static void weigh_tensor(struct hf_scan *s, const struct hf_tensor *t)
     if (!t->full || rows == 0)
         return;
     if (t->units.dim[0] < rows)
-        lose(&s->proof, 0,
-             "%s has %" PRIu64 " rows in the shards, and %" PRIu64 " by config.json",
-             key, t->units.dim[0], rows);
+        hf_lose(&s->proof, 0,
+                "%s has %" PRIu64 " rows in the shards, and %" PRIu64 " by config.json",
+                key, t->units.dim[0], rows);
     else if (t->units.dim[0] == rows && s->proof.row &&
              (t->axis == 0 || s->max_rank == 1))
         s->proof.config = true;
@@ -267,10 +267,11 @@ static int weigh_sizes(struct hf_scan *s, struct err *e)
 
     for (uint32_t more = 1; r == 0 && more <= MAX_LOST_RANKS; more++)
         if (would_fit(&cut, &uncut, s->max_rank, more))
-            lose(&s->proof, 0,
-                 "no tensor has as many rows as another has columns, but some would if "
-                 "there had been %u ranks: only files of %u are there",
-                 s->max_rank + more, s->max_rank);
+            hf_lose(
+                &s->proof, 0,
+                "no tensor has as many rows as another has columns, but some would if "
+                "there had been %u ranks: only files of %u are there",
+                s->max_rank + more, s->max_rank);
     free(cut.at);
     free(uncut.at);
     return r < 0 ? err_nomem(e) : 0;

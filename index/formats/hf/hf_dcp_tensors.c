@@ -53,6 +53,11 @@ static int report_fault(struct hf_scan *s, const struct hf_tensor *t, struct err
         return faulty(sink_fault(sink, "%s: %s",
                                  s->file.file[s->piece[t->first].file].name, t->fault),
                       e);
+    if (t->named)
+        return faulty(sink_fault(sink,
+                                 "no shard has it, but the optimizer or the list of "
+                                 "names in .hf_metadata does"),
+                      e);
     if (t->count == 0)
         return faulty(sink_fault(sink,
                                  "no shard has it, but it is among the full files%s%s",

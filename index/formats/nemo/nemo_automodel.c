@@ -18,11 +18,13 @@
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/torch/torch_file.h"
+#include "index/formats/nemo/nemo_adapter.h"
 
 static const char model_dir[] = "model";
 static const char optim_dir[] = "optim";
 static const char full_dir[] = "model/consolidated";
 static const char adapter_name[] = "adapter_model.safetensors";
+static const char adapter_path[] = "model/adapter_model.safetensors";
 static const char composer_name[] = "composer_metadata.json";
 static const char unfinished[] = ".incomplete"; /* while the save runs, or for ever */
 
@@ -171,6 +173,11 @@ static bool size_of(void *user, const char *key, size_t len, struct shape *out)
            (wrapper && optim_sizes_find(sizes, key + wrapper, len - wrapper, out));
 }
 
+static const char *name_of(void *user, size_t i, size_t *len)
+{
+    return optim_sizes_name(user, i, len);
+}
+
 static int report_shards(struct scan *s, struct err *e)
 {
     CLEANUP(optim_sizes_freep) struct optim_sizes *sizes = NULL;
@@ -183,6 +190,7 @@ static int report_shards(struct scan *s, struct err *e)
         return -e->code;
     if (sizes) {
         how.size = size_of;
+        how.name = name_of;
         how.user = sizes;
     }
     if (!metadata && !listing_below(s->c->listing, full_dir))
@@ -215,6 +223,16 @@ static int report_whole(struct scan *s, const char *dir, const char *name,
     return r;
 }
 
+static int report_adapter(struct scan *s, struct err *e)
+{
+    CLEANUP(optim_sizes_freep) struct optim_sizes *known = NULL;
+
+    if (report_whole(s, model_dir, adapter_name, e) < 0 ||
+        optim_sizes_load(s->c, optim_dir, &known, e) < 0)
+        return -e->code;
+    return known ? nemo_adapter_check(s->c, s->sink, adapter_path, known, e) : 0;
+}
+
 static int report_model(struct scan *s, struct err *e)
 {
     if (listing_sub(s->c->listing, model_dir) && add_part(s, model_dir, e) < 0)
@@ -225,7 +243,7 @@ static int report_model(struct scan *s, struct err *e)
     case MODEL_SHARDS:
         return report_shards(s, e);
     case MODEL_ADAPTER:
-        return report_whole(s, model_dir, adapter_name, e);
+        return report_adapter(s, e);
     case MODEL_FULL:
         if (add_part(s, full_dir, e) < 0)
             return -e->code;
@@ -295,6 +313,19 @@ static bool has_files(const struct listing *l)
     return false;
 }
 
+/* Before 0.6 nothing else tells a save that ended while the optimizer was written. */
+static int unknown_optim(struct scan *s, struct err *e)
+{
+    if (sink_watch(s->sink, optim_dir, e) < 0)
+        return -e->code;
+    if (sink_warning(
+            s->sink, "missing-part",
+            "optim/ holds nothing that is known: its .metadata is lost, or the "
+            "save was not finished") < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 /* Directories are called as the recipe's attributes: dataloader, rng, or anything else. */
 static int report_dir(struct scan *s, const char *name, struct err *e)
 {
@@ -304,11 +335,13 @@ static int report_dir(struct scan *s, const char *name, struct err *e)
 
     if (!l || strcmp(name, model_dir) == 0)
         return 0;
-    if (optim || dcp_find(l, &found)) {
+    if (dcp_find(l, &found) || (optim && listing_find(l, ".metadata"))) {
         if (add_part(s, name, e) < 0)
             return -e->code;
         return report_dcp_state(s, name, optim ? ROLE_OPTIMIZER : ROLE_OTHER, e);
     }
+    if (optim && listing_count(l) > 0 && unknown_optim(s, e) < 0)
+        return -e->code;
     if (!has_files(l))
         return 0; /* stays visible */
     return add_part(s, name, e) < 0 ? -e->code : report_files(s, l, name, e);
