@@ -107,8 +107,9 @@ enum role role_of(const char *part, const char *key, size_t key_len)
         return role;
     if (!key_part(key, key_len, &pos, &word, &len))
         return ROLE_MODEL;
-    /* "app" is what torch's own examples put round model and optimizer. */
-    if ((equals(word, len, "state") || equals(word, len, "app")) &&
+    /* "app" is what torch's own examples put round model and optimizer, "dcp" AReaL. */
+    if ((equals(word, len, "state") || equals(word, len, "app") ||
+         equals(word, len, "dcp")) &&
         !key_part(key, key_len, &pos, &word, &len))
         return ROLE_MODEL;
     for (size_t i = 0; i < ARRAY_SIZE(key_words); i++)

@@ -40,28 +40,41 @@ static size_t drop_of(const struct drop *d, const struct tensor_row *t)
     return d->by_wrapper ? t->info.wrapper : MIN(d->bytes, t->info.key_len);
 }
 
-/* Is "model." (module., state_dict., app.) the start of every key? */
+/* Is "model." (module., state_dict., app., dcp.) the start of every key? */
 struct common {
-    char word[16]; /* with the dot */
+    size_t wrapper; /* bytes that all keys begin with: it is looked for behind them */
+    char start[32]; /* with them, and the dot */
     size_t len;
     bool any, differ;
 };
 
+/* What a trainer calls its object with both model and optimizer in it. */
+static bool is_around_both(const char *key, size_t len)
+{
+    return len == 4 && (memcmp(key, "app.", len) == 0 || memcmp(key, "dcp.", len) == 0);
+}
+
 static int note_common(void *user, const struct tensor_row *t)
 {
-    static const char *const words[] = {"model.", "module.", "state_dict.", "app."};
+    static const char *const words[] = {"model.", "module.", "state_dict.", "app.",
+                                        "dcp."};
     struct common *c = user;
     const struct tensor_info *info = &t->info;
+    bool looked_for = !c->any && info->key_len > c->wrapper &&
+                      (c->wrapper == 0 || is_around_both(info->key, c->wrapper));
 
-    for (size_t i = 0; !c->any && i < ARRAY_SIZE(words); i++) {
-        c->len = strlen(words[i]);
-        if (info->key_len > c->len && memcmp(info->key, words[i], c->len) == 0) {
-            memcpy(c->word, words[i], c->len);
+    for (size_t i = 0; looked_for && !c->any && i < ARRAY_SIZE(words); i++) {
+        size_t n = strlen(words[i]);
+
+        c->len = c->wrapper + n;
+        if (info->key_len > c->len &&
+            memcmp(info->key + c->wrapper, words[i], n) == 0) {
+            memcpy(c->start, info->key, c->len);
             c->any = true;
         }
     }
     c->differ =
-        !c->any || info->key_len <= c->len || memcmp(info->key, c->word, c->len) != 0;
+        !c->any || info->key_len <= c->len || memcmp(info->key, c->start, c->len) != 0;
     return c->differ; /* one is enough */
 }
 
@@ -94,12 +107,13 @@ static int wanted_drop(struct conn *n, int64_t checkpoint, enum view_prefix pref
     int rc = view_wrapper(n, checkpoint, ROLE_MODEL, &wrapper, same, e);
 
     *out = (struct drop){.by_wrapper = wrapper > 0};
-    if (rc < 0 || wrapper > 0 || prefix != PREFIX_DROP)
+    if (rc < 0 || prefix != PREFIX_DROP || (wrapper > 0 && !*same))
         return rc;
     *same = true; /* or nothing is dropped */
+    common.wrapper = wrapper;
     rc = view_tensors(n, checkpoint, &order, note_common, &common, e);
     if (rc >= 0 && common.any && !common.differ)
-        out->bytes = common.len;
+        *out = (struct drop){.bytes = common.len};
     return MIN(rc, 0);
 }
 

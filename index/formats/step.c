@@ -22,8 +22,8 @@ static bool ends_in(const char *name, size_t len, const char *word)
 /* Does name[0..len) end in one of the words that stand before a step? */
 static bool ends_in_word(const char *name, size_t len)
 {
-    static const char *const words[] = {"step", "steps", "iter", "iteration",
-                                        "checkpoint"};
+    static const char *const words[] = {"step",       "steps",     "iter", "iteration",
+                                        "checkpoint", "globalstep" /* AReaL */};
 
     for (size_t i = 0; i < ARRAY_SIZE(words); i++)
         if (ends_in(name, len, words[i]))

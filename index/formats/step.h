@@ -8,7 +8,8 @@
 struct listing;
 
 /*
- * "iter_0000100", "global_step100", "step-100", "checkpoint-100", "epoch_1_step_100": 100.
+ * "iter_0000100", "global_step100", "step-100", "checkpoint-100", "epoch_1_step_100",
+ * "epoch0epochstep99globalstep100": 100.
  * false: the name ends in no number, or in one that is no step.
  */
 bool step_of_name(const char *name, int64_t *step);

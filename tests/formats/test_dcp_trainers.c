@@ -57,6 +57,13 @@ static void test_origin(void **state UNUSED)
     note(&o, "state.metadata", "{\"composer_env_info\": null}");
     assert_int_equal(o.step, 9);
     assert_string_equal(o.version, "0.17.2");
+
+    /* Anybody's state may have a progress; it tells no trainer. */
+    o = (struct dcp_origin){0};
+    note(&o, "app.progress.step", "5");
+    assert_null(o.framework);
+    assert_true(o.has_step);
+    assert_int_equal(o.step, 5);
 }
 
 int main(int argc, char **argv)

@@ -48,6 +48,17 @@ static void test_experts(void **state)
     assert_string_equal(o.info.topology,
                         "{\"ranks\": 1, \"files\": 1, \"ephemeral\": true}");
     close_checkpoint(&o);
+
+    /* Written by OLMo-core. */
+    open_fixture(state, "step7", &o);
+    assert_int_equal(tensor(&o, "module.blocks.0.w_up_gate.main")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "module.blocks.0.w_up_gate.main")->shape.dim[0], 120);
+    assert_int_equal(tensor(&o, "module.blocks.0.w_up_gate.main")->chunks, 4);
+    assert_int_equal(tensor(&o, "module.blocks.0.w_up_gate.step")->role,
+                     ROLE_OPTIMIZER);
+    assert_int_equal(tensor(&o, "model_buffer.blocks.0.score_bias")->role, ROLE_MODEL);
+    assert_string_equal(o.info.topology, "{\"ranks\": 4, \"files\": 4}");
+    close_checkpoint(&o);
 }
 
 /* ---- what may be missing ---- */

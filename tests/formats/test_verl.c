@@ -406,6 +406,59 @@ static void test_huggingface(void **state)
     temp_remove(&t);
 }
 
+/*
+ * No rank's file of the model, but a full one: of verl that was told to save hf_model in place
+ * of model, and of AReaL beside the optimizer's files.
+ */
+static void test_full_model(void **state)
+{
+    static const char header[] = "{\"w\":{\"dtype\":\"F32\",\"shape\":[3],"
+                                 "\"data_offsets\":[0,12]}}";
+    static const char index[] = "{\"weight_map\": {\"w\": \"model-00001-of-00002"
+                                ".safetensors\", \"v\": \"model-00002-of-00002"
+                                ".safetensors\"}}";
+    static const char other[] = "{\"v\":{\"dtype\":\"F32\",\"shape\":[1],"
+                                "\"data_offsets\":[0,4]}}";
+    static const struct {
+        const char *file, *second;
+        bool adapter;
+    } cases[] = {
+        {"huggingface/model.safetensors", NULL, false},
+        {"model.safetensors", NULL, false},
+        {"adapter_model.safetensors", NULL, true},
+        {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", false},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        char from[PATH_MAX];
+        struct opened o;
+        struct made m;
+        struct temp t;
+
+        temp_make(&t, "epoch0epochstep4globalstep5");
+        snprintf(m.dir, sizeof m.dir, "%s", t.dir);
+        path_of(state, "made_one_1", from);
+        put_copy(&t, "optim_world_size_1_rank_0.pt", from, NULL, NULL, 0);
+        made_safetensors(&m, cases[i].file, header, 1, 3);
+        if (cases[i].adapter)
+            made_text(&m, "adapter_config.json", "{\"peft_type\": \"LORA\"}");
+        if (cases[i].second) {
+            made_safetensors(&m, cases[i].second, other, 1, 1);
+            made_text(&m, "model.safetensors.index.json", index);
+        }
+        open_checkpoint(t.dir, &o);
+        assert_null(o.info.error);
+        assert_int_equal(o.info.by_role[ROLE_MODEL], cases[i].second ? 2 : 1);
+        assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 2);
+        assert_int_equal(o.info.adapter, cases[i].adapter);
+        assert_int_equal(tensor(&o, "w")->role, ROLE_MODEL);
+        assert_true(o.info.has_step);
+        assert_int_equal(o.info.step, 5);
+        close_checkpoint(&o);
+        temp_remove(&t);
+    }
+}
+
 /* Files of two world sizes: those that fsdp_config.json tells. */
 static void test_resumed(void **state)
 {
@@ -535,8 +588,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_missing_rank), cmocka_unit_test(test_missing_replica),
         cmocka_unit_test(test_damaged_rank), cmocka_unit_test(test_all_damaged),
         cmocka_unit_test(test_bomb),         cmocka_unit_test(test_tampered),
-        cmocka_unit_test(test_huggingface),  cmocka_unit_test(test_resumed),
-        cmocka_unit_test(test_run),          cmocka_unit_test(test_edited),
+        cmocka_unit_test(test_huggingface),  cmocka_unit_test(test_full_model),
+        cmocka_unit_test(test_resumed),      cmocka_unit_test(test_run),
+        cmocka_unit_test(test_edited),
     };
 
     return run_with_fixtures("verl", argc, argv, tests, ARRAY_SIZE(tests));

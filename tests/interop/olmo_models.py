@@ -33,14 +33,14 @@ def build(kind, **kw):
     return model.eval()
 
 
-def save(rank, world, path, ids, kind, kw):
-    """PATH/saved in OLMo-core's format, PATH/hf/config.json, PATH/truth.pt: its logits and its own export."""
+def save(rank, world, path, ids, kind, kw, config=None):
+    """PATH/saved in OLMo-core's format, PATH/hf/config.json (config or its own), PATH/truth.pt: its logits and its own export."""
     torch.manual_seed(3)
     model = build(kind, **kw)
     from olmo_core.distributed.checkpoint import save_model_and_optim_state
     from olmo_core.nn.hf import convert_state_to_hf, get_hf_config
     save_model_and_optim_state(path + "/saved", model)
-    config = get_hf_config(model)
+    config = config or get_hf_config(model)
     config.use_cache = False
     config.save_pretrained(path + "/hf")
     with torch.no_grad():

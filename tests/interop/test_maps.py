@@ -139,9 +139,9 @@ class Megatron(unittest.TestCase):
 
 
 class OlmoCore(unittest.TestCase):
-    def check(self, kind, architecture, **kw):
+    def check(self, kind, architecture, config=None, **kw):
         with tempfile.TemporaryDirectory(prefix="unshardfs-map-") as scratch:
-            truth.run_ranks(1, olmo_models.save, scratch, IDS, kind, kw)
+            truth.run_ranks(1, olmo_models.save, scratch, IDS, kind, kw, config)
             want = torch.load(scratch + "/truth.pt")
             with mounted.mounted(scratch + "/saved", "map=olmo-to-hf", f"hf={scratch}/hf") as mnt:
                 weights = safetensors.torch.load((mnt / "model.safetensors").read_bytes())
@@ -156,6 +156,26 @@ class OlmoCore(unittest.TestCase):
 
     def test_olmo3(self):
         self.check("olmo3_14M", "Olmo3ForCausalLM")
+
+    # OLMo-core tells no config.json of these, which have their norms before attention and MLP, but exports them.
+    def pre_norm(self, which, **more):
+        return getattr(transformers, which + "Config")(
+            vocab_size=67, hidden_size=32, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000}, tie_word_embeddings=False, **more)
+
+    def test_llama(self):
+        self.check("llama_like", "LlamaForCausalLM", self.pre_norm("Llama"), d_model=32, n_heads=4, n_kv_heads=2)
+
+    def test_qwen3(self):
+        self.check("llama_like", "Qwen3ForCausalLM", self.pre_norm("Qwen3", head_dim=8), d_model=32, n_heads=4, n_kv_heads=2, qk_norm=True,
+                   use_head_qk_norm=True)
+
+    def test_gemma3_is_refused(self):
+        config = transformers.Gemma3TextConfig(vocab_size=67, hidden_size=32, num_hidden_layers=3)
+        with tempfile.TemporaryDirectory(prefix="unshardfs-map-") as scratch:
+            truth.run_ranks(1, olmo_models.save, scratch, IDS, "llama_like", {"d_model": 32, "n_heads": 4}, config)
+            done = mounted.run("info", scratch + "/saved", "-o", f"map=olmo-to-hf,hf={scratch}/hf", check=False)
+            self.assertEqual(done.returncode, 3, done.stderr)
 
 
 class Llama(unittest.TestCase):

@@ -22,7 +22,7 @@ DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 # CONTRACT.md, "role" and "Names", in words of their own.
 OPTIMIZER = {"optim", "optimizer", "optimizers", "optimizer_state", "optimizer_states", "last_optimizer_state"}
 OTHER = {"lr_scheduler", "lr_schedulers", "scheduler", "schedulers", "rng", "loops", "callbacks", "dataloader", "train_state"}
-WRAPPERS = {"model", "module", "state_dict", "app"}
+WRAPPERS = {"model", "module", "state_dict", "app", "dcp"}
 
 
 def raw(t):
@@ -88,7 +88,7 @@ def torch_flat(path):
 
 def role(key):
     parts = key.split(".")
-    first = parts[1] if parts[0] == "state" and len(parts) > 1 else parts[0]
+    first = parts[1] if parts[0] in ("state", "app", "dcp") and len(parts) > 1 else parts[0]
     return "optimizer" if first in OPTIMIZER else "other" if first in OTHER else "model"
 
 

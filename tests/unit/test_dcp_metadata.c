@@ -521,6 +521,7 @@ static void test_wrappers(void **state)
         {"app.model.a", "app", "a", 4},  {"optim.a", "optim", "a", 0},
         {"model.b", "model", NULL, 0},   {"model", "model", "a", 0},
         {"models.a", "model", "s.a", 0}, {"layers.0", "model", "a", 0},
+        {"dcp.model.a", "dcp", "a", 4},
     };
     struct buf b = {0};
     struct loaded l;

@@ -210,6 +210,8 @@ static void test_roles(void **state)
         {NULL, "state.rng", ROLE_OTHER},
         {NULL, "app.optim.state.x", ROLE_OPTIMIZER},
         {NULL, "app.model.x", ROLE_MODEL},
+        {NULL, "dcp.optim.state.x", ROLE_OPTIMIZER},
+        {NULL, "dcp.model.x", ROLE_MODEL},
         {NULL, "lr_scheduler.x", ROLE_OTHER},
         {NULL, "lr_schedulers.0", ROLE_OTHER},
         {NULL, "scheduler.x", ROLE_OTHER},

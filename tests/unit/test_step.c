@@ -20,6 +20,8 @@ static void numbers_of_steps(void **state)
         {"100", -1},
         {"epoch_100", -1},
         {"footstep100", -1},
+        {"epoch0epochstep3globalstep100", 100},
+        {"globalstep", -1},
         {"step-100.tmp", -1},
         {"", -1},
         {"step_9223372036854775808", -1},

@@ -370,6 +370,35 @@ static void test_prefix_drop_without_wrapper(void **state)
     }
 }
 
+/* A trainer's object round both is a wrapper; the model's entry in it is one more. */
+static void test_prefix_drop_behind_a_wrapper(void **state)
+{
+    static const struct {
+        const char *keys[3];
+        uint32_t wrapper;
+        const char *want;
+    } cases[] = {
+        {{"app.model.w", "app.model.model.v", NULL}, 4, "model.v w "},
+        {{"dcp.model.w", NULL, NULL}, 4, "w "},
+        {{"app.model.w", "app.net.v", NULL}, 4, "model.w net.v "},
+        {{"app.net.w", NULL, NULL}, 4, "net.w "},
+        {{"app.model.", NULL, NULL}, 4, "model. "},
+        /* The module's own "model." is none. */
+        {{"model.model.w", "model.model.v", NULL}, 6, "model.v model.w "},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct scan t = {.tmp = *state};
+
+        begin(&t);
+        for (unsigned k = 0; k < 3 && cases[i].keys[k]; k++)
+            put(&t, cases[i].keys[k], cases[i].wrapper, DTYPE_F32, 1);
+        commit(&t);
+        check_names(&t, VIEW_MODEL, PREFIX_DROP, cases[i].want);
+        end(&t);
+    }
+}
+
 static void test_what_safetensors_cannot_hold(void **state)
 {
     struct scan t = {.tmp = *state};
@@ -879,6 +908,7 @@ int main(void)
         tmp_test(test_wrapper_is_dropped),
         tmp_test(test_names_that_meet_keep_their_wrapper),
         tmp_test(test_prefix_drop_without_wrapper),
+        tmp_test(test_prefix_drop_behind_a_wrapper),
         tmp_test(test_what_safetensors_cannot_hold),
         tmp_test(test_broken_tensor_breaks_the_view),
         tmp_test(test_no_view),

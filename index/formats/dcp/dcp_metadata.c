@@ -138,10 +138,10 @@ static int take_stored(struct dcp_loader *l, const struct pv *key,
     return 0;
 }
 
-/* Wrappers that savers put round a whole state dict (CONTRACT.md, "Names"). */
+/* Wrappers that savers put round a whole state dict (CONTRACT.md, "Names"; AReaL: "dcp"). */
 static uint32_t wrapper_of(const struct pv *path, const char *key, size_t len)
 {
-    static const char *const known[] = {"model", "module", "state_dict", "app"};
+    static const char *const known[] = {"model", "module", "state_dict", "app", "dcp"};
     struct pv first;
 
     if (path->kind != PV_TUPLE || pv_count(path) < 2)

@@ -55,6 +55,8 @@ static const struct mark {
     {"train_state.step", false, "torchtitan", take_step, SHORT},
     {"train_state.ntokens_seen", false, "torchtitan", NULL, 0},
     {"dataloader.dp_rank_", true, "torchtitan", NULL, 0},
+    /* prime-rl, whose folder step_5/trainer has no number. */
+    {"app.progress.step", false, NULL, take_step, SHORT},
     {"state.timestamp.Timestamp.batch", false, "Composer", take_step, SHORT},
     {"state.timestamp.Timestamp.epoch", false, "Composer", take_epoch, SHORT},
     {"state.metadata.composer_env_info.composer_version", false, "Composer",
@@ -88,7 +90,8 @@ void dcp_origin_note(void *user, const char *key, size_t len, const char *json,
     for (size_t i = 0; i < ARRAY_SIZE(marks); i++) {
         if (!is_mark(&marks[i], key, len))
             continue;
-        o->framework = marks[i].framework;
+        if (marks[i].framework)
+            o->framework = marks[i].framework;
         take(o, &marks[i], json, json_len);
         return;
     }

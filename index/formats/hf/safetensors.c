@@ -18,6 +18,7 @@
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/hf/safetensors_notes.h"
 #include "index/formats/hf/safetensors_write.h"
+#include "index/formats/step.h"
 
 enum {
     HEAD_BYTES = 16,
@@ -586,6 +587,7 @@ static int tell_checkpoint(struct scan *s, const char *main, struct err *e)
     int rc;
 
     snprintf(topology, sizeof topology, "{\"files\": %zu}", s->files.count);
+    about.has_step = step_of_name(listing_name(s->c->listing), &about.step);
     if (path_of(s, main, path, e) < 0)
         return -e->code;
     rc = safetensors_notes_join(&s->files, &header, e);

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/safetensors_dir.h"
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/rankfiles/optim_names.h"
 #include "index/formats/rankfiles/rank_set.h"
@@ -18,7 +19,7 @@
 enum { MAX_CONFIG = 1 << 16 }; /* two numbers */
 
 static const char CONFIG[] = "fsdp_config.json";
-static const char HF[] = "huggingface";
+#define HF "huggingface"
 
 /* ---- bids ---- */
 
@@ -41,6 +42,15 @@ static bool is_torch(struct listing *l, const char *name)
     return false;
 }
 
+/* A full model of safetensors, which is read with the optimizer's files. */
+static bool has_full(const struct listing *l)
+{
+    struct safetensors_layout layout;
+
+    safetensors_layout(l, &layout);
+    return layout.kind != SAFETENSORS_NONE && layout.kind != SAFETENSORS_PIECES;
+}
+
 static void verl_bid(struct listing *l, struct bid *out)
 {
     const char *best = NULL;
@@ -59,7 +69,7 @@ static void verl_bid(struct listing *l, struct bid *out)
     }
     if (!best)
         return;
-    out->score = is_torch(l, best) ? (model ? 88 : 80) : 45;
+    out->score = !is_torch(l, best) ? 45 : model ? 88 : has_full(l) ? 82 : 80;
     snprintf(out->reason, sizeof out->reason, "%s is a rank's %s of verl%s", best,
              model ? "model" : "optimizer",
              out->score == 45 ? " by its name, and no torch.save file" : "");
@@ -74,6 +84,7 @@ struct scan {
     struct verl_files files;
     struct rank_set *model, *optim;
     struct optim_names names;
+    bool adapter; /* in place of the model */
 };
 
 static void scan_release(struct scan *s)
@@ -157,6 +168,34 @@ static int lift_config(struct scan *s, struct err *e)
 
         if (entry->st.kind == ENTRY_FILE && hide_copy(s, l, entry->name, e) < 0)
             return -e->code;
+    }
+    return 0;
+}
+
+/*
+ * Without a rank's file of the model it may have been saved in full: verl, told to save
+ * hf_model in place of model, puts it into huggingface/, AReaL beside the optimizer's files.
+ */
+static int report_full(struct scan *s, struct err *e)
+{
+    static const char *const dirs[] = {"", HF};
+    struct safetensors_how how = {.role = ROLE_MODEL};
+    struct safetensors_layout layout;
+    struct safetensors_told told;
+    struct listing *l;
+
+    for (size_t i = 0; !s->model && i < ARRAY_SIZE(dirs); i++) {
+        l = dirs[i][0] ? listing_sub(s->c->listing, dirs[i]) : s->c->listing;
+        if (!l)
+            continue;
+        safetensors_layout(l, &layout);
+        if (layout.kind == SAFETENSORS_NONE || layout.kind == SAFETENSORS_PIECES)
+            continue;
+        how.dir = dirs[i];
+        s->adapter = layout.kind == SAFETENSORS_ADAPTER;
+        if (s->adapter || layout.kind == SAFETENSORS_SINGLE)
+            how.name = layout.main;
+        return safetensors_dir_report(s->c, s->sink, &how, &told, e);
     }
     return 0;
 }
@@ -274,8 +313,7 @@ static bool find_step(const struct listing *l, int64_t *step)
         if (step_of_name(part, step))
             return true;
     }
-    return strncmp(listing_name(l), prefix, sizeof prefix - 1) == 0 &&
-           step_of_name(listing_name(l), step);
+    return step_of_name(listing_name(l), step);
 }
 
 static void add_mesh(const struct dist_mesh *m, struct buf *out)
@@ -299,6 +337,7 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
     if (file && store_join(s->c->dir, file, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", s->c->dir, file);
     about.metadata_file = file ? path : NULL;
+    about.adapter = s->adapter;
     about.has_step = find_step(s->c->listing, &about.step);
     buf_addf(&topology, "{\"ranks\": %" PRIu32, s->files.world);
     if (s->version > 0)
@@ -318,8 +357,8 @@ static int report(struct scan *s, const struct rank_set_how *optim_how, struct e
     if (find_files(s, e) < 0 || tell_checkpoint(s, e) < 0 ||
         load_set(s, VERL_MODEL, &model_how, &s->model, e) < 0 ||
         (s->model && rank_set_report(s->model, e) < 0) || lift_config(s, e) < 0 ||
-        report_optim(s, optim_how, e) < 0 || tell_unnamed(s, e) < 0 ||
-        report_extra(s, e) < 0)
+        report_full(s, e) < 0 || report_optim(s, optim_how, e) < 0 ||
+        tell_unnamed(s, e) < 0 || report_extra(s, e) < 0)
         return -e->code;
     return tell_checkpoint(s, e);
 }
