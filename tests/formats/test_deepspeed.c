@@ -758,6 +758,36 @@ static void test_edited(void **state)
     check_edited(*state, file_rows, ARRAY_SIZE(file_rows));
 }
 
+/*
+ * Stage 3 keeps frozen parameters as codes if it is told to, and saves them without their
+ * scales. A parameter that is of 8-bit integers itself is as it was.
+ */
+static void test_frozen_codes(void **state)
+{
+    static const char fixture[] = "z3_frozen_codes_w2",
+                      first[] = "zero_pp_rank_0_mp_rank_00_model_states.pt";
+    struct opened o;
+    struct made m;
+
+    make(&m, *state, fixture, NULL);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 1);
+    check_fault(&o, "0.weight", "it is quantised, and its scales were not saved");
+    assert_null(tensor(&o, "1.weight")->fault);
+    close_checkpoint(&o);
+    made_end(&m);
+
+    make(&m, *state, fixture, first);
+    copy_changed(&m, *state, fixture, first, "zero_quantized_nontrainable_weights",
+                 "zero_quantized_nontrainable_weightz", 1);
+    made_open(&m, &o);
+    assert_int_equal(o.info.faults, 0);
+    assert_int_equal(tensor(&o, "0.weight")->dtype, DTYPE_I8);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -785,6 +815,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_only_model_states),
         cmocka_unit_test(test_only_placeholders),
         cmocka_unit_test(test_universal_without_a_file),
+        cmocka_unit_test(test_frozen_codes),
         cmocka_unit_test(test_edited),
     };
 
