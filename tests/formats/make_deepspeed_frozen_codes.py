@@ -46,4 +46,5 @@ def main(folder):
     dist.barrier()
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

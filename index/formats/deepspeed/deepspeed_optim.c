@@ -132,6 +132,38 @@ static uint32_t slot_of(const struct ds_part *p, const char *name, size_t len)
     return DS_MASTER;
 }
 
+/* Elements that DeepSpeed took off the end of this rank's weights; its states keep them. */
+static bool padding_of(const struct optim *o, uint32_t g, uint64_t *out)
+{
+    struct pv list, one;
+
+    if (!ds_get(&o->dict, "group_paddings", &list) || list.kind != PV_LIST ||
+        g >= pv_count(&list))
+        return false;
+    one = pv_at(&list, g);
+    return pv_u64(&one, out);
+}
+
+/* Has a state an element for each of the rank's weights? */
+static bool is_of_weights(const struct optim *o, uint32_t g, const struct ds_flat *flat)
+{
+    const struct ds_flat *master = flat_at(o, g, DS_MASTER);
+    size_t first = o->order ? o->order[g] : g;
+    uint64_t padding, over;
+
+    if (flat->kind != DS_FLAT_VECTOR || flat->count == master->count)
+        return true;
+    if (o->s->stage == 3 || flat->count < master->count)
+        return false;
+    if (!padding_of(o, g, &padding))
+        return flat->count - master->count < 2 * o->p->count[first];
+    if (padding <= flat->count)
+        return flat->count - padding == master->count;
+    /* group[:length - padding], of which Python counts a negative end from behind. */
+    over = padding - flat->count;
+    return master->count == (over < flat->count ? flat->count - over : 0);
+}
+
 /* One state of a group: "exp_avg". `prefix` is the group's path. */
 static int take_state(struct optim *o, uint32_t g, const char *prefix,
                       const struct pv *key, const struct pv *value, struct err *e)
@@ -150,6 +182,8 @@ static int take_state(struct optim *o, uint32_t g, const char *prefix,
     if (slot == DS_MASTER || flat_of(o, value, &flat, &why) <= 0)
         return why.code == ENOMEM ? err_nomem(e) : 0;
     if (o->p->table[slot] && flat.kind == DS_FLAT_VECTOR)
+        return 0;
+    if (flat.count > flat_at(o, g, DS_MASTER)->count && !is_of_weights(o, g, &flat))
         return 0;
     *flat_at(o, g, slot) = flat;
     if (flat.kind == DS_FLAT_PACKED)
@@ -242,35 +276,21 @@ static int name_states(struct optim *o, uint32_t g, const char *prefix,
     return 0;
 }
 
-/* Elements that DeepSpeed took off the end of this rank's weights; its states keep them. */
-static bool padding_of(const struct optim *o, uint32_t g, uint64_t *out)
+/*
+ * Muon of stages 1 and 2 keeps the momentum of each parameter that a partition has any
+ * element of, whole, one behind the other (0.19.8, stage_1_and_2.py,
+ * _muon_momentum_buffer()); with an optimizer on the CPU that of the partition's elements.
+ */
+static bool is_muon(const struct optim *o, uint32_t g)
 {
-    struct pv list, one;
+    struct pv base, groups, group, flag;
 
-    if (!ds_get(&o->dict, "group_paddings", &list) || list.kind != PV_LIST ||
-        g >= pv_count(&list))
+    if (o->s->stage == 3 || o->p->count[g] == 1 || !ds_get(&o->dict, o->base, &base) ||
+        !ds_get(&base, "param_groups", &groups) || groups.kind != PV_LIST ||
+        g >= pv_count(&groups))
         return false;
-    one = pv_at(&list, g);
-    return pv_u64(&one, out);
-}
-
-/* Has a state of the first rank an element for each of its weights? */
-static bool is_of_weights(const struct optim *o, uint32_t g, const struct ds_flat *flat)
-{
-    const struct ds_flat *master = flat_at(o, g, DS_MASTER);
-    uint64_t padding, over;
-
-    if (flat->kind != DS_FLAT_VECTOR || flat->count == master->count)
-        return true;
-    if (o->s->stage == 3 || flat->count < master->count)
-        return false;
-    if (!padding_of(o, g, &padding))
-        return flat->count - master->count < 2 * o->p->count[g];
-    if (padding <= flat->count)
-        return flat->count - padding == master->count;
-    /* group[:length - padding], of which Python counts a negative end from behind. */
-    over = padding - flat->count;
-    return master->count == (over < flat->count ? flat->count - over : 0);
+    group = pv_at(&groups, g);
+    return ds_get(&group, "use_muon", &flag) && flag.kind == PV_BOOL && flag.b;
 }
 
 /*
@@ -299,7 +319,8 @@ static int find_tables(struct optim *o, uint32_t g, const char *prefix UNUSED,
         slot = slot_of(o->p, name, len);
         if (slot == DS_MASTER || flat_of(o, &value, &flat, &why) <= 0)
             continue;
-        o->p->table[slot] = o->p->table[slot] || !is_of_weights(o, g, &flat);
+        o->p->table[slot] = o->p->table[slot] || !is_of_weights(o, g, &flat) ||
+                            (flat.kind == DS_FLAT_VECTOR && is_muon(o, g));
     }
     return why.code == ENOMEM ? err_nomem(e) : 0;
 }
