@@ -86,7 +86,7 @@ struct ds_part {
     uint64_t *begin;  /* stage 3: where each sub-group begins on a rank */
     uint64_t *count;  /* of each group: ranks that it is cut over */
     const char *slot[DS_MAX_STATES];
-    bool table[DS_MAX_STATES]; /* of the slot: no state of parameters */
+    bool table[DS_MAX_STATES];  /* of the slot: no state of parameters */
     struct ds_experts *experts; /* one a layer of experts; nexperts of them */
     size_t nexperts;
     struct ds_rank *rank;
