@@ -305,6 +305,24 @@ static void test_other_sub_groups(void **state)
     check_refused(&m, "has 2 groups, the first rank has 3");
 }
 
+/* An optimizer on NVMe is saved without what was swapped out, and with a folder of that. */
+static void test_swapped_out(void **state)
+{
+    static const char fixture[] = "z3_frozen_codes_w2",
+                      first[] = "zero_pp_rank_0_mp_rank_00_model_states.pt";
+    struct made m;
+
+    for (int nvme = 0; nvme < 2; nvme++) {
+        make(&m, *state, fixture, first);
+        copy_as(&m, *state, "z3_fp16_w2/zero_pp_rank_0_mp_rank_00_model_states.pt",
+                first);
+        if (nvme)
+            made_text(&m, "offloaded_tensors/rank0/0_1.tensor.swp", "");
+        check_refused(&m, nvme ? "an optimizer on NVMe (offloaded_tensors)"
+                               : "elements of each rank, there are");
+    }
+}
+
 static void test_model_states_of_a_rank_are_missing(void **state)
 {
     struct made m;
@@ -803,6 +821,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_groups_without_shapes),
         cmocka_unit_test(test_stages_are_mixed),
         cmocka_unit_test(test_other_sub_groups),
+        cmocka_unit_test(test_swapped_out),
         cmocka_unit_test(test_model_states_of_a_rank_are_missing),
         cmocka_unit_test(test_ranks_that_are_no_stages),
         cmocka_unit_test(test_number_of_experts),
