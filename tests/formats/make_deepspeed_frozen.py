@@ -83,11 +83,11 @@ def shown(v):
     return {"$type": "opaque", "class": f"{type(v).__module__}.{type(v).__name__}", **state}
 
 
-def objects(path):
+def objects(path, first="zero_pp_rank_0_mp_rank_00_optim_states.pt"):
     tensors = "module buffer_names optimizer param_shapes frozen_param_shapes frozen_param_fragments".split()
     states = "base_optimizer_state single_partition_of_fp32_groups param_slice_mappings".split()
     model = torch.load(path + "/mp_rank_00_model_states.pt", weights_only=False)
-    optim = torch.load(path + "/zero_pp_rank_0_mp_rank_00_optim_states.pt", weights_only=False)["optimizer_state_dict"]
+    optim = torch.load(f"{path}/{first}", weights_only=False)["optimizer_state_dict"]
     out = {k: shown(v) for k, v in model.items() if k not in tensors}
     out.update({"optimizer." + k: shown(v) for k, v in optim.items() if k not in states})
     out["optimizer.param_groups"] = shown(optim["base_optimizer_state"]["param_groups"])
