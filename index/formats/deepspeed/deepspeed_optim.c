@@ -283,14 +283,18 @@ static int name_states(struct optim *o, uint32_t g, const char *prefix,
  */
 static bool is_muon(const struct optim *o, uint32_t g)
 {
-    struct pv base, groups, group, flag;
+    struct pv base, groups, group, flag, offload, device;
 
     if (o->s->stage == 3 || o->p->count[g] == 1 || !ds_get(&o->dict, o->base, &base) ||
         !ds_get(&base, "param_groups", &groups) || groups.kind != PV_LIST ||
         g >= pv_count(&groups))
         return false;
     group = pv_at(&groups, g);
-    return ds_get(&group, "use_muon", &flag) && flag.kind == PV_BOOL && flag.b;
+    if (!ds_get(&group, "use_muon", &flag) || flag.kind != PV_BOOL || !flag.b)
+        return false;
+    return !ds_zero_option(&o->p->root, "offload_optimizer", &offload) ||
+           !ds_get_some(&offload, "device", &device) || device.kind != PV_STR ||
+           !pv_str_is(&device, "cpu");
 }
 
 /*
