@@ -486,10 +486,14 @@ static int end_parts(const struct ds_scan *s, const struct ds_part *p, struct er
     if (total == need)
         return 0;
     /* Sub-groups that are swapped out are saved empty (0.19.8, save_checkpoint()). */
-    if (total < need && listing_find(s->listing, "offloaded_tensors"))
-        return err_set(e, ENOTSUP,
-                       "weights and states of an optimizer on NVMe (offloaded_tensors) "
-                       "are not supported");
+    if (total < need && listing_find(s->listing, "offloaded_tensors")) {
+        err_set(
+            e, ENOTSUP,
+            "weights and states of an optimizer on NVMe (offloaded_tensors) are not "
+            "supported");
+        return err_hint(e, "load it with DeepSpeed, and save it with the optimizer on "
+                           "the CPU");
+    }
     return err_set(e, EBADMSG,
                    "the parameters need %" PRIu64 " elements of each rank, there are "
                    "%" PRIu64,
