@@ -83,15 +83,14 @@ def shown(v):
     return {"$type": "opaque", "class": f"{type(v).__module__}.{type(v).__name__}", **state}
 
 
-def objects(path):
+def objects(path, first="zero_pp_rank_0_mp_rank_00_optim_states.pt"):
     tensors = "module buffer_names optimizer param_shapes frozen_param_shapes frozen_param_fragments".split()
     states = "base_optimizer_state single_partition_of_fp32_groups param_slice_mappings".split()
     model = torch.load(path + "/mp_rank_00_model_states.pt", weights_only=False)
-    optim = torch.load(path + "/zero_pp_rank_0_mp_rank_00_optim_states.pt", weights_only=False)["optimizer_state_dict"]
+    optim = torch.load(f"{path}/{first}", weights_only=False)["optimizer_state_dict"]
     out = {k: shown(v) for k, v in model.items() if k not in tensors}
     out.update({"optimizer." + k: shown(v) for k, v in optim.items() if k not in states})
     out["optimizer.param_groups"] = shown(optim["base_optimizer_state"]["param_groups"])
-    out["mp_rank_01_model_states.pt:sparse_tensor_module_names"] = out["sparse_tensor_module_names"]
     return out
 
 
@@ -123,12 +122,15 @@ def main(folder):
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, truth(model, rank))
     if rank == 0:
+        seen = objects(path)
+        seen["mp_rank_01_model_states.pt:sparse_tensor_module_names"] = seen["sparse_tensor_module_names"]
         with open(path + ".expected.json", "w") as f:
             json.dump({"written_by": "tests/formats/make_deepspeed_frozen.py", "format": "deepspeed-zero1", "framework": "DeepSpeed",
-                       "objects": objects(path),
+                       "objects": seen,
                        "tensors": {k: v for part in parts for k, v in part.items()}}, f, indent=1, sort_keys=True)
             f.write("\n")
     dist.barrier()
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -305,6 +305,24 @@ static void test_other_sub_groups(void **state)
     check_refused(&m, "has 2 groups, the first rank has 3");
 }
 
+/* An optimizer on NVMe is saved without what was swapped out, and with a folder of that. */
+static void test_swapped_out(void **state)
+{
+    static const char fixture[] = "z3_frozen_codes_w2",
+                      first[] = "zero_pp_rank_0_mp_rank_00_model_states.pt";
+    struct made m;
+
+    for (int nvme = 0; nvme < 2; nvme++) {
+        make(&m, *state, fixture, first);
+        copy_as(&m, *state, "z3_fp16_w2/zero_pp_rank_0_mp_rank_00_model_states.pt",
+                first);
+        if (nvme)
+            made_text(&m, "offloaded_tensors/rank0/0_1.tensor.swp", "");
+        check_refused(&m, nvme ? "an optimizer on NVMe (offloaded_tensors)"
+                               : "elements of each rank, there are");
+    }
+}
+
 static void test_model_states_of_a_rank_are_missing(void **state)
 {
     struct made m;
@@ -758,6 +776,36 @@ static void test_edited(void **state)
     check_edited(*state, file_rows, ARRAY_SIZE(file_rows));
 }
 
+/*
+ * Stage 3 keeps frozen parameters as codes if it is told to, and saves them without their
+ * scales. A parameter that is of 8-bit integers itself is as it was.
+ */
+static void test_frozen_codes(void **state)
+{
+    static const char fixture[] = "z3_frozen_codes_w2",
+                      first[] = "zero_pp_rank_0_mp_rank_00_model_states.pt";
+    struct opened o;
+    struct made m;
+
+    make(&m, *state, fixture, NULL);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 1);
+    check_fault(&o, "0.weight", "it is quantised, and its scales were not saved");
+    assert_null(tensor(&o, "1.weight")->fault);
+    close_checkpoint(&o);
+    made_end(&m);
+
+    make(&m, *state, fixture, first);
+    copy_changed(&m, *state, fixture, first, "zero_quantized_nontrainable_weights",
+                 "zero_quantized_nontrainable_weightz", 1);
+    made_open(&m, &o);
+    assert_int_equal(o.info.faults, 0);
+    assert_int_equal(tensor(&o, "0.weight")->dtype, DTYPE_I8);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -773,6 +821,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_groups_without_shapes),
         cmocka_unit_test(test_stages_are_mixed),
         cmocka_unit_test(test_other_sub_groups),
+        cmocka_unit_test(test_swapped_out),
         cmocka_unit_test(test_model_states_of_a_rank_are_missing),
         cmocka_unit_test(test_ranks_that_are_no_stages),
         cmocka_unit_test(test_number_of_experts),
@@ -785,6 +834,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_only_model_states),
         cmocka_unit_test(test_only_placeholders),
         cmocka_unit_test(test_universal_without_a_file),
+        cmocka_unit_test(test_frozen_codes),
         cmocka_unit_test(test_edited),
     };
 

@@ -125,6 +125,14 @@ static int add_part(struct ds_scan *s, const struct ds_part *p, size_t r, size_t
                              .count = r * part < n ? MIN(part, n - r * part) : 0,
                              .flags = flat->flags};
 
+    /*
+     * Codes of 8 bits; their scales are an attribute, which the copy that is saved has lost
+     * (0.17.6 and 0.19.8, _partition_param(), _get_param_fragment_func()).
+     */
+    if (p->quantised && flat->kind == DS_FLAT_VECTOR && flat->dtype == DTYPE_I8)
+        return sink_fault(s->sink, "it is quantised, and its scales were not saved") < 0
+                   ? err_nomem(e)
+                   : 0;
     /* All are of one length: another one would shift those of the ranks behind. */
     if (flat->kind == DS_FLAT_VECTOR && flat->dtype == first->dtype &&
         flat->count == part) {
@@ -206,8 +214,12 @@ static int read_model(void *user, size_t i, const struct torch_file *f, struct e
 int ds_frozen_read(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     struct reading x = {s, p};
+    struct pv option;
     uint64_t n;
 
+    p->quantised =
+        ds_zero_option(&p->root, "zero_quantized_nontrainable_weights", &option) &&
+        option.kind == PV_BOOL && option.b;
     if (mul_overflows(p->nmodels, MAX(p->nfrozen, (size_t)1), &n))
         return err_set(e, EBADMSG, "too many frozen parameters");
     p->fragment = arena_array(s->arena, n, sizeof *p->fragment);

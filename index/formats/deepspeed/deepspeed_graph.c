@@ -24,6 +24,15 @@ bool ds_get_some(const struct pv *mapping, const char *key, struct pv *out)
     return ds_get(mapping, key, out) && out->kind != PV_NONE;
 }
 
+bool ds_zero_option(const struct pv *root, const char *key, struct pv *out)
+{
+    struct pv config, zero;
+
+    return ds_get_some(root, "ds_config", &config) &&
+           ds_get_some(&config, "zero_optimization", &zero) &&
+           ds_get_some(&zero, key, out);
+}
+
 bool ds_number(const struct pv *v, uint64_t *out)
 {
     struct pv class, args, first;

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "index/formats/torch/torch_walk.h"
+#include "remote/listing.h"
 
 /*
  * Stages 1 and 2 lay a group's parameters one behind the other and cut that in
@@ -461,7 +462,7 @@ static int end_groups(const struct ds_part *p, struct err *e)
     return 0;
 }
 
-static int end_parts(const struct ds_part *p, struct err *e)
+static int end_parts(const struct ds_scan *s, const struct ds_part *p, struct err *e)
 {
     const struct ds_param *last = p->nparams > 0 ? &p->param[p->nparams - 1] : NULL;
     uint64_t need = last ? last->at + part_of(last->elements, p->nranks) : 0, total = 0;
@@ -484,6 +485,15 @@ static int end_parts(const struct ds_part *p, struct err *e)
     p->begin[p->ngroups] = total;
     if (total == need)
         return 0;
+    /* Sub-groups that are swapped out are saved empty (0.19.8, save_checkpoint()). */
+    if (total < need && listing_find(s->listing, "offloaded_tensors")) {
+        err_set(
+            e, ENOTSUP,
+            "weights and states of an optimizer on NVMe (offloaded_tensors) are not "
+            "supported");
+        return err_hint(e, "load it with DeepSpeed, and save it with the optimizer on "
+                           "the CPU");
+    }
     return err_set(e, EBADMSG,
                    "the parameters need %" PRIu64 " elements of each rank, there are "
                    "%" PRIu64,
@@ -492,5 +502,5 @@ static int end_parts(const struct ds_part *p, struct err *e)
 
 int ds_layout_end(const struct ds_scan *s, const struct ds_part *p, struct err *e)
 {
-    return s->stage == 3 ? end_parts(p, e) : end_groups(p, e);
+    return s->stage == 3 ? end_parts(s, p, e) : end_groups(p, e);
 }

@@ -286,7 +286,10 @@ static const struct ds_param *find_own(const struct ds_scan *s, const struct ds_
     return x || s->stage < 3 ? x : ds_frozen_find(p, name, len);
 }
 
-/* DeepSpeed never notes what has elements of its own, and its converter drops those. */
+/*
+ * DeepSpeed never notes what has elements of its own, and its converter drops those. (By the
+ * address of its elements it tells what is shared: parameters that have none have one.)
+ */
 static int refuse_tied(const struct ds_part *p, const char *name, size_t len,
                        struct err *e)
 {
@@ -314,7 +317,9 @@ static int add_tied(struct ds_scan *s, struct ds_part *p, const struct keyset *m
     name = pv_bytes(alias, &len);
     own = find_own(s, p, name, len);
     if (own && (x || frozen) && own != x && own != frozen)
-        return refuse_tied(p, name, len, e);
+        return own->elements == 0 || (x ? x : frozen)->elements == 0
+                   ? 0
+                   : refuse_tied(p, name, len, e);
     if (x && p->nranks > 0)
         return ds_report_alias(s, p, x, name, len, e);
     if (frozen)

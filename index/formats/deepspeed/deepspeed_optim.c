@@ -132,6 +132,38 @@ static uint32_t slot_of(const struct ds_part *p, const char *name, size_t len)
     return DS_MASTER;
 }
 
+/* Elements that DeepSpeed took off the end of this rank's weights; its states keep them. */
+static bool padding_of(const struct optim *o, uint32_t g, uint64_t *out)
+{
+    struct pv list, one;
+
+    if (!ds_get(&o->dict, "group_paddings", &list) || list.kind != PV_LIST ||
+        g >= pv_count(&list))
+        return false;
+    one = pv_at(&list, g);
+    return pv_u64(&one, out);
+}
+
+/* Has a state an element for each of the rank's weights? */
+static bool is_of_weights(const struct optim *o, uint32_t g, const struct ds_flat *flat)
+{
+    const struct ds_flat *master = flat_at(o, g, DS_MASTER);
+    size_t first = o->order ? o->order[g] : g;
+    uint64_t padding, over;
+
+    if (flat->kind != DS_FLAT_VECTOR || flat->count == master->count)
+        return true;
+    if (o->s->stage == 3 || flat->count < master->count)
+        return false;
+    if (!padding_of(o, g, &padding))
+        return flat->count - master->count < 2 * o->p->count[first];
+    if (padding <= flat->count)
+        return flat->count - padding == master->count;
+    /* group[:length - padding], of which Python counts a negative end from behind. */
+    over = padding - flat->count;
+    return master->count == (over < flat->count ? flat->count - over : 0);
+}
+
 /* One state of a group: "exp_avg". `prefix` is the group's path. */
 static int take_state(struct optim *o, uint32_t g, const char *prefix,
                       const struct pv *key, const struct pv *value, struct err *e)
@@ -149,6 +181,10 @@ static int take_state(struct optim *o, uint32_t g, const char *prefix,
     slot = slot_of(o->p, name, len);
     if (slot == DS_MASTER || flat_of(o, value, &flat, &why) <= 0)
         return why.code == ENOMEM ? err_nomem(e) : 0;
+    if (o->p->table[slot] && flat.kind == DS_FLAT_VECTOR)
+        return 0;
+    if (flat.count > flat_at(o, g, DS_MASTER)->count && !is_of_weights(o, g, &flat))
+        return 0;
     *flat_at(o, g, slot) = flat;
     if (flat.kind == DS_FLAT_PACKED)
         return 0;
@@ -238,6 +274,59 @@ static int name_states(struct optim *o, uint32_t g, const char *prefix,
             return err_nomem(e);
     }
     return 0;
+}
+
+/*
+ * Muon of stages 1 and 2 keeps the momentum of each parameter that a partition has any
+ * element of, whole, one behind the other (0.19.8, stage_1_and_2.py,
+ * _muon_momentum_buffer()); with an optimizer on the CPU that of the partition's elements.
+ */
+static bool is_muon(const struct optim *o, uint32_t g)
+{
+    struct pv base, groups, group, flag, offload, device;
+
+    if (o->s->stage == 3 || o->p->count[g] == 1 || !ds_get(&o->dict, o->base, &base) ||
+        !ds_get(&base, "param_groups", &groups) || groups.kind != PV_LIST ||
+        g >= pv_count(&groups))
+        return false;
+    group = pv_at(&groups, g);
+    if (!ds_get(&group, "use_muon", &flag) || flag.kind != PV_BOOL || !flag.b)
+        return false;
+    return !ds_zero_option(&o->p->root, "offload_optimizer", &offload) ||
+           !ds_get_some(&offload, "device", &device) || device.kind != PV_STR ||
+           !pv_str_is(&device, "cpu");
+}
+
+/*
+ * Quantised states come with tables ("qmap1", "absmax1" of bitsandbytes), which have another
+ * length: none of their elements is a parameter's. A name that is one in any group is one
+ * in all, as a table may be as long as a group by chance.
+ */
+static int find_tables(struct optim *o, uint32_t g, const char *prefix UNUSED,
+                       const struct pv *state, struct err *e)
+{
+    struct err why = {0};
+    struct ds_flat flat;
+    struct pv items;
+
+    if (!torch_mapping(state, &items) || items.kind != PV_DICT)
+        return 0;
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
+        const char *name;
+        uint32_t slot;
+        size_t len;
+
+        if (key.kind != PV_STR)
+            continue;
+        name = pv_bytes(&key, &len);
+        slot = slot_of(o->p, name, len);
+        if (slot == DS_MASTER || flat_of(o, &value, &flat, &why) <= 0)
+            continue;
+        o->p->table[slot] = o->p->table[slot] || !is_of_weights(o, g, &flat) ||
+                            (flat.kind == DS_FLAT_VECTOR && is_muon(o, g));
+    }
+    return why.code == ENOMEM ? err_nomem(e) : 0;
 }
 
 /* ---- what the first rank tells of all ---- */
@@ -546,7 +635,8 @@ static int read_rank(struct optim *o, struct err *e)
     rank->flat = arena_array(o->s->arena, MAX(n, UINT64_C(1)), sizeof *rank->flat);
     if (!rank->flat)
         return err_nomem(e);
-    if (take_masters(o, e) < 0 || each_state(o, take_group, e) < 0)
+    if (take_masters(o, e) < 0 || (o->r == 0 && each_state(o, find_tables, e) < 0) ||
+        each_state(o, take_group, e) < 0)
         return -e->code;
     return report_others(o, e);
 }

@@ -363,6 +363,28 @@ static int warn_lost(struct ds_scan *s, struct err *e)
     return 0;
 }
 
+/*
+ * ZenFlow brings the most important columns up to date on the device, in the copy alone, and
+ * the masters with those only when it selects anew (0.19.8, zenflow_stage_1_and_2.py,
+ * sync_fp32_param_from_gpu()): what is saved between is behind, in no file it says by how much.
+ */
+static int warn_stale(struct ds_scan *s, struct err *e)
+{
+    struct pv ignored;
+
+    if (s->nparts == 0 || (!s->universal && s->part[0].nranks == 0) ||
+        !ds_zero_option(&s->part[0].root, "zenflow", &ignored))
+        return 0;
+    return sink_warning(
+               s->sink, "stale-masters",
+               "trained with ZenFlow: some columns of NAME and its states may be "
+               "of earlier steps than %s",
+               s->stage == 3 ? "the model, whose own are in no file" : "module.NAME") <
+                   0
+               ? err_nomem(e)
+               : 0;
+}
+
 /* ---- universal checkpoints ---- */
 
 /* A pipeline's ranks have no copy: it was in layer files, which are not converted. */
@@ -384,7 +406,7 @@ static int report_universal(struct ds_scan *s, struct err *e)
 
     s->stage = s->nparts > 0 && s->part[0].files->sharded ? 3 : 2;
     tell(s);
-    if (ds_universal_report(s, e) < 0)
+    if (warn_stale(s, e) < 0 || ds_universal_report(s, e) < 0)
         return -e->code;
     if (slices && sink_warning(s->sink, "slices",
                                "the copies that %zu model-parallel ranks computed with "
@@ -444,7 +466,7 @@ static int run(struct ds_scan *s, struct err *e)
     if (check_ranks(s, e) < 0 || find_slices(s, e) < 0 || read_optim(s, e) < 0)
         return -e->code;
     tell(s);
-    return warn_lost(s, e) < 0 ? -e->code : report_all(s, e);
+    return warn_lost(s, e) < 0 || warn_stale(s, e) < 0 ? -e->code : report_all(s, e);
 }
 
 static void release(struct ds_scan *s)

@@ -75,6 +75,7 @@ struct ds_part {
     size_t nfrozen;
     struct ds_flat *fragment; /* stage 3: [rank * nfrozen + i] */
     uint32_t *fragment_file;  /* stage 3: by rank */
+    bool quantised;           /* stage 3: frozen ones may be codes without scales */
     uint32_t nlists;          /* of param_shapes */
     bool has_shapes;
 
@@ -85,6 +86,7 @@ struct ds_part {
     uint64_t *begin;  /* stage 3: where each sub-group begins on a rank */
     uint64_t *count;  /* of each group: ranks that it is cut over */
     const char *slot[DS_MAX_STATES];
+    bool table[DS_MAX_STATES];  /* of the slot: no state of parameters */
     struct ds_experts *experts; /* one a layer of experts; nexperts of them */
     size_t nexperts;
     struct ds_rank *rank;
@@ -127,6 +129,12 @@ bool ds_get(const struct pv *mapping, const char *key, struct pv *out);
 
 /* The same for one that is there and not None. */
 bool ds_get_some(const struct pv *mapping, const char *key, struct pv *out);
+
+/*
+ * The same for a setting of ZeRO's, in the configuration that model states have. A training
+ * script that gave the name of a file left no more than that name there.
+ */
+bool ds_zero_option(const struct pv *root, const char *key, struct pv *out);
 
 /* A non-negative int, or the int of an Enum (REDUCE of its class on it). */
 bool ds_number(const struct pv *v, uint64_t *out);
