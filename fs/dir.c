@@ -18,6 +18,8 @@
  */
 struct dir_handle {
     struct opened opened;
+    fuse_ino_t ino;
+    pid_t pid; /* that opened it: a thread's number */
     struct shown *shown;
     struct slot *slot;
     char *latest;               /* of an .unshard: there is a `latest` */
@@ -118,6 +120,8 @@ int opendir_run(struct request *r, struct err *e)
         return rc;
     }
     look_at_stages(r, h);
+    h->ino = r->ino;
+    h->pid = fuse_req_ctx(r->req)->pid;
     h->opened.free = handle_free;
     opened_add(&r->fs->opened, &h->opened);
     r->fi.fh = (uintptr_t)h;
@@ -125,6 +129,22 @@ int opendir_run(struct request *r, struct err *e)
     if (fuse_reply_open(r->req, &r->fi) < 0)
         opened_end(r->fs, &h->opened);
     return 0;
+}
+
+bool dir_is_open(struct fs *fs, fuse_ino_t ino, pid_t pid)
+{
+    bool open = false;
+
+    pthread_mutex_lock(&fs->opened.lock);
+    for (struct ring *at = fs->opened.ring.next; !open && at != &fs->opened.ring;
+         at = at->next) {
+        struct opened *o = container_of(at, struct opened, ring);
+        const struct dir_handle *h = container_of(o, struct dir_handle, opened);
+
+        open = o->free == handle_free && h->ino == ino && h->pid == pid;
+    }
+    pthread_mutex_unlock(&fs->opened.lock);
+    return open;
 }
 
 /* ---- a page being filled ---- */

@@ -44,7 +44,7 @@ int write_unlink(struct request *r, struct err *e)
 {
     char scratch[STAGED_KEY_MAX];
     const char *key = staged_key(r->ino, r->name, scratch, sizeof scratch);
-    struct where w = {.remove = true};
+    struct where w = {.remove = true, .pid = fuse_req_ctx(r->req)->pid};
     struct staged *n;
     int rc = where_find(r->fs, r->ino, &w, e);
 
@@ -216,7 +216,7 @@ static int remove_inner(struct request *r, struct err *e)
 
 int write_rmdir(struct request *r, struct err *e)
 {
-    struct where w = {.remove = true};
+    struct where w = {.remove = true, .pid = fuse_req_ctx(r->req)->pid};
     struct stage *over;
     char path[PATH_MAX];
     struct staged *n;

@@ -201,8 +201,9 @@ void staged_each(const struct staged *dir, void (*fn)(void *user, struct staged 
 
 /*
  * Has somebody begun to remove all of the checkpoint (rm -r takes the reports in .unshard/
- * like all else, and takes them first)? And: shows again all that was hidden, where that
- * was not brought to its end; false: nothing else is in the stage. With the lock.
+ * like all else, and takes them first; of one that cannot be changed anything)? And: shows
+ * again all that was hidden, where that was not brought to its end; false: nothing else is
+ * in the stage. With the lock.
  */
 bool stage_is_removal(const struct stage *s);
 bool stage_unhide(struct fs *fs, struct stage *s);

@@ -10,7 +10,7 @@ bool stage_is_removal(const struct stage *s)
 {
     const struct staged *reports = s->slot ? staged_find(s->root, ".unshard") : NULL;
 
-    return reports && (reports->count > 0 || reports->removed);
+    return s->only_removed || (reports && (reports->count > 0 || reports->removed));
 }
 
 /* All nodes of a kind below a directory. */

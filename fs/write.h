@@ -15,6 +15,7 @@ struct staged_handle;
 /* A directory that a request names, with the lock of stages held once it was found. */
 struct where {
     bool remove;        /* asked for: also where nothing can be written */
+    pid_t pid;          /* the thread that removes */
     const char *mkdir;  /* asked for: a directory of this name is to be made */
     struct staged *dir; /* of a stage; or */
     struct node
@@ -32,7 +33,7 @@ int where_check_current(struct fs *fs, struct slot *slot, struct err *e);
 enum where_why {
     WHERE_WRITE,
     WHERE_REMOVE,
-    WHERE_REMOVE_REPORT, /* with which the removal of a whole checkpoint begins */
+    WHERE_REMOVE_ALL, /* as the removal of a whole checkpoint begins */
 };
 
 /*

@@ -10,6 +10,7 @@
 
 #include "base/fsutil.h"
 #include "fs/alias.h"
+#include "fs/dir.h"
 #include "fs/node.h"
 #include "fs/over.h"
 #include "fs/save.h"
@@ -151,7 +152,7 @@ int where_stage(struct fs *fs, struct slot *slot, enum where_why why,
         return why == WHERE_WRITE && (*out)->only_removed ? check_writable(fs, slot, e)
                                                           : 0;
     rc = check_writable(fs, slot, e);
-    only_removed = rc < 0 && why == WHERE_REMOVE_REPORT && can_go(fs, slot);
+    only_removed = rc < 0 && why == WHERE_REMOVE_ALL && can_go(fs, slot);
     if (only_removed)
         *e = (struct err){0};
     else if (rc < 0)
@@ -196,6 +197,19 @@ static int where_staged(struct fs *fs, fuse_ino_t ino, struct where *out)
     return -ESTALE;
 }
 
+/*
+ * An rm -r has the checkpoint's directory open while it removes what is in it. Most take the
+ * reports first, which are the first name; Python's from 3.13 on all files that stand beside
+ * them, and then the directories from the last one on.
+ */
+static enum where_why why_of(struct fs *fs, const struct slot *slot,
+                             const struct where *w)
+{
+    if (!w->remove)
+        return WHERE_WRITE;
+    return dir_is_open(fs, slot->dir_ino, w->pid) ? WHERE_REMOVE_ALL : WHERE_REMOVE;
+}
+
 static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
 {
     struct slot *slot = slot_of_ino(fs, ino);
@@ -211,9 +225,9 @@ static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct
     if (rc == 0) {
         stages_lock(fs);
         rc = where_stage(fs, slot,
-                         !out->remove                   ? WHERE_WRITE
-                         : ino_kind(ino) == INSIDE_META ? WHERE_REMOVE_REPORT
-                                                        : WHERE_REMOVE,
+                         ino_kind(ino) == INSIDE_META && out->remove
+                             ? WHERE_REMOVE_ALL
+                             : why_of(fs, slot, out),
                          &s, e);
         if (rc == 0)
             rc = where_fixed(fs, s, ino_kind(ino), &out->dir, e);
@@ -270,7 +284,7 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     struct stage *s;
     int rc;
 
-    *out = (struct where){.remove = out->remove, .mkdir = out->mkdir};
+    *out = (struct where){.remove = out->remove, .pid = out->pid, .mkdir = out->mkdir};
     if (ino_is_staged(ino)) {
         rc = where_staged(fs, ino, out);
         if (rc != -ESTALE)
@@ -293,8 +307,7 @@ int where_find(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
     stages_lock(fs);
     if (shown->slot && !where_is_plain(fs, shown->slot) &&
         !is_own_step(fs, shown, out->mkdir)) {
-        rc = where_stage(fs, shown->slot, out->remove ? WHERE_REMOVE : WHERE_WRITE, &s,
-                         e);
+        rc = where_stage(fs, shown->slot, why_of(fs, shown->slot, out), &s, e);
         if (rc == 0)
             out->dir = s->root;
         else

@@ -251,6 +251,63 @@ def test_files_that_are_checkpoints_come_one_after_the_other(t):
         same("bytes", set(published(t + "/src").values()), {source.read_bytes()})
 
 
+def remove_files_first(path):
+    """rm -r as Python's shutil.rmtree has it from 3.13 on: the files of a directory, then its directories from the last one on."""
+    stack = [("walk", path)]
+    opened = []
+    while stack:
+        what, at = stack.pop()
+        if what == "rmdir":
+            os.close(opened.pop())
+            os.rmdir(at)
+            continue
+        opened.append(os.open(at, os.O_RDONLY | os.O_DIRECTORY))
+        stack.append(("rmdir", at))
+        with os.scandir(opened[-1]) as found:
+            entries = sorted(found, key=lambda e: e.name)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                stack.append(("walk", f"{at}/{entry.name}"))
+            else:
+                os.unlink(entry.name, dir_fd=opened[-1])
+
+
+def test_files_go_first(t):
+    """Of checkpoints that are not written too, and with the reports last."""
+    steps = outputs(t + "/src/run")
+    os.mkdir(t + "/src/best")
+    for name in ("a.ckpt", "b.ckpt"):
+        shutil.copy(DATA / "lightning/lightning_ckpt/last.ckpt", f"{t}/src/best/{name}")
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
+        for i in range(steps):
+            remove_files_first(m / f"run/checkpoint-{i}")
+            assert not os.path.exists(f"{t}/src/run/checkpoint-{i}"), i
+        same("the model stays", stored(t + "/src/run"), make_tensors(1))
+        remove_files_first(m / "run")
+        remove_files_first(m / "best/a.ckpt")
+        same("all but one", list(published(t + "/src")), ["best/b.ckpt"])
+
+
+def test_files_go_first_and_no_more(t):
+    """What was begun and not ended is undone, and who has not the directory open begins nothing."""
+    shutil.copytree(DATA / "deepspeed/z1_elastic_w2", t + "/src/run")
+    write_file(t + "/src/run/config.json", b"{}")
+    before = files(t + "/src")
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
+        for name in ("config.json", "model.safetensors"):
+            fails(name, errno.EROFS, lambda n=name: os.unlink(m / f"run/{n}"))
+        top = os.open(m / "run", os.O_RDONLY | os.O_DIRECTORY)
+        os.unlink("config.json", dir_fd=top)
+        os.unlink("model.safetensors", dir_fd=top)
+        os.close(top)
+        fails("a new file", errno.EROFS, lambda: write_file(m / "run/notes", b"x"))
+        fails("the directory", errno.ENOTEMPTY, lambda: os.rmdir(m / "run"))
+        assert not os.path.exists(m / "run/config.json"), "it is hidden"
+        same("nothing is removed", published(t + "/src"), before)
+        wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "run/config.json") and os.path.exists(m / "run/model.safetensors"))
+        same("nothing is removed, later", published(t + "/src"), before)
+
+
 def published(path):
     """{path: bytes} of what is in the source, but for what is on its way."""
     return {name: data for name, data in files(path).items() if ".unshard-staging-" not in name}
