@@ -199,9 +199,9 @@ static int reply_early(const struct request *r, struct handle *h, uint64_t off,
     if (rc == 0) {
         rc = 1;
         gather_next(h, off, len, true);
+        counter_add(&r->fs->counters, COUNT_REPLIES_EARLY, 1); /* who has it may look */
         fuse_reply_iov(r->req, p.iov, p.count);
         counter_add(&r->fs->counters, COUNT_REPLIES_COPIED, 1);
-        counter_add(&r->fs->counters, COUNT_REPLIES_EARLY, 1);
         counter_add(&r->fs->counters, COUNT_BYTES_READ, len);
     }
     early_put(h->early, &p);
