@@ -224,6 +224,7 @@ def size_of(path):
     size = os.stat(path).st_size
     if size == 0:
         whole(path)
+        size = os.stat(path).st_size  # it has come back meanwhile
     return size
 
 
