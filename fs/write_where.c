@@ -198,16 +198,19 @@ static int where_staged(struct fs *fs, fuse_ino_t ino, struct where *out)
 }
 
 /*
- * An rm -r has the checkpoint's directory open while it removes what is in it. Most take the
- * reports first, which are the first name; Python's from 3.13 on all files that stand beside
- * them, and then the directories from the last one on.
+ * With the lock. An rm -r has the checkpoint's directory open while it removes what is in it.
+ * Most take the reports first, which are the first name; Python's from 3.13 on all files that
+ * stand beside them, and then the directories from the last one on. Once something has been
+ * removed nobody asks any more how it began.
  */
 static enum where_why why_of(struct fs *fs, const struct slot *slot,
                              const struct where *w)
 {
     if (!w->remove)
         return WHERE_WRITE;
-    return dir_is_open(fs, slot->dir_ino, w->pid) ? WHERE_REMOVE_ALL : WHERE_REMOVE;
+    if (stage_at(fs, slot->place) || !dir_is_open(fs, slot->dir_ino, w->pid))
+        return WHERE_REMOVE;
+    return WHERE_REMOVE_ALL;
 }
 
 static int where_inside(struct fs *fs, fuse_ino_t ino, struct where *out, struct err *e)
