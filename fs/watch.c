@@ -55,20 +55,22 @@ struct watch {
 
 /* ---- telling the kernel ---- */
 
+static int expire_entry(struct fs *fs, fuse_ino_t dir, const char *name, size_t len)
+{
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 16)
-#define EXPIRE(session, dir, name, len)                                                \
-    fuse_lowlevel_notify_expire_entry(session, dir, name, len)
+    return fuse_lowlevel_notify_expire_entry(fs->session, dir, name, len);
 #else
-#define EXPIRE(session, dir, name, len)                                                \
-    fuse_lowlevel_notify_expire_entry(session, dir, name, len, FUSE_LL_EXPIRE_ONLY)
+    return fuse_lowlevel_notify_expire_entry(fs->session, dir, name, len,
+                                             FUSE_LL_EXPIRE_ONLY);
 #endif
+}
 
 static void forget_name(struct fs *fs, fuse_ino_t node, const char *name)
 {
     fuse_ino_t dir = alias_of(fs, node);
     size_t len = strlen(name);
     int rc = fs->can_expire
-                 ? EXPIRE(fs->session, dir, name, len)
+                 ? expire_entry(fs, dir, name, len)
                  : fuse_lowlevel_notify_inval_entry(fs->session, dir, name, len);
 
     if (rc < 0 && rc != -ENOENT) /* ENOENT: the kernel did not have it */
