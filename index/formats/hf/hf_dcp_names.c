@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/json.h"
+#include "index/formats/key_list.h"
 #include "index/formats/layer_name.h"
 #include "index/key_text.h"
 
@@ -21,96 +22,16 @@ enum { MAX_MAPPING = 1 << 26 };
 
 static const char mapping_name[] = "fqn_to_file_index_mapping.json";
 
-struct key {
-    const char *name;
-    size_t len;
-};
-
-struct keys {
-    struct key *at; /* malloc; in order of the bytes once they are sorted */
-    size_t count, room;
-};
-
 struct names {
     struct hf_scan *s;
-    struct keys held;   /* in shards or full files; also without a wrapper */
-    struct keys known;  /* to the optimizer */
-    struct keys list;   /* NeMo's, that no shard has */
-    struct keys kinds;  /* "model.layers.": those of which shards have layers, */
-    struct keys shared; /* and names that the optimizer knows, too */
+    struct key_list held;   /* in shards or full files; also without a wrapper */
+    struct key_list known;  /* to the optimizer */
+    struct key_list list;   /* NeMo's, that no shard has */
+    struct key_list kinds;  /* "model.layers.": those of which shards have layers, */
+    struct key_list shared; /* and names that the optimizer knows, too */
     bool elsewhere; /* is any held in a layer of which the optimizer knows nothing? */
     bool loose;     /* or outside of layers, and not known? */
 };
-
-static int compare_keys(const void *a, const void *b)
-{
-    const struct key *x = a, *y = b;
-    int order = memcmp(x->name, y->name, MIN(x->len, y->len));
-
-    return order ? order : (x->len > y->len) - (x->len < y->len);
-}
-
-static int add_key(struct keys *keys, const char *name, size_t len, struct err *e)
-{
-    if (keys->count == keys->room) {
-        size_t room = keys->room * 2 + 64;
-        struct key *at = reallocarray(keys->at, room, sizeof *at);
-
-        if (!at)
-            return err_nomem(e);
-        keys->at = at;
-        keys->room = room;
-    }
-    keys->at[keys->count++] = (struct key){name, len};
-    return 0;
-}
-
-static void sort_keys(struct keys *keys)
-{
-    size_t n = 0;
-
-    if (keys->count > 0)
-        qsort(keys->at, keys->count, sizeof *keys->at, compare_keys);
-    for (size_t i = 0; i < keys->count; i++)
-        if (n == 0 || compare_keys(&keys->at[n - 1], &keys->at[i]) != 0)
-            keys->at[n++] = keys->at[i];
-    keys->count = n;
-}
-
-/* The first key that is not before this one. */
-static size_t lower_bound(const struct keys *keys, const struct key *key)
-{
-    size_t low = 0, high = keys->count;
-
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-
-        if (compare_keys(&keys->at[mid], key) < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
-static bool has_key(const struct keys *keys, const struct key *key)
-{
-    size_t i = lower_bound(keys, key);
-
-    return i < keys->count && compare_keys(&keys->at[i], key) == 0;
-}
-
-static bool starts_with(const struct key *key, const struct key *start)
-{
-    return key->len >= start->len && memcmp(key->name, start->name, start->len) == 0;
-}
-
-static bool has_start(const struct keys *keys, const struct key *start)
-{
-    size_t i = lower_bound(keys, start);
-
-    return i < keys->count && starts_with(&keys->at[i], start);
-}
 
 static bool layer_of(const struct key *key, struct key *layer, struct key *all)
 {
@@ -137,12 +58,12 @@ static int list_held(struct names *n, struct err *e)
         const struct safetensors_tensor *t = hf_name_of(s, &s->tensor[i]);
         size_t wrapper = s->how->wrapper ? s->how->wrapper(t->name, t->name_len) : 0;
 
-        if (add_key(&n->held, t->name, t->name_len, e) < 0 ||
+        if (key_list_add(&n->held, t->name, t->name_len, e) < 0 ||
             (wrapper &&
-             add_key(&n->held, t->name + wrapper, t->name_len - wrapper, e) < 0))
+             key_list_add(&n->held, t->name + wrapper, t->name_len - wrapper, e) < 0))
             return -e->code;
     }
-    sort_keys(&n->held);
+    key_list_sort(&n->held);
     return 0;
 }
 
@@ -153,9 +74,9 @@ static int list_known(struct names *n, struct err *e)
     size_t len;
 
     for (size_t i = 0; how->name && (name = how->name(how->user, i, &len)); i++)
-        if (add_key(&n->known, name, len, e) < 0)
+        if (key_list_add(&n->known, name, len, e) < 0)
             return -e->code;
-    sort_keys(&n->known);
+    key_list_sort(&n->known);
     return 0;
 }
 
@@ -166,10 +87,10 @@ static int take_name(void *user, const char *key, size_t key_len,
     const struct key k = {key, key_len};
     const char *kept;
 
-    if (has_key(&n->held, &k) || (is_head(key, key_len) && n->s->config.tied))
+    if (key_list_has(&n->held, &k) || (is_head(key, key_len) && n->s->config.tied))
         return 0;
     kept = arena_memdup(n->s->arena, key, key_len);
-    return kept ? add_key(&n->list, kept, key_len, e) : err_nomem(e);
+    return kept ? key_list_add(&n->list, kept, key_len, e) : err_nomem(e);
 }
 
 static int list_mapping(struct names *n, struct err *e)
@@ -192,18 +113,18 @@ static int list_mapping(struct names *n, struct err *e)
             0)
             return err_nomem(e);
     }
-    sort_keys(&n->list);
+    key_list_sort(&n->list);
     return 0;
 }
 
 /* ---- what follows from it ---- */
 
 /* Of what kinds are the layers? Runs of one kind are kept once. */
-static int add_kind(struct keys *kinds, const struct key *all, struct err *e)
+static int add_kind(struct key_list *kinds, const struct key *all, struct err *e)
 {
-    if (kinds->count > 0 && compare_keys(&kinds->at[kinds->count - 1], all) == 0)
+    if (kinds->count > 0 && key_compare(&kinds->at[kinds->count - 1], all) == 0)
         return 0;
-    return add_key(kinds, all->name, all->len, e);
+    return key_list_add(kinds, all->name, all->len, e);
 }
 
 /* Models with an adapter have other names in files: where these lie tells what is sure. */
@@ -213,25 +134,25 @@ static int find_kinds(struct names *n, struct err *e)
 
     for (size_t i = 0; i < n->held.count; i++) {
         const struct key *k = &n->held.at[i];
-        bool known = has_key(&n->known, k), in_layer = layer_of(k, &layer, &all);
+        bool known = key_list_has(&n->known, k), in_layer = layer_of(k, &layer, &all);
 
         if (in_layer && (add_kind(&n->kinds, &all, e) < 0 ||
                          (known && add_kind(&n->shared, &all, e) < 0)))
             return -e->code;
         n->loose |= !known && !in_layer;
-        n->elsewhere |= !known && in_layer && !has_start(&n->known, &layer);
+        n->elsewhere |= !known && in_layer && !key_list_has_start(&n->known, &layer);
     }
-    sort_keys(&n->kinds);
-    sort_keys(&n->shared);
+    key_list_sort(&n->kinds);
+    key_list_sort(&n->shared);
     return 0;
 }
 
 /* Do shards have a name of the layer that the optimizer does not know? */
 static bool has_unknown(const struct names *n, const struct key *layer)
 {
-    for (size_t i = lower_bound(&n->held, layer);
-         i < n->held.count && starts_with(&n->held.at[i], layer); i++)
-        if (!has_key(&n->known, &n->held.at[i]))
+    for (size_t i = key_list_from(&n->held, layer);
+         i < n->held.count && key_starts_with(&n->held.at[i], layer); i++)
+        if (!key_list_has(&n->known, &n->held.at[i]))
             return true;
     return false;
 }
@@ -243,13 +164,13 @@ static bool has_unknown(const struct names *n, const struct key *layer)
 static bool layer_tells(const struct names *n, const struct key *layer,
                         const struct key *all)
 {
-    if (has_start(&n->held, layer))
+    if (key_list_has_start(&n->held, layer))
         return !has_unknown(n, layer);
-    return !n->elsewhere && has_key(&n->shared, all);
+    return !n->elsewhere && key_list_has(&n->shared, all);
 }
 
 /* The optimizer has a state of these, so that they were there when it was saved. */
-static int find_unsaved(struct names *n, struct keys *lost, struct err *e)
+static int find_unsaved(struct names *n, struct key_list *lost, struct err *e)
 {
     struct key last = {0}, layer, all;
     bool tells = false, in_layer;
@@ -257,52 +178,53 @@ static int find_unsaved(struct names *n, struct keys *lost, struct err *e)
     for (size_t i = 0; i < n->known.count; i++) {
         const struct key *k = &n->known.at[i];
 
-        if (has_key(&n->held, k))
+        if (key_list_has(&n->held, k))
             continue;
         if (is_head(k->name, k->len))
             continue; /* tied ones are not stored, and not all saves tell of it */
         in_layer = layer_of(k, &layer, &all);
-        if (in_layer && (!last.name || compare_keys(&layer, &last) != 0)) {
+        if (in_layer && (!last.name || key_compare(&layer, &last) != 0)) {
             tells = layer_tells(n, &layer, &all);
             last = layer;
         }
-        if (((in_layer ? tells : !n->loose) || has_key(&n->list, k)) &&
-            add_key(lost, k->name, k->len, e) < 0)
+        if (((in_layer ? tells : !n->loose) || key_list_has(&n->list, k)) &&
+            key_list_add(lost, k->name, k->len, e) < 0)
             return -e->code;
     }
     return 0;
 }
 
 /* It proves nothing by itself, see above. */
-static int add_heads(const struct names *n, struct keys *lost, struct err *e)
+static int add_heads(const struct names *n, struct key_list *lost, struct err *e)
 {
     for (size_t i = 0; i < n->known.count && !n->s->config.tied; i++) {
         const struct key *k = &n->known.at[i];
 
-        if (is_head(k->name, k->len) && !has_key(&n->held, k) &&
-            add_key(lost, k->name, k->len, e) < 0)
+        if (is_head(k->name, k->len) && !key_list_has(&n->held, k) &&
+            key_list_add(lost, k->name, k->len, e) < 0)
             return -e->code;
     }
     return 0;
 }
 
 /* Whole layers that only the list has, where shards have others of their kind. */
-static int find_unlisted(struct names *n, struct keys *lost, struct err *e)
+static int find_unlisted(struct names *n, struct key_list *lost, struct err *e)
 {
     struct key layer, all;
 
     for (size_t i = 0; i < n->list.count; i++) {
         const struct key *k = &n->list.at[i];
 
-        if (layer_of(k, &layer, &all) && has_key(&n->kinds, &all) &&
-            !has_start(&n->held, &layer) && add_key(lost, k->name, k->len, e) < 0)
+        if (layer_of(k, &layer, &all) && key_list_has(&n->kinds, &all) &&
+            !key_list_has_start(&n->held, &layer) &&
+            key_list_add(lost, k->name, k->len, e) < 0)
             return -e->code;
     }
     return 0;
 }
 
 /* Listed as tensors of which nothing is known but the name. */
-static int add_lost(struct hf_scan *s, const struct keys *lost, struct err *e)
+static int add_lost(struct hf_scan *s, const struct key_list *lost, struct err *e)
 {
     struct safetensors_tensor *name = arena_array(s->arena, lost->count, sizeof *name);
     struct hf_tensor *all =
@@ -329,20 +251,21 @@ static int compare_tensors(const void *a, const void *b, void *s)
 }
 
 /* The optimizer's names of a layer are not those of files, if the list has others of it. */
-static void drop_renamed(const struct names *n, struct keys *lost)
+static void drop_renamed(const struct names *n, struct key_list *lost)
 {
     struct key layer, all;
     size_t count = 0;
 
     for (size_t i = 0; i < lost->count; i++)
-        if (has_key(&n->list, &lost->at[i]) || !layer_of(&lost->at[i], &layer, &all) ||
-            !has_start(&n->list, &layer))
+        if (key_list_has(&n->list, &lost->at[i]) ||
+            !layer_of(&lost->at[i], &layer, &all) ||
+            !key_list_has_start(&n->list, &layer))
             lost->at[count++] = lost->at[i];
     lost->count = count;
 }
 
 /* Names in the list alone prove nothing, but where some are lost these are, too. */
-static int add_all(struct names *n, struct keys *lost, struct err *e)
+static int add_all(struct names *n, struct key_list *lost, struct err *e)
 {
     struct hf_scan *s = n->s;
 
@@ -350,9 +273,9 @@ static int add_all(struct names *n, struct keys *lost, struct err *e)
     if (add_heads(n, lost, e) < 0)
         return -e->code;
     for (size_t i = 0; i < n->list.count; i++)
-        if (add_key(lost, n->list.at[i].name, n->list.at[i].len, e) < 0)
+        if (key_list_add(lost, n->list.at[i].name, n->list.at[i].len, e) < 0)
             return -e->code;
-    sort_keys(lost);
+    key_list_sort(lost);
     if (lost->count == 0)
         return 0;
     if (add_lost(s, lost, e) < 0)
@@ -375,7 +298,7 @@ static int tell_unsaved(const struct names *n, struct err *e)
     return 0;
 }
 
-static void tell_lost(struct hf_scan *s, const struct keys *lost)
+static void tell_lost(struct hf_scan *s, const struct key_list *lost)
 {
     char first[200];
 
@@ -384,7 +307,7 @@ static void tell_lost(struct hf_scan *s, const struct keys *lost)
             mapping_name);
 }
 
-static int find_lost(struct names *n, struct keys *lost, struct err *e)
+static int find_lost(struct names *n, struct key_list *lost, struct err *e)
 {
     if (list_held(n, e) < 0 || list_known(n, e) < 0 || list_mapping(n, e) < 0)
         return -e->code;
@@ -399,14 +322,14 @@ static int find_lost(struct names *n, struct keys *lost, struct err *e)
 int hf_check_names(struct hf_scan *s, struct err *e)
 {
     struct names n = {.s = s};
-    struct keys lost = {0};
+    struct key_list lost = {0};
     int r = find_lost(&n, &lost, e);
 
-    free(n.held.at);
-    free(n.known.at);
-    free(n.list.at);
-    free(n.kinds.at);
-    free(n.shared.at);
-    free(lost.at);
+    key_list_release(&n.held);
+    key_list_release(&n.known);
+    key_list_release(&n.list);
+    key_list_release(&n.kinds);
+    key_list_release(&n.shared);
+    key_list_release(&lost);
     return r;
 }

@@ -4,12 +4,12 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/safetensors_files.h"
+#include "index/formats/key_list.h"
 #include "index/formats/layer_name.h"
 #include "index/formats/optim_sizes.h"
 #include "index/key_text.h"
@@ -23,82 +23,46 @@
 
 static const char wrapper[] = "base_model.model.";
 
-struct name {
-    const char *text;
-    size_t len;
-};
-
-static int compare(const void *a, const void *b)
+/* As the model has them, sorted. */
+static int list_names(const struct safetensors_header *h, struct key_list *names,
+                      struct err *e)
 {
-    const struct name *x = a, *y = b;
-    int order = memcmp(x->text, y->text, MIN(x->len, y->len));
+    const struct key before = {wrapper, strlen(wrapper)};
 
-    return order ? order : (x->len > y->len) - (x->len < y->len);
-}
-
-/* Is there one that starts with these bytes? */
-static bool has_start(const struct name *names, size_t count, const char *text,
-                      size_t len)
-{
-    const struct name start = {text, len};
-    size_t low = 0, high = count;
-
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-
-        if (compare(&names[mid], &start) < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < count && names[low].len >= len &&
-           memcmp(names[low].text, text, len) == 0;
-}
-
-/* In order of the bytes, as the model has them; malloc'd. */
-static struct name *list_names(const struct safetensors_header *h)
-{
-    struct name *names = calloc(h->count + 1, sizeof *names);
-    size_t drop = strlen(wrapper);
-
-    for (size_t i = 0; names && i < h->count; i++) {
+    for (size_t i = 0; i < h->count; i++) {
         const struct safetensors_tensor *t = &h->tensor[i];
-        bool has = t->name_len > drop && memcmp(t->name, wrapper, drop) == 0;
+        const struct key full = {t->name, t->name_len};
+        size_t drop = key_starts_with(&full, &before) ? before.len : 0;
 
-        names[i] =
-            (struct name){t->name + (has ? drop : 0), t->name_len - (has ? drop : 0)};
+        if (key_list_add(names, t->name + drop, t->name_len - drop, e) < 0)
+            return -e->code;
     }
-    if (names)
-        qsort(names, h->count, sizeof *names, compare);
-    return names;
+    key_list_sort(names);
+    return 0;
 }
 
 static int compare_layers(struct sink *sink, const struct safetensors_header *h,
                           const struct optim_sizes *known, struct err *e)
 {
-    CLEANUP_FREE struct name *names = list_names(h);
-    size_t len, layer, all, count = 0;
-    struct name last = {0}, first = {0};
-    const char *name;
+    CLEANUP(key_list_release) struct key_list names = {0};
+    struct key k, layer, all, last = {0}, first = {0};
+    size_t count = 0;
     char text[200];
 
-    if (!names)
-        return err_nomem(e);
-    for (size_t i = 0; (name = optim_sizes_name(known, i, &len)); i++) {
-        struct name now = {.text = name};
-
-        if (!layer_name(name, len, &layer, &all) ||
-            !has_start(names, h->count, name, all) ||
-            has_start(names, h->count, name, layer))
+    if (list_names(h, &names, e) < 0)
+        return -e->code;
+    for (size_t i = 0; (k.name = optim_sizes_name(known, i, &k.len)); i++) {
+        layer.name = all.name = k.name;
+        if (!layer_name(k.name, k.len, &layer.len, &all.len) ||
+            !key_list_has_start(&names, &all) || key_list_has_start(&names, &layer))
             continue;
-        now.len = layer;
-        first = first.text ? first : (struct name){name, len};
-        count += !last.text || compare(&last, &now) != 0;
-        last = now;
+        first = first.name ? first : k;
+        count += !last.name || key_compare(&last, &layer) != 0;
+        last = layer;
     }
     if (count == 0)
         return 0;
-    key_text(text, sizeof text, first.text, first.len);
+    key_text(text, sizeof text, first.name, first.len);
     if (sink_warning(sink, "missing-layers",
                      "the adapter has nothing of %zu layers that the optimizer has the "
                      "state of, as %s: before 0.6 only the first stage of a pipeline "
