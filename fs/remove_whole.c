@@ -45,9 +45,17 @@ static bool is_filled(struct fs *fs, const struct stage *s, const char *name)
     return filled;
 }
 
-static bool is_bare(struct fs *fs, const struct stage *s, struct shown *shown)
+/* Has anything come? */
+static bool has_new(const struct stage *s)
 {
     bool any = false;
+
+    staged_each(s->root, see_new, &any);
+    return any;
+}
+
+static bool is_bare(struct fs *fs, const struct stage *s, struct shown *shown)
+{
 
     for (size_t i = 0; i < shown_places(shown); i++) {
         const struct shown_entry *entry = shown_at(shown, i);
@@ -62,12 +70,14 @@ static bool is_bare(struct fs *fs, const struct stage *s, struct shown *shown)
             is_filled(fs, s, entry->name))
             return false;
     }
-    staged_each(s->root, see_new, &any);
-    return !any && s->writers == 0;
+    return !has_new(s) && s->writers == 0;
 }
 
-/* 0, or -ENOTEMPTY: something of the checkpoint is still to be seen. */
-static int check_bare(struct fs *fs, const struct stage *s, struct err *e)
+typedef bool check_shown(struct fs *fs, const struct stage *s, struct shown *shown);
+
+/* 0, or -ENOTEMPTY where the check of what the source shows now does not hold. */
+static int check_dir(struct fs *fs, const struct stage *s, check_shown *check,
+                     struct err *e)
 {
     struct node *n = node_pin(fs, s->slot->dir_ino);
     struct shown *shown;
@@ -78,12 +88,85 @@ static int check_bare(struct fs *fs, const struct stage *s, struct err *e)
         rc = tree_shown(fs, n, true, &shown, e);
     }
     if (rc == 0) {
-        rc = is_bare(fs, s, shown) ? 0 : -ENOTEMPTY;
+        rc = check(fs, s, shown) ? 0 : -ENOTEMPTY;
         shown_put(fs, shown);
     }
     if (n)
         node_unpin(fs, n);
     return rc;
+}
+
+/* ---- has it begun, with the files first? ---- */
+
+/* Something is gone from a directory of the checkpoint, and nothing has come to any. */
+struct changes {
+    bool gone, come;
+};
+
+static void see_inside(void *user, struct staged *n)
+{
+    struct changes *in = user;
+
+    in->gone |= n->kind == STAGED_GONE || n->removed;
+    in->come |= n->kind == STAGED_FILE && !n->removed;
+    if (n->kind == STAGED_DIR)
+        staged_each(n, see_inside,
+                    in); /* not deep: these are directories of programs */
+}
+
+static void see_directories(void *user, struct staged *n)
+{
+    if (n->kind == STAGED_DIR)
+        see_inside(user, n);
+}
+
+static bool is_dir(const struct shown_entry *entry)
+{
+    switch (entry->kind) {
+    case SHOWN_DIR:
+    case SHOWN_FILE_DIR:
+    case SHOWN_META:
+        return true;
+    case SHOWN_INSIDE:
+        return inside_is_dir(entry->inside);
+    case SHOWN_FILE:
+    case SHOWN_LINK:
+    case SHOWN_LATEST:
+    default:
+        return false;
+    }
+}
+
+/* All files of the directory are gone, and there were some. */
+static bool is_without_files(struct fs *fs, const struct stage *s, struct shown *shown)
+{
+    size_t files = 0;
+
+    (void)fs;
+    for (size_t i = 0; i < shown_places(shown); i++) {
+        const struct shown_entry *entry = shown_at(shown, i);
+        const struct staged *n;
+
+        if (!entry || is_dir(entry))
+            continue;
+        n = staged_find(s->root, entry->name);
+        if (!n || n->kind != STAGED_GONE)
+            return false;
+        files++;
+    }
+    return files > 0;
+}
+
+bool remove_whole_begun(struct fs *fs, const struct stage *s)
+{
+    struct changes in = {0};
+    struct err ignored = {0};
+
+    if (stage_is_removal(s))
+        return true;
+    staged_each(s->root, see_directories, &in);
+    return s->slot && in.gone && !in.come && !has_new(s) &&
+           check_dir(fs, s, is_without_files, &ignored) == 0;
 }
 
 /* What is staged below goes along: removals that wait for this one. */
@@ -198,7 +281,7 @@ int remove_whole(struct fs *fs, struct node *dir, const char *name, const char *
 
     if (!s || !s->slot)
         return -ENOTEMPTY;
-    rc = check_bare(fs, s, e);
+    rc = check_dir(fs, s, is_bare, e);
     if (rc == 0 && !is_bare_inside(fs, s))
         rc = -ENOTEMPTY;
     if (rc < 0)

@@ -6,6 +6,7 @@
 #include "fs/fs.h"
 
 struct node;
+struct stage;
 
 /*
  * With the lock of stages: removes the checkpoint `name` of directory `dir`, which is at `path`
@@ -16,5 +17,13 @@ struct node;
  */
 int remove_whole(struct fs *fs, struct node *dir, const char *name, const char *path,
                  struct err *e);
+
+/*
+ * With the lock of stages: is somebody removing all of the checkpoint, or was, when he ended?
+ * stage_is_removal() knows those who take .unshard/ first, as rm -r does. Python's
+ * shutil.rmtree takes all files of the directory first and .unshard/ last: also when none of
+ * them is left, something is gone from a directory of it, and nothing has come.
+ */
+bool remove_whole_begun(struct fs *fs, const struct stage *s);
 
 #endif

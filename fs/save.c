@@ -9,6 +9,7 @@
 #include "fs/alias.h"
 #include "fs/node.h"
 #include "fs/over.h"
+#include "fs/remove_whole.h"
 #include "fs/save_priv.h"
 #include "fs/save_upload.h"
 #include "save/merge.h"
@@ -128,7 +129,7 @@ static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
  */
 static bool give_up_removal(struct fs *fs, struct stage *s)
 {
-    if (!stage_is_removal(s))
+    if (!remove_whole_begun(fs, s))
         return false;
     log_msg(LOG_FS, LOG_WARN, "%s: its removal was not finished: nothing is removed",
             s->path);

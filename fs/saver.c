@@ -6,6 +6,7 @@
 
 #include "base/env.h"
 #include "base/err.h"
+#include "fs/remove_whole.h"
 #include "fs/save.h"
 
 enum { IDLE_SECONDS = 5, TICK_NS = 250000000 };
@@ -22,10 +23,9 @@ static bool is_removed_below(struct fs *fs, const struct stage *s, int64_t befor
 {
     const struct stage *x = NULL;
 
-    if (stage_is_removal(s))
-        while ((x = stage_inside(fs, s, x)))
-            if (x->touched_ns > before)
-                return true;
+    while ((x = stage_inside(fs, s, x)))
+        if (x->touched_ns > before)
+            return remove_whole_begun(fs, s);
     return false;
 }
 

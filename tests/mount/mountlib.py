@@ -249,7 +249,13 @@ def same(what, got, want):
         if isinstance(got, bytes) and isinstance(want, bytes) and len(got) + len(want) > 200:
             at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
             raise AssertionError(f"{what}: {len(got)} bytes, want {len(want)}; they differ at byte {at}")
-        raise AssertionError(f"{what}: got {got!r}, want {want!r}")
+        raise AssertionError(f"{what}: got {brief(got)}, want {brief(want)}")
+
+
+def brief(value, most=4000):
+    """As repr(), of which a person still can read the ends."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
 def fails(what, code, call):

@@ -251,14 +251,16 @@ def test_files_that_are_checkpoints_come_one_after_the_other(t):
         same("bytes", set(published(t + "/src").values()), {source.read_bytes()})
 
 
-def remove_files_first(path):
-    """rm -r as Python's shutil.rmtree has it from 3.13 on: the files of a directory, then its directories from the last one on."""
+def remove_files_first(path, until=lambda at: False):
+    """rm -r as Python's shutil.rmtree has it from 3.13 on: the files of a directory, then its directories from the last one on. Ends before the first name of which `until` is true, as one that is killed there."""
     stack = [("walk", path)]
     opened = []
     while stack:
         what, at = stack.pop()
         if what == "rmdir":
             os.close(opened.pop())
+            if until(at):
+                break
             os.rmdir(at)
             continue
         opened.append(os.open(at, os.O_RDONLY | os.O_DIRECTORY))
@@ -268,8 +270,13 @@ def remove_files_first(path):
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 stack.append(("walk", f"{at}/{entry.name}"))
+            elif until(f"{at}/{entry.name}"):
+                stack.clear()
+                break
             else:
                 os.unlink(entry.name, dir_fd=opened[-1])
+    for fd in opened:
+        os.close(fd)
 
 
 def test_files_go_first(t):
@@ -306,6 +313,34 @@ def test_files_go_first_and_no_more(t):
         same("nothing is removed", published(t + "/src"), before)
         wait_for("the end of what was begun", PATIENCE, lambda: os.path.exists(m / "run/config.json") and os.path.exists(m / "run/model.safetensors"))
         same("nothing is removed, later", published(t + "/src"), before)
+
+
+def publish(m):
+    """As umount does."""
+    os.setxattr(m.path, "user.unshard.publish", b"")
+
+
+def test_an_interrupted_removal_of_files_first_removes_nothing(t):
+    """Of a format whose tensors can be removed one by one."""
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/src/run", tensors)
+    before = files(t + "/src")
+    last = sorted(tensors)[-1]
+    with Mount(t + "/src", t + "/mnt", "rw", idle=IDLE) as m:
+        shown = sorted(os.listdir(m / "run"))
+        for end in ("tree", f"tensors/{last}.npy", "tensors", f"raw/{last}", "raw", ".unshard/checkpoint.json", ".unshard"):
+            at = str(m / "run") + "/" + end
+            remove_files_first(str(m / "run"), at.__eq__)
+            assert os.path.exists(m / "run") and not os.path.exists(m / "run/model.safetensors"), end
+            publish(m)
+            same(f"the source, ended before {end}", files(t + "/src"), before)
+            same("shown", sorted(os.listdir(m / "run")), shown)
+            same("tensors", sorted(os.listdir(m / "run/tensors")), sorted(f"{k}.npy" for k in tensors))
+        os.unlink(m / f"run/tensors/{last}.npy")
+        publish(m)  # who removes a tensor alone does
+        same("a tensor less", sorted(stored(t + "/src/run")), sorted(tensors)[:-1])
+        remove_files_first(str(m / "run"))
+        same("all of it", os.listdir(t + "/src"), [])
 
 
 def published(path):
