@@ -5,6 +5,9 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
 
 /*
  * A program that handles a signal (a timer, a child's end) must not see EINTR from a read
@@ -31,6 +34,25 @@ bool asked_is_killed(pid_t tid)
             pending |= bits;
     fclose(f);
     return pending & 1ull << (SIGKILL - 1);
+}
+
+bool asked_was_killed(pid_t tid)
+{
+    enum { EXIT_CODE = 52, NAME_END = 2 }; /* fields of man 5 proc_pid_stat */
+    char path[64], line[1024];
+    const char *at;
+    FILE *f;
+
+    if (tid <= 0)
+        return false;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)tid);
+    f = fopen(path, "re");
+    at = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+    if (f)
+        fclose(f);
+    for (int field = NAME_END; at && field < EXIT_CODE; field++)
+        at = strchr(at + 1, ' ');
+    return at && WIFSIGNALED(atoi(at));
 }
 
 static bool gave_up(struct interrupt *base)

@@ -18,4 +18,11 @@ void asked_init(struct asked *a, fuse_req_t req);
 /* Is this thread being killed? (SIGKILL, or any fatal signal once the kernel acts on it) */
 bool asked_is_killed(pid_t tid);
 
+/*
+ * Does this thread close its files because a signal has ended its process? False also where
+ * that is not to be seen: of another pid namespace, or of a user whose processes the server
+ * may not look at.
+ */
+bool asked_was_killed(pid_t tid);
+
 #endif

@@ -9,6 +9,7 @@
 #include <sys/statvfs.h>
 
 #include "fs/alias.h"
+#include "fs/asked.h"
 #include "fs/attr.h"
 #include "fs/dir.h"
 #include "fs/handle.h"
@@ -223,7 +224,10 @@ static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
     (void)ino;
     if (h && h->node) {
+        bool killed = asked_was_killed(fuse_req_ctx(req)->pid);
+
         stages_lock(fs);
+        h->killed = killed;
         staged_closed(h);
         stages_unlock(fs);
     }

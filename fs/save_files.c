@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,7 +24,9 @@ enum { LIST_MEMORY = 512 << 20 };
 struct lister {
     struct save_files *out;
     int failed;
-    char lost[PATH_MAX]; /* a file of which the disk has refused bytes */
+    char lost
+        [PATH_MAX]; /* a file of which the disk has refused bytes, or some never came */
+    uint64_t lost_from;
 };
 
 static void *grow(void *list, size_t count, size_t *cap, size_t item)
@@ -139,8 +142,10 @@ static void list_node(void *user, struct staged *n)
         l->failed = -ENAMETOOLONG;
     if (l->failed)
         return;
-    if (n->kind == STAGED_FILE && n->lost) {
+    if (n->kind == STAGED_FILE && n->lost &&
+        (n->lost != STAGED_WRITER_KILLED || incoming_kind(path) != INCOMING_SIDE)) {
         l->failed = -n->lost;
+        l->lost_from = n->lost_from;
         snprintf(l->lost, sizeof l->lost, "%s", path);
         return;
     }
@@ -171,6 +176,13 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
     if (!out->arena)
         return err_nomem(e);
     staged_each(s->root, list_node, &l);
+    if (l.failed == -STAGED_WRITER_KILLED && l.lost[0]) {
+        err_set(e, EIO,
+                "%s: a signal ended the program that wrote it, and from byte %" PRIu64
+                " on some may lack",
+                l.lost, l.lost_from);
+        return err_hint(e, "write it anew, or remove it");
+    }
     if (l.failed && l.lost[0]) {
         err_set(e, -l.failed, "%s: the disk did not take all of it: %s", l.lost,
                 strerror(-l.failed));

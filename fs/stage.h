@@ -23,6 +23,9 @@ enum staged_kind { STAGED_DIR, STAGED_FILE, STAGED_GONE /* hides a name */ };
 /* `since` of a file of which nothing is older than its first write: it undoes nothing. */
 #define STAGED_ALL_NEW UINT64_MAX
 
+/* `lost`, beside errno: a signal ended the writer, and not all may have come. */
+enum { STAGED_WRITER_KILLED = 1 << 16 };
+
 /* A node of a stage. Fields other than the constant ones: under the lock of stages. */
 struct staged {
     /* constant */
@@ -60,7 +63,8 @@ struct staged {
     bool stands;       /* by it, the file may be linked as it is */
     bool copied;  /* nothing was written to it since it was made of what it covers */
     bool filling; /* what it covers is copied into it: neither shown nor opened yet */
-    int lost;     /* errno with which the disk refused bytes that were written */
+    int lost;     /* errno with which the disk refused bytes that were written, or
+                   * STAGED_WRITER_KILLED */
     uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
     uint64_t size;               /* at the time it left its stage */
     uint64_t owes;   /* it was unlinked, and has other names: the stage that waits */

@@ -25,6 +25,7 @@ struct staged_handle {
     fuse_ino_t ino;      /* of a file of the source */
     bool writes;
     bool changed;             /* guarded by the lock of stages: since a close */
+    bool killed;              /* the same: who closed it last was ended by a signal */
     struct paging *paging;    /* of a file: of its node, or of the source's */
     struct staged_name *name; /* of a directory: what it held, one moment's listing */
     size_t names;

@@ -316,6 +316,70 @@ def test_an_unfinished_file_is_not_published(t):
     same("tensors", stored(t + "/run/step1"), make_tensors(1))
 
 
+WRITE_PARTS = """
+import os, signal, sys
+path, end, at = sys.argv[1], sys.argv[2], [int(n) for n in sys.argv[3:]]
+image = sys.stdin.buffer.read()
+fd = os.open(path, os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, len(image))
+for begin, stop in zip(at[::2], at[1::2]):
+    os.pwrite(fd, image[begin:stop], begin)
+if end == "parent":
+    pid = os.fork()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+elif end != "exit":
+    os.kill(os.getpid(), getattr(signal, end))
+os._exit(0)
+"""
+
+
+def test_what_a_killed_program_left_is_not_published(t):
+    """It had given its file the full length first, and where it was not to come the bytes are zeros."""
+    tensors = make_tensors(1)
+    write_checkpoint(t + "/run/step1", tensors)
+    before = {n: read_all(f"{t}/run/step1/{n}") for n in os.listdir(t + "/run/step1")}
+    image = safetensors_image(make_tensors(2))
+    (key, (dtype, shape, data)), (other, _) = [(k, v) for k, v in tensors.items() if v[0] == "F32"][:2]
+    npy = npy_image("<f4", shape, bytes(reversed(data)))
+    a, b = len(npy) // 3, len(npy) // 2
+
+    def write(path, data, end, *at):
+        subprocess.run([sys.executable, "-S", "-c", WRITE_PARTS, path, end, *map(str, at)], input=data, timeout=PATIENCE, check=False)
+
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        path = str(m / f"step1/tensors/{key}.npy")
+        for end in ("SIGKILL", "SIGTERM"):
+            write(path, npy, end, 0, a, b, len(npy))
+            said = umount(m, ok=False)
+            assert f"tensors/{key}.npy" in said and f"byte {a}" in said and "write it anew" in said, said
+            same("the source", {n: read_all(f"{t}/run/step1/{n}") for n in before}, before)
+        os.mkdir(m / "step2")
+        write(str(m / "step2/model.safetensors.tmp"), image, "SIGKILL", 0, len(image) - 1)
+        os.rename(m / "step2/model.safetensors.tmp", m / "step2/model.safetensors")
+        assert "step2: model.safetensors" in umount(m, ok=False)
+        write(str(m / "step2/model.safetensors"), image, "exit", 0, len(image))
+        write(path, npy, "exit", 0, len(npy))
+        write(str(m / f"step1/tensors/{other}.npy"), npy, "parent", b, len(npy), 0, b)  # a child of it ends so, and all came
+        write(str(m / "step1/log.bin"), b"x" * 100, "SIGKILL", 0, 10)  # no tensor: as it was left
+        umount(m)
+    same("new", stored(t + "/run/step2"), make_tensors(2))
+    tensors[key] = tensors[other] = (dtype, shape, bytes(reversed(data)))
+    same("changed", stored(t + "/run/step1"), tensors)
+    same("a log", read_all(t + "/run/step1/log.bin"), b"x" * 10 + bytes(90))
+
+
+def test_a_killed_program_that_had_written_all(t):
+    os.makedirs(t + "/run")
+    image = safetensors_image(make_tensors(1))
+    with Mount(t + "/run", t + "/mnt", "rw") as m:
+        os.mkdir(m / "step1")
+        subprocess.run([sys.executable, "-S", "-c", WRITE_PARTS, m / "step1/model.safetensors", "SIGKILL", "0", "100", "100", str(len(image))], input=image, timeout=PATIENCE, check=False)
+        umount(m)
+    same("tensors", stored(t + "/run/step1"), make_tensors(1))
+
+
 def test_a_bad_header_is_told_at_once(t):
     os.makedirs(t + "/run")
     with Mount(t + "/run", t + "/mnt", "rw") as m:
