@@ -224,10 +224,9 @@ static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
     (void)ino;
     if (h && h->node) {
-        bool killed = asked_was_killed(fuse_req_ctx(req)->pid);
-
         stages_lock(fs);
-        h->killed = killed;
+        h->killed =
+            staged_may_lack(h->node) && asked_was_killed(fuse_req_ctx(req)->pid);
         staged_closed(h);
         stages_unlock(fs);
     }

@@ -193,6 +193,12 @@ void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to);
 void staged_wrote(struct staged *n, uint64_t from, uint64_t to);
 void staged_cut(struct staged *n, uint64_t size);
 
+/*
+ * With the lock: has it a length that its bytes did not come to one after the other? If its
+ * writer was killed, what lacks is zeros where a tensor is thought to be.
+ */
+bool staged_may_lack(const struct staged *n);
+
 /* The file in the spool: its size and times; -errno. A descriptor of it. */
 int staged_stat(const struct staged *n, struct stat *st);
 int staged_open_spool(const struct staged *n, int flags);

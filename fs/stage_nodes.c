@@ -215,6 +215,13 @@ void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to)
     n->lost = code;
 }
 
+bool staged_may_lack(const struct staged *n)
+{
+    struct stat st;
+
+    return staged_stat(n, &st) == 0 && n->prefix < (uint64_t)st.st_size;
+}
+
 void staged_wrote(struct staged *n, uint64_t from, uint64_t to)
 {
     n->copied = false;

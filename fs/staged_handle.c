@@ -40,18 +40,6 @@ void staged_changed(struct staged_handle *h)
     h->node->changing++;
 }
 
-/*
- * Was it closed because a signal ended its writer, with a length that its bytes had not come
- * to one after the other? Then what lacks is zeros, where a tensor is thought to be.
- */
-static bool may_lack(const struct staged_handle *h)
-{
-    struct stat st;
-
-    return h->writes && h->killed && !h->node->lost && staged_stat(h->node, &st) == 0 &&
-           h->node->prefix < (uint64_t)st.st_size;
-}
-
 static void end_use(struct fs *fs, struct staged_handle *h, struct staged *n, int lost)
 {
     struct stage *s;
@@ -60,7 +48,7 @@ static void end_use(struct fs *fs, struct staged_handle *h, struct staged *n, in
     s = h->writes ? stage_of(fs, n) : NULL;
     if (lost)
         staged_lose(n, lost, 0, UINT64_MAX);
-    else if (may_lack(h))
+    else if (h->writes && h->killed && !n->lost && staged_may_lack(n))
         staged_lose(n, STAGED_WRITER_KILLED, n->prefix, UINT64_MAX);
     if (--n->handles == 0 && !n->stage)
         stage_room_give(fs, n, 0);
