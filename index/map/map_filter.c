@@ -277,8 +277,11 @@ static int put_taken(struct filter *f, struct sink *s, const struct taken *t,
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(WORK_MEMORY);
     struct work w = {.f = f, .sink = s, .rule = t->rule};
-    int ret = a ? work_load(a, t, &w, e) : err_nomem(e);
+    int ret;
 
+    if (t->rule && t->rule->kind == RULE_REFUSE)
+        return err_set(e, ENOTSUP, "%s", t->rule->refuse);
+    ret = a ? work_load(a, t, &w, e) : err_nomem(e);
     if (ret < 0)
         return ret;
     count_bytes(f, &t->t);
@@ -323,7 +326,8 @@ static int tell_unused(struct filter *f, struct sink *s, struct err *e)
         return sink_warning(s, "map-unused",
                             "map %s names no tensor of this checkpoint", m->name);
     for (size_t i = 0; i < m->nrule; i++)
-        if (!f->used[m->rule[i].number] && !m->rule[i].optional && !f->off[i])
+        if (!f->used[m->rule[i].number] && !m->rule[i].optional &&
+            m->rule[i].kind != RULE_REFUSE && !f->off[i])
             sink_warning(s, "map-rule-unused",
                          "map %s: rule %u (%s) names no tensor of this checkpoint",
                          m->name, m->rule[i].number,

@@ -404,14 +404,17 @@ static int take_result(struct parser *p, const struct json *v, struct map_rule *
     int ret = take_flag(p, json_get(v, "drop"), "\"drop\"", &drop);
 
     if (ret == 0)
+        ret = take_text(p, json_get(v, "refuse"), "\"refuse\"", &out->refuse);
+    if (ret == 0)
         ret = take_template(p, to, &out->to);
     if (ret < 0)
         return ret;
-    if (drop + !!split + !!join + !!stack > 1 || !to != (drop || split))
+    if (drop + !!out->refuse + !!split + !!join + !!stack > 1 ||
+        !to != (drop || out->refuse || split))
         return err_set(p->e, EINVAL,
-                       "a rule has one of \"to\", \"split\", \"drop\", or \"join\" or "
-                       "\"stack\" with \"to\"");
-    out->kind = drop ? RULE_DROP : RULE_TO;
+                       "a rule has one of \"to\", \"split\", \"drop\", \"refuse\", or "
+                       "\"join\" or \"stack\" with \"to\"");
+    out->kind = drop ? RULE_DROP : out->refuse ? RULE_REFUSE : RULE_TO;
     if (split)
         return take_shares(p, split, RULE_SPLIT, out);
     if (join)
@@ -525,9 +528,9 @@ static int take_when(struct parser *p, const struct json *v, struct map_rule *ou
 
 static int take_rule(struct parser *p, const struct json *v, struct map_rule *out)
 {
-    static const char *const known[] = {"from", "ops",      "to",   "split", "drop",
-                                        "join", "cast",     "role", "stack", "when",
-                                        "why",  "optional", NULL};
+    static const char *const known[] = {"from", "ops",      "to",     "split", "drop",
+                                        "join", "cast",     "role",   "stack", "when",
+                                        "why",  "optional", "refuse", NULL};
     const struct json *from = json_get(v, "from");
     int ret = check_members(p, v, "a rule", known);
 

@@ -44,7 +44,7 @@ struct map_text {
     size_t nchoice;
 };
 
-enum rule_kind { RULE_TO, RULE_SPLIT, RULE_DROP, RULE_JOIN, RULE_STACK };
+enum rule_kind { RULE_TO, RULE_SPLIT, RULE_DROP, RULE_REFUSE, RULE_JOIN, RULE_STACK };
 
 struct map_rule {
     unsigned number; /* from 1, as people count */
@@ -53,8 +53,9 @@ struct map_rule {
     size_t nfrom;
     const struct map_op *op;
     size_t nop;
-    const char *to; /* template */
-    uint32_t axis;  /* of split, join and stack */
+    const char *to;     /* template */
+    const char *refuse; /* why no checkpoint that has such a tensor is taken */
+    uint32_t axis;      /* of split, join and stack */
     const char *groups;
     const char *by; /* stack: the name that gives the index */
     const struct map_part *part;

@@ -66,6 +66,9 @@ static const struct {
     {RULES("{'from': 'a'}"), EINVAL, "a rule has one of \"to\""},
     {RULES("{'from': 'a', 'to': 'b', 'drop': true}"), EINVAL, "a rule has one of"},
     {RULES("{'from': 'a', 'drop': false}"), EINVAL, "a rule has one of"},
+    {RULES("{'from': 'a', 'to': 'b', 'refuse': 'w'}"), EINVAL, "a rule has one of"},
+    {RULES("{'from': 'a', 'drop': true, 'refuse': 'w'}"), EINVAL, "a rule has one of"},
+    {RULES("{'from': 'a', 'refuse': []}"), EINVAL, "\"refuse\" is neither text"},
     {RULES("{'from': 'a', 'drop': 'yes'}"), EINVAL, "\"drop\" is neither true nor"},
     {RULES("{'from': 'a', 'to': 'b', 'split': {'parts': [{'to': 'c'}]}}"), EINVAL,
      "a rule has one of"},
@@ -430,6 +433,12 @@ static const struct run_case cases[] = {
      "map-unused: map m names no tensor of this checkpoint"},
     {"drop", RULES("{'from': 'a.{x...}', 'drop': true}"), NULL, "a.b.c[2] b[1]",
      "bF32 [1] = 2", "map-left: "},
+    {"refuse",
+     RULES("{'from': 'a.{x}', 'refuse': 'no such'}, {'from': 'b', 'to': 'c'}"), NULL,
+     "b[1] a.b[2]", NULL, "map m: rule 1: tensor a.b: no such"},
+    {"nothing to refuse",
+     RULES("{'from': 'a', 'refuse': 'x'}, {'from': 'b', 'to': 'c'}"), NULL, "b[1]",
+     "cF32 [1] = 0", NULL},
     {"cut",
      RULES("{'from': 'a', 'to': 'b', 'ops': [{'cut': {'axis': 1, 'from': 1,"
            " 'to': 'dim - 1'}}]}"),
@@ -772,6 +781,29 @@ static void test_torchtitan_names(void **state UNUSED)
         check_shipped("torchtitan-to-hf", t[i].config, t[i].from, t[i].to);
 }
 
+/* Which norm is which tells model_type, or OLMo-core's own config.json. */
+static void test_olmo_norms(void **state UNUSED)
+{
+    static const char attention[] = "blocks.1.attention_norm.weight[2]";
+    static const char before[] = "model.layers.1.input_layernorm.weightF32 [2] = 0-1";
+    static const char after[] =
+        "model.layers.1.post_attention_layernorm.weightF32 [2] = 0-1";
+    static const struct {
+        const char *config, *from, *to;
+    } t[] = {
+        {"{'model_type': 'llama'}", attention, before},
+        {"{'model_type': 'olmo2'}", attention, after},
+        {"{'model': {'block': {'name': 'default'}}}", attention, before},
+        {"{'model': {'block': {'name': 'reordered_norm'}}}", attention, after},
+        {NULL, attention, after},
+        {"{'model': {'block': {'name': 'default'}}}",
+         "blocks.1.feed_forward_norm.weight[2]", after},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++)
+        check_shipped("olmo-to-hf", t[i].config, t[i].from, t[i].to);
+}
+
 /* ---- variables ---- */
 
 #define CUT_TO_N "'rules': [{'from': 'a', 'to': 'b', 'ops': [{'cut': {'to': 'n'}}]}]}"
@@ -1056,6 +1088,7 @@ int main(void)
         cmocka_unit_test(test_shipped),
         cmocka_unit_test(test_megatron_names),
         cmocka_unit_test(test_torchtitan_names),
+        cmocka_unit_test(test_olmo_norms),
         cmocka_unit_test(test_wants_config),
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_variables),
