@@ -280,7 +280,7 @@ static int put_taken(struct filter *f, struct sink *s, const struct taken *t,
     int ret;
 
     if (t->rule && t->rule->kind == RULE_REFUSE)
-        return err_set(e, ENOTSUP, "%s", t->rule->refuse);
+        return err_set(e, EINVAL, "%s", t->rule->refuse);
     ret = a ? work_load(a, t, &w, e) : err_nomem(e);
     if (ret < 0)
         return ret;
