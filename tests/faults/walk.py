@@ -49,6 +49,8 @@ UNMET = 16
 # How many there are is a matter of who came when: files of one connection to the index (the database, its log, the log's
 # index).
 VARYING = {"open file of the cache": 3}
+# What nth.c calls libfuse's threads, and what those of libfuse 3.17 call themselves.
+WORKERS = (b"libfuse\n", b"fuse_worker\n")
 HANGS_SECONDS = 600  # by then a server that does not answer is killed
 AGAIN_SECONDS = 60  # until what failed once is right again: the index looks anew after a second
 # `last`: so many of the last calls are in every sample: a mount ends without memory as well.
@@ -138,7 +140,7 @@ class Session:
         has = collections.Counter()
         for thread in os.listdir(of + "/task"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended since
-                has["thread of ours"] += read_all(f"{of}/task/{thread}/comm") != b"libfuse\n"
+                has["thread of ours"] += read_all(f"{of}/task/{thread}/comm") not in WORKERS
         for fd in os.listdir(of + "/fd"):
             with contextlib.suppress(FileNotFoundError):  # closed since
                 has["open " + self.kind_of(os.readlink(f"{of}/fd/{fd}"))] += 1
