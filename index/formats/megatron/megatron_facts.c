@@ -127,8 +127,9 @@ void megatron_learn_common(struct megatron_facts *f, const char *json, size_t le
     content = json_get(doc, "content_metadata");
     if (args && json_kind(args) == JSON_OBJECT)
         learn_args(f, args);
-    f->has_iteration =
-        json_i64(json_get(doc, "iteration"), &f->iteration) && f->iteration >= 0;
+    f->has_iteration = (json_i64(json_get(doc, "iteration"), &f->iteration) ||
+                        json_i64(json_get(doc, "global_step"), &f->iteration)) &&
+                       f->iteration >= 0;
     if (json_string(json_get(content, "distrib_optim_sharding_type"), &text))
         snprintf(f->optimizer, sizeof f->optimizer, "%s", text);
 }
