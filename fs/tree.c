@@ -378,7 +378,8 @@ static const char *below_file(const struct node *dir, const char *part)
 static bool is_lifted(const struct listing_entry *entry, const char *part)
 {
     return entry->st.kind == ENTRY_FILE ||
-           (entry->st.kind == ENTRY_DIR && archive_is_named(part));
+           (entry->st.kind == ENTRY_DIR &&
+            (archive_is_named(part) || place_is_apart(entry->name)));
 }
 
 /* Side files of a part come to the top, where no name is in their way. */

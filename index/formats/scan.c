@@ -18,6 +18,11 @@ void place_release(struct place *p)
     *p = (struct place){0};
 }
 
+bool place_is_apart(const char *name)
+{
+    return strcmp(name, "modelopt_state") == 0;
+}
+
 static struct bid bid_of(const struct format_driver *d, struct listing *l,
                          const char *file)
 {

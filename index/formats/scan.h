@@ -48,6 +48,12 @@ struct place {
 int place_of(struct listing *l, const char *only, struct place *out, struct err *e);
 void place_release(struct place *p);
 
+/*
+ * Is a folder of this name in a part no piece of it, but shown beside it? What NVIDIA's Model
+ * Optimizer keeps is: a checkpoint in the directory of another one (NeMo 2's weights/).
+ */
+bool place_is_apart(const char *name);
+
 /* Of PLACE_FILES: is this subdirectory one of the files of sets alone? */
 bool place_hides(const struct place *p, const char *dir);
 

@@ -175,6 +175,23 @@ static int list_dir(struct walk *w, const char *path, struct listing **out,
     return 0;
 }
 
+/* A part is no checkpoint by itself; what lies in it and is none of its pieces may be. */
+static int push_apart(struct walk *w, const struct listing *l, const char *path,
+                      struct err *e)
+{
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+        char below[PATH_MAX];
+
+        if (entry->st.kind == ENTRY_DIR && !entry->st.is_link &&
+            place_is_apart(entry->name) &&
+            store_join(path, entry->name, below, sizeof below) == 0 &&
+            push(w, below, NULL, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
 /* One directory, and those in it on the stack. */
 static int visit(struct walk *w, const char *path, struct above *above, struct err *e)
 {
@@ -188,7 +205,7 @@ static int visit(struct walk *w, const char *path, struct above *above, struct e
     if (rc < 0 || !l)
         return rc;
     if (above && place.kind != PLACE_PLAIN && is_part(w, above, path))
-        return 0;
+        return push_apart(w, l, path, e);
     if (place.trouble && !w->unread.code)
         w->unread = *place.trouble;
     rc = tell_place(w, path, &place, only);
