@@ -517,6 +517,13 @@ struct listing *listing_below(struct listing *l, const char *path)
     return l;
 }
 
+bool listing_look(const struct listing *l, const char *path, struct entry_stat *out)
+{
+    struct err ignored = {0};
+
+    return l->store && l->store->ops->stat(l->store, path, out, &ignored) == 0;
+}
+
 bool listing_marked(const struct listing *l, const char *name, unsigned levels)
 {
     char dir[PATH_MAX], path[PATH_MAX];
@@ -528,11 +535,9 @@ bool listing_marked(const struct listing *l, const char *name, unsigned levels)
     snprintf(dir, sizeof dir, "%s", l->path);
     while (l->store && levels-- > 0 && dir[0]) {
         char *slash = strrchr(dir, '/');
-        struct err ignored = {0};
 
         *(slash ? slash : dir) = '\0';
-        if (store_join(dir, name, path, sizeof path) == 0 &&
-            l->store->ops->stat(l->store, path, &st, &ignored) == 0)
+        if (store_join(dir, name, path, sizeof path) == 0 && listing_look(l, path, &st))
             return true;
     }
     return false;

@@ -100,6 +100,9 @@ void listing_freep(struct listing **l);
  */
 bool listing_marked(const struct listing *l, const char *name, unsigned levels);
 
+/* What is at this path of the source; false when nothing is, and for a made-up listing. */
+bool listing_look(const struct listing *l, const char *path, struct entry_stat *out);
+
 /* The store that a listing asks from now on: one that lies over that which made it. */
 void listing_adopt(struct listing *l, struct store *store);
 

@@ -2,6 +2,8 @@
 /* index/formats/scan.c - asks every driver what a directory or a file is. */
 #include "index/formats/scan.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -10,6 +12,7 @@
 enum {
     FIRST_FILES = 8,
     MARKED_LEVELS = 2, /* epoch_E_step_S/model/consolidated */
+    BESIDE_LEVELS = 3, /* NAME/weights/modelopt_state */
 };
 
 void place_release(struct place *p)
@@ -175,13 +178,40 @@ static int place_of_file(struct listing *l, const char *name, struct place *out,
 }
 
 /*
+ * NeMo puts the empty file NAME-unfinished beside the directory NAME while it saves or
+ * removes it, one for a model and its average NAME-EMA. It saves over a NAME that is there:
+ * the index is then of the old step, and shards are of both.
+ */
+static bool is_marked_beside(const struct listing *l)
+{
+    static const char average[] = "-EMA";
+    const size_t end = sizeof average - 1;
+    char dir[PATH_MAX], mark[PATH_MAX + 16];
+    struct entry_stat st;
+
+    snprintf(dir, sizeof dir, "%s", listing_path(l));
+    for (unsigned level = 0; level < BESIDE_LEVELS && dir[0]; level++) {
+        char *slash = strrchr(dir, '/');
+        size_t n = strlen(dir);
+
+        n -= n >= end && memcmp(dir + n - end, average, end) == 0 ? end : 0;
+        snprintf(mark, sizeof mark, "%.*s-unfinished", (int)n, dir);
+        if (listing_look(l, mark, &st) && st.kind == ENTRY_FILE && st.id.size == 0)
+            return true;
+        *(slash ? slash : dir) = '\0';
+    }
+    return false;
+}
+
+/*
  * A save that runs or was cut off: NeMo AutoModel's mark, which lies above the model and
- * the optimizer, or Orbax's name. What is complete in itself (shards without an index, one
- * array of zarr) may lack files, or chunks.
+ * the optimizer, NeMo's beside, or Orbax's name. What is complete in itself (shards without
+ * an index, one array of zarr) may lack files, or chunks.
  */
 static bool is_unfinished(const struct listing *l)
 {
-    return listing_marked(l, ".incomplete", MARKED_LEVELS) || step_is_temporary(l);
+    return listing_marked(l, ".incomplete", MARKED_LEVELS) || is_marked_beside(l) ||
+           step_is_temporary(l);
 }
 
 /* Among many files some are often other people's; one that was asked for is not. */

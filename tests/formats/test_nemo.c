@@ -18,6 +18,7 @@
 
 extern const struct format_driver format_nemo;
 
+static const char nemo2_fixture[] = "real_nemo2_tp2";
 static const char ranks_fixture[] = "real_gelu_tp2_pp2";
 static const char config[] = "target: tiny\nnemo_version: '1.23.0'  # as NeMo has it\n";
 
@@ -180,6 +181,91 @@ static void test_nemo2(void **state)
     check_readable(&o, path);
     close_checkpoint(&o);
     made_end(&m);
+}
+
+/* As NeMo 2.7 saves: Lightning's state is Megatron Core's common state there. */
+static void test_nemo2_real(void **state)
+{
+    char path[PATH_MAX];
+    struct opened o;
+
+    snprintf(path, sizeof path, "%s/%s", (const char *)*state, nemo2_fixture);
+    open_checkpoint(path, &o);
+    if (o.info.error)
+        fail_msg("%s", o.info.error);
+    assert_string_equal(o.info.format, "nemo-dist");
+    assert_int_equal(o.info.step, 7);
+    assert_int_equal(tensor(&o, "module.decoder.layers.mlp.linear_fc1.weight")->role,
+                     ROLE_MODEL);
+    assert_int_equal(tensor(&o, "optimizer.state.exp_avg.module.decoder.layers.mlp."
+                                "linear_fc1.weight")
+                         ->role,
+                     ROLE_OPTIMIZER);
+    close_checkpoint(&o);
+}
+
+/* The kind of what is at this path of a source. */
+static enum place_kind kind_at(const char *dir, const char *path)
+{
+    const struct store_options options = {0};
+    struct place place = {0};
+    struct store *store;
+    struct listing *l;
+    enum place_kind kind;
+    struct err e = {0};
+
+    assert_ok(store_open_local(dir, &options, &store, &e), &e);
+    assert_ok(store->ops->list(store, path, &l, &e), &e);
+    assert_ok(place_of(l, NULL, &place, &e), &e);
+    kind = place.kind;
+    place_release(&place);
+    listing_free(l);
+    store_close(store);
+    return kind;
+}
+
+/* NeMo 2 saves over what is there: what is marked beside may be of two steps. */
+static void test_nemo2_unfinished(void **state)
+{
+    static const struct {
+        const char *mark, *text;
+        enum place_kind average; /* of NAME-EMA; NAME is the same but for the last */
+        bool marks;
+    } cases[] = {
+        {"model--step=7-unfinished", "", PLACE_PLAIN, true},
+        {"model--step=8-unfinished", "", PLACE_CHECKPOINT, false},
+        {"model--step=7-unfinished/note", "", PLACE_CHECKPOINT, false},
+        {"model--step=7-unfinished", "notes", PLACE_CHECKPOINT, false},
+        {"model--step=7-EMA-unfinished", "", PLACE_CHECKPOINT, false},
+    };
+    static const char *const names[] = {
+        "context/model.yaml",   "weights/.metadata",    "weights/__0_0.distcp",
+        "weights/__0_1.distcp", "weights/__1_0.distcp", "weights/__1_1.distcp",
+        "weights/common.pt",    "weights/metadata.json"};
+    static const char *const dirs[] = {"model--step=7", "model--step=7-EMA"};
+
+    for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
+        char from[PATH_MAX], to[PATH_MAX];
+        struct temp t;
+
+        temp_make(&t, "run");
+        for (size_t i = 0; i < ARRAY_SIZE(names) * 2; i++) {
+            CLEANUP(buf_release) struct buf bytes = {0};
+
+            snprintf(from, sizeof from, "%s/%s/%s", (const char *)*state, nemo2_fixture,
+                     names[i / 2]);
+            snprintf(to, sizeof to, "%s/%s", dirs[i % 2], names[i / 2]);
+            read_file(from, &bytes);
+            put(&t, to, bytes.data, bytes.len);
+        }
+        put_text(&t, cases[c].mark, cases[c].text);
+        assert_int_equal(kind_at(t.dir, dirs[0]),
+                         cases[c].marks ? PLACE_PLAIN : PLACE_CHECKPOINT);
+        assert_int_equal(kind_at(t.dir, "model--step=7/weights"),
+                         cases[c].marks ? PLACE_PLAIN : PLACE_CHECKPOINT);
+        assert_int_equal(kind_at(t.dir, dirs[1]), cases[c].average);
+        temp_remove(&t);
+    }
 }
 
 /* ---- files of ranks ---- */
@@ -629,6 +715,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_megatron),
         cmocka_unit_test(test_unpacked),
         cmocka_unit_test(test_nemo2),
+        cmocka_unit_test(test_nemo2_real),
+        cmocka_unit_test(test_nemo2_unfinished),
         cmocka_unit_test(test_not_merged),
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_unlike),

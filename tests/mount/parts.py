@@ -4,13 +4,15 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, Mount, main, read_all, same, wait_for, write_file  # noqa: E402
+from mountlib import PATIENCE, UNSHARD, Mount, main, read_all, same, wait_for, write_file  # noqa: E402
 
 DATA = os.environ.get("TEST_DATA", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data"))
 NEMO = os.path.join(DATA, "nemo_automodel", "nemo_full_recipe_safetensors")
+NEMO2 = os.path.join(DATA, "nemo", "real_nemo2_tp2")
 OURS = {".unshard", "model.safetensors", "optimizer", "raw", "tensors", "tree"}
 
 
@@ -91,6 +93,37 @@ def test_an_unfinished_save_is_plain(t):
         assert os.path.exists(m / "epoch_0_step_2/model.safetensors")
         os.unlink(mark)
         wait_for("the finished save", PATIENCE, lambda: os.path.exists(step + "/model.safetensors"))
+
+
+def test_a_mark_beside(t):
+    """NeMo 2's NAME-unfinished: while it is there, NAME and what is in it are plain directories."""
+    run, name = t + "/run", "model--step=7"
+    shutil.copytree(NEMO2, f"{run}/{name}")
+    os.symlink(name, f"{run}/{name}-last")
+    mark = f"{run}/{name}-unfinished"
+    write_file(mark, b"")
+    with Mount(run, t + "/mnt") as m:
+        same("as it is", sorted(os.listdir(m / name)), ["context", "weights"])
+        same("weights", sorted(os.listdir(f"{m / name}/weights")), sorted(os.listdir(NEMO2 + "/weights")))
+        os.unlink(mark)
+        wait_for("the finished save", PATIENCE, lambda: os.path.exists(f"{m / name}/model.safetensors"))
+        same("its link", os.path.samefile(f"{m / name}-last", m / name), True)
+        write_file(mark, b"")  # removed, or saved over
+        wait_for("the mark again", PATIENCE, lambda: not os.path.exists(f"{m / name}/model.safetensors"))
+
+
+def test_a_checkpoint_in_a_part(t):
+    """What Model Optimizer puts into weights/ is shown beside them."""
+    shutil.copytree(NEMO2, t + "/step")
+    shutil.copytree(NEMO2 + "/weights", t + "/step/weights/modelopt_state")
+    os.mkdir(t + "/step/weights/other")
+    with Mount(t + "/step", t + "/mnt") as m:
+        same("top", set(os.listdir(m.path)), OURS | {"context", "modelopt_state"})
+        same("within", set(os.listdir(m / "modelopt_state")), OURS)
+        same("tensors", sorted(os.listdir(m / "modelopt_state/tensors")), sorted(os.listdir(m / "tensors")))
+        same("bytes", read_all(m / "modelopt_state/model.safetensors"), read_all(m / "model.safetensors"))
+    listed = subprocess.run([UNSHARD, "ls", t], capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+    same("listed", [line.split()[0] for line in listed.splitlines()], ["step", "step/weights/modelopt_state"])
 
 
 if __name__ == "__main__":
