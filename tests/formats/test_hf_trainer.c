@@ -61,6 +61,9 @@ static void test_names(void **state UNUSED)
         {"model.safetensors", false, -1, 0, 0},
         {"pytorch_model_1.bin", false, TRAIN_MORE_MODEL_BIN, 1, 0},
         {"pytorch_model.bin", false, -1, 0, 0},
+        {"pytorch_lora_weights.safetensors", false, TRAIN_LORA, 0, 0},
+        {"pytorch_lora_weights.bin", false, TRAIN_LORA, 0, 0},
+        {"pytorch_lora_weights_1.bin", false, -1, 0, 0},
         {"rng_state.pth", false, TRAIN_RNG, 0, 0},
         {"rng_state_7.pth", false, TRAIN_RNG, 7, 7},
         {"random_states_7.pkl", false, TRAIN_RNG, 7, 7},
@@ -260,6 +263,35 @@ static void test_adapter(void **state)
     assert_false(o.info.adapter);
     assert_int_equal(tensor(&o, "w")->role, ROLE_OTHER);
     assert_int_equal(o.info.by_role[ROLE_MODEL], 21);
+    check_floats(&o, "w", (const float[]){5}, 1);
+    check_warnings(&o, "");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* diffusers' scripts save a LoRA in place of the model, which its loader finds by name. */
+static void test_lora(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "checkpoint-7");
+    made_from(&m, "random_states_0.pkl", state, rng_bin);
+    made_from(&m, "pytorch_lora_weights.bin", state, model_bin); /* before 0.20 */
+    made_open(&m, &o);
+    assert_string_equal(o.info.format, "accelerate");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 21);
+    check_warnings(&o, "");
+    close_checkpoint(&o);
+    made_safetensors(&m, "pytorch_lora_weights.safetensors", one_float, 5, 1);
+    made_open(&m, &o); /* the other one is as if it were not there */
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 1);
+    check_floats(&o, "w", (const float[]){5}, 1);
+    close_checkpoint(&o);
+    made_safetensors(&m, "model.safetensors", other_float, 6, 1);
+    made_open(&m, &o);
+    assert_int_equal(tensor(&o, "v")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "w")->role, ROLE_OTHER);
     check_floats(&o, "w", (const float[]){5}, 1);
     check_warnings(&o, "");
     close_checkpoint(&o);
@@ -513,6 +545,7 @@ int main(int argc, char **argv)
         {.name = "two models", .test_func = test_two_models},
         {.name = "copy", .test_func = test_copy},
         {.name = "adapter", .test_func = test_adapter},
+        {.name = "LoRA of diffusers", .test_func = test_lora},
         {.name = "lost shard", .test_func = test_lost_shard},
         {.name = "lost rank", .test_func = test_lost_rank},
         {.name = "sets of ranks", .test_func = test_sets},

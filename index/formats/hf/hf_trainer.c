@@ -181,6 +181,34 @@ static int report_model_ranks(struct scan *s, const struct train_rank_set *set,
     return train_ranks_report(s->c, s->sink, set, &how, e);
 }
 
+/*
+ * What diffusers' LoRA scripts save in place of the model. It stays visible: their loader
+ * asks for its name.
+ */
+static int report_lora(struct scan *s, const char *name, const struct train_part *part,
+                       struct err *e)
+{
+    bool is_main = s->has.main == MAIN_LORA;
+    enum role role = is_main ? ROLE_MODEL : ROLE_OTHER;
+    const char *shown_as = is_main ? NULL : name;
+    const struct safetensors_how how = {
+        .dir = "", .name = name, .part = shown_as, .role = (int)role, .shown = true};
+    const struct torch_report torch = {.prefix = "",
+                                       .part = shown_as,
+                                       .role = (int)role,
+                                       .entries = true,
+                                       .strict = true,
+                                       .shown = true};
+    struct safetensors_told told;
+
+    if (name != s->has.lora)
+        return 0;
+    if (is_main && set_metadata(s, name, e) < 0)
+        return -e->code;
+    return part->safetensors ? safetensors_dir_report(s->c, s->sink, &how, &told, e)
+                             : torch_file_report(s->c, s->sink, name, &torch, e);
+}
+
 /* A second model of one Accelerator. */
 static int report_more_model(struct scan *s, const char *name, struct err *e)
 {
@@ -344,6 +372,8 @@ static int report_part(struct scan *s, const char *name, const struct train_part
         return report_model_file(s, name, part, e);
     case TRAIN_MORE_MODEL:
         return report_more_model(s, name, e);
+    case TRAIN_LORA:
+        return report_lora(s, name, part, e);
     case TRAIN_OPTIM_DCP:
         return report_optim_dcp(s, name, part, e);
     case TRAIN_OPTIM_FILE:
@@ -427,6 +457,7 @@ static const char *model_text(const struct train_survey *s)
         [MAIN_LOCAL] = "FSDP, a file a rank",
         [MAIN_FILE] = "FSDP, in one file",
         [MAIN_DEEPSPEED] = "DeepSpeed",
+        [MAIN_LORA] = "diffusers' LoRA",
     };
 
     return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];

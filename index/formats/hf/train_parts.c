@@ -32,6 +32,8 @@ static const struct pattern {
     {"pytorch_model_fsdp", NEVER, "_", true, ".bin", TRAIN_MODEL_LOCAL},
     {"model", LATER, "_", false, ".safetensors", TRAIN_MORE_MODEL},
     {"pytorch_model", LATER, "_", false, ".bin", TRAIN_MORE_MODEL_BIN},
+    {"pytorch_lora_weights", NEVER, "_", false, ".safetensors", TRAIN_LORA},
+    {"pytorch_lora_weights", NEVER, "_", false, ".bin", TRAIN_LORA},
     {"optimizer", ALWAYS, "_", false, "/", TRAIN_OPTIM_DCP},
     {"optimizer", NEVER, "_", false, ".pt", TRAIN_OPTIM_FILE},
     {"optimizer", MAYBE, "_", false, ".bin", TRAIN_OPTIM_FILE},
@@ -71,7 +73,8 @@ static bool matches(const struct pattern *x, const char *name, bool is_dir,
 {
     bool dir = strcmp(x->suffix, "/") == 0, numbered;
 
-    *out = (struct train_part){.kind = x->kind};
+    *out = (struct train_part){.kind = x->kind,
+                               .safetensors = strcmp(x->suffix, ".safetensors") == 0};
     if (dir != is_dir || !name_take(&name, x->word))
         return false;
     numbered = x->index != NEVER && take_number(&name, x->before, &out->index);

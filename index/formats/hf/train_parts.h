@@ -16,6 +16,7 @@ enum train_kind {
     TRAIN_MODEL_LOCAL,    /* pytorch_model_fsdp_rankR.bin: LOCAL_STATE_DICT */
     TRAIN_MORE_MODEL,     /* model_I.safetensors, I from 1 */
     TRAIN_MORE_MODEL_BIN, /* pytorch_model_I.bin, I from 1 */
+    TRAIN_LORA,           /* pytorch_lora_weights.safetensors, .bin of diffusers */
     TRAIN_OPTIM_DCP,      /* optimizer_I/ */
     TRAIN_OPTIM_FILE,     /* optimizer.pt, optimizer[_I].bin */
     TRAIN_OPTIM_RANK,     /* optimizer[_I]_rankR.bin */
@@ -29,8 +30,9 @@ enum train_kind {
 
 struct train_part {
     enum train_kind kind;
-    uint64_t index; /* I: which model, optimizer, ..., N of DeepSpeed */
-    uint64_t rank;  /* R */
+    uint64_t index;   /* I: which model, optimizer, ..., N of DeepSpeed */
+    uint64_t rank;    /* R */
+    bool safetensors; /* by its suffix */
 };
 
 /* By name and kind of entry alone. */

@@ -83,6 +83,7 @@ static bool is_real(struct listing *l, const char *name, const struct train_part
         return is_deepspeed(l, name);
     case TRAIN_MORE_MODEL:
     case TRAIN_MORE_MODEL_BIN:
+    case TRAIN_LORA:
     case TRAIN_STATE:
     case TRAIN_ARGS:
     case TRAIN_JSON:
@@ -107,7 +108,9 @@ static enum train_main main_of(const struct train_survey *s)
         return MAIN_DEEPSPEED;
     if (s->count[TRAIN_MODEL_FILE])
         return MAIN_FILE;
-    return s->hf.driver ? MAIN_HF : MAIN_NONE;
+    if (s->hf.driver)
+        return MAIN_HF;
+    return s->lora ? MAIN_LORA : MAIN_NONE;
 }
 
 static bool is_of_ranks(enum train_kind kind)
@@ -156,6 +159,8 @@ static void count_part(struct train_survey *s, const char *name, const char *lat
         s->ranks = MAX(s->ranks, part->rank + 1);
     else if (part->kind == TRAIN_DEEPSPEED)
         take_tag(s, name, latest, part);
+    else if (part->kind == TRAIN_LORA && (!s->lora || part->safetensors))
+        s->lora = name; /* diffusers takes this one of two */
 }
 
 void train_survey(struct listing *l, struct train_survey *s)

@@ -21,6 +21,7 @@ enum train_main {
     MAIN_LOCAL,     /* pytorch_model_fsdp_rankR.bin */
     MAIN_FILE,      /* pytorch_model_fsdp.bin */
     MAIN_DEEPSPEED, /* global_stepN/ or pytorch_model/ */
+    MAIN_LORA,      /* pytorch_lora_weights.safetensors */
 };
 
 /* All is borrowed from the listing. */
@@ -34,6 +35,7 @@ struct train_survey {
     bool too_many;     /* sets of files a rank */
     const char *tag;   /* which global_stepN/ is of this save, or NULL */
     uint64_t tag_step; /* N of it */
+    const char *lora;  /* the file that counts, or NULL */
     bool json;         /* trainer_state.json is one */
     bool unfinished;   /* .distcp files of the model, without metadata */
 };
