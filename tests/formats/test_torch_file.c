@@ -236,6 +236,57 @@ static void test_safetensors_wins(void **state)
     remove_folder(&f);
 }
 
+/* Both kinds of adapters beside both kinds of models are there, as role other. */
+static void test_adapter_beside(void **state)
+{
+    static const char lora[] = "adapter_value_head/adapter_model.bin";
+    static const char key[] =
+        "adapter_model.bin:base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+    static const char header[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[2],"
+                                 "\"data_offsets\":[0,2]}}";
+    unsigned char file[8 + sizeof header - 1 + 2] = {sizeof header - 1};
+    struct opened o;
+    struct folder f;
+
+    make_folder(&f);
+    memcpy(file + 8, header, sizeof header - 1);
+    copy_file(state, "hf_bin_single_tied/pytorch_model.bin", &f, "pytorch_model.bin");
+    write_text(&f, "config.json", "{}");
+    write_text(&f, "adapter_config.json", "{}");
+    copy_file(state, lora, &f, "adapter_model.bin");
+    open_checkpoint(f.dir, &o);
+    assert_string_equal(o.info.format, "hf-bin");
+    assert_false(o.info.adapter);
+    assert_int_equal(o.info.by_role[ROLE_OTHER], 4);
+    assert_int_equal(tensor(&o, key)->role, ROLE_OTHER);
+    assert_int_equal(o.info.warnings, 0);
+    close_checkpoint(&o);
+
+    write_file(&f, "adapter_model.safetensors", file, sizeof file);
+    open_checkpoint(f.dir, &o); /* PEFT takes this one of two */
+    assert_string_equal(o.info.format, "hf-bin");
+    assert_int_equal(o.info.by_role[ROLE_OTHER], 1);
+    assert_int_equal(tensor(&o, "w")->role, ROLE_OTHER);
+    close_checkpoint(&o);
+    write_text(&f, "adapter_model.safetensors", "damaged, surely");
+    open_checkpoint(f.dir, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.by_role[ROLE_OTHER], 0);
+    check_warning(&o, "damaged-file: ");
+    close_checkpoint(&o);
+    remove_folder(&f);
+
+    make_folder(&f);
+    write_file(&f, "model.safetensors", file, sizeof file);
+    write_text(&f, "adapter_config.json", "{}");
+    copy_file(state, lora, &f, "adapter_model.bin");
+    open_checkpoint(f.dir, &o);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 1);
+    assert_int_equal(tensor(&o, key)->role, ROLE_OTHER);
+    close_checkpoint(&o);
+    remove_folder(&f);
+}
+
 /* ---- an index ---- */
 
 static const char index_text[] =
@@ -749,6 +800,7 @@ int main(int argc, char **argv)
         {.name = "plain pieces", .test_func = test_plain_pieces},
         {.name = "many files", .test_func = test_many_files},
         {.name = "safetensors wins", .test_func = test_safetensors_wins},
+        {.name = "adapter beside a model", .test_func = test_adapter_beside},
         {.name = "index", .test_func = test_index},
         {.name = "index of a variant", .test_func = test_index_of_a_variant},
         {.name = "damaged shard", .test_func = test_damaged_shard},

@@ -2,6 +2,10 @@
 /* index/formats/hf/hf_model.c - a Hugging Face model as the model of a larger checkpoint. */
 #include "index/formats/hf/hf_model.h"
 
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/safetensors_dir.h"
 #include "index/formats/hf/safetensors_layout.h"
@@ -62,4 +66,23 @@ int hf_adapter_report(const struct hf_model *m, const struct scan_context *c,
     if (m->driver == &format_safetensors)
         return safetensors_dir_report(c, sink, &how, &told, e);
     return torch_file_report(c, sink, m->main, &torch, e);
+}
+
+int hf_beside_report(const char *name, const struct scan_context *c, struct sink *sink,
+                     struct err *e)
+{
+    const struct hf_model m = {.driver = strstr(name, ".safetensors")
+                                             ? &format_safetensors
+                                             : &format_torch_file,
+                               .main = name,
+                               .adapter = true};
+    struct err why = {0};
+
+    if (hf_adapter_report(&m, c, sink, &why) == 0)
+        return 0;
+    if (why.code == EBADMSG || why.code == ENOTSUP || why.code == ENOENT)
+        return sink_warning(sink, "damaged-file", "%s", why.text) < 0 ? err_nomem(e)
+                                                                      : 0;
+    *e = why;
+    return -e->code;
 }

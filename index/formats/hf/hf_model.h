@@ -37,4 +37,11 @@ int hf_model_report(const struct hf_model *m, const struct scan_context *c,
 int hf_adapter_report(const struct hf_model *m, const struct scan_context *c,
                       struct sink *sink, struct err *e);
 
+/*
+ * The same for a file that stands beside the model: an adapter, or what was trained with an
+ * adapter that is the model. One that is damaged is told, and no error.
+ */
+int hf_beside_report(const char *name, const struct scan_context *c, struct sink *sink,
+                     struct err *e);
+
 #endif

@@ -14,6 +14,7 @@
 #include "index/formats/format.h"
 #include "index/formats/hf/hf_config.h"
 #include "index/formats/hf/hf_index.h"
+#include "index/formats/hf/hf_model.h"
 #include "index/formats/hf/safetensors_files.h"
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/hf/safetensors_notes.h"
@@ -649,9 +650,27 @@ static int scan_model(struct scan *s, const char *main, struct err *e)
     return scan_single_model(s, main, e);
 }
 
+/* An adapter of the older kind; a value head of trl beside the adapter. */
+static int scan_bin_beside(struct scan *s, struct err *e)
+{
+    const struct listing *l = s->c->listing;
+    bool adapter = s->layout.kind == SAFETENSORS_ADAPTER;
+    const struct listing_entry *entry =
+        listing_find(l, adapter ? "pytorch_model.bin" : "adapter_model.bin");
+
+    if (!entry || entry->st.kind != ENTRY_FILE || s->layout.adapter ||
+        !listing_find(l, "adapter_config.json"))
+        return 0;
+    return hf_beside_report(entry->name, s->c, s->sink, e);
+}
+
 static int scan_beside(struct scan *s, struct err *e)
 {
-    if (s->layout.kind == SAFETENSORS_NONE || s->layout.kind == SAFETENSORS_ADAPTER)
+    if (s->layout.kind == SAFETENSORS_NONE)
+        return 0;
+    if (scan_bin_beside(s, e) < 0)
+        return -e->code;
+    if (s->layout.kind == SAFETENSORS_ADAPTER)
         return 0;
     if (scan_adapter_beside(s, e) < 0 || hide_stale(s, e) < 0)
         return -e->code;

@@ -12,6 +12,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/hf_model.h"
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/torch/torch_layout.h"
 #include "index/formats/torch/torch_origin.h"
@@ -353,6 +354,8 @@ static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *
         rc = scan_file(c, sink, c->file, false, &about, e);
     else
         rc = scan_layout(c, sink, &layout, &about, e);
+    if (rc == 0 && layout.beside)
+        rc = hf_beside_report(layout.beside, c, sink, e);
     return rc < 0 ? rc : tell_checkpoint(c, sink, layout.main, &about, e);
 }
 

@@ -123,6 +123,13 @@ static uint32_t count_files(const struct listing *l)
     return n;
 }
 
+/* trl saves a value head so, beside the adapter that was trained with it. */
+static bool is_head(const struct listing *l, const struct torch_layout *x)
+{
+    return x->kind == TORCH_LAYOUT_SINGLE &&
+           strcmp(x->main, "pytorch_model.bin") == 0 && !listing_find(l, "config.json");
+}
+
 void torch_layout(const struct listing *l, struct torch_layout *out)
 {
     static const struct {
@@ -132,7 +139,9 @@ void torch_layout(const struct listing *l, struct torch_layout *out)
                  {"pytorch_model.bin.index.json", TORCH_LAYOUT_INDEXED},
                  {"diffusion_pytorch_model.bin", TORCH_LAYOUT_SINGLE},
                  {"diffusion_pytorch_model.bin.index.json", TORCH_LAYOUT_INDEXED}};
-    const char *adapter = find_file(l, "adapter_model.bin");
+    bool peft = find_file(l, "adapter_config.json");
+    const char *adapter = peft ? find_file(l, "adapter_model.bin") : NULL;
+    const char *better = peft ? find_file(l, "adapter_model.safetensors") : NULL;
 
     *out = (struct torch_layout){.kind = TORCH_LAYOUT_NONE};
     for (size_t i = 0; i < ARRAY_SIZE(names) && !out->main; i++) {
@@ -145,6 +154,9 @@ void torch_layout(const struct listing *l, struct torch_layout *out)
         find_variant(l, out);
     if (out->kind == TORCH_LAYOUT_INDEXED)
         out->present = count_files(l);
-    if (!out->main && adapter && find_file(l, "adapter_config.json"))
-        *out = (struct torch_layout){.kind = TORCH_LAYOUT_ADAPTER, .main = adapter};
+    if (adapter && !better && (!out->main || is_head(l, out)))
+        *out = (struct torch_layout){
+            .kind = TORCH_LAYOUT_ADAPTER, .main = adapter, .beside = out->main};
+    else if (out->main)
+        out->beside = better ? better : adapter;
 }

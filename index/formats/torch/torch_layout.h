@@ -23,6 +23,8 @@ struct torch_layout {
     size_t stem_len;  /* of numbered files: of `main` */
     uint32_t total;   /* of a numbered set */
     uint32_t present; /* of a numbered set; beside an index all .bin files */
+    const char
+        *beside; /* an adapter beside the model, or the other way round; or NULL */
 };
 
 /* Decides by names alone; transformers' own order. */
