@@ -287,6 +287,41 @@ static void test_adapter_beside(void **state)
     remove_folder(&f);
 }
 
+/* LLaMA-Factory cuts it off what its trainer saved. */
+static void test_value_head(void **state)
+{
+    static const char head[] = "adapter_value_head/pytorch_model.bin";
+    static const char lora[] = "adapter_value_head/adapter_model.bin";
+    static const char header[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[2],"
+                                 "\"data_offsets\":[0,2]}}";
+    unsigned char file[8 + sizeof header - 1 + 2] = {sizeof header - 1};
+    struct opened o;
+    struct folder f;
+
+    make_folder(&f);
+    memcpy(file + 8, header, sizeof header - 1);
+    copy_file(state, lora, &f, "adapter_model.bin");
+    write_text(&f, "adapter_config.json", "{}");
+    copy_file(state, head, &f, "value_head.bin");
+    open_checkpoint(f.dir, &o);
+    assert_string_equal(o.info.format, "hf-peft");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 4);
+    assert_int_equal(tensor(&o, "value_head.bin:v_head.summary.bias")->role,
+                     ROLE_OTHER);
+    close_checkpoint(&o);
+    write_file(&f, "value_head.safetensors", file, sizeof file);
+    open_checkpoint(f.dir, &o);
+    assert_int_equal(o.info.by_role[ROLE_OTHER], 1);
+    assert_int_equal(tensor(&o, "w")->role, ROLE_OTHER);
+    close_checkpoint(&o);
+    write_file(&f, "model.safetensors", file, sizeof file);
+    open_checkpoint(f.dir, &o);
+    assert_int_equal(tensor(&o, "w")->role, ROLE_MODEL);
+    assert_int_equal(tensor(&o, "value_head.safetensors/w")->role, ROLE_OTHER);
+    close_checkpoint(&o);
+    remove_folder(&f);
+}
+
 /* ---- an index ---- */
 
 static const char index_text[] =
@@ -801,6 +836,7 @@ int main(int argc, char **argv)
         {.name = "many files", .test_func = test_many_files},
         {.name = "safetensors wins", .test_func = test_safetensors_wins},
         {.name = "adapter beside a model", .test_func = test_adapter_beside},
+        {.name = "value head", .test_func = test_value_head},
         {.name = "index", .test_func = test_index},
         {.name = "index of a variant", .test_func = test_index_of_a_variant},
         {.name = "damaged shard", .test_func = test_damaged_shard},

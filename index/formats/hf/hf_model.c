@@ -11,6 +11,7 @@
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/torch/torch_file.h"
 #include "index/formats/torch/torch_layout.h"
+#include "remote/listing.h"
 
 extern const struct format_driver format_safetensors, format_torch_file;
 
@@ -85,4 +86,17 @@ int hf_beside_report(const char *name, const struct scan_context *c, struct sink
                                                                       : 0;
     *e = why;
     return -e->code;
+}
+
+int hf_value_head_report(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    static const char *const names[] = {"value_head.safetensors", "value_head.bin"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        const struct listing_entry *entry = listing_find(c->listing, names[i]);
+
+        if (entry && entry->st.kind == ENTRY_FILE)
+            return hf_beside_report(entry->name, c, sink, e);
+    }
+    return 0;
 }

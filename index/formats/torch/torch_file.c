@@ -356,6 +356,8 @@ static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *
         rc = scan_layout(c, sink, &layout, &about, e);
     if (rc == 0 && layout.beside)
         rc = hf_beside_report(layout.beside, c, sink, e);
+    if (rc == 0 && !c->file)
+        rc = hf_value_head_report(c, sink, e);
     return rc < 0 ? rc : tell_checkpoint(c, sink, layout.main, &about, e);
 }
 
