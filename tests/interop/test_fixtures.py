@@ -27,6 +27,8 @@ HASHES_ONLY |= {"composer_like", "dtensor", "math", "module", "module_legacy", "
 HASHES_ONLY |= {"v30-few-w1", "v30-odd-flat-w3", "v30-odd-unflat-w3", "v30-state-dict-w4"}
 # Classes of torchao, which is not installed.
 HASHES_ONLY |= {"dcp_float8_held_3r", "dcp_own_class_2r", "float8_held"}
+# An adapter with its value head in a file of its own.
+HASHES_ONLY |= {"adapter_value_head", "hf_peft_value_head"}
 # Of torch 1.4, whose zip no later version reads, and of whose scripts torch 2.15 gives no buffers.
 HASHES_ONLY |= {"torch14_zip", "torch14_script"}
 
