@@ -385,6 +385,67 @@ static void test_lost_shard(void **state)
     made_end(&m);
 }
 
+/* Arrays beside the file: one is lost, one has a path that leads out. */
+static void test_elsewhere(void **state)
+{
+    static const char file[] = "\x83\xa1"
+                               "b\xbf//GDAPlaceholder:../../etc/pass\xa1"
+                               "p\x82\xa1"
+                               "n\x03\xa1"
+                               "w\xb4//GDAPlaceholder:p/w\xa1"
+                               "q\x81\xa1"
+                               "w\xb4//GDAPlaceholder:q/w";
+    static const char zarray[] =
+        "{\"zarr_format\":2,\"shape\":[2],\"chunks\":[2],\"dtype\":\"<f4\","
+        "\"compressor\":null,\"fill_value\":null,\"filters\":null,\"order\":\"C\"}";
+    static const float two[2] = {1, 2};
+    CLEANUP(buf_release) struct buf text = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "x");
+    made_file(&m, "checkpoint_5", FILE_OF(file));
+    made_text(&m, "checkpoint_5_gda/p/w/.zarray", zarray);
+    made_file(&m, "checkpoint_5_gda/p/w/0", two, sizeof two);
+    made_open(&m, &o);
+    if (o.info.error)
+        fail_msg("%s", o.info.error);
+    assert_int_equal(o.count, 3);
+    check_floats(&o, "p.w", two, 2);
+    check_fault(&o, "b", "the path of its directory is none: ../../etc");
+    check_fault(&o, "q.w", ".zarray");
+    check_warnings(&o, "");
+    all_objects(&o, &text);
+    assert_string_equal(text.data,
+                        "p={\"n\":3,\"w\":{\"$type\":\"tensor\",\"key\":\"p.w\"}}\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* A prefix of a trainer's own, a step that is a fraction, and files that only look like it. */
+static void test_file_names(void **state)
+{
+    static const char file[] = "\x81" KEY_W TWO_FLOATS, other[] = "\x81" KEY_W "\xa1x";
+    static const float two[2] = {1, 2};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        made_begin(&m, "x");
+        made_file(&m, i ? "checkpoint_0.5" : "model_20", FILE_OF(file));
+        made_text(&m, "vocab_3", "[1]");
+        made_file(&m, "cache_4", FILE_OF(other));
+        made_open(&m, &o);
+        check_floats(&o, "w", two, 2);
+        assert_int_equal(o.info.has_step, !i);
+        assert_int_equal(o.info.step, i ? 0 : 20);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
@@ -392,7 +453,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_sizes),          cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_lost_shard),     cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_chunked),        cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_stream_refused),
+        cmocka_unit_test(test_stream_refused), cmocka_unit_test(test_elsewhere),
+        cmocka_unit_test(test_file_names),
     };
 
     return run_with_fixtures("flax", argc, argv, others, ARRAY_SIZE(others));

@@ -13,9 +13,11 @@
 #include "base/err.h"
 #include "base/keyset.h"
 #include "index/formats/flat_boxes.h"
+#include "index/formats/flax/flax_elsewhere.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/hf_index.h"
 #include "index/formats/jax_role.h"
+#include "index/formats/zarr/zarr_dir.h"
 
 enum {
     HEAD_BYTES = 512,
@@ -59,20 +61,68 @@ static bool number_behind(const char *name, const char *prefix, int64_t *step)
 {
     size_t len = strlen(prefix);
     const char *p = name + MIN(len, strlen(name));
+    int64_t number = 0;
 
     if (strncmp(name, prefix, len) != 0 || *p != '_' || !*++p)
         return false;
-    for (*step = 0; isdigit((unsigned char)*p) && *step < INT64_MAX / 10 - 9; p++)
-        *step = *step * 10 + (*p - '0');
-    return *p == '\0';
+    for (; isdigit((unsigned char)*p) && number < INT64_MAX / 10 - 9; p++)
+        number = number * 10 + (*p - '0');
+    if (*p)
+        return false;
+    *step = number;
+    return true;
 }
 
-/* Of flax.training.checkpoints, or a milestone of EasyLM. */
-static bool step_of(const char *name, int64_t *step)
+/*
+ * Of flax.training.checkpoints, or a milestone of EasyLM. Trainers may give a prefix of
+ * their own: such a file is believed by the array that its first bytes have.
+ */
+static bool step_of(const char *name, bool any_prefix, int64_t *step)
 {
+    const char *last = strrchr(name, '_');
+    char prefix[NAME_MAX + 1];
+
+    if (any_prefix && last && last > name) {
+        snprintf(prefix, sizeof prefix, "%.*s", (int)(last - name), name);
+        return number_behind(name, prefix, step);
+    }
     return number_behind(name, "checkpoint", step) ||
            number_behind(name, streams[0], step) ||
            number_behind(name, streams[1], step);
+}
+
+/* flax takes fractions for a step, too: checkpoint_0.5, which is no step of ours. */
+static bool is_fraction(const char *name)
+{
+    static const char before[] = "checkpoint_";
+    const char *number = name + sizeof before - 1;
+    size_t digits;
+
+    if (strncmp(name, before, sizeof before - 1) != 0)
+        return false;
+    digits = strspn(number, "0123456789");
+    return digits > 0 && number[digits] == '.' && number[digits + 1] &&
+           strspn(number + digits + 1, "0123456789") == strlen(number + digits + 1);
+}
+
+/* Does an array, ext 1 of [shape, ...], stand in the first bytes? */
+static bool begins_with_array(struct listing *l, const char *name)
+{
+    static const unsigned char lengths[] = {1, 2, 4}; /* of ext 8, 16 and 32 */
+    unsigned char head[HEAD_BYTES];
+    size_t got = 0;
+
+    if (listing_peek(l, name, head, sizeof head, &got) < 0 || !flax_sniff(head, got))
+        return false;
+    for (size_t i = 0; i < got; i++) {
+        size_t type =
+            head[i] >= 0xc7 && head[i] <= 0xc9 ? i + 1 + lengths[head[i] - 0xc7] : got;
+
+        if (type + 2 < got && head[type] == 1 && head[type + 1] == 0x93 &&
+            (head[type + 2] & 0xf0) == 0x90)
+            return true;
+    }
+    return false;
 }
 
 static void flax_bid(struct listing *l, struct bid *out)
@@ -94,7 +144,9 @@ static void flax_bid_file(struct listing *l, const char *name, struct bid *out)
     int64_t step;
 
     *out = (struct bid){0};
-    if (!named && !step_of(name, &step) && !is_stream_name(name))
+    if (!named && !step_of(name, false, &step) && !is_stream_name(name) &&
+        !is_fraction(name) &&
+        (!step_of(name, true, &step) || !begins_with_array(l, name)))
         return;
     content = content_of(l, name);
     if (content == EASYLM_STREAM) {
@@ -257,6 +309,60 @@ static int on_array(void *user, struct buf *key, const struct flax_array *a,
     return add_once(s, &t, key, a, e);
 }
 
+/* ---- arrays of several processes ---- */
+
+/* Reports the array, or lists it with what its path has wrong. */
+static int add_elsewhere(struct scan *s, const struct sink_tensor *t, const char *path,
+                         struct err *e)
+{
+    static const struct shape none = {.nd = 1};
+    struct sink_tensor lost = *t;
+    char dir[PATH_MAX];
+    const struct zarr_dir d = {
+        .store = s->c->store, .root = s->c->dir, .path = dir, .metadata = ".zarray"};
+    struct zarr_array a;
+
+    if (store_name_is_safe(path, strlen(path)) &&
+        snprintf(dir, sizeof dir, "%s%s/%s", s->c->file, FLAX_ELSEWHERE_DIR, path) <
+            (int)sizeof dir)
+        return zarr_dir_report(&d, t, s->sink, &a, e);
+    lost.dtype = DTYPE_U8;
+    lost.shape = &none;
+    if (sink_tensor_begin(s->sink, &lost, e) < 0)
+        return -e->code;
+    if (sink_fault(s->sink, "the path of its directory is none: %.100s", path) < 0)
+        return err_nomem(e);
+    return sink_tensor_end(s->sink, e);
+}
+
+static int on_elsewhere(void *user, struct buf *key, const char *path, struct err *e)
+{
+    struct scan *s = user;
+    struct sink_tensor t = {.key = key->data,
+                            .key_len = key->len,
+                            .role = (int)jax_role(NULL, key->data, key->len)};
+    int rc = add_elsewhere(s, &t, path, e);
+
+    return rc == -EEXIST ? same_key(s, key, false, e) : rc;
+}
+
+/* The object without the arrays that it only names, which are shown as tensors. */
+static int split_object(struct scan *s, const char *key, size_t len, const char *json,
+                        size_t json_len, struct err *e)
+{
+    CLEANUP(buf_release) struct buf rest = {0};
+    char dir[NAME_MAX + 1];
+
+    if (flax_elsewhere(key, len, json, json_len, on_elsewhere, s, &rest, e) < 0)
+        return -e->code;
+    if (!s->c->among &&
+        snprintf(dir, sizeof dir, "%s%s", s->c->file, FLAX_ELSEWHERE_DIR) <
+            (int)sizeof dir &&
+        sink_hide(s->sink, dir, false, e) < 0)
+        return -e->code;
+    return rest.len > 0 ? sink_object(s->sink, key, len, rest.data, rest.len, e) : 0;
+}
+
 static int on_object(void *user, const char *key, size_t len, const char *json,
                      size_t json_len, struct err *e)
 {
@@ -271,7 +377,9 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
         s->step = strtoll(text, &end, 10);
         s->has_step = *end == '\0';
     }
-    return sink_object(s->sink, key, len, json, json_len, e);
+    return s->c->file && flax_has_elsewhere(json, json_len)
+               ? split_object(s, key, len, json, json_len, e)
+               : sink_object(s->sink, key, len, json, json_len, e);
 }
 
 /* ---- files ---- */
@@ -397,7 +505,7 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
         out.format = "easylm-stream";
         out.framework = "EasyLM";
     }
-    if (s->c->file && step_of(main, &out.step))
+    if (s->c->file && step_of(main, true, &out.step))
         out.has_step = true;
     snprintf(topology, sizeof topology, "{\"files\": %zu}", MAX(s->files, (size_t)1));
     if (store_join(s->c->dir, main, path, sizeof path) < 0)
