@@ -806,6 +806,10 @@ static void test_unfinished(void **state)
     made_text(&m, "w/.zarray", ZARRAY);
     made_text(&m, "_CHECKPOINT_METADATA", "{}");
     check_no_checkpoint(&m);
+    made_begin(&m, "40.partial_save.pending_17_ab");
+    put_leaf(&m, "", &node, x, 3);
+    made_text(&m, "_METADATA", TREE(LEAF("w", "jax.Array"), ""));
+    check_no_checkpoint(&m);
     made_begin(&m, "tree");
     put_leaf(&m, "ocdbt.process_0/", &node, x, 3);
     made_text(&m, "_METADATA", TREE(LEAF("w", "jax.Array"), ""));
@@ -818,6 +822,119 @@ static void test_unfinished(void **state)
     made_text(&m, "state/_METADATA", TREE(LEAF("w", "jax.Array"), ""));
     put_leaf(&m, "opt/ocdbt.process_0/", &node, x, 3);
     made_text(&m, "_CHECKPOINT_METADATA", "{}");
+    check_no_checkpoint(&m);
+}
+
+/* {"a": {"b": ...}, "a.b": ...}: Orbax writes one leaf over the other. */
+static void test_same_name(void **state)
+{
+    static const struct ob_entry x[] = {TEXT("a.b/.zarray", ZARRAY),
+                                        HALF("a.b/0", 0),
+                                        HALF("a.b/1", 1),
+                                        TEXT("n.m/.zarray", NUMBER("|b1")),
+                                        {.key = "n.m/0", .text = "\1", .text_len = 1}};
+    static const char leaf[] = "\"('%s')\": {\"key_metadata\": [%s], "
+                               "\"value_metadata\": {\"value_type\": \"%s\"}}%s";
+    static const char *const path[][2] = {
+        {"a', 'b", "{\"key\": \"a\"}, {\"key\": \"b\"}"},
+        {"a.b", "{\"key\": \"a.b\"}"},
+        {"n', 'm", "{\"key\": \"n\"}, {\"key\": \"m\"}"},
+        {"n.m", "{\"key\": \"n.m\"}"}};
+    CLEANUP(buf_release) struct buf text = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "tree");
+    put_leaf(&m, "", &node, x, ARRAY_SIZE(x));
+    buf_adds(&text, "{\"tree_metadata\": {");
+    for (size_t i = 0; i < ARRAY_SIZE(path); i++)
+        buf_addf(&text, leaf, path[i][0], path[i][1], i < 2 ? "jax.Array" : "scalar",
+                 i < 3 ? ", " : "}}");
+    made_text(&m, "_METADATA", text.data);
+    made_open(&m, &o);
+    no_error(&o);
+    check_floats(&o, "a.b", six, 6);
+    assert_int_equal(o.count, 1);
+    check_objects(&o, "n.m=true\n");
+    check_warnings(&o,
+                   "duplicate-key: a.b: two leaves were saved under this name, one of "
+                   "them is there\n"
+                   "duplicate-key: n.m: two leaves were saved under this name, one of "
+                   "them is there\n");
+    finish(&m, &o);
+}
+
+/* Numbers of any type that a save may cast them to. */
+static void test_numbers(void **state)
+{
+#define BYTES(name, bytes)                                                             \
+    {                                                                                  \
+        .key = (name), .text = (bytes), .text_len = sizeof(bytes) - 1                  \
+    }
+    static const struct ob_entry x[] = {
+        TEXT("b/.zarray", NUMBER("bfloat16")), BYTES("b/0", "\x20\x40"),
+        TEXT("c/.zarray", NUMBER("<u2")),      BYTES("c/0", "\xff\xff"),
+        TEXT("h/.zarray", NUMBER("<f2")),      BYTES("h/0", "\x01\x80"),
+        TEXT("i/.zarray", NUMBER("|i1")),      BYTES("i/0", "\xfe"),
+        TEXT("q/.zarray", NUMBER("int4")),     BYTES("q/0", "\x0e"),
+        TEXT("s/.zarray", NUMBER(">i2")),      BYTES("s/0", "\xff\xfd"),
+    };
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "tree");
+    put_leaf(&m, "", &node, x, ARRAY_SIZE(x));
+    made_text(
+        &m, "_METADATA",
+        TREE(LEAF("b", "scalar") ", " LEAF("c", "scalar") ", " LEAF(
+                 "h",
+                 "scalar") ", " LEAF("i",
+                                     "scalar") ", " LEAF("q",
+                                                         "scalar") ", " LEAF("s",
+                                                                             "scalar"),
+             ""));
+    made_open(&m, &o);
+    no_error(&o);
+    assert_int_equal(o.count, 1);
+    assert_int_equal(tensor(&o, "q")->dtype, DTYPE_U8);
+    check_objects(&o, "b=2.5\nc=65535\nh=-5.9604644775390625e-08\ni=-2\ns=-3\n");
+    finish(&m, &o);
+}
+
+/* A step of before 0.6 below a manager's own prefix is known by an item's name. */
+static void test_prefix(void **state)
+{
+    static const struct ob_entry x[] = {TEXT("w/.zarray", ZARRAY), HALF("w/0", 0),
+                                        HALF("w/1", 1)};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    made_begin(&m, "run_7");
+    put_leaf(&m, "params/", &node, x, 3);
+    made_text(&m, "params/_METADATA", TREE(LEAF("w", "jax.Array"), ""));
+    made_text(&m, "metrics/metrics", "{\"loss\": 0.5}");
+    made_open(&m, &o);
+    no_error(&o);
+    check_floats(&o, "w", six, 6);
+    assert_int_equal(o.info.step, 7);
+    check_objects(&o, "metrics={\"loss\": 0.5}\n");
+    finish(&m, &o);
+}
+
+/* A tree of one array is a checkpoint beside others: what holds them is no group of zarr. */
+static void test_one_leaf(void **state)
+{
+    struct made m;
+
+    (void)state;
+    made_begin(&m, "trees");
+    made_text(&m, "one/_METADATA", TREE("", ""));
+    made_text(&m, "one/.zarray", ZARRAY);
+    made_text(&m, "two/_METADATA", TREE(LEAF("w", "jax.Array"), ""));
+    made_text(&m, "two/w/.zarray", ZARRAY);
     check_no_checkpoint(&m);
 }
 
@@ -845,6 +962,10 @@ int main(int argc, char **argv)
         {.name = "array items", .test_func = test_array_items},
         {.name = "strings", .test_func = test_strings},
         {.name = "unfinished", .test_func = test_unfinished},
+        {.name = "same name", .test_func = test_same_name},
+        {.name = "numbers", .test_func = test_numbers},
+        {.name = "prefix", .test_func = test_prefix},
+        {.name = "one leaf", .test_func = test_one_leaf},
     };
 
     return run_with_fixtures("orbax", argc, argv, others, ARRAY_SIZE(others));

@@ -145,13 +145,22 @@ static int64_t step_of(const char *name, bool any_prefix)
     return step_of_name(name, &step) ? step : -1;
 }
 
-/* Before 0.6 a manager's step has no mark, but an item of this name where it has one. */
-static bool has_default(struct listing *l)
+/* Names that trainers give to a step's items. */
+static const char *const item_names[] = {"default", "state",  "params",
+                                         "model",   "pytree", "train_state"};
+
+/* Before 0.6 a manager's step has no mark, but an item of such a name. */
+static bool has_known_item(struct listing *l)
 {
-    struct listing *sub = listing_sub(l, "default");
     const char *file;
 
-    return sub && orbax_dir_kind(sub, &file) == ORBAX_TREE;
+    for (size_t i = 0; i < ARRAY_SIZE(item_names); i++) {
+        struct listing *sub = listing_sub(l, item_names[i]);
+
+        if (sub && orbax_dir_kind(sub, &file) == ORBAX_TREE)
+            return true;
+    }
+    return false;
 }
 
 /*
@@ -164,7 +173,7 @@ static void bid_step(struct listing *l, struct bid *out)
     struct items *x;
 
     if (!marked && step_of(listing_name(l), false) < 0 &&
-        (step_of(listing_name(l), true) < 0 || !has_default(l)))
+        (step_of(listing_name(l), true) < 0 || !has_known_item(l)))
         return;
     x = calloc(1, sizeof *x);
     if (!x)
@@ -299,15 +308,16 @@ static int report_marker(const struct scan_context *c, struct sink *sink, struct
 /* The item whose keys are shown as they are; the others' are told apart by its name. */
 static const struct found_item *main_item(const struct items *x)
 {
-    static const char *const names[] = {"default",        "state",  "params",
-                                        "model",          "pytree", "train_state",
-                                        "checkpointables"};
+    static const char checkpointables[] = "checkpointables";
     const struct found_item *only = NULL;
 
-    for (size_t k = 0; k < ARRAY_SIZE(names); k++)
+    for (size_t k = 0; k <= ARRAY_SIZE(item_names); k++) {
+        const char *name = k < ARRAY_SIZE(item_names) ? item_names[k] : checkpointables;
+
         for (size_t i = 0; i < x->count; i++)
-            if (x->item[i].kind != ORBAX_JSON && strcmp(x->item[i].dir, names[k]) == 0)
+            if (x->item[i].kind != ORBAX_JSON && strcmp(x->item[i].dir, name) == 0)
                 return &x->item[i];
+    }
     for (size_t i = 0; i < x->count; i++) {
         if (x->item[i].kind == ORBAX_JSON)
             continue;

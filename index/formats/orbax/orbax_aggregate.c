@@ -89,8 +89,19 @@ static bool is_array(const struct json *v)
            strncmp(text, PLACEHOLDER + 1, strlen(PLACEHOLDER) - 1) == 0;
 }
 
-/* Is any leaf of the value something else than an array? Without recursion. */
-static bool has_value(const struct json *doc)
+static bool is_empty(const struct json *v)
+{
+    enum json_kind kind = json_kind(v);
+
+    return kind == JSON_NULL ||
+           ((kind == JSON_OBJECT || kind == JSON_ARRAY) && json_count(v) == 0);
+}
+
+/*
+ * Is any leaf of the value something else than an array? `told`: null and what is empty
+ * count for none. Without recursion.
+ */
+static bool has_value(const struct json *doc, bool told)
 {
     const struct json *stack[MAX_LEVELS] = {doc};
     unsigned depth = 1;
@@ -110,7 +121,7 @@ static bool has_value(const struct json *doc)
             if (depth == MAX_LEVELS)
                 return true;
             stack[depth++] = json_first(v);
-        } else if (!is_array(v)) {
+        } else if (!is_array(v) && !(told && is_empty(v))) {
             return true;
         }
     }
@@ -198,7 +209,7 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
 
     if (json_parse(json, json_len, NULL, &doc, e) < 0 || tell_elsewhere(x, doc, e) < 0)
         return -e->code;
-    if (!has_value(doc))
+    if (!has_value(doc, x->how->leaves_told))
         return 0;
     if (x->how->part)
         buf_addf(&name, "%s/", x->how->part);

@@ -22,6 +22,7 @@ struct orbax_aggregate {
     int (*role)(const char *part, const char *key, size_t len);
     /* Is told the NAME of each placeholder. */
     int (*elsewhere)(void *user, const char *name, size_t len, struct err *e);
+    bool leaves_told; /* _METADATA has told what is null or an empty container */
     void *user;
 };
 

@@ -136,9 +136,14 @@ static int each_in(struct walk *w, orbax_dir_fn *fn, void *user, struct err *e)
 
 int orbax_dirs_each(struct listing *l, orbax_dir_fn *fn, void *user, struct err *e)
 {
+    bool zarr3 = has_file(l, "zarr.json") && !is_group(l);
     struct walk w;
-    int rc = walk_begin(&w, l, MAX_LEVELS, e);
+    int rc;
 
+    /* A tree of one leaf, whose path has no parts. */
+    if (zarr3 || has_file(l, ".zarray"))
+        return fn(user, "", l, zarr3, e);
+    rc = walk_begin(&w, l, MAX_LEVELS, e);
     if (rc == 0)
         rc = each_in(&w, fn, user, e);
     free(w.level);

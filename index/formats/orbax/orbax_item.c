@@ -146,6 +146,7 @@ struct item {
     struct json *strings; /* of _strings.json, or NULL */
     bool *seen;           /* arrays that are leaves */
     bool all_chunks;
+    bool leaves_told; /* by _METADATA, all of them */
     struct buf key;
 };
 
@@ -200,7 +201,7 @@ static int hide_all(struct item *x, struct err *e)
         char top[NAME_MAX + 1];
 
         snprintf(top, sizeof top, "%.*s", (int)strcspn(name, "/"), name);
-        if (hide(x, top, false, e) < 0)
+        if (top[0] && hide(x, top, false, e) < 0)
             return -e->code;
     }
     return 0;
@@ -325,6 +326,17 @@ static int put_lost(struct item *x, const struct orbax_leaf *leaf, const char *b
     return sink_tensor_end(x->sink, e);
 }
 
+/* Two leaves whose paths are joined to one name: Orbax wrote one over the other. */
+static int tell_twice(struct item *x, const struct orbax_leaf *leaf, struct err *e)
+{
+    return sink_warning(x->sink, "duplicate-key",
+                        "%.*s: two leaves were saved under this name, one of them is "
+                        "there",
+                        (int)MIN(leaf->len, (size_t)SHOWN), leaf->name) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
 static int put_array(struct item *x, const struct orbax_leaf *leaf, struct err *e)
 {
     size_t i;
@@ -332,7 +344,7 @@ static int put_array(struct item *x, const struct orbax_leaf *leaf, struct err *
     if (!orbax_store_find(x->store, leaf->name, leaf->len, &i))
         return put_lost(x, leaf, METADATA, e);
     if (x->seen[i])
-        return 0; /* two leaves whose paths are joined to one name */
+        return tell_twice(x, leaf, e);
     x->seen[i] = true;
     return put_tensor(x, i, e);
 }
@@ -346,6 +358,8 @@ static int put_number(struct item *x, const struct orbax_leaf *leaf, struct err 
 
     if (!orbax_store_find(x->store, leaf->name, leaf->len, &i))
         return put_lost(x, leaf, METADATA, e);
+    if (x->seen[i])
+        return tell_twice(x, leaf, e);
     rc = orbax_store_number(x->store, i, &json, &why);
     if (rc == 0)
         return put_array(x, leaf, e);
@@ -450,8 +464,14 @@ static int on_elsewhere(void *user, const char *name, size_t len, struct err *e)
 {
     const struct orbax_leaf leaf = {.name = name, .len = len, .kind = ORBAX_ARRAY};
     struct item *x = user;
+    const struct json *string = NULL;
+    const char *text;
     size_t i;
 
+    if (string_at(x->strings, name, &string, e) < 0)
+        return -e->code;
+    if (json_string(string, &text)) /* no array: 0.4 and 0.5 keep text elsewhere */
+        return x->leaves_told ? 0 : put_string(x, &leaf, e);
     if (orbax_store_find(x->store, name, len, &i) ||
         put_lost(x, &leaf, "checkpoint", e) == 0)
         return 0;
@@ -524,8 +544,6 @@ static int report_leaves(struct item *x, struct err *e)
 
     if (!has_file(x->l, METADATA))
         return 0;
-    if (read_strings(x, e) < 0)
-        return -e->code;
     if (orbax_read_json(x->l, METADATA, MAX_METADATA, &x->metadata, &x->metadata_len,
                         &why) < 0)
         return take_damage(x, &why, e);
@@ -534,6 +552,7 @@ static int report_leaves(struct item *x, struct err *e)
         !sound || (m[0].value && m[0].len == 4 && memcmp(m[0].value, "true", 4) == 0);
     if (orbax_tree_each(x->metadata, x->metadata_len, on_leaf, x, &why) < 0)
         return take_damage(x, &why, e);
+    x->leaves_told = true;
     if (object_key(x, CUSTOM, strlen(CUSTOM), e) < 0)
         return -e->code;
     return orbax_member_object(x->sink, x->key.data, x->key.len, &m[1], e);
@@ -548,14 +567,17 @@ int orbax_item_report(const struct scan_context *c, struct sink *sink,
                      .about = item,
                      .told = told,
                      .files = {.c = c, .sink = sink, .dir = item->dir}};
-    const struct orbax_aggregate old = {.part = item->part,
-                                        .role = role_of_leaf,
-                                        .elsewhere = on_elsewhere,
-                                        .user = &x};
+    struct orbax_aggregate old = {.part = item->part,
+                                  .role = role_of_leaf,
+                                  .elsewhere = on_elsewhere,
+                                  .user = &x};
     int rc = open_item(&x, e);
 
     if (rc == 0)
+        rc = read_strings(&x, e);
+    if (rc == 0)
         rc = report_leaves(&x, e);
+    old.leaves_told = x.leaves_told;
     if (rc == 0 && orbax_has_aggregate(x.l))
         rc = orbax_aggregate_report(&x.files, &old, e);
     if (rc == 0)

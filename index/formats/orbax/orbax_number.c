@@ -3,6 +3,7 @@
 #include "index/formats/orbax/orbax_number.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/buf.h"
@@ -22,10 +23,12 @@ enum {
 
 bool orbax_is_number(const struct zarr_array *z)
 {
-    static const enum dtype types[] = {DTYPE_BOOL, DTYPE_I32, DTYPE_I64, DTYPE_U32,
-                                       DTYPE_U64,  DTYPE_F32, DTYPE_F64};
+    static const enum dtype types[] = {
+        DTYPE_BOOL, DTYPE_I8,  DTYPE_I16, DTYPE_I32,  DTYPE_I64, DTYPE_U8, DTYPE_U16,
+        DTYPE_U32,  DTYPE_U64, DTYPE_F16, DTYPE_BF16, DTYPE_F32, DTYPE_F64};
 
-    if (z->why[0] || z->shape.nd != 0 || z->bytes != dtype_unit(z->dtype))
+    if (z->why[0] || z->numpy_dtype || z->shape.nd != 0 ||
+        z->bytes != dtype_unit(z->dtype))
         return false;
     for (size_t i = 0; i < ARRAY_SIZE(types); i++)
         if (z->dtype == types[i])
@@ -73,23 +76,60 @@ static int decode(const struct zarr_array *z, struct source *stored,
     return 0;
 }
 
+/* The bits of a half as those of a double, which holds every one. */
+static double of_half(uint16_t half)
+{
+    int exponent = half >> 10 & 31;
+    double m = half & 1023, v;
+
+    if (exponent == 31)
+        v = m > 0 ? (double)NAN : (double)INFINITY;
+    else
+        v = exponent > 0 ? ldexp(m + 1024, exponent - 25) : ldexp(m, -24);
+    return half >> 15 ? -v : v;
+}
+
+static double of_float(uint32_t bits)
+{
+    float v;
+
+    memcpy(&v, &bits, sizeof v);
+    return (double)v;
+}
+
+static double of_double(uint64_t bits)
+{
+    double v;
+
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
 static void append(enum dtype dtype, const unsigned char *element, struct buf *out)
 {
+    uint16_t v16 = get_le16(element);
     uint32_t v32 = get_le32(element);
     uint64_t v64 = get_le64(element);
-    double wide;
-    float narrow;
 
-    memcpy(&wide, &v64, sizeof wide);
-    memcpy(&narrow, &v32, sizeof narrow);
     if (dtype == DTYPE_BOOL)
         buf_adds(out, element[0] ? "true" : "false");
-    else if (dtype == DTYPE_F64 || dtype == DTYPE_F32)
-        object_value_double(out, dtype == DTYPE_F64 ? wide : (double)narrow);
-    else if (dtype == DTYPE_U64 || dtype == DTYPE_U32)
-        object_value_uint(out, dtype == DTYPE_U64 ? v64 : v32);
+    else if (dtype == DTYPE_F64)
+        object_value_double(out, of_double(v64));
+    else if (dtype == DTYPE_F32)
+        object_value_double(out, of_float(v32));
+    else if (dtype == DTYPE_BF16)
+        object_value_double(out, of_float((uint32_t)v16 << 16));
+    else if (dtype == DTYPE_F16)
+        object_value_double(out, of_half(v16));
+    else if (dtype == DTYPE_U64 || dtype == DTYPE_U32 || dtype == DTYPE_U16 ||
+             dtype == DTYPE_U8)
+        object_value_uint(out, v64); /* what is not of the element is 0 */
+    else if (dtype == DTYPE_I64)
+        object_value_int(out, (int64_t)v64);
+    else if (dtype == DTYPE_I32)
+        object_value_int(out, (int32_t)v32);
     else
-        object_value_int(out, dtype == DTYPE_I64 ? (int64_t)v64 : (int32_t)v32);
+        object_value_int(out, dtype == DTYPE_I16 ? (int16_t)v16 : (int8_t)element[0]);
 }
 
 int orbax_number(const struct zarr_array *z, struct source *stored, struct buf *out,

@@ -331,7 +331,8 @@ static int read_metadata(const struct orbax_store *s, const struct array *a,
         *file = v->file;
         return read_value(s, v, ZARR_MAX_JSON, text, len, e);
     }
-    buf_addf(&path, "%s/%s", a->shown.name, metadata_name(a));
+    buf_addf(&path, "%s%s%s", a->shown.name, a->shown.len > 0 ? "/" : "",
+             metadata_name(a));
     if (buf_failed(&path))
         return err_nomem(e);
     if (orbax_files_add(s->files, path.data, path.len, file, e) < 0)

@@ -84,6 +84,14 @@ static bool is_array(struct listing *l)
            (is_marker(l, "zarr.json") && !is_group(l));
 }
 
+/* Orbax's tree of one leaf is an array as well, but a checkpoint beside others. */
+static bool is_orbax(struct listing *l)
+{
+    const struct listing_entry *entry = listing_find(l, "_METADATA");
+
+    return entry && entry->st.kind == ENTRY_FILE;
+}
+
 /* The first array among the directories; writers of checkpoints leave out group files. */
 static const char *array_child(struct listing *l)
 {
@@ -97,7 +105,7 @@ static const char *array_child(struct listing *l)
             continue;
         looked++;
         sub = listing_sub(l, entry->name);
-        if (sub && is_array(sub))
+        if (sub && is_array(sub) && !is_orbax(sub))
             return entry->name;
     }
     return NULL;
