@@ -12,7 +12,6 @@
 enum {
     FIRST_FILES = 8,
     MARKED_LEVELS = 2, /* epoch_E_step_S/model/consolidated */
-    BESIDE_LEVELS = 3, /* NAME/weights/modelopt_state */
 };
 
 void place_release(struct place *p)
@@ -177,6 +176,24 @@ static int place_of_file(struct listing *l, const char *name, struct place *out,
     return 0;
 }
 
+/* What lies in a NAME of NeMo's and may be a checkpoint by itself. */
+static bool is_nemo_part(const char *name)
+{
+    static const char *const parts[] = {"weights", "hf_weights", "hf_adapter"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
+        if (strcmp(name, parts[i]) == 0)
+            return true;
+    return place_is_apart(name);
+}
+
+/* Of others nothing is asked for beside them: on a server each question takes a while. */
+static bool is_nemo_dir(const struct listing *l)
+{
+    return is_nemo_part(listing_name(l)) || listing_find(l, "context") ||
+           listing_find(l, "weights");
+}
+
 /*
  * NeMo puts the empty file NAME-unfinished beside the directory NAME while it saves or
  * removes it, one for a model and its average NAME-EMA. It saves over a NAME that is there:
@@ -186,11 +203,13 @@ static bool is_marked_beside(const struct listing *l)
 {
     static const char average[] = "-EMA";
     const size_t end = sizeof average - 1;
-    char dir[PATH_MAX], mark[PATH_MAX + 16];
+    char dir[PATH_MAX], mark[PATH_MAX + 16], name[PATH_MAX];
     struct entry_stat st;
 
     snprintf(dir, sizeof dir, "%s", listing_path(l));
-    for (unsigned level = 0; level < BESIDE_LEVELS && dir[0]; level++) {
+    if (!dir[0])
+        return false;
+    for (bool look = is_nemo_dir(l); look; look = dir[0] && is_nemo_part(name)) {
         char *slash = strrchr(dir, '/');
         size_t n = strlen(dir);
 
@@ -198,6 +217,7 @@ static bool is_marked_beside(const struct listing *l)
         snprintf(mark, sizeof mark, "%.*s-unfinished", (int)n, dir);
         if (listing_look(l, mark, &st) && st.kind == ENTRY_FILE && st.id.size == 0)
             return true;
+        snprintf(name, sizeof name, "%s", slash ? slash + 1 : dir);
         *(slash ? slash : dir) = '\0';
     }
     return false;
