@@ -761,6 +761,37 @@ static void test_levanter(void **state)
 }
 
 /* zarr-python 3.1 writes attributes in front of zarr_format, however long they are. */
+/* EasyDeL's: one of its arrays is lost. */
+static void test_easydel(void **state)
+{
+    static const char list[] =
+        "{\"format\": \"tensorstore\", \"version\": \"0.0.101\", \"prefixes\": {\"model\": "
+        "[{\"path\": \"model/layers/0/kernel\"}, {\"path\": \"model/lost\"}], "
+        "\"tx\": [{\"path\": \"tx/0/mu/kernel\"}]}}";
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    for (int damaged = 0; damaged < 2; damaged++) {
+        made_begin(&m, "run-500");
+        made_file(&m, "tensorstore_index.json", list,
+                  sizeof list - 1 - (size_t)damaged);
+        made_text(&m, "config.json", "{}");
+        made_array(&m, "model/layers/0/kernel", "[1]", "[1]", "\"|u1\"", "1", "");
+        made_array(&m, "tx/0/mu/kernel", "[1]", "[1]", "\"|u1\"", "2", "");
+        made_open(&m, &o);
+        assert_int_equal(o.info.step, 500);
+        check_bytes(&o, "model/layers/0/kernel", "\1", 1);
+        check_bytes(&o, "tx/0/mu/kernel", "\2", 1);
+        assert_int_equal(tensor(&o, "tx/0/mu/kernel")->role, ROLE_OPTIMIZER);
+        assert_int_equal(o.count, damaged ? 2 : 3);
+        if (!damaged)
+            check_fault(&o, "model/lost", "tensorstore_index.json names it");
+        assert_int_equal(o.info.warnings, damaged);
+        finish(&m, &o);
+    }
+}
+
 static void test_long_attributes(void **state)
 {
     CLEANUP(buf_release) struct buf text = {0};
@@ -1187,6 +1218,7 @@ int main(int argc, char **argv)
         {.name = "many files", .test_func = test_many_files},
         {.name = "groups", .test_func = test_groups},
         {.name = "levanter", .test_func = test_levanter},
+        {.name = "easydel", .test_func = test_easydel},
         {.name = "long attributes", .test_func = test_long_attributes},
         {.name = "root array", .test_func = test_root_array},
         {.name = "consolidated", .test_func = test_consolidated},

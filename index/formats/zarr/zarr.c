@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -10,12 +11,14 @@
 #include "index/formats/format.h"
 #include "index/formats/step.h"
 #include "index/formats/zarr/zarr_array.h"
+#include "index/formats/zarr/zarr_listed.h"
 #include "index/formats/zarr/zarr_tree.h"
 
 enum {
-    HEAD = 4096,   /* bytes of a metadata file that a bid looks at */
-    CHILDREN = 64, /* directories that a bid looks into */
-    LEVELS = 16,   /* of those below each other */
+    HEAD = 4096,      /* bytes of a metadata file that a bid looks at */
+    CHILDREN = 64,    /* directories that a bid looks into */
+    LEVELS = 16,      /* of those below each other */
+    STEP_DIGITS = 18, /* what an int64_t holds */
     NODE_MAX =
         4 << 20, /* of a zarr.json; longer ones have the metadata of a whole group */
 };
@@ -126,6 +129,18 @@ static bool is_levanter(struct listing *l)
            memmem(head, got, "\"step\"", 6) && memmem(head, got, "\"timestamp\"", 11);
 }
 
+/* EasyDeL's: arrays at model/a/b/kernel and tx/..., all of which are in a list. */
+static bool is_easydel(struct listing *l)
+{
+    const struct listing_entry *entry = listing_find(l, ZARR_LISTED);
+    char head[HEAD];
+    size_t got = 0;
+
+    return entry && entry->st.kind == ENTRY_FILE &&
+           listing_peek(l, ZARR_LISTED, head, HEAD, &got) == 0 &&
+           zarr_is_listed(head, got);
+}
+
 /* Is there an array at any depth? *looks: directories that may still be looked into. */
 static bool has_array(struct listing *l, unsigned levels, unsigned *looks)
 {
@@ -163,6 +178,12 @@ static void zarr_bid(struct listing *l, struct bid *out)
                  LEVANTER);
         return;
     }
+    if (is_easydel(l) && has_array(l, LEVELS, &looks)) {
+        out->score = 72;
+        snprintf(out->reason, sizeof out->reason, "%s of EasyDeL, and arrays below",
+                 ZARR_LISTED);
+        return;
+    }
     child = array_child(l);
     if (child) {
         out->score = 60;
@@ -184,6 +205,22 @@ static const char *format_of(const struct zarr_found *f)
     return group ? "zarr2-group" : "zarr2";
 }
 
+/* EasyDeL calls its steps run-500. */
+static bool step_of_easydel(struct listing *l, int64_t *step)
+{
+    static const char run[] = "run-";
+    const char *name = listing_name(l), *number = name + sizeof run - 1;
+    size_t digits;
+
+    if (strncmp(name, run, sizeof run - 1) != 0 || !is_easydel(l))
+        return false;
+    digits = strspn(number, "0123456789");
+    if (digits == 0 || digits > STEP_DIGITS || number[digits])
+        return false;
+    *step = strtoll(number, NULL, 10);
+    return true;
+}
+
 static int tell_checkpoint(const struct scan_context *c, const struct zarr_found *f,
                            struct sink *sink, struct err *e)
 {
@@ -198,7 +235,8 @@ static int tell_checkpoint(const struct scan_context *c, const struct zarr_found
     };
 
     if (!about.has_step)
-        about.has_step = step_of_name(listing_name(c->listing), &about.step);
+        about.has_step = step_of_name(listing_name(c->listing), &about.step) ||
+                         step_of_easydel(c->listing, &about.step);
     snprintf(topology, sizeof topology,
              "{\"arrays\": %" PRIu64 ", \"groups\": %" PRIu64 "}",
              f->arrays[2] + f->arrays[3], f->groups);

@@ -16,6 +16,7 @@
 #include "index/formats/jax_role.h"
 #include "index/formats/json_object.h"
 #include "index/formats/zarr/zarr_dir.h"
+#include "index/formats/zarr/zarr_listed.h"
 #include "index/formats/zarr/zarr_priv.h"
 
 enum {
@@ -55,6 +56,7 @@ struct tree {
     struct seen *seen; /* malloc */
     size_t nseen, cap;
     struct buf text; /* of the consolidated metadata, or empty */
+    bool listed;     /* by EasyDeL's index */
 };
 
 static int join(const char *dir, const char *name, char *dst, struct err *e)
@@ -247,6 +249,14 @@ static size_t key_of(const struct tree *t, const char *path, const char **key)
     return len;
 }
 
+/* EasyDeL calls the optimizer's tree tx. */
+static int role_of_path(const struct tree *t, const char *path)
+{
+    return t->listed && strncmp(path, "tx/", 3) == 0
+               ? ROLE_OPTIMIZER
+               : (int)jax_role(NULL, path, strlen(path));
+}
+
 /* `text` is what metadata hold, or NULL: they are not read yet. */
 static int report_array(struct tree *t, const char *path, const struct listing *l,
                         const char *metadata, const char *text, size_t len,
@@ -261,7 +271,7 @@ static int report_array(struct tree *t, const char *path, const struct listing *
         .text = text,
         .len = len,
     };
-    struct sink_tensor about = {.role = (int)jax_role(NULL, path, strlen(path))};
+    struct sink_tensor about = {.role = role_of_path(t, path)};
     struct zarr_array a;
 
     about.key_len = key_of(t, path, &about.key);
@@ -515,6 +525,57 @@ static int check_consolidated(struct tree *t, struct err *e)
     return untold ? warn(t, "consolidated", "consolidated metadata", text, e) : 0;
 }
 
+/* ---- EasyDeL's list ---- */
+
+static int check_listed(void *user, const char *path, struct err *e)
+{
+    static const struct shape none = {.nd = 1};
+    struct tree *t = user;
+    const struct seen key = {.path = XXH3_64bits(path, strlen(path))};
+    const struct sink_tensor lost = {.key = path,
+                                     .key_len = strlen(path),
+                                     .dtype = DTYPE_U8,
+                                     .shape = &none,
+                                     .role = role_of_path(t, path)};
+    int rc;
+
+    if (t->nseen > 0 && bsearch(&key, t->seen, t->nseen, sizeof key, by_path))
+        return 0;
+    rc = sink_tensor_begin(t->sink, &lost, e);
+    if (rc == -EEXIST) {
+        *e = (struct err){0};
+        return 0;
+    }
+    if (rc < 0)
+        return rc;
+    if (sink_fault(t->sink, "%s names it, but there is no such array", ZARR_LISTED) < 0)
+        return err_nomem(e);
+    return sink_tensor_end(t->sink, e);
+}
+
+static int check_list(struct tree *t, struct err *e)
+{
+    CLEANUP_FREE char *text = NULL;
+    struct err why = {0};
+    size_t len;
+    int rc;
+
+    if (!t->listed)
+        return 0;
+    if (t->nseen > 0)
+        qsort(t->seen, t->nseen, sizeof *t->seen, by_path);
+    rc = hide_file(t, "", ZARR_LISTED, e);
+    if (rc == 0)
+        rc = read_node(t, "", ZARR_LISTED, MAX_GROUP, &text, &len, e);
+    if (rc <= 0)
+        return rc;
+    rc = zarr_listed_each(text, len, check_listed, t, &why);
+    if (rc == 0 || why.code == EBADMSG || why.code == EFBIG)
+        return rc == 0 ? 0 : warn(t, "damaged-file", ZARR_LISTED, why.text, e);
+    *e = why;
+    return rc;
+}
+
 /* ---- all of it ---- */
 
 static int walk(struct tree *t, struct err *e)
@@ -530,7 +591,7 @@ static int walk(struct tree *t, struct err *e)
             return -e->code;
         t->todo = at->next;
     }
-    return check_consolidated(t, e);
+    return check_consolidated(t, e) < 0 ? -e->code : check_list(t, e);
 }
 
 int zarr_tree_report(const struct scan_context *c, struct sink *sink,
@@ -547,6 +608,7 @@ int zarr_tree_report(const struct scan_context *c, struct sink *sink,
 
     *out = (struct zarr_found){0};
     t.last = &t.todo;
+    t.listed = has_file(c->listing, ZARR_LISTED);
     rc = t.arena ? walk(&t, e) : err_nomem(e);
     arena_free(t.arena);
     free(t.seen);
