@@ -24,6 +24,7 @@ enum {
     MAX_INDEX = 100000000, /* what the JSON reader takes */
     MAX_BOXES = 1 << 20,   /* of one tensor */
     MAX_SAME = 1000,       /* tensors that would have one key */
+    MAX_BESIDE = 64, /* names in a directory whose files are opened to know them */
 };
 
 static const char suffix[] = ".msgpack";
@@ -146,7 +147,8 @@ static void flax_bid_file(struct listing *l, const char *name, struct bid *out)
     *out = (struct bid){0};
     if (!named && !step_of(name, false, &step) && !is_stream_name(name) &&
         !is_fraction(name) &&
-        (!step_of(name, true, &step) || !begins_with_array(l, name)))
+        (listing_count(l) > MAX_BESIDE || !step_of(name, true, &step) ||
+         !begins_with_array(l, name)))
         return;
     content = content_of(l, name);
     if (content == EASYLM_STREAM) {
