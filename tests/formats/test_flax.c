@@ -388,8 +388,10 @@ static void test_lost_shard(void **state)
 /* Arrays beside the file: one is lost, one has a path that leads out. */
 static void test_elsewhere(void **state)
 {
-    static const char file[] = "\x83\xa1"
+    static const char file[] = "\x84\xa1"
                                "b\xbf//GDAPlaceholder:../../etc/pass\xa1"
+                               "k\x82\xb2//GDAPlaceholder:x\x03\xa1"
+                               "w\xb4//GDAPlaceholder:p/w\xa1"
                                "p\x82\xa1"
                                "n\x03\xa1"
                                "w\xb4//GDAPlaceholder:p/w\xa1"
@@ -411,14 +413,17 @@ static void test_elsewhere(void **state)
     made_open(&m, &o);
     if (o.info.error)
         fail_msg("%s", o.info.error);
-    assert_int_equal(o.count, 3);
+    assert_int_equal(o.count, 4);
     check_floats(&o, "p.w", two, 2);
+    check_floats(&o, "k.w", two, 2);
     check_fault(&o, "b", "the path of its directory is none: ../../etc");
     check_fault(&o, "q.w", ".zarray");
     check_warnings(&o, "");
     all_objects(&o, &text);
-    assert_string_equal(text.data,
-                        "p={\"n\":3,\"w\":{\"$type\":\"tensor\",\"key\":\"p.w\"}}\n");
+    assert_string_equal(
+        text.data,
+        "k={\"//GDAPlaceholder:x\":3,\"w\":{\"$type\":\"tensor\",\"key\":\"k.w\"}}\n"
+        "p={\"n\":3,\"w\":{\"$type\":\"tensor\",\"key\":\"p.w\"}}\n");
     close_checkpoint(&o);
     made_end(&m);
 }

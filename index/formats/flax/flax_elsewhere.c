@@ -37,16 +37,34 @@ struct walk {
     void *user;
 };
 
+/*
+ * The next text of the kind from `at` on, with its quotes; NULL: there is none. A name of a
+ * member is passed over.
+ */
+static const char *find_text(const char *at, const char *end, const char **behind)
+{
+    const char *found;
+
+    while ((found = memmem(at, (size_t)(end - at), PLACE, sizeof PLACE - 1))) {
+        for (at = found + 1; at < end && *at != '"'; at++)
+            at += *at == '\\' && at + 1 < end;
+        if (at == end)
+            return NULL;
+        *behind = ++at;
+        while (at < end && *at == ' ')
+            at++;
+        if (at == end || *at != ':')
+            return found;
+    }
+    return NULL;
+}
+
 /* The place in the text stands in the order of the walk. */
 static int take_place(struct walk *w, const char *path, struct err *e)
 {
-    const char *found =
-        memmem(w->text, (size_t)(w->end - w->text), PLACE, sizeof PLACE - 1);
-    const char *close = found ? found + 1 : NULL;
+    const char *behind, *found = find_text(w->text, w->end, &behind);
 
-    while (close && close < w->end && *close != '"')
-        close += *close == '\\' ? 2 : 1;
-    if (!close || close >= w->end)
+    if (!found)
         return err_set(e, EBADMSG, "a place of an array that is not in the text");
     if (w->fn(w->user, &w->path, path, e) < 0)
         return -e->code;
@@ -54,7 +72,7 @@ static int take_place(struct walk *w, const char *path, struct err *e)
     buf_adds(w->out, "{\"$type\":\"tensor\",\"key\":");
     buf_add_json(w->out, w->path.data, w->path.len);
     buf_addc(w->out, '}');
-    w->text = close + 1;
+    w->text = behind;
     return 0;
 }
 
