@@ -4,8 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "index/formats/flax/flax_elsewhere.h"
 #include "index/formats/flax/flax_tree.h"
 #include "remote/source.h"
 
@@ -40,18 +42,40 @@ static int on_array(void *user, struct buf *key, const struct flax_array *a,
     return 0;
 }
 
+static int on_elsewhere(void *user, struct buf *key, const char *path, struct err *e)
+{
+    (void)user;
+    (void)path;
+    (void)e;
+    require(memchr(key->data, '\0', key->len) == NULL, "key of an array elsewhere");
+    return 0;
+}
+
+static void require_json(const char *json, size_t len)
+{
+    static const struct json_limits limits = {.depth = 512, .nul_ok = true};
+    CLEANUP(json_freep) struct json *doc = NULL;
+    struct err e = {0};
+
+    if (json_parse(json, len, &limits, &doc, &e) < 0) {
+        fprintf(stderr, "%.*s: %s\n", (int)len, json, e.text);
+        require(false, "not JSON");
+    }
+}
+
 static int on_object(void *user, const char *key, size_t len, const char *json,
                      size_t json_len, struct err *e)
 {
-    const struct json_limits limits = {.depth = 512, .nul_ok = true};
-    CLEANUP(json_freep) struct json *doc = NULL;
+    CLEANUP(buf_release) struct buf rest = {0};
 
     (void)user;
     require(memchr(key, '\0', len) == NULL, "key");
-    if (json_parse(json, json_len, &limits, &doc, e) < 0) {
-        fprintf(stderr, "%.*s: %s\n", (int)json_len, json, e->text);
-        require(false, "not JSON");
-    }
+    require_json(json, json_len);
+    if (flax_has_elsewhere(json, json_len) &&
+        flax_elsewhere(key, len, json, json_len, on_elsewhere, NULL, &rest, e) == 0 &&
+        rest.len > 0)
+        require_json(rest.data, rest.len);
+    *e = (struct err){0};
     return 0;
 }
 

@@ -123,6 +123,7 @@ static int step(struct walk *w, struct err *e)
 int flax_elsewhere(const char *name, size_t name_len, const char *json, size_t len,
                    flax_elsewhere_fn *fn, void *user, struct buf *out, struct err *e)
 {
+    static const struct json_limits limits = {.depth = MAX_LEVELS, .nul_ok = true};
     CLEANUP(json_freep) struct json *doc = NULL;
     CLEANUP_FREE struct walk *w = calloc(1, sizeof *w);
     int rc;
@@ -135,7 +136,7 @@ int flax_elsewhere(const char *name, size_t name_len, const char *json, size_t l
     w->fn = fn;
     w->user = user;
     buf_add(&w->path, name, name_len);
-    rc = buf_failed(&w->path) ? err_nomem(e) : json_parse(json, len, NULL, &doc, e);
+    rc = buf_failed(&w->path) ? err_nomem(e) : json_parse(json, len, &limits, &doc, e);
     if (rc == 0)
         rc = take_value(w, doc, e);
     while (rc == 0 && w->depth > 0)
