@@ -37,24 +37,28 @@ struct walk {
     void *user;
 };
 
+/* Behind the string that begins at this quote. */
+static const char *behind_string(const char *at, const char *end)
+{
+    for (at++; at < end && *at != '"'; at++)
+        at += *at == '\\' && at + 1 < end;
+    return at < end ? at + 1 : end;
+}
+
 /*
- * The next text of the kind from `at` on, with its quotes; NULL: there is none. A name of a
- * member is passed over.
+ * The next text of the kind from `at` on, where no string has begun: its quote; NULL: there
+ * is none. A name of a member is passed over.
  */
 static const char *find_text(const char *at, const char *end, const char **behind)
 {
-    const char *found;
+    while ((at = memchr(at, '"', (size_t)(end - at)))) {
+        bool fits = (size_t)(end - at) >= sizeof PLACE - 1 &&
+                    memcmp(at, PLACE, sizeof PLACE - 1) == 0;
 
-    while ((found = memmem(at, (size_t)(end - at), PLACE, sizeof PLACE - 1))) {
-        for (at = found + 1; at < end && *at != '"'; at++)
-            at += *at == '\\' && at + 1 < end;
-        if (at == end)
-            return NULL;
-        *behind = ++at;
-        while (at < end && *at == ' ')
-            at++;
-        if (at == end || *at != ':')
-            return found;
+        *behind = behind_string(at, end);
+        if (fits && (*behind == end || **behind != ':'))
+            return at;
+        at = *behind;
     }
     return NULL;
 }
