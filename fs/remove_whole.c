@@ -109,9 +109,8 @@ static void see_inside(void *user, struct staged *n)
 
     in->gone |= n->kind == STAGED_GONE || n->removed;
     in->come |= n->kind == STAGED_FILE && !n->removed;
-    if (n->kind == STAGED_DIR)
-        staged_each(n, see_inside,
-                    in); /* not deep: these are directories of programs */
+    if (n->kind == STAGED_DIR) /* not deep: these are directories of programs */
+        staged_each(n, see_inside, in);
 }
 
 static void see_directories(void *user, struct staged *n)

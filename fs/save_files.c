@@ -24,8 +24,7 @@ enum { LIST_MEMORY = 512 << 20 };
 struct lister {
     struct save_files *out;
     int failed;
-    char lost
-        [PATH_MAX]; /* a file of which the disk has refused bytes, or some never came */
+    char lost[PATH_MAX]; /* a file of which bytes were refused, or did not come */
     uint64_t lost_from;
 };
 
