@@ -27,6 +27,16 @@ static const char LEVANTER[] = "metadata.json";
 
 /* ---- bids ---- */
 
+/* The first HEAD bytes of a file, if there is one. */
+static bool peek(struct listing *l, const char *name, char *head, size_t *got)
+{
+    const struct listing_entry *entry = listing_find(l, name);
+
+    *got = 0;
+    return entry && entry->st.kind == ENTRY_FILE &&
+           listing_peek(l, name, head, HEAD, got) == 0;
+}
+
 /*
  * Is the file there, and does it speak of a zarr_format? zarr-python 3 writes a node's
  * attributes before that: behind long ones it is not seen, and zarr.json, a name that nothing
@@ -34,12 +44,10 @@ static const char LEVANTER[] = "metadata.json";
  */
 static bool is_marker(struct listing *l, const char *name)
 {
-    const struct listing_entry *entry = listing_find(l, name);
-    char head[HEAD + 1];
-    size_t got = 0;
+    char head[HEAD];
+    size_t got;
 
-    if (!entry || entry->st.kind != ENTRY_FILE ||
-        listing_peek(l, name, head, HEAD, &got) < 0)
+    if (!peek(l, name, head, &got))
         return false;
     return memmem(head, got, "\"zarr_", 6) ||
            (got == HEAD && head[0] == '{' && strcmp(name, "zarr.json") == 0);
@@ -120,25 +128,20 @@ static const char *array_child(struct listing *l)
  */
 static bool is_levanter(struct listing *l)
 {
-    const struct listing_entry *entry = listing_find(l, LEVANTER);
     char head[HEAD];
-    size_t got = 0;
+    size_t got;
 
-    return entry && entry->st.kind == ENTRY_FILE &&
-           listing_peek(l, LEVANTER, head, HEAD, &got) == 0 &&
-           memmem(head, got, "\"step\"", 6) && memmem(head, got, "\"timestamp\"", 11);
+    return peek(l, LEVANTER, head, &got) && memmem(head, got, "\"step\"", 6) &&
+           memmem(head, got, "\"timestamp\"", 11);
 }
 
 /* EasyDeL's: arrays at model/a/b/kernel and tx/..., all of which are in a list. */
 static bool is_easydel(struct listing *l)
 {
-    const struct listing_entry *entry = listing_find(l, ZARR_LISTED);
     char head[HEAD];
-    size_t got = 0;
+    size_t got;
 
-    return entry && entry->st.kind == ENTRY_FILE &&
-           listing_peek(l, ZARR_LISTED, head, HEAD, &got) == 0 &&
-           zarr_is_listed(head, got);
+    return peek(l, ZARR_LISTED, head, &got) && zarr_is_listed(head, got);
 }
 
 /* Is there an array at any depth? *looks: directories that may still be looked into. */
