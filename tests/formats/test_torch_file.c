@@ -215,18 +215,25 @@ static void test_many_files(void **state)
     remove_folder(&f);
 }
 
-/* The .bin files are a copy of what safetensors has, and stay side files. */
-static void test_safetensors_wins(void **state)
+/* A safetensors file of one tensor, w. */
+static void write_small(const struct folder *f, const char *name)
 {
     static const char header[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[2],"
                                  "\"data_offsets\":[0,2]}}";
     unsigned char file[8 + sizeof header - 1 + 2] = {sizeof header - 1};
+
+    memcpy(file + 8, header, sizeof header - 1);
+    write_file(f, name, file, sizeof file);
+}
+
+/* The .bin files are a copy of what safetensors has, and stay side files. */
+static void test_safetensors_wins(void **state)
+{
     struct opened o;
     struct folder f;
 
     make_folder(&f);
-    memcpy(file + 8, header, sizeof header - 1);
-    write_file(&f, "model.safetensors", file, sizeof file);
+    write_small(&f, "model.safetensors");
     copy_file(state, "pt_zip_module_state/pytorch_model.bin", &f, "pytorch_model.bin");
     write_text(&f, "pytorch_model.bin.index.json", "{\"weight_map\": {}}");
     open_checkpoint(f.dir, &o);
@@ -242,14 +249,10 @@ static void test_adapter_beside(void **state)
     static const char lora[] = "adapter_value_head/adapter_model.bin";
     static const char key[] =
         "adapter_model.bin:base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
-    static const char header[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[2],"
-                                 "\"data_offsets\":[0,2]}}";
-    unsigned char file[8 + sizeof header - 1 + 2] = {sizeof header - 1};
     struct opened o;
     struct folder f;
 
     make_folder(&f);
-    memcpy(file + 8, header, sizeof header - 1);
     copy_file(state, "hf_bin_single_tied/pytorch_model.bin", &f, "pytorch_model.bin");
     write_text(&f, "config.json", "{}");
     write_text(&f, "adapter_config.json", "{}");
@@ -262,7 +265,7 @@ static void test_adapter_beside(void **state)
     assert_int_equal(o.info.warnings, 0);
     close_checkpoint(&o);
 
-    write_file(&f, "adapter_model.safetensors", file, sizeof file);
+    write_small(&f, "adapter_model.safetensors");
     open_checkpoint(f.dir, &o); /* PEFT takes this one of two */
     assert_string_equal(o.info.format, "hf-bin");
     assert_int_equal(o.info.by_role[ROLE_OTHER], 1);
@@ -277,7 +280,7 @@ static void test_adapter_beside(void **state)
     remove_folder(&f);
 
     make_folder(&f);
-    write_file(&f, "model.safetensors", file, sizeof file);
+    write_small(&f, "model.safetensors");
     write_text(&f, "adapter_config.json", "{}");
     copy_file(state, lora, &f, "adapter_model.bin");
     open_checkpoint(f.dir, &o);
@@ -292,14 +295,10 @@ static void test_value_head(void **state)
 {
     static const char head[] = "adapter_value_head/pytorch_model.bin";
     static const char lora[] = "adapter_value_head/adapter_model.bin";
-    static const char header[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[2],"
-                                 "\"data_offsets\":[0,2]}}";
-    unsigned char file[8 + sizeof header - 1 + 2] = {sizeof header - 1};
     struct opened o;
     struct folder f;
 
     make_folder(&f);
-    memcpy(file + 8, header, sizeof header - 1);
     copy_file(state, lora, &f, "adapter_model.bin");
     write_text(&f, "adapter_config.json", "{}");
     copy_file(state, head, &f, "value_head.bin");
@@ -309,12 +308,12 @@ static void test_value_head(void **state)
     assert_int_equal(tensor(&o, "value_head.bin:v_head.summary.bias")->role,
                      ROLE_OTHER);
     close_checkpoint(&o);
-    write_file(&f, "value_head.safetensors", file, sizeof file);
+    write_small(&f, "value_head.safetensors");
     open_checkpoint(f.dir, &o);
     assert_int_equal(o.info.by_role[ROLE_OTHER], 1);
     assert_int_equal(tensor(&o, "w")->role, ROLE_OTHER);
     close_checkpoint(&o);
-    write_file(&f, "model.safetensors", file, sizeof file);
+    write_small(&f, "model.safetensors");
     open_checkpoint(f.dir, &o);
     assert_int_equal(tensor(&o, "w")->role, ROLE_MODEL);
     assert_int_equal(tensor(&o, "value_head.safetensors/w")->role, ROLE_OTHER);
