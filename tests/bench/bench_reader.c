@@ -6,7 +6,7 @@
  *
  * read     pread of BLOCK bytes after the other into one buffer a thread; N threads share the ranges evenly
  * random   COUNT preads of BLOCK bytes at random multiples of BLOCK, by each thread its part of them
- * mapped   copies out of a shared read-only mapping, block by block
+ * mapped   copies out of a private mapping, as loaders do, block by block
  * copy     copies as many bytes of anonymous memory: what a byte costs that is in memory already
  *
  * One JSON line a pass: {"seconds", "cpu", "bytes"}; cpu is seconds on a core of this process and,
@@ -235,7 +235,7 @@ static void open_range(struct job *j, struct range *r, char *text)
         die(text);
     }
     if (j->mode == MODE_MAPPED && r->mapped) {
-        r->map = mmap(NULL, r->mapped, PROT_READ, MAP_SHARED, r->fd, 0);
+        r->map = mmap(NULL, r->mapped, PROT_READ, MAP_PRIVATE, r->fd, 0);
         if (r->map == MAP_FAILED)
             die(text);
     }

@@ -28,6 +28,11 @@ class Verdicts(unittest.TestCase):
         for value, words in ((1.15, "met"), (1.16, "short")):
             self.assertEqual(Row("w", value=value, goal=1.15, better=LOWER).verdict(), words)
 
+    def test_beside_a_bare_server(self):
+        for value, words in ((0.6, "met"), (0.51, "above the lab's figure"), (0.4, "short, above a bare server"), (0.3, "short, as a bare server is"), (0.27, "short")):
+            self.assertEqual(Row("w", value=value, goal=0.6, lab=0.51, bare=0.3).verdict(), words)
+        self.assertEqual(Row("w", value=0.3, goal=0.6, bare=0.3, cpu=(100, 200), cpu_goal=1.5).verdict(), "short, as a bare server is; CPU 2.0 times, not 1.5")
+
     def test_what_else_was_promised(self):
         self.assertEqual(Row("w", value=1, goal=0.6, cpu=(100, 151), cpu_goal=1.5).verdict(), "met; CPU 1.5 times, not 1.5")
         self.assertEqual(Row("w", value=1, goal=0.6, cpu=(100, 150), cpu_goal=1.5).verdict(), "met")
@@ -90,6 +95,7 @@ class Suite(unittest.TestCase):
                 self.assertGreater(r["value"], 0)
                 self.assertGreater(min(r["cpu"]), 0)
                 self.assertEqual((r["error"], r["rounds"]), ("", 2))
+                self.assertGreater(r["bare"], 0)
                 self.assertIn(r["work"], p.stdout.decode())
                 self.assertIn(f"| {r['work']} |", pathlib.Path(folder, "page.md").read_text(encoding="utf-8"))
 

@@ -3,6 +3,7 @@
 
 Each layout is read in two ways: by `cat`, as people do, whose floor is `cat` of the shards; and by preads of 1 MiB into one buffer
 that stays in the processor's cache, whose floor is the same loop over the shards: that costs the kernel little more than the copy.
+A bare server takes its turn where it can (bench_server.c): what a mount without privilege can reach differs from machine to machine.
 """
 import json
 import os
@@ -19,15 +20,18 @@ SMALL = 8192  # bytes a write: such a file lies in small folios of the page cach
 FULL = 1024 * MIB
 
 
-def cat_row(bench, name, mount, file, folder, size, goal, lab, **fields):
-    samples = interleave({"cat": lambda: run(["cat", *data_files(folder)]), "mount": lambda: run(["cat", file], mount.server)}, bench.rounds)
-    return ratio_row(f"{name}: cat", "cat of the shards", samples["cat"], samples["mount"], size, goal=goal, lab=lab, rss=None, **fields)
+def cat_row(bench, name, mount, file, folder, size, goal, lab, bare=None, **fields):
+    ways = {"cat": lambda: run(["cat", *data_files(folder)]), "mount": lambda: run(["cat", file], mount.server)}
+    if bare:
+        ways["bare"] = lambda: run(["cat", bare.path], bare.server)
+    samples = interleave(ways, bench.rounds)
+    return ratio_row(f"{name}: cat", "cat of the shards", samples["cat"], samples["mount"], size, samples.get("bare"), goal=goal, lab=lab, rss=None, **fields)
 
 
-def loop_row(bench, name, mount, file, folder, size, goal, lab, **fields):
-    samples = interleave({"native": lambda: bench.read("read", shards(folder, size)),
-                          "mount": lambda: bench.read("read", [file], mount.server)}, bench.rounds)
-    return ratio_row(f"{name}: pread 1 MiB", "pread of the shards", samples["native"], samples["mount"], size, goal=goal, lab=lab, **fields)
+def loop_row(bench, name, mount, file, folder, size, goal, lab, bare, **fields):
+    samples = interleave({"native": lambda: bench.read("read", shards(folder, size)), "mount": lambda: bench.read("read", [file], mount.server),
+                          "bare": lambda: bench.read("read", [bare.path], bare.server)}, bench.rounds)
+    return ratio_row(f"{name}: pread 1 MiB", "pread of the shards", samples["native"], samples["mount"], size, samples["bare"], goal=goal, lab=lab, **fields)
 
 
 def mapped_rows(bench, name, file, folder, size, **fields):
@@ -37,10 +41,14 @@ def mapped_rows(bench, name, file, folder, size, **fields):
         with bench.mount(folder) as mount:
             return bench.passes("mapped", [mount / file], mount.server, passes=2)
 
-    samples = interleave({"native": lambda: bench.passes("mapped", shards(folder, size), passes=2), "mount": ours}, bench.rounds)
+    def bare():
+        with bench.bare(folder, size) as server:
+            return bench.passes("mapped", [server.path], server.server, passes=2)
+
+    samples = interleave({"native": lambda: bench.passes("mapped", shards(folder, size), passes=2), "mount": ours, "bare": bare}, bench.rounds)
     for i, (when, goal, lab) in enumerate((("first touch", 0.2, 0.18), ("again", 0.5, 0.4))):
-        native, ours = ([s[i] for s in samples[w]] for w in ("native", "mount"))
-        yield ratio_row(f"{name}: mapped, {when}", "mapped shards", native, ours, size, goal=goal, lab=lab, **fields)
+        native, ours, bare = ([s[i] for s in samples[w]] for w in ("native", "mount", "bare"))
+        yield ratio_row(f"{name}: mapped, {when}", "mapped shards", native, ours, size, bare, goal=goal, lab=lab, **fields)
 
 
 def checked(bench, mount, folder, size):
@@ -53,13 +61,14 @@ def checked(bench, mount, folder, size):
     return file
 
 
-def layout_rows(bench, name, kind, options, goal, lab, mapped=False, cpu_goal=None):
+def layout_rows(bench, name, kind, options, goal, lab, mapped=False, cpu_goal=None, row=0):
+    """row: bytes of a row, of shards by columns."""
     size = bench.size(FULL)
-    folder = bench.make(kind, "source", 1, size, *options)
-    with bench.mount(folder) as mount:
+    folder = bench.make(kind, "source", 1, size, *options, *(("--row-bytes", row) if row else ()))
+    with bench.mount(folder) as mount, bench.bare(folder, size, row) as bare:
         file = checked(bench, mount, folder, size)
-        yield cat_row(bench, name, mount, file, folder, size, goal, lab, cpu_goal=cpu_goal)
-        yield loop_row(bench, name, mount, file, folder, size, goal, lab, cpu_goal=cpu_goal)
+        yield cat_row(bench, name, mount, file, folder, size, goal, lab, bare, cpu_goal=cpu_goal)
+        yield loop_row(bench, name, mount, file, folder, size, goal, lab, bare, cpu_goal=cpu_goal)
         if mapped:
             yield from mapped_rows(bench, name, file.relative_to(mount / ""), folder, size)
 
@@ -99,14 +108,14 @@ def dim_1(bench):
     """Shards by columns, 4 ranks: rows of 64 KiB to 64 B."""
     for words, row, goal, lab in (("64 KiB", 65536, 0.55, 0.64), ("4 KiB", 4096, 0.55, 0.47), ("256 B", 256, 0.55, 0.53), ("128 B", 128, None, None),
                                   ("64 B", 64, 0.35, 0.29)):
-        yield from layout_rows(bench, f"dim-1, rows of {words}", "dcp", ("--row-bytes", row), goal, lab)
+        yield from layout_rows(bench, f"dim-1, rows of {words}", "dcp", (), goal, lab, row=row)
 
 
 @workload("reads", limit=180)
 def dim_1_small_folios(bench):
     """Rows of 64 KiB to 64 B in files that were written in pieces of 8 KiB."""
     for words, row, goal, lab in (("64 KiB", 65536, 0.55, 0.64), ("4 KiB", 4096, 0.55, 0.47), ("256 B", 256, 0.55, 0.53), ("64 B", 64, 0.35, 0.29)):
-        yield from layout_rows(bench, f"dim-1, rows of {words}, small folios", "dcp", ("--row-bytes", row, "--piece", SMALL), goal, lab)
+        yield from layout_rows(bench, f"dim-1, rows of {words}, small folios", "dcp", ("--piece", SMALL), goal, lab, row=row)
 
 
 @workload("reads")
@@ -160,22 +169,27 @@ def random_reads(bench):
                 with bench.mount(folder) as mount:
                     return [bench.read("random", [mount / "raw" / KEY], mount.server, **how) for _ in range(3)]
 
-            samples = interleave({"native": lambda: bench.read("random", shards(folder, size), **how), "mount": programs}, bench.rounds)
+            def bare():
+                with bench.bare(folder, size) as server:
+                    return bench.read("random", [server.path], server.server, **how)
+
+            samples = interleave({"native": lambda: bench.read("random", shards(folder, size), **how), "mount": programs, "bare": bare}, bench.rounds)
             readers = f"{threads} reader" + "s" * (threads > 1)
             # The second opens it page-cached, as the first has read it here and there; the third finds those pages.
             for i, (program, lab) in enumerate((("", 0.15), (", second program", None), (", third program", 0.15))):
                 yield ratio_row(f"{name}: random 4 KiB, {readers}{program}", "pread of the shards", samples["native"],
-                                [s[i] for s in samples["mount"]], count * 4096, goal=0.25, lab=lab)
+                                [s[i] for s in samples["mount"]], count * 4096, samples["bare"] if i == 0 else None, goal=0.25, lab=lab)
             first = [s[0] for s in samples["mount"]]
             if threads == 1:
                 alone = first
             else:
                 yield ratio_row(f"{name}: random 4 KiB, 64 readers against 1", "1 reader", alone, first, count * 4096, goal=1)
-        with bench.mount(folder) as mount:
+        with bench.mount(folder) as mount, bench.bare(folder, size) as server:
             file = checked(bench, mount, folder, size)
             samples = interleave({"native": lambda: bench.read("read", shards(folder, size), threads=64),
-                                  "mount": lambda: bench.read("read", [file], mount.server, threads=64)}, bench.rounds)
-            yield ratio_row(f"{name}: pread 1 MiB, 64 readers", "64 readers of the shards", samples["native"], samples["mount"], size)
+                                  "mount": lambda: bench.read("read", [file], mount.server, threads=64),
+                                  "bare": lambda: bench.read("read", [server.path], server.server, threads=64)}, bench.rounds)
+            yield ratio_row(f"{name}: pread 1 MiB, 64 readers", "64 readers of the shards", samples["native"], samples["mount"], size, samples["bare"])
         if name == "contiguous":
             for threads, readers in ((1, "1 reader"), (64, "64 readers")):
                 yield from by_io_uring(bench, f"{name}: random 4 KiB, {readers}", folder, size, {"block": 4096, "count": count, "threads": threads})

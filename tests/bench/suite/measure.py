@@ -119,8 +119,11 @@ def duration(samples):
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def ratio_row(work, against, floor, ours, size=None, **fields):
-    """A row of floor / ours (how fast we are beside it), medians of the rounds; with better="lower" ours / floor."""
+def ratio_row(work, against, floor, ours, size=None, bare=None, **fields):
+    """A row of floor / ours (how fast we are beside it), medians of the rounds; with better="lower" ours / floor.
+    bare: samples of a bare server in the same rounds, where higher is better."""
+    if bare:
+        fields["bare"] = statistics.median(f.seconds / b.seconds for f, b in zip(floor, bare))
     lower = fields.get("better") == rows.LOWER
     pairs = [(o.seconds, f.seconds) if lower else (f.seconds, o.seconds) for f, o in zip(floor, ours)]
     best = (min(f.seconds for f in floor), min(o.seconds for o in ours))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A mount for as long as a `with` lasts, and the end of those that outlive theirs."""
+"""A mount for as long as a `with` lasts, of ours or of a bare server, and the end of those that outlive theirs."""
 import os
 import pathlib
 import subprocess
@@ -55,6 +55,38 @@ class Mount:
         while is_running(self.server):  # it may have something to put away
             time.sleep(0.002)
         os.rmdir(self.path)
+
+
+class BareServer:
+    """A mount of bench_server, `program`: its file is `path`. ranges: [(file, offset, bytes)], as bench_reader has them.
+
+    Where a mount of ours asks for mapped files in larger pieces (root's, decision 020), so does this one.
+    """
+
+    def __init__(self, program, work, ranges, row=0, read_ahead_kb=1024):
+        self.folder = tempfile.mkdtemp(prefix="bare-", dir=work)
+        self.path = pathlib.Path(self.folder) / "bytes"
+        self.process = subprocess.Popen([str(program), self.folder, str(row), *(":".join(map(str, r)) for r in ranges)], stderr=subprocess.PIPE)
+        self.server = self.process.pid
+        while not os.path.ismount(self.folder):
+            if self.process.poll() is not None:
+                raise failure([program], self.process.returncode, self.process.stderr.read())
+            time.sleep(0.002)
+        device = os.stat(self.folder).st_dev
+        try:
+            pathlib.Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").write_text(str(read_ahead_kb))
+        except OSError:
+            pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if subprocess.run(["fusermount3", "-u", self.folder], stderr=subprocess.DEVNULL, check=False).returncode:
+            subprocess.run(["umount", "-l", self.folder], stderr=subprocess.DEVNULL, check=False)
+        self.process.stderr.close()
+        self.process.wait()
+        os.rmdir(self.folder)
 
 
 def unmount_below(folder):

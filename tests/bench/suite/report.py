@@ -44,6 +44,7 @@ COLUMNS = (
     ("ours", lambda r: r.ours),
     ("goal", bound),
     ("lab", lambda r: figure(r.lab, r.unit)),
+    ("bare server", lambda r: figure(r.bare, r.unit)),
     ("before", lambda r: figure(r.before, r.unit)),
     ("median (best)", result),
     ("CPU µs/MiB", processor),

@@ -4,6 +4,7 @@ import dataclasses
 import typing
 
 HIGHER, LOWER = "higher", "lower"
+NOISE = 0.95  # two medians of the same run that are as near to each other say nothing
 
 
 @dataclasses.dataclass
@@ -17,6 +18,7 @@ class Row:
     better: str = HIGHER
     goal: typing.Optional[float] = None
     lab: typing.Optional[float] = None
+    bare: typing.Optional[float] = None      # what a server that only answers has in value's place, in the same rounds
     theirs: str = ""              # the floor's or the peer's own figure, with its unit
     ours: str = ""
     cpu: typing.Optional[typing.Tuple[float, float]] = None  # µs/MiB: floor, and ours with the server
@@ -35,7 +37,8 @@ class Row:
         return self.value >= bound if self.better == HIGHER else self.value <= bound
 
     def verdict(self):
-        """met | above the lab's figure | short | left out: … | failed: …; empty where nothing was promised"""
+        """met | above the lab's figure | short, as a bare server is | short, above a bare server | short | left out: … | failed: …;
+        empty where nothing was promised"""
         if self.error:
             return "failed: " + self.error
         if self.value is None:
@@ -51,7 +54,12 @@ class Row:
             return "; ".join(["met", *missed])
         if self.lab is not None and self.reaches(self.lab):
             return "; ".join(["above the lab's figure", *missed])
-        return "; ".join(["short", *missed])
+        return "; ".join(["short" + self.beside_bare(), *missed])
+
+    def beside_bare(self):
+        if self.bare is None or self.value < NOISE * self.bare:
+            return ""
+        return ", above a bare server" if self.value * NOISE > self.bare else ", as a bare server is"
 
 
 FLAT, STRAIGHT = "flat", "straight"

@@ -9,7 +9,7 @@ import sys
 import typing
 
 from suite import measure
-from suite.mount import Mount
+from suite.mount import BareServer, Mount
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
 ROOT = HERE.parent.parent
@@ -67,6 +67,11 @@ class Bench:
     def mount(self, source, options=""):
         return Mount(self.binary, source, self.cache, options)
 
+    def bare(self, folder, size, row=0):
+        """A server that only answers, over the bytes of `shards`: what any FUSE server reaches. row: bytes of a row, of shards by columns."""
+        flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], stdout=subprocess.PIPE, check=False).stdout.decode().split()
+        return BareServer(self.tool("bench_server", *flags), self.work, columns(folder, size) if row else shards(folder, size), row)
+
     def make(self, kind, name, tensors, size, *options):
         """A checkpoint of make_checkpoint.py, on the disk when this returns. size: bytes a tensor."""
         folder = self.work / name
@@ -89,7 +94,7 @@ class Bench:
             if not compiler:
                 raise measure.Failed("no C compiler")
             subprocess.run([compiler, "-O2", "-D_GNU_SOURCE", "-I", ROOT, "-o", path, HERE / f"{name}.c", *libraries, "-lpthread"],
-                           check=True, stdout=subprocess.DEVNULL)
+                           check=True, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(self.work)})
         return path
 
     def read(self, mode, ranges, server=None, **options):
@@ -126,6 +131,13 @@ def shards(folder, size):
         out.append((f, f.stat().st_size - part, part))
         left -= part
     return out
+
+
+def columns(folder, size):
+    """Equal parts at the end of each file, `size` bytes together."""
+    files = data_files(folder)
+    part = size // len(files)
+    return [(f, f.stat().st_size - part, part) for f in files]
 
 
 def same_bytes(command, path):
