@@ -63,3 +63,8 @@ def materialized(bench):
             for mode, way in (("read", "pread 1 MiB"), ("mapped", "mapped")):
                 samples = interleave({"native": lambda: bench.read(mode, shards(folder, size)), "mount": lambda: bench.read(mode, [file], mount.server)}, bench.rounds)
                 yield ratio_row(f"{words}: {way}", "the shards", samples["native"], samples["mount"], size, goal=0.95)
+            for threads, readers in ((1, "1 reader"), (64, "64 readers")):
+                how = {"block": 4096, "count": bench.size(1 << 17), "threads": threads}
+                samples = interleave({"native": lambda: bench.read("random", shards(folder, size), **how),
+                                      "mount": lambda: bench.read("random", [file], mount.server, **how)}, bench.rounds)
+                yield ratio_row(f"{words}: random 4 KiB, {readers}", "the shards", samples["native"], samples["mount"], how["count"] * how["block"], goal=0.95)
