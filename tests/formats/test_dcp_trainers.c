@@ -64,12 +64,42 @@ static void test_origin(void **state UNUSED)
     assert_null(o.framework);
     assert_true(o.has_step);
     assert_int_equal(o.step, 5);
+
+    o = (struct dcp_origin){0};
+    note(&o, "iteration", "\"7\"");
+    assert_false(o.has_step);
+    note(&o, "iteration", "7");
+    note(&o, "iterations", "8");
+    assert_int_equal(o.step, 7);
+    assert_null(o.framework);
+    note(&o, "checkpoint_version", "3.0");
+    assert_string_equal(o.framework, "Megatron-LM");
+}
+
+static void test_roles(void **state UNUSED)
+{
+    static const struct {
+        const char *key;
+        int role;
+    } cases[] = {
+        {"rng_state.(0, 1).0.torch_rng_state", ROLE_OTHER},
+        {"rng_state.0.torch_rng_state", ROLE_OTHER},
+        {"rng_state.", -1},
+        {"rng_state", -1},
+        {"rng_states.x", -1},
+        {"model.rng_state.x", -1},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+        assert_int_equal(dcp_origin_role(cases[i].key, strlen(cases[i].key)),
+                         cases[i].role);
 }
 
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest others[] = {
         {.name = "origin", .test_func = test_origin},
+        {.name = "roles", .test_func = test_roles},
     };
 
     return run_with("dcp_trainers", argc, argv, test_fixture_tree, others,

@@ -320,14 +320,15 @@ static void test_unfinished(void **state)
 static void test_fsdp(void **state)
 {
     CLEANUP(buf_release) struct buf warnings = {0};
-    const char *dcp[] = {".metadata", "__0_0.distcp"};
+    const char *dcp[] = {".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp",
+                         "__3_0.distcp"};
     struct opened o;
     struct temp t;
     struct bid bid;
     char path[PATH_MAX];
 
     temp_make(&t, "iter_0000010");
-    fixture_path(state, "../torch_dcp/dcp_minimal_handmade", path);
+    fixture_path(state, "../dcp_trainers/megatron_lm_fsdp_4r/iter_0000010", path);
     for (size_t i = 0; i < ARRAY_SIZE(dcp); i++)
         put_copy(&t, dcp[i], path, NULL, NULL, 0);
     fixture_path(state, "bridge_moe_ep2", path);
@@ -343,6 +344,9 @@ static void test_fsdp(void **state)
     assert_string_equal(o.info.framework, "Megatron Bridge");
     assert_int_equal(o.info.step, 10);
     assert_int_equal(tensor(&o, "train_state.pt:step")->role, ROLE_OTHER);
+    assert_int_equal(tensor(&o, "rng_state.(0, 1).0.torch_rng_state")->role,
+                     ROLE_OTHER);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 19);
     all_warnings(&o, &warnings);
     assert_string_equal(warnings.data, "");
     close_checkpoint(&o);

@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "index/names.h"
 
 enum {
     SHORT = 64,      /* numbers and versions */
@@ -63,6 +64,9 @@ static const struct mark {
      take_version, SHORT},
     {"state.timestamp", false, "Composer", take_timestamp, LONG},
     {"state.metadata", false, "Composer", take_metadata, LONG},
+    /* torch_dcp and fsdp_dtensor; "release" is a folder without a number. */
+    {"checkpoint_version", false, "Megatron-LM", NULL, 0},
+    {"iteration", false, NULL, take_step, SHORT},
 };
 
 static bool is_mark(const struct mark *m, const char *key, size_t len)
@@ -95,4 +99,13 @@ void dcp_origin_note(void *user, const char *key, size_t len, const char *json,
         take(o, &marks[i], json, json_len);
         return;
     }
+}
+
+int dcp_origin_role(const char *key, size_t len)
+{
+    static const char rng[] = "rng_state.";
+
+    return len > sizeof rng - 1 && memcmp(key, rng, sizeof rng - 1) == 0
+               ? (int)ROLE_OTHER
+               : -1;
 }

@@ -13,8 +13,14 @@ struct dcp_origin {
     int64_t step, epoch;
 };
 
-/* dcp_how.on_object, with a struct dcp_origin as user: torchtitan, Composer 0.32. */
+/* dcp_how.on_object, with a struct dcp_origin as user: torchtitan, Composer, Megatron-LM. */
 void dcp_origin_note(void *user, const char *key, size_t len, const char *json,
                      size_t json_len);
+
+/*
+ * dcp_how.role_of: enum role, or -1 where the key's first part tells what it is. Megatron-LM
+ * has the states of random numbers, which are tensors, beside model and optimizer.
+ */
+int dcp_origin_role(const char *key, size_t len);
 
 #endif

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/keyset.h"
+#include "index/formats/dcp/dcp_origin.h"
 #include "index/formats/object_pickle.h"
 #include "index/formats/object_value.h"
 #include "index/formats/torch/torch_object_write.h"
@@ -264,7 +265,7 @@ int dcp_write(const struct layout_input *in, const struct layout_options *o,
 static int layout_dcp(const struct layout_input *in, const struct layout_options *o,
                       struct layout *out, struct err *e)
 {
-    static const struct dcp_write_how how = {0};
+    static const struct dcp_write_how how = {.role_of = dcp_origin_role};
 
     if (o->max_shard_size || o->codec)
         return err_set(e, EINVAL,

@@ -121,8 +121,10 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
 static int dcp_scan(const struct scan_context *c, struct sink *sink, struct err *e)
 {
     struct dcp_origin from = {0};
-    const struct dcp_how how = {
-        .role = -1, .on_object = dcp_origin_note, .user = &from};
+    const struct dcp_how how = {.role = -1,
+                                .role_of = dcp_origin_role,
+                                .on_object = dcp_origin_note,
+                                .user = &from};
     struct dcp_told told = {0};
     struct err failed = {0};
     int r = dcp_report(c, sink, &how, &told, &failed);

@@ -13,6 +13,7 @@
 #include "index/formats/format.h"
 #include "index/formats/megatron/megatron_write.h"
 #include "index/formats/step.h"
+#include "index/formats/dcp/dcp_origin.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/torch/torch_file.h"
 #include "index/formats/torch/torch_zip.h"
@@ -368,7 +369,7 @@ static int report_torch_dist(struct scan *s, struct err *e)
         .role = -1,
         .no_wrapper = !s->fsdp,
         .unwrap = !s->fsdp,
-        .role_of = s->fsdp ? NULL : megatron_role,
+        .role_of = s->fsdp ? dcp_origin_role : megatron_role,
         .on_object = see_object,
         .user = &s->facts,
     };
