@@ -71,6 +71,8 @@ def truth(model, rank):
 
 def shown(v):
     """As objects.json has it."""
+    if isinstance(v, dict) and not all(isinstance(k, str) for k in v):
+        return {"$type": "dict", "items": [[shown(k), shown(x)] for k, x in v.items()]}
     if isinstance(v, dict):
         return {k: shown(x) for k, x in v.items()}
     if isinstance(v, list):
@@ -83,10 +85,10 @@ def shown(v):
     return {"$type": "opaque", "class": f"{type(v).__module__}.{type(v).__name__}", **state}
 
 
-def objects(path, first="zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+def objects(path, first="zero_pp_rank_0_mp_rank_00_optim_states.pt", model="mp_rank_00_model_states.pt"):
     tensors = "module buffer_names optimizer param_shapes frozen_param_shapes frozen_param_fragments".split()
     states = "base_optimizer_state single_partition_of_fp32_groups param_slice_mappings".split()
-    model = torch.load(path + "/mp_rank_00_model_states.pt", weights_only=False)
+    model = torch.load(f"{path}/{model}", weights_only=False)
     optim = torch.load(f"{path}/{first}", weights_only=False)["optimizer_state_dict"]
     out = {k: shown(v) for k, v in model.items() if k not in tensors}
     out.update({"optimizer." + k: shown(v) for k, v in optim.items() if k not in states})

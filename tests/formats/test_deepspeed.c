@@ -579,6 +579,7 @@ static void test_universal_without_a_file(void **state)
 #define Z3_MODEL "z3_fp16_w2", "zero_pp_rank_0_mp_rank_00_model_states.pt"
 #define TP_MODEL "tp2_z1_bf16_w4", "mp_rank_00_model_states.pt"
 #define PIPE_MODEL "pipe2_z1_w4", "mp_rank_00_model_states.pt"
+#define AUTOEP_MODEL "autoep2_z2_w4", "mp_rank_00_model_states.pt"
 
 /* Groups and counts that the optimizer's files tell. */
 static const struct edited optim_rows[] = {
@@ -616,6 +617,9 @@ static const struct edited optim_rows[] = {
      "group 1 is no tensor of one dimension", NULL, NULL},
     {ELASTIC, EDIT("K\0K$\205q2K\1\205", "K\0K\4K\11\206q2K\11K\1\206"), EDITED_WARNS,
      "flat-state: ", NULL, NULL},
+    {"z3_bf16_subgroups_w2", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+     EDIT("(K\0}q\23(X\4\0\0\0step", "(K\177}q\23(X\4\0\0\0step"), EDITED_WARNS,
+     "lost-states: 1 of ", NULL, NULL},
 };
 
 /* Where the groups' elements lie. */
@@ -692,6 +696,17 @@ static const struct edited model_rows[] = {
      NULL, NULL},
     {ELASTIC_MODEL, EDIT("X\3\0\0\0pos", "K\1"), NULL,
      "mp_rank_00_model_states.pt: a name of the module is no text", NULL, NULL},
+    {AUTOEP_MODEL, EDIT("(K\0K\1eu}", "(K\1K\0eu}"), NULL,
+     "model.layers.0.mlp.experts.w1: experts in another order than the ranks' are not "
+     "supported",
+     NULL, NULL},
+    {AUTOEP_MODEL, EDIT("ep_sizeq\263K\2", "ep_sizeq\263K\1"), NULL,
+     "ds_autoep_layers has other experts than those of its ranks", NULL, NULL},
+    {AUTOEP_MODEL, EDIT("num_local_experts", "num_local_expertz"), NULL,
+     "ds_autoep_layers does not tell the number of its experts", NULL, NULL},
+    {AUTOEP_MODEL, EDIT("expert_key_prefix", "expert_key_prefiy"), NULL,
+     "only some ranks share it, and it is no expert of DeepSpeed's MoE layer", NULL,
+     NULL},
     {"pipe2_z1_w4", "mp_rank_01_model_states.pt", EDIT("K\25K\12\206", "K\12K\25\206"),
      NULL,
      "mp_rank_01_model_states.pt: tied_modules.embed.weight has another shape on "
@@ -762,6 +777,9 @@ static const struct edited file_rows[] = {
      "zero_pp_rank_0_mp_rank_00_model_states.pt", "mp_rank_00_model_states.pt"},
     {Z3_MODEL, EDIT("param_shapes", "-aram_shapes"), NULL,
      "zero_pp_rank_0_mp_rank_00_model_states.pt has no param_shapes", NULL, NULL},
+    {"z1_elastic_w2", "../../torch_file/legacy_proto3/m.th", EDIT("", ""), NULL,
+     "mp_rank_01_model_states.pt-0.2: torch's old format by 2 writers is not supported",
+     "mp_rank_01_model_states.pt-0.2", NULL},
     {ELASTIC_MODEL, EDIT("", ""), EDITED_WARNS,
      "unknown-file: 1 files of states are not DeepSpeed's (mp_rank_zz_model_states.pt)",
      "mp_rank_zz_model_states.pt", NULL},

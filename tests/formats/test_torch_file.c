@@ -321,6 +321,25 @@ static void test_value_head(void **state)
     remove_folder(&f);
 }
 
+/* ms-swift trains it as a whole beside the language model's adapter. */
+static void test_vision_tower(void **state)
+{
+    static const char lora[] = "adapter_value_head/adapter_model.bin";
+    struct opened o;
+    struct folder f;
+
+    make_folder(&f);
+    copy_file(state, lora, &f, "adapter_model.bin");
+    write_text(&f, "adapter_config.json", "{}");
+    write_small(&f, "vit.safetensors");
+    open_checkpoint(f.dir, &o);
+    assert_string_equal(o.info.format, "hf-peft");
+    assert_int_equal(o.info.by_role[ROLE_MODEL], 4);
+    assert_int_equal(tensor(&o, "w")->role, ROLE_OTHER);
+    close_checkpoint(&o);
+    remove_folder(&f);
+}
+
 /* ---- an index ---- */
 
 static const char index_text[] =
@@ -836,6 +855,7 @@ int main(int argc, char **argv)
         {.name = "safetensors wins", .test_func = test_safetensors_wins},
         {.name = "adapter beside a model", .test_func = test_adapter_beside},
         {.name = "value head", .test_func = test_value_head},
+        {.name = "vision tower", .test_func = test_vision_tower},
         {.name = "index", .test_func = test_index},
         {.name = "index of a variant", .test_func = test_index_of_a_variant},
         {.name = "damaged shard", .test_func = test_damaged_shard},

@@ -30,6 +30,14 @@ static const struct {
     {"expp_rank_2_mp_rank_00_optim_states.pt", DS_EXPERT_OPTIM, 0, 2, 0, 0},
     {"layer_04-model_states.pt", DS_LAYER, 0, 0, 4, 0},
     {"layer_33-model_01-model_states.pt", DS_LAYER, 1, 0, 33, 0},
+    {"mp_rank_01_model_states.pt-0.1", DS_MODEL, 1, 0, 0, 0},
+    {"bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt-1.2", DS_OPTIM, 0, 3, 0, 0},
+    {"layer_1_expert_2_mp_rank_00_model_states.pt-0.1", DS_EXPERT, 0, 0, 1, 2},
+    {"layer_04-model_states.pt-0.1", DS_LAYER, 0, 0, 4, 0},
+    {"mp_rank_00_model_states.pt-1.1", DS_NOT, 0, 0, 0, 0},
+    {"mp_rank_00_model_states.pt-0.0", DS_NOT, 0, 0, 0, 0},
+    {"mp_rank_00_model_states.pt-0", DS_NOT, 0, 0, 0, 0},
+    {"mp_rank_00_model_states.pt-0.1.bak", DS_NOT, 0, 0, 0, 0},
     {"mp_rank_00_model_states.pt.bak", DS_NOT, 0, 0, 0, 0},
     {"mp_rank_model_states.pt", DS_NOT, 0, 0, 0, 0},
     {"mp_rank_123456789_model_states.pt", DS_NOT, 0, 0, 0, 0},
@@ -101,6 +109,51 @@ static void test_order_of_ranks(void **state)
     ds_files_release(&f);
 }
 
+/* FastFileWriter: two writers, each of which wrote the model states. */
+static void test_several_writers(void **state)
+{
+    static const char *const list[] = {
+        "mp_rank_00_model_states.pt-0.2",
+        "mp_rank_00_model_states.pt-1.2",
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt-0.2",
+        "zero_pp_rank_1_mp_rank_00_optim_states.pt-1.2",
+    };
+    CLEANUP(listing_freep) struct listing *l = listing_of(list, ARRAY_SIZE(list));
+    struct ds_files f;
+    struct err e = {0};
+
+    (void)state;
+    assert_ok(ds_files_list(l, &f, &e), &e);
+    assert_int_equal(ds_files_of(&f, DS_MODEL), 1);
+    assert_string_equal(ds_files_at(&f, DS_MODEL, 0)->name, list[0]);
+    assert_int_equal(ds_files_at(&f, DS_MODEL, 0)->writers, 2);
+    assert_int_equal(ds_files_of(&f, DS_OPTIM), 2);
+    assert_int_equal(f.copies, 1);
+    assert_string_equal(f.copy[0], list[1]);
+    ds_files_release(&f);
+}
+
+/* Of another save: with a plain name, or of another number of writers. */
+static void test_writers_of_two_saves(void **state)
+{
+    static const char *const lists[][2] = {
+        {"mp_rank_00_model_states.pt", "mp_rank_00_model_states.pt-0.1"},
+        {"mp_rank_00_model_states.pt-0.1", "mp_rank_00_model_states.pt-1.2"},
+        {"mp_rank_00_model_states.pt-0.1", "mp_rank_00_model_states.pt-0.2"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+        CLEANUP(listing_freep) struct listing *l = listing_of(lists[i], 2);
+        struct ds_files f;
+        struct err e = {0};
+
+        assert_int_equal(ds_files_list(l, &f, &e), -EBADMSG);
+        assert_non_null(strstr(e.text, "are of the same rank"));
+        ds_files_release(&f);
+    }
+}
+
 static void test_same_rank_twice(void **state)
 {
     static const char *const list[] = {
@@ -150,6 +203,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_order_of_ranks),
+        cmocka_unit_test(test_several_writers),
+        cmocka_unit_test(test_writers_of_two_saves),
         cmocka_unit_test(test_same_rank_twice),
         cmocka_unit_test(test_bids),
     };

@@ -474,6 +474,27 @@ static int ask(struct ds_notes *n, const char *name, size_t len,
     return 0;
 }
 
+/*
+ * AutoTP of DeepSpeed 0.18.9 to 0.19.3 noted nothing of what it had left alone, and until
+ * 0.19.5 nothing of fused weights (qkv_proj, gate_up_proj), whose parts it cuts one by one
+ * (module_inject/layers.py, collect_autotp_universal_checkpoint_info()).
+ */
+static int cut_unnoted(struct ds_notes *n, struct arena *a, const char *name,
+                       size_t len, struct shape *local, struct ds_cut *out,
+                       struct err *e)
+{
+    enum rank_rule rule = ds_cut_unnoted(n, name, len, local[0].nd);
+
+    if (rule == RANK_SAME)
+        return cut_copies(n, a, local, DS_CUT_SAME, out, e);
+    out->by_name = rule == RANK_ROWS;
+    if (out->by_name)
+        return cut_blocks(n, a, local, 0, 1, out, e);
+    return ds_cut_refuse(out,
+                         "AutoTP of DeepSpeed 0.18.9 to 0.19.5 does not note how it "
+                         "was cut");
+}
+
 int ds_cut_find(struct ds_notes *n, struct arena *a, const char *name, size_t len,
                 struct shape *local, struct ds_cut *out, struct err *e)
 {
@@ -493,7 +514,9 @@ int ds_cut_find(struct ds_notes *n, struct arena *a, const char *name, size_t le
     out->boxes = arena_array(a, n->ranks, sizeof *out->boxes);
     if (!out->boxes)
         return err_nomem(e);
-    if (cut_by(n, a, (enum ds_note)k, found[k], local, out, e) < 0)
+    if ((n->partial && k == DS_NOTE_VOCABULARY && hits[k] == 0
+             ? cut_unnoted(n, a, name, len, local, out, e)
+             : cut_by(n, a, (enum ds_note)k, found[k], local, out, e)) < 0)
         return -e->code;
     return hits[DS_NOTE_VOCABULARY] && !out->why[0] ? drop_padding(n, out) : 0;
 }

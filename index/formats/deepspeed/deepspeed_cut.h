@@ -40,6 +40,8 @@ struct ds_notes {
     uint64_t vocabulary;  /* rows without padding */
     struct pv widths;     /* sub_param_shard_widths; PV_NONE: there are none */
     uint64_t effort;      /* spent so far */
+    bool partial;         /* AutoTP until 0.19.5: not all that is cut is noted, */
+    bool left;            /* but what it left alone is (from 0.19.4 on) */
 };
 
 /*
@@ -71,6 +73,7 @@ struct ds_cut {
     struct shape whole;
     struct shape *piece;    /* by rank: as boxes see it, with the file's elements */
     struct ds_boxes *boxes; /* by rank */
+    bool by_name;           /* by rows, as its name says: then the pieces differ */
     char why[300];          /* not empty: it cannot be joined, and this is why */
 };
 
@@ -81,6 +84,13 @@ struct ds_cut {
  */
 int ds_cut_find(struct ds_notes *n, struct arena *a, const char *name, size_t len,
                 struct shape *local, struct ds_cut *out, struct err *e);
+
+/*
+ * The rule of a parameter that `partial` notes say nothing of; RANK_UNKNOWN: nothing tells.
+ * `nd`: its dimensions.
+ */
+enum rank_rule ds_cut_unnoted(struct ds_notes *n, const char *name, size_t len,
+                              uint32_t nd);
 
 /* The same by a rule that is no sum and known. */
 int ds_cut_by_rule(struct ds_notes *n, struct arena *a, enum rank_rule rule,

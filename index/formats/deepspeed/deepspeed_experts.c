@@ -182,13 +182,21 @@ static int set_local(struct ds_experts *layer, struct err *e)
 
 int ds_experts_count(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
-    for (size_t i = 0; i < p->nparams; i++)
-        if (ds_sets(p, p->param[i].group) > 1 &&
-            count_expert(s, p, &p->param[i], e) < 0)
+    bool joined = false;
+
+    for (size_t i = 0; i < p->nparams; i++) {
+        int rc = ds_autoep_join(p, &p->param[i], e);
+
+        if (rc < 0 || (rc == 0 && ds_sets(p, p->param[i].group) > 1 &&
+                       count_expert(s, p, &p->param[i], e) < 0))
             return -e->code;
+        joined = joined || rc > 0;
+    }
+    if ((joined || p->nexperts > 0) && refuse_other_order(p, e) < 0)
+        return -e->code;
     if (p->nexperts == 0)
         return 0;
-    if (refuse_other_order(p, e) < 0 || count_totals(s, p, e) < 0)
+    if (count_totals(s, p, e) < 0)
         return -e->code;
     for (size_t i = 0; i < p->nexperts; i++)
         if (set_local(&p->experts[i], e) < 0)

@@ -21,9 +21,10 @@ enum ds_kind {
 struct ds_file {
     const char *name; /* borrowed */
     enum ds_kind kind;
-    uint32_t mp, dp;        /* model-parallel rank; ZeRO's (or the experts') rank */
-    uint32_t layer, expert; /* DS_EXPERT, DS_LAYER */
-    bool sharded;           /* DS_MODEL: one a rank, as stage 3 does */
+    uint32_t mp, dp;          /* model-parallel rank; ZeRO's (or the experts') rank */
+    uint32_t layer, expert;   /* DS_EXPERT, DS_LAYER */
+    bool sharded;             /* DS_MODEL: one a rank, as stage 3 does */
+    uint32_t writer, writers; /* of FastFileWriter: "….pt-0.1"; 0: a plain name */
 };
 
 /* Takes a name apart; false: it is none of these (DS_NOT). */
@@ -36,6 +37,8 @@ struct ds_files {
     size_t begin[DS_KINDS + 1]; /* where each kind begins */
     size_t unknown;             /* *_states.pt of other names */
     const char *first_unknown;
+    const char **copy; /* malloc: what a further writer wrote of a file that is there */
+    size_t copies;
 };
 
 static inline size_t ds_files_of(const struct ds_files *f, enum ds_kind kind)

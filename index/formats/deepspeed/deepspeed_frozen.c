@@ -74,8 +74,13 @@ static int report_whole(struct ds_scan *s, struct ds_part *p, size_t i, struct e
                             .key_len = x->len,
                             .part = s->how->part,
                             .role = s->how->weights};
-    int rc = ds_see(s, x->name, x->len, e);
+    const struct ds_autoep *layer = ds_autoep_find(p, x->name, x->len);
+    int rc;
 
+    /* The first rank's experts alone; the experts' files have all. */
+    if (layer && layer->sets > 1)
+        return 0;
+    rc = ds_see(s, x->name, x->len, e);
     if (rc <= 0)
         return rc;
     rc = fragment_of(&p->model, &p->root, i, x, &tensor, &why);

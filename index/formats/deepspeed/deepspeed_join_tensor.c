@@ -119,8 +119,66 @@ static int add_mean(const struct ds_join *j, struct err *e)
     return add_all_copies(j, CHUNK_MEAN, e);
 }
 
+static const char *path_of(const struct ds_join *j, uint32_t file)
+{
+    for (uint32_t t = 0; t < j->s->tensor; t++) {
+        const struct ds_part *p = &j->p[t];
+
+        if (p->model.number == file)
+            return p->model.path;
+        for (uint32_t r = 0; p->rank && r < p->nranks; r++)
+            if (p->rank[r].path && p->rank[r].file == file)
+                return p->rank[r].path;
+    }
+    return NULL;
+}
+
+static struct ds_place place_of(const struct ds_join *j, uint32_t t)
+{
+    const struct ds_piece *piece = &j->runs[t].piece[0];
+
+    return (struct ds_place){.path = path_of(j, piece->file),
+                             .file = piece->file,
+                             .at = piece->at,
+                             .count = piece->count,
+                             .dtype = j->dtype};
+}
+
+/*
+ * Only its name says that it was cut: have the ranks other elements? Copies of a layer that
+ * AutoTP left alone are alike.
+ */
+static int check_pieces(const struct ds_join *j, bool *others, struct err *e)
+{
+    *others = true;
+    for (uint32_t t = 1; *others && j->runs[0].count > 0 && t < j->s->tensor; t++) {
+        struct ds_place a = place_of(j, 0), b;
+        int alike = 1;
+
+        if (j->runs[t].count == 0)
+            continue;
+        b = place_of(j, t);
+        if (a.path && b.path)
+            alike = ds_probe_alike(j->s, &a, &b, (size_t)MIN(a.count, b.count), e);
+        if (alike < 0)
+            return alike;
+        *others = !alike;
+    }
+    return 0;
+}
+
 static int add_chunks(const struct ds_join *j, struct err *e)
 {
+    bool others = true;
+
+    if (!j->cut.why[0] && j->cut.by_name && check_pieces(j, &others, e) < 0)
+        return -e->code;
+    if (!others)
+        return ds_join_fault(
+            j->s,
+            "AutoTP of DeepSpeed 0.18.9 to 0.19.5 does not note whether "
+            "it was cut, and the ranks have much the same elements",
+            e);
     if (j->cut.why[0])
         return ds_join_fault(j->s, j->cut.why, e);
     if (j->cut.kind == DS_CUT_MEAN)

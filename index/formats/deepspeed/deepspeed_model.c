@@ -234,7 +234,7 @@ int ds_model_open(struct ds_scan *s, struct ds_part *p, struct err *e)
     p->module = (struct pv){.kind = PV_NONE};
     if (ds_get(&p->root, "module", &root) && torch_mapping(&root, &items))
         p->module = items;
-    if (refuse(p, e) < 0 || take_params(s, p, e) < 0)
+    if (refuse(p, e) < 0 || ds_autoep_take(s, p, e) < 0 || take_params(s, p, e) < 0)
         return -e->code;
     return take_frozen(s, p, e);
 }

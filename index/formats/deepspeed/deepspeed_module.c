@@ -65,6 +65,14 @@ static bool is_empty(const struct torch_item *item)
     return shape && shape->nd == 1 && shape->dim[0] == 0;
 }
 
+/* One expert of a tensor that is there as a whole (AutoEP). */
+static bool is_of_whole(const struct ds_scan *s, const struct torch_item *item)
+{
+    size_t len = s->nparts > 0 ? ds_autoep_whole(s->part, item->key, item->key_len) : 0;
+
+    return len > 0 && keyset_has(&s->seen, item->key, len);
+}
+
 /*
  * A tensor of the module: it is NAME where there is no master of it (buffers, frozen ones,
  * all of stage 0), and module.NAME where stages 0 to 2 keep a copy.
@@ -78,7 +86,7 @@ static int add_item(void *user, const struct torch_item *item, struct err *e)
         m->hollow += !keyset_has(&m->s->seen, item->key, item->key_len);
         return 0;
     }
-    seen = ds_see(m->s, item->key, item->key_len, e);
+    seen = is_of_whole(m->s, item) ? 0 : ds_see(m->s, item->key, item->key_len, e);
     if (seen < 0)
         return seen;
     if (seen > 0 && report(m, "", item, m->s->how->weights, e) < 0)

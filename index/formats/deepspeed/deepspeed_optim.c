@@ -254,10 +254,10 @@ static int name_states(struct optim *o, uint32_t g, const char *prefix,
     struct ds_flat flat;
     struct pv items;
 
-    (void)g;
     (void)prefix;
     if (!torch_mapping(state, &items) || items.kind != PV_DICT)
         return 0;
+    p->stated[g] = pv_count(&items) > 0;
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
         const char *name;
@@ -454,6 +454,9 @@ static int first_rank(struct optim *o, struct err *e)
         return err_set(e, EBADMSG, "%s: %zu groups", o->f->path, pv_count(&groups));
     p->ngroups = (uint32_t)pv_count(&groups);
     p->nslots = DS_MASTER + 1;
+    p->stated = arena_array(o->s->arena, MAX(p->ngroups, 1U), sizeof *p->stated);
+    if (!p->stated)
+        return err_nomem(e);
     if (refuse_groups(o, e) < 0 || take_counts(o, e) < 0 ||
         each_state(o, name_states, e) < 0)
         return -e->code;

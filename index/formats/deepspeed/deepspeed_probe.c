@@ -63,3 +63,29 @@ int ds_probe(struct ds_scan *s, const struct ds_place *master, uint64_t first,
             return 0;
     return 1;
 }
+
+static bool is_near(double a, double b)
+{
+    double d = a > b ? a - b : b - a, m = MAX(a < 0 ? -a : a, b < 0 ? -b : b);
+
+    return a == b || (a != a && b != b) || d <= m / 64;
+}
+
+int ds_probe_alike(struct ds_scan *s, const struct ds_place *a,
+                   const struct ds_place *b, size_t n, struct err *e)
+{
+    unsigned char x[DS_PROBE * 8], y[DS_PROBE * 8];
+    const struct float_kind *kind;
+    unsigned unit = dtype_unit(a->dtype);
+    size_t near = 0;
+
+    if (a->dtype != DTYPE_F32 && a->dtype != DTYPE_BF16 && a->dtype != DTYPE_F16)
+        return 1;
+    kind = float_kind_of(a->dtype);
+    n = MIN(n, (size_t)DS_PROBE);
+    if (read_at(s, a, 0, n, x, e) < 0 || read_at(s, b, 0, n, y, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < n; i++)
+        near += is_near(kind->load(x + i * unit), kind->load(y + i * unit));
+    return 2 * near >= n;
+}

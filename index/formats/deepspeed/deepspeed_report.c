@@ -3,6 +3,7 @@
 #include "index/formats/deepspeed/deepspeed_scan.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,6 +14,57 @@
 #include "index/formats/torch/torch_walk.h"
 
 static const size_t MAX_MEMORY = (size_t)1 << 30; /* of what is known of all files */
+
+/* ---- the files ---- */
+
+/*
+ * Several writers of FastFileWriter write the whole file each, with torch as it is. A torch
+ * that was patched for it (save_torch_storage_object_list(), of the old format alone) has
+ * each write its part of the storages behind the same pickles, which nothing here tells.
+ */
+static int check_writers(struct ds_scan *s, struct err *e)
+{
+    for (size_t i = 0; i < s->files.count; i++) {
+        const struct ds_file *f = &s->files.file[i];
+        unsigned char head[TORCH_HEAD];
+        size_t got = 0;
+        int rc;
+
+        if (f->writers <= 1)
+            continue;
+        rc = listing_peek(s->listing, f->name, head, sizeof head, &got);
+        if (rc < 0)
+            return err_set(e, -rc, "%s cannot be read", f->name);
+        if (torch_sniff(head, got) == TORCH_LEGACY)
+            return err_set(e, ENOTSUP,
+                           "%s: torch's old format by %" PRIu32
+                           " writers is not supported, it may be in parts",
+                           f->name, f->writers);
+    }
+    return 0;
+}
+
+static int hide_copies(struct ds_scan *s, struct err *e)
+{
+    const char *dir = s->how->dir ? s->how->dir : "";
+    char path[PATH_MAX];
+
+    for (size_t i = 0; i < s->files.copies; i++) {
+        if (store_join(dir, s->files.copy[i], path, sizeof path) < 0)
+            return err_set(e, ENAMETOOLONG, "%s: the path is too long",
+                           s->files.copy[i]);
+        if (sink_hide(s->sink, path, false, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int list_files(struct ds_scan *s, struct err *e)
+{
+    if (ds_files_list(s->listing, &s->files, e) < 0 || check_writers(s, e) < 0)
+        return -e->code;
+    return hide_copies(s, e);
+}
 
 /* ---- the parts ---- */
 
@@ -385,6 +437,43 @@ static int warn_stale(struct ds_scan *s, struct err *e)
                : 0;
 }
 
+static bool has_super_offload(const struct ds_part *p)
+{
+    struct pv offload, v;
+
+    return ds_zero_option(&p->root, "offload_optimizer", &offload) &&
+           ds_get(&offload, "super_offload", &v) && v.kind == PV_BOOL && v.b;
+}
+
+/*
+ * What a device of its own steps is not in the optimizer that DeepSpeed saves: in stage 3
+ * sub-groups that offload_optimizer's `ratio` leaves on the GPU (backup_optimizer of
+ * stage3.py, 0.19.8), and with SuperOffload all (a process of its own, superoffload_utils.py).
+ */
+static int warn_lost_states(struct ds_scan *s, struct err *e)
+{
+    const struct ds_part *p = s->part;
+    uint32_t with = 0, without = 0;
+
+    if (s->nparts == 0 || p->nranks == 0 || !p->has_shapes)
+        return 0;
+    for (uint32_t g = 0; g < p->ngroups; g++) {
+        bool any = p->rank[0].flat[(size_t)g * p->nslots + DS_MASTER].count > 0;
+
+        with += any && p->stated[g];
+        without += any && !p->stated[g];
+    }
+    if (without == 0 || (with == 0 && !has_super_offload(p)))
+        return 0;
+    return sink_warning(
+               s->sink, "lost-states",
+               "%u of %u groups of weights have no states in the optimizer's files%s",
+               without, with + without,
+               with == 0 ? ": SuperOffload does not save them" : "") < 0
+               ? err_nomem(e)
+               : 0;
+}
+
 /* ---- universal checkpoints ---- */
 
 /* A pipeline's ranks have no copy: it was in layer files, which are not converted. */
@@ -402,22 +491,28 @@ static bool has_copies(const struct ds_scan *s)
  */
 static int report_universal(struct ds_scan *s, struct err *e)
 {
-    bool slices = s->nparts > 1 && tensor_ranks(s) != 1 && has_copies(s);
+    struct err ignored = {0};
 
+    s->slices = s->nparts > 1 && tensor_ranks(s) != 1 && has_copies(s);
     s->stage = s->nparts > 0 && s->part[0].files->sharded ? 3 : 2;
     tell(s);
+    if (s->slices && ds_notes_take(s->arena, &s->part[0].root, (uint32_t)s->nparts,
+                                   &s->notes, &ignored) < 0)
+        s->notes = (struct ds_notes){0};
     if (warn_stale(s, e) < 0 || ds_universal_report(s, e) < 0)
         return -e->code;
-    if (slices && sink_warning(s->sink, "slices",
-                               "the copies that %zu model-parallel ranks computed with "
-                               "are slices, and not shown",
-                               s->nparts) < 0)
+    if (s->slices &&
+        sink_warning(s->sink, "slices",
+                     "the copies that %zu model-parallel ranks computed with "
+                     "are slices, and not shown",
+                     s->nparts) < 0)
         return err_nomem(e);
     for (size_t i = 0; i < s->nparts; i++) {
         struct ds_part *p = &s->part[i];
 
-        if (!slices && (ds_report_frozen(s, p, e) < 0 || ds_report_tied(s, p, e) < 0 ||
-                        ds_report_module(s, &p->model, &p->module, e) < 0))
+        if (!s->slices &&
+            (ds_report_frozen(s, p, e) < 0 || ds_report_tied(s, p, e) < 0 ||
+             ds_report_module(s, &p->model, &p->module, e) < 0))
             return -e->code;
         if (ds_model_objects(s, p, e) < 0)
             return -e->code;
@@ -452,7 +547,7 @@ static int run_states(struct ds_scan *s, struct err *e)
 
 static int run(struct ds_scan *s, struct err *e)
 {
-    if (ds_files_list(s->listing, &s->files, e) < 0)
+    if (list_files(s, e) < 0)
         return -e->code;
     s->universal =
         listing_find(s->listing, "zero") && ds_files_of(&s->files, DS_OPTIM) == 0;
@@ -466,7 +561,9 @@ static int run(struct ds_scan *s, struct err *e)
     if (check_ranks(s, e) < 0 || find_slices(s, e) < 0 || read_optim(s, e) < 0)
         return -e->code;
     tell(s);
-    return warn_lost(s, e) < 0 || warn_stale(s, e) < 0 ? -e->code : report_all(s, e);
+    return warn_lost(s, e) < 0 || warn_stale(s, e) < 0 || warn_lost_states(s, e) < 0
+               ? -e->code
+               : report_all(s, e);
 }
 
 static void release(struct ds_scan *s)

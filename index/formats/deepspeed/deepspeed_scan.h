@@ -29,9 +29,10 @@ struct ds_param {
     uint32_t nd;
     uint32_t group; /* its list in param_shapes */
     uint64_t elements;
-    uint64_t at;    /* stages 1, 2: element of the group; 3: of a rank's sub-groups */
-    uint64_t dealt; /* stages 1, 2: where it lay before the group was dealt out */
-    bool elsewhere; /* an earlier pipeline stage has it too */
+    uint64_t at;     /* stages 1, 2: element of the group; 3: of a rank's sub-groups */
+    uint64_t dealt;  /* stages 1, 2: where it lay before the group was dealt out */
+    bool elsewhere;  /* an earlier pipeline stage has it too */
+    uint32_t joined; /* AutoEP: sets of ranks whose experts are one tensor, or 0 */
 };
 
 /* Where a one-dimensional tensor of an optimizer file lies. */
@@ -50,6 +51,14 @@ struct ds_experts {
     uint64_t local; /* experts of a rank */
     uint64_t total; /* of all */
     uint64_t sets;  /* ranks that have different ones */
+};
+
+/* A layer that AutoEP replaced: PREFIX.w1, .w2 and .w3. */
+struct ds_autoep {
+    const char *prefix; /* len bytes, not ended */
+    size_t len;
+    uint64_t total, local, sets; /* experts of all, of a rank; ranks that have others */
+    const char *why;             /* not NULL: they cannot be joined */
 };
 
 /* One optimizer file. */
@@ -85,10 +94,13 @@ struct ds_part {
     uint64_t *length; /* stages 1, 2: elements of each group, with gaps */
     uint64_t *begin;  /* stage 3: where each sub-group begins on a rank */
     uint64_t *count;  /* of each group: ranks that it is cut over */
+    bool *stated;     /* of each group: the first rank has a state of it */
     const char *slot[DS_MAX_STATES];
     bool table[DS_MAX_STATES];  /* of the slot: no state of parameters */
     struct ds_experts *experts; /* one a layer of experts; nexperts of them */
     size_t nexperts;
+    struct ds_autoep *autoep; /* nautoep of them */
+    size_t nautoep;
     struct ds_rank *rank;
 };
 
@@ -112,6 +124,7 @@ struct ds_scan {
     uint32_t tensor;       /* ranks whose pieces are joined by the notes; 1: none are */
     struct ds_notes notes; /* where there are several of them */
     bool universal;
+    bool slices;           /* a universal one of several tensor-parallel ranks */
     int stage;             /* of ZeRO */
     struct keyset seen;    /* NAMEs that were reported */
     struct keyset buffers; /* NAMEs of buffer_names, of a pipeline */
@@ -191,6 +204,14 @@ bool ds_probe_can(const struct ds_place *master, const struct ds_place *copy);
  */
 int ds_probe(struct ds_scan *s, const struct ds_place *master, uint64_t first,
              const struct ds_place *copy, uint64_t from, size_t n, struct err *e);
+
+/*
+ * Reads `n` elements of each, DS_PROBE at most, from the beginning. 1: half of them or more
+ * are nearly the same, as copies are that went on apart, or they are no floating point
+ * numbers of 16 or 32 bits; 0: they are others.
+ */
+int ds_probe_alike(struct ds_scan *s, const struct ds_place *a,
+                   const struct ds_place *b, size_t n, struct err *e);
 
 /* ---- deepspeed_batch.c: many files ---- */
 
@@ -347,6 +368,21 @@ int ds_experts_count(struct ds_scan *s, struct ds_part *p, struct err *e);
  */
 int ds_expert_name(const struct ds_part *p, const struct ds_param *x, uint32_t set,
                    struct buf *out, struct err *e);
+
+/* ---- deepspeed_autoep.c: experts of a rank in one tensor ---- */
+
+/* What model states tell of layers that AutoEP replaced. */
+int ds_autoep_take(struct ds_scan *s, struct ds_part *p, struct err *e);
+
+/* The layer whose w1, w2 or w3 has that name, or NULL. */
+const struct ds_autoep *ds_autoep_find(const struct ds_part *p, const char *name,
+                                       size_t len);
+
+/* How much of "PREFIX.w1.12", one expert's, is the name of all; 0: it is no such name. */
+size_t ds_autoep_whole(const struct ds_part *p, const char *name, size_t len);
+
+/* Sets ds_param.joined of such a weight. 1: it is one; 0: it is none. */
+int ds_autoep_join(const struct ds_part *p, struct ds_param *x, struct err *e);
 
 /* ---- deepspeed_module.c: the copy that the model computed with ---- */
 

@@ -74,6 +74,7 @@ struct job {
     const struct ds_part *p;
     const struct ds_param *x;
     uint32_t slot, set;
+    uint64_t shift; /* elements of the tensor that are other sets' */
     struct shape shape;
     enum dtype dtype;
     struct ds_runs *runs; /* collects pieces; NULL: they are reported */
@@ -95,7 +96,7 @@ static int add_run(const struct job *j, uint32_t r, uint32_t g, uint64_t at,
 {
     const struct ds_flat *flat = flat_of(j, r, g);
     struct ds_piece piece = {.file = j->p->rank[r].file,
-                             .begin = begin,
+                             .begin = j->shift + begin,
                              .count = count,
                              .flags = flat->flags};
 
@@ -189,9 +190,32 @@ static int add_parts(const struct job *j, struct err *e)
     return 0;
 }
 
+/* AutoEP: the experts of each set of ranks, one behind the other. */
+static int add_sets(const struct job *j, struct err *e)
+{
+    struct job one = *j;
+
+    for (one.set = 0; one.set < j->x->joined; one.set++) {
+        one.shift = one.set * j->x->elements; /* ds_autoep_join() has multiplied them */
+        if (add_range(&one, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
 static int add_all(const struct job *j, struct err *e)
 {
+    if (j->x->joined > 0)
+        return add_sets(j, e);
     return j->s->stage == 3 ? add_parts(j, e) : add_range(j, e);
+}
+
+/* The sizes of the tensor that is shown. */
+static void whole_shape(const struct ds_param *x, struct shape *out)
+{
+    ds_shape_of(x, out);
+    if (x->joined > 0)
+        out->dim[0] *= x->joined;
 }
 
 /* Where the parameter begins: the group that tells what states it has. */
@@ -257,7 +281,7 @@ static int report_named(struct ds_scan *s, const struct ds_part *p,
                             .role = s->how->weights,
                             .shape = &j.shape};
 
-    ds_shape_of(x, &j.shape);
+    whole_shape(x, &j.shape);
     t.dtype = j.dtype = first ? (enum dtype)first->dtype : DTYPE_F32;
     if (ds_begin(s, p->model.path, &t, e) < 0 || add_all(&j, e) < 0)
         return -e->code;
@@ -309,7 +333,7 @@ int ds_report_alias(struct ds_scan *s, const struct ds_part *p,
 static uint32_t sets_of(const struct ds_scan *s, const struct ds_part *p,
                         const struct ds_param *x)
 {
-    return s->stage == 3 ? 1 : ds_sets(p, x->group);
+    return s->stage == 3 || x->joined > 0 ? 1 : ds_sets(p, x->group);
 }
 
 int ds_report_masters(struct ds_scan *s, struct ds_part *p, struct err *e)
@@ -370,7 +394,7 @@ static int report_states_of(struct ds_scan *s, struct ds_part *p,
 {
     struct job j = {.s = s, .p = p, .x = x, .set = set};
 
-    ds_shape_of(x, &j.shape);
+    whole_shape(x, &j.shape);
     for (j.slot = DS_MASTER + 1; j.slot < p->nslots; j.slot++)
         if (report_state(&j, e) < 0)
             return -e->code;

@@ -166,6 +166,40 @@ static void take_numbers(struct ds_notes *n, const struct pv *info)
         n->widths.kind = PV_NONE;
 }
 
+/*
+ * AutoTP's, which have a pattern a parameter, of before it noted what cannot be joined
+ * (0.19.6). Megatron-DeepSpeed's notes have the size of the vocabulary with its padding.
+ */
+static bool is_partial(const struct ds_notes *n, const struct pv *info)
+{
+    struct pv ignored;
+    size_t all = 0;
+
+    if (ds_get_some(info, "autotp_unsupported_parameter_patterns", &ignored) ||
+        ds_get_some(info, "affine_map", &ignored) ||
+        ds_get_some(info, "padded_vocab_size", &ignored) ||
+        ds_get_some(info, "parameter_to_average_patterns", &ignored) ||
+        ds_get_some(info, "pipeline_replicated_parameter_patterns", &ignored))
+        return false;
+    for (unsigned k = 0; k < DS_NOTES; k++) {
+        if (n->kind[k].exact != n->kind[k].count)
+            return false;
+        all += n->kind[k].count;
+    }
+    return all > 0;
+}
+
+/* AutoTP replaces no norms: where they are noted, all is that it left alone. */
+static bool notes_norms(const struct ds_notes *n)
+{
+    const struct ds_patterns *same = &n->kind[DS_NOTE_SAME];
+
+    for (size_t i = 0; i < same->count; i++)
+        if (memmem(same->pattern[i].text, same->pattern[i].len, "norm", 4))
+            return true;
+    return false;
+}
+
 static int take(struct ds_notes *n, const struct pv *info, bool *told, struct err *e)
 {
     bool same, mean, columns, affine, ignored;
@@ -189,6 +223,8 @@ static int take(struct ds_notes *n, const struct pv *info, bool *told, struct er
         return err_wrap(e, "autotp_unsupported_parameter_patterns");
     /* What no pattern names is joined by rows: that holds only where the lists are made. */
     *told = affine || (columns && (same || mean));
+    n->partial = is_partial(n, info);
+    n->left = n->partial && notes_norms(n);
     return 0;
 }
 

@@ -21,6 +21,7 @@ static const char end[] = ".pt";
 /* One file, and the tensor that it is. */
 struct job {
     const char *name, *state;
+    bool tied; /* the file is of its owner */
 };
 
 struct universal {
@@ -30,6 +31,7 @@ struct universal {
     struct ds_file *file;
     size_t count, cap;
     uint64_t strange; /* files that are no tensor of a parameter */
+    uint64_t slices;  /* tensors that one tensor-parallel rank had */
 };
 
 static void release(struct universal *u)
@@ -67,7 +69,8 @@ static int add_job(struct universal *u, const char *name, const char *dir,
     CLEANUP(buf_release) struct buf path = {0};
     struct arena *a = u->s->arena;
     struct job job = {.name = arena_memdup(a, name, strlen(name)),
-                      .state = arena_memdup(a, state, state_len)};
+                      .state = arena_memdup(a, state, state_len),
+                      .tied = strcmp(name, dir) != 0};
     struct ds_file file = {0};
 
     if (make_room(u, e) < 0)
@@ -152,7 +155,7 @@ static int list_tied(struct universal *u, const struct ds_part *p, struct err *e
         if (!has_dir(u, name, len, owner))
             continue;
         name = pv_bytes(&key, &len);
-        if (!has_dir(u, name, len, alias) && len <= NAME_MAX &&
+        if ((!has_dir(u, name, len, alias) || u->s->slices) && len <= NAME_MAX &&
             !memchr(name, '\0', len) &&
             add_job(u, alias, owner, master, sizeof master - 1, e) < 0)
             return -e->code;
@@ -197,6 +200,43 @@ static int add_shape(const struct ds_scan *s, const struct job *job,
     for (uint32_t k = 0; k < param->nd; k++)
         buf_addf(out, "%s%" PRIu64, k ? ", " : "", param->dim[k]);
     return buf_adds(out, "]\"");
+}
+
+/*
+ * What has no master has a file all the same (frozen and tied parameters, buffers): its copy,
+ * of the first rank alone, even where others have other parts (DeepSpeed 0.19.8, main() of
+ * ds_to_universal.py). True unless the notes say that all ranks have it.
+ */
+static bool is_slice(struct universal *u, const struct job *job)
+{
+    struct ds_scan *s = u->s;
+    size_t len = strlen(job->name);
+    struct ds_pattern *ignored;
+
+    if (!s->slices || job->tied || strcmp(job->state, master) != 0)
+        return false;
+    for (size_t i = 0; i < s->nparts; i++)
+        if (ds_param_find(&s->part[i], job->name, len))
+            return false;
+    return ds_patterns_find(&s->notes.kind[DS_NOTE_SAME], job->name, len,
+                            &s->notes.effort, &ignored) == 0;
+}
+
+static int set_file_key(struct universal *u, const struct torch_file *f,
+                        struct sink_tensor *t, struct err *e)
+{
+    struct buf *key = &u->s->key;
+
+    buf_clear(key);
+    buf_addf(key, "%s:param", f->path);
+    if (buf_failed(key))
+        return err_nomem(e);
+    *t = (struct sink_tensor){.part = u->s->how->part,
+                              .role = ROLE_OTHER,
+                              .key = key->data,
+                              .key_len = key->len};
+    u->slices++;
+    return 0;
 }
 
 /* The keys of a file's tensor: NAME, or optimizer.state.NAME.STATE. */
@@ -279,11 +319,12 @@ static int report_file(void *user, size_t i, const struct torch_file *f, struct 
     struct torch_tensor x;
     struct err why = {0};
     struct pv root, v;
+    bool slice = is_slice(u, job);
     int rc;
 
-    if (set_key(u, job, &t, e) < 0)
+    if ((slice ? set_file_key(u, f, &t, e) : set_key(u, job, &t, e)) < 0)
         return -e->code;
-    if (strcmp(job->state, master) == 0 &&
+    if (!slice && strcmp(job->state, master) == 0 &&
         ds_see(u->s, job->name, strlen(job->name), e) < 0)
         return -e->code;
     if (!f->zip)
@@ -380,6 +421,12 @@ static int run(struct universal *u, struct err *e)
         sink_warning(u->s->sink, "unknown-file",
                      "%s/ holds %" PRIu64 " things that are no tensor of a parameter",
                      zero_dir, u->strange) < 0)
+        return err_nomem(e);
+    if (u->slices > 0 &&
+        sink_warning(u->s->sink, "unknown-cut",
+                     "%" PRIu64 " tensors without a master are what the first of "
+                     "several tensor-parallel ranks had, their keys are FILE:param",
+                     u->slices) < 0)
         return err_nomem(e);
     u->s->told->files += u->count;
     return report_optimizer(u, e);

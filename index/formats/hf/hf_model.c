@@ -88,15 +88,25 @@ int hf_beside_report(const char *name, const struct scan_context *c, struct sink
     return -e->code;
 }
 
-int hf_value_head_report(const struct scan_context *c, struct sink *sink, struct err *e)
+static bool is_file(const struct listing *l, const char *name)
 {
-    static const char *const names[] = {"value_head.safetensors", "value_head.bin"};
+    const struct listing_entry *entry = listing_find(l, name);
 
-    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-        const struct listing_entry *entry = listing_find(c->listing, names[i]);
+    return entry && entry->st.kind == ENTRY_FILE;
+}
 
-        if (entry && entry->st.kind == ENTRY_FILE)
-            return hf_beside_report(entry->name, c, sink, e);
-    }
-    return 0;
+int hf_trained_beside_report(const struct scan_context *c, struct sink *sink,
+                             struct err *e)
+{
+    static const char *const heads[] = {"value_head.safetensors", "value_head.bin"};
+    static const char vit[] = "vit.safetensors";
+    size_t i = 0;
+
+    while (i < ARRAY_SIZE(heads) && !is_file(c->listing, heads[i]))
+        i++;
+    if (i < ARRAY_SIZE(heads) && hf_beside_report(heads[i], c, sink, e) < 0)
+        return -e->code;
+    if (!is_file(c->listing, vit) || !is_file(c->listing, "adapter_config.json"))
+        return 0;
+    return hf_beside_report(vit, c, sink, e);
 }

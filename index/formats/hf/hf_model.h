@@ -44,8 +44,11 @@ int hf_adapter_report(const struct hf_model *m, const struct scan_context *c,
 int hf_beside_report(const char *name, const struct scan_context *c, struct sink *sink,
                      struct err *e);
 
-/* LLaMA-Factory's value head beside a model or an adapter, where there is one. */
-int hf_value_head_report(const struct scan_context *c, struct sink *sink,
-                         struct err *e);
+/*
+ * What was trained beside a model or an adapter and has a file of its own, where there is one:
+ * LLaMA-Factory's value head; beside an adapter ms-swift's vision tower (vit.safetensors).
+ */
+int hf_trained_beside_report(const struct scan_context *c, struct sink *sink,
+                             struct err *e);
 
 #endif

@@ -104,7 +104,9 @@ static int report_hf(struct scan *s, struct err *e)
     if (!hf->driver)
         return 0;
     if (s->has.main != MAIN_HF)
-        return hf_adapter_report(hf, s->c, s->sink, e);
+        return hf_adapter_report(hf, s->c, s->sink, e) < 0
+                   ? -e->code
+                   : hf_trained_beside_report(s->c, s->sink, e);
     if (set_metadata(s, hf->main, e) < 0)
         return -e->code;
     return hf_model_report(hf, s->c, s->sink, e);

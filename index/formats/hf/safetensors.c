@@ -668,7 +668,7 @@ static int scan_beside(struct scan *s, struct err *e)
 {
     if (s->layout.kind == SAFETENSORS_NONE)
         return 0;
-    if (scan_bin_beside(s, e) < 0 || hf_value_head_report(s->c, s->sink, e) < 0)
+    if (scan_bin_beside(s, e) < 0 || hf_trained_beside_report(s->c, s->sink, e) < 0)
         return -e->code;
     if (s->layout.kind == SAFETENSORS_ADAPTER)
         return 0;

@@ -357,7 +357,7 @@ static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *
     if (rc == 0 && layout.beside)
         rc = hf_beside_report(layout.beside, c, sink, e);
     if (rc == 0 && !c->file)
-        rc = hf_value_head_report(c, sink, e);
+        rc = hf_trained_beside_report(c, sink, e);
     return rc < 0 ? rc : tell_checkpoint(c, sink, layout.main, &about, e);
 }
 
