@@ -52,6 +52,7 @@ int sink_begin(struct catalog *c, const struct catalog_place *place, struct sink
     s->filter = place->filter;
     s->max_tensors = SINK_MAX_TENSORS;
     s->max_chunks = SINK_MAX_CHUNKS;
+    s->max_keys = SINK_MAX_KEYS;
     s->path = strdup(place->path);
     s->file = place->file ? strdup(place->file) : NULL;
     rc = s->path && (s->file || !place->file) ? 0 : err_nomem(e);

@@ -14,6 +14,9 @@ struct catalog;
 enum {
     SINK_MAX_TENSORS = 10 * 1000 * 1000, /* of one checkpoint */
     SINK_MAX_CHUNKS = 10 * 1000 * 1000,  /* of one tensor */
+    /* Keys of all tensors together, and more for each: real ones have some 60 bytes. */
+    SINK_MAX_KEYS = 64 << 20,
+    SINK_KEY_EACH = 512,
 };
 
 /* The tensor between begin and end. */
@@ -60,7 +63,8 @@ struct sink {
     uint64_t first_part;  /* hash of the part of the first tensor */
     bool many_parts;
     uint64_t tensors, warnings, dropped_warnings;
-    uint64_t max_tensors, max_chunks;
+    uint64_t max_tensors, max_chunks, max_keys;
+    uint64_t key_bytes; /* also of those that were there already */
     struct open_tensor t;
     struct buf pieces;
 };

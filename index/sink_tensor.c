@@ -161,6 +161,11 @@ int sink_tensor_begin(struct sink *s, const struct sink_tensor *in, struct err *
         return -e->code;
     if (s->tensors == s->max_tensors)
         return err_set(e, EFBIG, "more than %" PRIu64 " tensors", s->max_tensors);
+    /* One long part of a path, which a file has once, may stand in the keys of many. */
+    s->key_bytes += in->key_len;
+    if (s->key_bytes > s->max_keys + SINK_KEY_EACH * s->tensors)
+        return err_set(e, EFBIG, "keys of tensors that are %" PRIu64 " bytes together",
+                       s->key_bytes);
     tensor_clear(t);
     rc = copy_texts(t, in, e);
     if (rc < 0)

@@ -16,6 +16,7 @@
 
 enum {
     MAX_PATH = 64 << 10,
+    MAX_TEXT = 1 << 30,
     BYTES_A_VISIT = 1024 /* so that shared strings cannot multiply without cost */
 };
 
@@ -529,6 +530,26 @@ static void write_value(struct object_writer *w, struct pv v)
     }
 }
 
+/* As write_value(), for no more than the file's objects may have; 0 or -EFBIG. */
+static int write_root(struct object_writer *w, struct pv v)
+{
+    struct buf *out = w->out;
+    size_t before = out->len, max = out->max, room = max ? max : MAX_TEXT;
+    uint64_t left = w->t ? torch_zip_json_left(w->t) : MAX_TEXT;
+
+    if (left == 0)
+        return -EFBIG;
+    out->max = MIN(room, before + MIN(left, MAX_TEXT));
+    write_value(w, v);
+    /* What did not fit took its time, too: nothing of the file is tried after it. */
+    if (w->t)
+        torch_zip_spend_json(w->t, buf_failed(out) == -EFBIG && out->max < room
+                                       ? left
+                                       : out->len - before);
+    out->max = max;
+    return buf_failed(out) == -EFBIG ? -EFBIG : 0;
+}
+
 int object_to_json_keys(struct torch_zip *t, const struct pv *v, uint64_t budget,
                         const struct object_keys *keys, struct buf *out, struct err *e)
 {
@@ -539,14 +560,15 @@ int object_to_json_keys(struct torch_zip *t, const struct pv *v, uint64_t budget
         .budget = budget ? budget : DEFAULT_BUDGET,
     };
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), before;
+    int rc;
 
     if (!c)
         return err_nomem(e);
     before = uselocale(c); /* of this thread: a decimal point is a point */
-    write_value(&w, *v);
+    rc = write_root(&w, *v);
     uselocale(before);
     freelocale(c);
-    if (buf_failed(out) == -EFBIG)
+    if (rc == -EFBIG)
         return err_set(e, EFBIG, "the object is too large for objects.json");
     return buf_failed(out) < 0 || w.no_memory ? err_nomem(e) : 0;
 }

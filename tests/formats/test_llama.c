@@ -107,6 +107,28 @@ static void test_damaged(void **state)
     made_end(&m);
 }
 
+/* Ranks of an older model of more: what is cut is shown as the files have it. */
+static void test_many(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "llama");
+    made_from(&m, "params.json", state, "llama_mp2/params.json");
+    made_from(&m, "consolidated.00.pth", state, "llama_mp2/consolidated.00.pth");
+    made_from(&m, "consolidated.01.pth", state, "llama_mp2/consolidated.01.pth");
+    made_from(&m, "consolidated.02.pth", state, "llama_mp2/consolidated.00.pth");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    for (size_t i = 0; i < o.count; i++)
+        assert_string_not_equal(o.t[i].key, "output.weight");
+    assert_null(tensor(&o, "consolidated.01.pth:output.weight")->fault);
+    assert_null(tensor(&o, "norm.weight")->fault);
+    assert_int_equal(o.info.warnings, 1);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* Pieces of two models: none is served. */
 static void test_mixed(void **state)
 {
@@ -216,8 +238,8 @@ int main(int argc, char **argv)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds),   cmocka_unit_test(test_params),
         cmocka_unit_test(test_missing), cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_mixed),   cmocka_unit_test(test_single),
-        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_many),    cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_single),  cmocka_unit_test(test_copies),
     };
 
     return run_with_fixtures("llama", argc, argv, tests, ARRAY_SIZE(tests));

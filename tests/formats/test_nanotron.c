@@ -226,6 +226,69 @@ static void test_missing_optimizer(void **state)
     made_end(&m);
 }
 
+static void copy_in(const struct made *m, const char *from, const char *to)
+{
+    char command[3 * PATH_MAX];
+
+    snprintf(command, sizeof command, "cp '%s/%s' '%s/%s'", m->dir, from, m->dir, to);
+    assert_int_equal(system(command), 0);
+}
+
+/* Files of an older save by other numbers of ranks, in the same directory. */
+static void test_two_saves(void **state)
+{
+#define QKV "model/decoder/0/qkv/model_weight_pp-rank-0-of-2_tp-rank-0-of-2.safetensors"
+#define OLD "model/decoder/0/qkv/model_weight_pp-rank-0-of-"
+#define EXPERTS                                                                        \
+    "model/decoder/1/experts/model_weight_pp-rank-1-of-2_tp-rank-0-of-2_exp-rank-0-"
+    static const struct {
+        const char *from, *to;
+    } cases[] = {
+        {QKV, OLD "1_tp-rank-0-of-2.safetensors"},
+        {QKV, OLD "2_tp-rank-0-of-4.safetensors"},
+        {EXPERTS "of-2.safetensors", EXPERTS "of-4.safetensors"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        struct made m;
+        struct opened o;
+
+        made_begin(&m, "4");
+        copy(state, &m, "hand_tp2_pp2_ep2");
+        copy_in(&m, cases[i].from, cases[i].to);
+        made_open(&m, &o);
+        assert_has(o.info.error, "are of saves by other numbers of ranks");
+        assert_has(o.info.error, cases[i].to);
+        close_checkpoint(&o);
+        made_end(&m);
+    }
+#undef QKV
+#undef OLD
+#undef EXPERTS
+}
+
+/* Of the optimizer alone: the model tells which files are of its save. */
+static void test_other_optimizer(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "3");
+    copy(state, &m, "nanotron_tp2_dp3_zero1");
+    copy_in(&m, "optimizer/optimizer_pp-0-of-1_dp-1-of-3_tp-0-of-2_exp-0-of-1.pt",
+            "optimizer/optimizer_pp-1-of-2_dp-1-of-3_tp-0-of-2_exp-0-of-1.pt");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 0);
+    check_warnings(&o,
+                   "unlisted-file: 1 files of the optimizer as "
+                   "optimizer/optimizer_pp-1-of-2_dp-1-of-3_tp-0-of-2_exp-0-of-1.pt "
+                   "are of a save by other numbers of ranks than model/: they are "
+                   "not shown\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 static void rename_in(const struct made *m, const char *from, const char *to)
 {
     char a[PATH_MAX], b[PATH_MAX];
@@ -467,6 +530,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_missing_weight),
         cmocka_unit_test(test_missing_optimizer),
         cmocka_unit_test(test_exchanged_weights),
+        cmocka_unit_test(test_two_saves),
+        cmocka_unit_test(test_other_optimizer),
         cmocka_unit_test(test_damaged_metadata),
         cmocka_unit_test(test_no_offsets),
         cmocka_unit_test(test_versions),

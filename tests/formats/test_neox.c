@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "index/formats/neox/neox_rules.h"
-#include "made.h"
+#include "edited.h"
 
 static void test_names(void **state)
 {
@@ -143,12 +143,31 @@ static void test_optimizer(void **state)
     made_end(&m);
 }
 
+/* How many tensor ranks there are is told by args alone. */
+static void test_ranks_told(void **state)
+{
+#define MODEL "neox_tp2", "mp_rank_00_model_states.pt"
+    static const struct edited rows[] = {
+        /* Of a pipeline of two stages: DeepSpeed counts their ranks too. */
+        {MODEL, EDIT("mp_world_sizeq\17K\2", "mp_world_sizeq\17K\4"), EDITED_SOUND,
+         NULL, NULL, NULL},
+        {MODEL, EDIT("parallel_sizeq\24K\2", "parallel_sizeq\24K\3"),
+         "layer_00/word_embeddings.weight",
+         "layer_00-model_02-model_states.pt: it is missing", NULL, NULL},
+        {MODEL, EDIT("parallel_sizeq\24K\2", "parallel_sizeq\24K\1"), NULL,
+         "there are layers of 2 tensor ranks, and args tell of 1", NULL, NULL},
+    };
+
+    check_edited(*state, rows, ARRAY_SIZE(rows));
+#undef MODEL
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),         cmocka_unit_test(test_missing_rank),
         cmocka_unit_test(test_missing_layer), cmocka_unit_test(test_missing_summand),
-        cmocka_unit_test(test_optimizer),
+        cmocka_unit_test(test_optimizer),     cmocka_unit_test(test_ranks_told),
     };
 
     return run_with_fixtures("neox", argc, argv, tests, ARRAY_SIZE(tests));

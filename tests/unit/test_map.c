@@ -751,6 +751,38 @@ static void test_megatron_names(void **state UNUSED)
         check_shipped("megatron-to-hf", config, t[i].from, t[i].to);
 }
 
+/* Gemma's norm in front of the MLP has not the name that it has in Llama. */
+static void test_gemma_norms(void **state UNUSED)
+{
+    static const char gemma[] = "{'model_type': 'gemma2', 'num_hidden_layers': 9}";
+    static const struct {
+        const char *map, *config, *from, *to;
+    } t[] = {
+        {"megatron-to-hf", gemma,
+         "decoder.layers.1.mlp.linear_fc1.layer_norm_weight[2]",
+         "model.layers.1.pre_feedforward_layernorm.weightF32 [2] = 0-1"},
+        {"megatron-to-hf", gemma,
+         "decoder.layers.self_attention.linear_proj.post_layernorm.weight[1,2]",
+         "model.layers.0.post_attention_layernorm.weightF32 [2] = 0-1"},
+        {"megatron-to-hf", gemma,
+         "decoder.layers.1.mlp.linear_fc2.post_layernorm.weight[2]",
+         "model.layers.1.post_feedforward_layernorm.weightF32 [2] = 0-1"},
+        {"megatron-to-hf", "{'model_type': 'llama', 'num_hidden_layers': 9}",
+         "decoder.layers.1.mlp.linear_fc1.layer_norm_weight[2]",
+         "model.layers.1.post_attention_layernorm.weightF32 [2] = 0-1"},
+        {"hf-to-megatron", gemma, "model.layers.1.pre_feedforward_layernorm.weight[2]",
+         "decoder.layers.1.mlp.linear_fc1.layer_norm_weightF32 [2] = 0-1"},
+        {"hf-to-megatron", gemma, "model.layers.1.post_attention_layernorm.weight[2]",
+         "decoder.layers.1.self_attention.linear_proj.post_layernorm.weightF32 [2] = "
+         "0-1"},
+        {"hf-to-megatron", gemma, "model.layers.1.post_feedforward_layernorm.weight[2]",
+         "decoder.layers.1.mlp.linear_fc2.post_layernorm.weightF32 [2] = 0-1"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++)
+        check_shipped(t[i].map, t[i].config, t[i].from, t[i].to);
+}
+
 /* As torchtitan 0.2 called them; those of 0.3 are among the fixtures. */
 static void test_torchtitan_names(void **state UNUSED)
 {
@@ -768,6 +800,8 @@ static void test_torchtitan_names(void **state UNUSED)
         {"{'model_type': 'x'}", "layers.0.attention.wk.weight[4,1]",
          "layers.0.attention.wk.weightF32 [4, 1] = 0-3"},
         {"{'tie_word_embeddings': true}", "output.weight[2,1]", ""},
+        {"{'model_type': 'llama', 'tie_word_embeddings': true}", "output.weight[2,1]",
+         "lm_head.weightF32 [2, 1] = 0-1"},
         {deepseek, "layers.2.moe.experts.w2[2,1,2]",
          "model.layers.2.mlp.experts.0.down_proj.weightF32 [1, 2] = 0-1\n"
          "model.layers.2.mlp.experts.1.down_proj.weightF32 [1, 2] = 2-3"},
@@ -1087,6 +1121,7 @@ int main(void)
         cmocka_unit_test(test_hints),
         cmocka_unit_test(test_shipped),
         cmocka_unit_test(test_megatron_names),
+        cmocka_unit_test(test_gemma_norms),
         cmocka_unit_test(test_torchtitan_names),
         cmocka_unit_test(test_olmo_norms),
         cmocka_unit_test(test_wants_config),

@@ -1378,6 +1378,28 @@ static void test_tensors_have_a_limit(void **state)
     end(&t);
 }
 
+/* One long part of a path may be in all keys; a key that was there already counts, too. */
+static void test_keys_have_a_limit(void **state)
+{
+    struct scan t = {.tmp = *state};
+    const struct shape one = {1, {1}};
+    static const char longer[2000] = "a";
+    struct sink_tensor in = f32("a", &one);
+
+    begin(&t);
+    assert_int_equal(t.s->max_keys, 64 << 20);
+    t.s->max_keys = 4000;
+    assert_ok(sink_tensor_plain(t.s, &in, t.file, 0, &t.e), &t.e);
+    in.key = longer;
+    in.key_len = sizeof longer;
+    assert_ok(sink_tensor_plain(t.s, &in, t.file, 4, &t.e), &t.e);
+    assert_int_equal(sink_tensor_plain(t.s, &in, t.file, 8, &t.e), -EEXIST);
+    assert_int_equal(sink_tensor_plain(t.s, &in, t.file, 8, &t.e), -EFBIG);
+    assert_string_equal(t.e.text, "keys of tensors that are 6001 bytes together");
+    sink_abort(t.s);
+    end(&t);
+}
+
 static void test_chunks_have_a_limit(void **state)
 {
     struct scan t = {.tmp = *state};
@@ -1507,6 +1529,7 @@ int main(void)
         tmp_test(test_1500_empty_tensors),
         tmp_test(test_many_chunks),
         tmp_test(test_tensors_have_a_limit),
+        tmp_test(test_keys_have_a_limit),
         tmp_test(test_chunks_have_a_limit),
         cmocka_unit_test(test_out_of_memory),
     };

@@ -192,6 +192,33 @@ static void test_long_keys(void **state)
     buf_release(&b);
 }
 
+/* One text that is in many places is written at each, but not more than the pickle allows. */
+static void test_shared_text(void **state)
+{
+    CLEANUP(buf_release) struct buf b = {0}, json = {0};
+    CLEANUP(torch_zip_freep) struct torch_zip *zip = NULL;
+    CLEANUP(source_putp) struct source *s = NULL;
+    struct err e = {0};
+    struct pv root;
+
+    (void)state;
+    buf_addf(&b, "(l" TENSOR "aS'%01000d'\np0\na", 0);
+    for (int i = 1; i < 300; i++)
+        buf_adds(&b, "g0\na");
+    buf_adds(&b, ".");
+    s = file_of(b.data, b.len);
+    assert_ok(torch_open(s, &zip, &e), &e);
+    assert_int_equal(torch_zip_json_left(zip), (64 << 10) + 128 * b.len);
+    root = torch_zip_root(zip);
+    assert_ok(object_to_json(zip, &root, 0, NULL, NULL, &json, &e), &e);
+    assert_true(json.len > 300 * 1003);
+    assert_int_equal(torch_zip_json_left(zip), (64 << 10) + 128 * b.len - json.len);
+    buf_clear(&json);
+    assert_int_equal(object_to_json(zip, &root, 0, NULL, NULL, &json, &e), -EFBIG);
+    assert_string_equal(e.text, "the object is too large for objects.json");
+    assert_int_equal(torch_zip_json_left(zip), 0);
+}
+
 static void test_sniff(void **state)
 {
     static const char zip[] = "PK\3\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
@@ -248,10 +275,10 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys),          cmocka_unit_test(test_long_texts),
-        cmocka_unit_test(test_depth),         cmocka_unit_test(test_multiplied),
-        cmocka_unit_test(test_long_keys),     cmocka_unit_test(test_sniff),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_keys),      cmocka_unit_test(test_long_texts),
+        cmocka_unit_test(test_depth),     cmocka_unit_test(test_multiplied),
+        cmocka_unit_test(test_long_keys), cmocka_unit_test(test_shared_text),
+        cmocka_unit_test(test_sniff),     cmocka_unit_test(test_out_of_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

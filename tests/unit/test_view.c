@@ -8,6 +8,7 @@
 #include "base/endian.h"
 #include "base/json.h"
 #include "index/npy.h"
+#include "index/sink_priv.h"
 
 struct scan {
     struct tmp *tmp;
@@ -261,6 +262,7 @@ static void test_header_that_is_too_long(void **state)
     struct view_info v;
 
     begin(&t);
+    t.s->max_keys = 2 * KEY * COUNT;
     memset(key, 'k', KEY);
     key[KEY] = '\0';
     for (unsigned i = 0; i < COUNT; i++) {

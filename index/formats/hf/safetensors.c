@@ -19,6 +19,7 @@
 #include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/hf/safetensors_notes.h"
 #include "index/formats/hf/safetensors_write.h"
+#include "index/formats/key_list.h"
 #include "index/formats/step.h"
 
 enum {
@@ -480,12 +481,16 @@ static int scan_adapter_beside(struct scan *s, struct err *e)
     return f->missing ? 0 : sink_warning(s->sink, "damaged-file", "%s", f->err.text);
 }
 
-static bool is_shard(const struct scan *s, const char *name)
+static int list_shards(const struct scan *s, struct key_list *out, struct err *e)
 {
-    for (size_t i = 0; i < s->files.count; i++)
-        if (strcmp(s->files.file[i].name, name) == 0)
-            return true;
-    return false;
+    for (size_t i = 0; i < s->files.count; i++) {
+        const char *name = s->files.file[i].name;
+
+        if (key_list_add(out, name, strlen(name), e) < 0)
+            return -e->code;
+    }
+    key_list_sort(out);
+    return 0;
 }
 
 /*
@@ -494,16 +499,19 @@ static bool is_shard(const struct scan *s, const char *name)
  */
 static int hide_stale(struct scan *s, struct err *e)
 {
+    CLEANUP(key_list_release) struct key_list shards = {0};
     const struct listing *l = s->c->listing;
     struct safetensors_number n;
     const char *first = NULL;
     size_t count = 0;
 
+    if (list_shards(s, &shards, e) < 0)
+        return -e->code;
     for (size_t i = 0; i < listing_count(l); i++) {
         const char *name = listing_at(l, i)->name;
 
         if (!safetensors_has_stem(name, s->layout.stem, s->layout.stem_len, &n) ||
-            is_shard(s, name))
+            key_list_has(&shards, &(struct key){name, strlen(name)}))
             continue;
         if (sink_hide(s->sink, name, false, e) < 0)
             return -e->code;

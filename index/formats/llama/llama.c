@@ -101,6 +101,7 @@ struct llama {
     char (*name)[NAME_MAX_LEN];
     struct rank_part *part; /* of the tensor that is merged */
     uint32_t ranks, first;
+    bool many; /* files than params.json tells of: some are of another model */
     uint64_t width;
     uint64_t unknown;
     char first_unknown[128];
@@ -228,6 +229,7 @@ static int load_all(struct llama *l, struct err *e)
         return err_wrap(e, "%s", l->file[0].file.path);
     l->width = find_width(l, f);
     told = ranks_told(l, f);
+    l->many = told > 0 && told < found;
     if (told <= found)
         return 0;
     if (make_files(l, told, e) < 0 || load_from(l, found, e) < 0)
@@ -272,7 +274,8 @@ static int report_tensor(struct llama *l, const struct rank_tensor *x, struct er
 
     for (uint32_t i = 0; i < l->ranks; i++)
         l->part[i] = rank_file_part(&l->file[i], x->name, x->len);
-    if (l->ranks > 1 && (rule == RANK_UNKNOWN || !is_expected(l, kind, rule)))
+    if (l->ranks > 1 && (rule == RANK_UNKNOWN || !is_expected(l, kind, rule) ||
+                         (l->many && rule != RANK_SAME)))
         return report_raw(l, x, e);
     return rank_merge(l->sink, rule, l->part, l->ranks, &t, e);
 }

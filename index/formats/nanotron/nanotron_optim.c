@@ -78,11 +78,26 @@ static void optim_release(struct optim *o)
     json_free(o->config);
 }
 
+/* Left from an older save, see check_saves(): its states are of other slices. */
+static int warn_others(const struct optim *o, uint32_t others, const char *first,
+                       struct err *e)
+{
+    if (others > 0 &&
+        sink_warning(o->n->sink, "unlisted-file",
+                     "%" PRIu32
+                     " files of the optimizer as %s/%s are of a save by other "
+                     "numbers of ranks than model/: they are not shown",
+                     others, DIR, first) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 static int find_files(struct optim *o, struct err *e)
 {
     struct listing *l = listing_sub(o->n->c->listing, DIR);
+    const char *other = NULL;
     struct nano_ranks rank;
-    uint32_t count = 0;
+    uint32_t count = 0, others = 0;
 
     for (size_t i = 0; i < listing_count(l); i++)
         count += listing_at(l, i)->st.kind == ENTRY_FILE &&
@@ -97,6 +112,11 @@ static int find_files(struct optim *o, struct err *e)
 
         if (entry->st.kind != ENTRY_FILE || !nano_optimizer_name(entry->name, &rank))
             continue;
+        if (!nano_same_save(o->n, &rank)) {
+            other = other ? other : entry->name;
+            others++;
+            continue;
+        }
         if (store_join(DIR, entry->name, path, sizeof path) < 0)
             return err_set(e, ENAMETOOLONG, "%s: the path is too long", entry->name);
         o->file[o->files].file.path = arena_memdup(o->n->arena, path, strlen(path));
@@ -106,7 +126,7 @@ static int find_files(struct optim *o, struct err *e)
         nano_learn_ranks(o->n, &rank);
         o->n->zero |= rank.dp.is;
     }
-    return 0;
+    return warn_others(o, others, other, e);
 }
 
 /* ---- optimizer_config.json ---- */

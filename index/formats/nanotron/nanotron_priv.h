@@ -55,6 +55,7 @@ struct nano {
     /* What checkpoint_metadata.json and the names of files tell. */
     char version[32];
     uint64_t tp, dp, cp, pp, ep;
+    const struct nano_file *cut; /* a file of model/ that tells its ranks, or NULL */
     bool has_step;
     int64_t step;
     bool zero;
@@ -77,6 +78,9 @@ int nano_optimizer_report(struct nano *n, struct err *e);
 
 /* The shape of the piece that a file has. */
 void nano_file_shape(const struct nano_file *f, struct shape *out);
+
+/* Is it of a save by as many stages and tensor ranks as the files of model/ are? */
+bool nano_same_save(const struct nano *n, const struct nano_ranks *rank);
 
 /* Keeps the largest number of ranks. */
 void nano_learn_ranks(struct nano *n, const struct nano_ranks *rank);

@@ -196,6 +196,47 @@ static int find_files(struct nano *n, struct err *e)
     return 0;
 }
 
+/* ---- files of another save ---- */
+
+static bool same_number(const struct nano_rank *a, const struct nano_rank *b)
+{
+    return !a->is || !b->is || a->of == b->of;
+}
+
+bool nano_same_save(const struct nano *n, const struct nano_ranks *rank)
+{
+    return !n->cut || (same_number(&n->cut->rank.pp, &rank->pp) &&
+                       same_number(&n->cut->rank.tp, &rank->tp));
+}
+
+/*
+ * A save writes over what is there, and the numbers of ranks are in the names: files of an
+ * older one by other numbers stay. Both have the same slices, and neither is told to be the
+ * checkpoint (checkpoint_metadata.json has no number of stages).
+ */
+static int check_saves(struct nano *n, struct err *e)
+{
+    const struct nano_file *experts = NULL;
+
+    for (size_t i = 0; i < n->files; i++) {
+        const struct nano_file *f = &n->file[i];
+
+        if (!f->rank.tp.is)
+            continue;
+        n->cut = n->cut ? n->cut : f;
+        experts = experts || !f->rank.ep.is ? experts : f;
+        if (nano_same_save(n, &f->rank) &&
+            (!experts || same_number(&experts->rank.ep, &f->rank.ep)))
+            continue;
+        err_set(e, ENOTSUP,
+                "%s and %s are of saves by other numbers of ranks: which one is the "
+                "checkpoint is not told",
+                nano_same_save(n, &f->rank) ? experts->path : n->cut->path, f->path);
+        return err_hint(e, "move the files of the older save away");
+    }
+    return 0;
+}
+
 /* ---- reading ---- */
 
 static int copy_text(char **out, const char *text, struct err *e)
@@ -563,7 +604,8 @@ static int report_weight(struct nano *n, struct nano_weight *w, struct err *e)
 
 int nano_weights_report(struct nano *n, struct err *e)
 {
-    if (find_files(n, e) < 0 || read_files(n, e) < 0 || group(n, e) < 0)
+    if (find_files(n, e) < 0 || check_saves(n, e) < 0 || read_files(n, e) < 0 ||
+        group(n, e) < 0)
         return -e->code;
     for (size_t i = 0; i < n->weights; i++)
         if (report_weight(n, &n->weight[i], e) < 0)

@@ -118,7 +118,7 @@ struct neox {
     uint32_t files;
     struct rank_part *part;
     /* What mp_rank_00 tells; 0: nothing. */
-    uint64_t data, model_ranks, layers;
+    uint64_t data, tensor_told, layers;
     char version[MAX_VERSION];
     int64_t step;
     bool has_step;
@@ -146,16 +146,32 @@ static uint64_t number(const struct pv *dict, const char *name)
     return pv_dict_get(dict, name, &v) && pv_u64(&v, &n) ? n : 0;
 }
 
+/*
+ * GPT-NeoX's args are a dict, Megatron-DeepSpeed's a namespace. mp_world_size tells nothing:
+ * DeepSpeed counts the stages of a pipeline with it (runtime/pipe/topology.py,
+ * get_model_parallel_world_size()).
+ */
+static void learn_args(struct neox *n, const struct pv *args)
+{
+    struct pv dict, state = args->kind == PV_OBJECT ? pv_state(args) : *args;
+
+    if (torch_mapping(args, &dict) && dict.kind == PV_DICT) {
+        n->layers = number(&dict, "num_layers");
+        n->tensor_told = number(&dict, "model_parallel_size");
+    } else if (state.kind == PV_DICT) {
+        n->tensor_told = number(&state, "tensor_model_parallel_size");
+    }
+}
+
 static void learn(struct neox *n, const struct pv *root)
 {
-    struct pv items, args, v;
+    struct pv items, v;
     const char *text;
     size_t len;
 
     if (!torch_mapping(root, &items) || items.kind != PV_DICT)
         return;
     n->data = number(&items, "dp_world_size");
-    n->model_ranks = number(&items, "mp_world_size");
     if (pv_dict_get(&items, "global_steps", &v) && v.kind == PV_INT && v.i >= 0) {
         n->step = v.i;
         n->has_step = true;
@@ -165,9 +181,8 @@ static void learn(struct neox *n, const struct pv *root)
         snprintf(n->version, sizeof n->version, "%.*s", (int)MIN(len, (size_t)31),
                  text);
     }
-    if (pv_dict_get(&items, "args", &v) && torch_mapping(&v, &args) &&
-        args.kind == PV_DICT)
-        n->layers = number(&args, "num_layers");
+    if (pv_dict_get(&items, "args", &v))
+        learn_args(n, &v);
 }
 
 static const char *first_rank_file(const struct listing *l)
@@ -261,8 +276,15 @@ static int find_ranks(struct neox *n, struct err *e)
             n->tensor = MAX(n->tensor, rank + 1);
     if (n->tensor == 0)
         return err_set(e, ESTALE, "no files of layers any more");
-    if (n->model_ranks > n->tensor && n->model_ranks <= MAX_RANKS && n->nlayers > 0)
-        n->tensor = (uint32_t)n->model_ranks;
+    if (n->nlayers > 0 && n->tensor_told > 0 && n->tensor_told < n->tensor) {
+        err_set(e, EBADMSG,
+                "there are layers of %" PRIu32
+                " tensor ranks, and args tell of %" PRIu64,
+                n->tensor, n->tensor_told);
+        return err_hint(e, "files of an older save are there: move them away");
+    }
+    if (n->nlayers > 0 && n->tensor_told > n->tensor && n->tensor_told <= MAX_RANKS)
+        n->tensor = (uint32_t)n->tensor_told;
     if (n->tensor > MAX_RANKS)
         return err_set(e, EFBIG, "%" PRIu32 " tensor ranks, more than %d", n->tensor,
                        MAX_RANKS);

@@ -15,9 +15,12 @@
 
 enum {
     MAX_INFLATED = 256 << 20, /* of a data.pkl that somebody compressed */
-    MAX_WRAPPERS = 16,        /* parameter of a subclass of ...: seen: 2 */
-    MAX_NAME = 4096,          /* of an entry */
-    SMALL_FILE = 32 << 10,    /* one tensor, a step, a scheduler */
+    /* Of objects.json; values that are shared are written again at each reference. */
+    FREE_JSON = 64 << 10,
+    JSON_A_BYTE = 128,
+    MAX_WRAPPERS = 16,     /* parameter of a subclass of ...: seen: 2 */
+    MAX_NAME = 4096,       /* of an entry */
+    SMALL_FILE = 32 << 10, /* one tensor, a step, a scheduler */
 };
 
 struct torch_zip {
@@ -26,6 +29,8 @@ struct torch_zip {
     struct torch_legacy *legacy; /* the container of before torch 1.6 */
     struct pickle *pickle;
     uint64_t pickle_len;
+    uint64_t stored_len; /* the same as it lies in the file, maybe compressed */
+    uint64_t json;       /* bytes that were written of its objects */
     char root[MAX_NAME]; /* "archive" */
     bool big_endian;
     bool packed_ok; /* the caller reads deflated storages, too */
@@ -624,6 +629,7 @@ static int load_pickle(struct torch_zip *t, const struct zip_entry *entry,
     size_t len;
 
     t->pickle_len = entry->size;
+    t->stored_len = entry->stored_size;
     if (entry->method == 0) {
         if (zip_data_offset(t->zip, entry, &off, e) < 0 ||
             torch_zip_check_record(t->src, t->zip, entry, e) < 0)
@@ -695,6 +701,18 @@ uint64_t torch_zip_pickle_len(const struct torch_zip *t)
     return t->pickle_len;
 }
 
+uint64_t torch_zip_json_left(const struct torch_zip *t)
+{
+    uint64_t most = FREE_JSON + JSON_A_BYTE * t->stored_len;
+
+    return most - MIN(most, t->json);
+}
+
+void torch_zip_spend_json(struct torch_zip *t, uint64_t len)
+{
+    t->json += len;
+}
+
 static int open_file(struct torch_zip *t, struct err *e)
 {
     unsigned char head[4];
@@ -706,8 +724,11 @@ static int open_file(struct torch_zip *t, struct err *e)
         if (memcmp(head, "PK\3\4", sizeof head) == 0)
             return open_archive(t, 0, t->src->size, e);
     }
-    return torch_legacy_open(t->src, &t->legacy, &t->pickle, &t->pickle_len,
-                             &t->big_endian, e);
+    if (torch_legacy_open(t->src, &t->legacy, &t->pickle, &t->pickle_len,
+                          &t->big_endian, e) < 0)
+        return -e->code;
+    t->stored_len = t->pickle_len;
+    return 0;
 }
 
 /* A small file is read at once: its parts would be ten calls, or requests. */

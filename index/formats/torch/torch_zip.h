@@ -41,6 +41,10 @@ uint64_t torch_zip_constants(const struct torch_zip *t);
 /* Bytes of the pickle: an honest graph has no more values than that. */
 uint64_t torch_zip_pickle_len(const struct torch_zip *t);
 
+/* How many more bytes its objects may have in objects.json, all together. */
+uint64_t torch_zip_json_left(const struct torch_zip *t);
+void torch_zip_spend_json(struct torch_zip *t, uint64_t len);
+
 /* A class of storages ("torch.FloatStorage"); false when it is none. */
 struct torch_class {
     enum dtype dtype; /* DTYPE_NONE: untyped, or several quantised elements a byte */
@@ -130,6 +134,7 @@ extern const struct chunk_codec codec_torch_zip_zstd;
  * dots, list positions as numbers), which returns the key to write, or NULL to write it
  * as opaque. Cycles and DAG bombs are cut: at most `budget` nodes are visited (0:
  * 1,000,000), what is beyond becomes {"$type":"opaque","class":"...","truncated":true}.
+ * -EFBIG: it does not fit into `out`, or the file's objects have what its pickle allows.
  * `t` NULL: a graph without storages.
  */
 typedef const char *object_tensor_fn(void *user, const char *path, size_t path_len,
