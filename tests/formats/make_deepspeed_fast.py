@@ -3,8 +3,8 @@
 
     DS_ACCELERATOR=cpu LOCAL_SIZE=2 CROSS_RANK=0 CROSS_SIZE=1 torchrun --nproc_per_node 2 make_deepspeed_fast.py FOLDER
 
-Written with DeepSpeed 0.19.8 and torch 2.15.0. Two ranks are writers ("data_parallel": "replica"), so that the model states are there twice. The truth is what the
-running engine says of its masters and states, and the module's own state dict.
+Written with DeepSpeed 0.19.8 and torch 2.15.0. Two ranks are writers ("data_parallel": "replica"), so that the model states are there twice; in place of libaio
+pwrite(2) writes what the writer hands over. The truth is what the running engine says of its masters and states, and the module's own state dict.
 """
 import json
 import os
@@ -14,6 +14,8 @@ import sys
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.io import fast_file_writer
+from deepspeed.runtime.model_checkpointing import writer_factory
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from make_deepspeed_frozen import objects, told
 from torch import nn
@@ -21,10 +23,38 @@ from torch import nn
 NAME = "z1_fast_w2"
 
 
+class Handle:
+    """Of asynchronous writes."""
+
+    def __init__(self, **_):
+        pass
+
+    def get_alignment(self):
+        return 512
+
+    def async_pwrite(self, tensor, fd, offset):
+        plain = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
+        os.pwrite(plain, tensor.numpy().tobytes(), offset)
+        os.close(plain)
+        return 0
+
+    def wait(self):
+        return 1
+
+
+class Builder:
+    aio_handle = Handle
+    cast_to_byte_tensor = None
+
+    def load(self):
+        return self
+
+
 def main(folder):
     deepspeed.init_distributed("gloo")
     torch.manual_seed(0)
     torch.Tensor.pin_memory = lambda t: t  # asks for a GPU
+    writer_factory.AsyncIOBuilder = fast_file_writer.UtilsBuilder = Builder
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
     conf = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 1},
             "checkpoint": {"writer": {"type": "fast", "io_buffer_size": 1 << 20, "data_parallel": "replica"}}}

@@ -55,6 +55,7 @@ static const struct mark {
 } marks[] = {
     {"train_state.step", false, "torchtitan", take_step, SHORT},
     {"train_state.ntokens_seen", false, "torchtitan", NULL, 0},
+    {"train_state.global_avg_losses", false, "torchtitan", NULL, 0}, /* 2024 to 0.1 */
     {"dataloader.dp_rank_", true, "torchtitan", NULL, 0},
     /* prime-rl, whose folder step_5/trainer has no number. */
     {"app.progress.step", false, NULL, take_step, SHORT},
