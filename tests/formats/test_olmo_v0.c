@@ -345,6 +345,51 @@ static void test_bad_pickle(void **state)
     made_end(&m);
 }
 
+/* One text that is in many places of a pickle is written no more often than its size allows. */
+static void test_shared_text(void **state)
+{
+    enum { TEXT = 2000, TIMES = 300, SIZE = 2 + 5 + TEXT + 2 + 2 * TIMES + 2 };
+    CLEANUP(buf_release) struct buf metadata = {0}, file = {0}, objects = {0};
+    struct made m;
+    struct opened o;
+
+    (void)state;
+    buf_addf(
+        &metadata,
+        "{\"tensors\": {\"num_param_groups\": {\"shape\": [], \"dtype\": \"F32\", "
+        "\"shard_spec_per_file\": {\"rank_0.safetensors\": {\"flattened_offsets\": "
+        "[[0, 1]]}}}, \"state_keys\": {\"shape\": [%d], \"dtype\": \"U8\", "
+        "\"shard_spec_per_file\": {\"rank_0.safetensors\": {\"flattened_offsets\": "
+        "[[0, %d]]}}}}}",
+        SIZE, SIZE);
+    buf_add(&file, "\300\0\0\0\0\0\0\0", 8);
+    buf_addf(
+        &file,
+        "{\"num_param_groups\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+        "\"state_keys\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[4,%d]}}",
+        SIZE, SIZE + 4);
+    while (file.len < 8 + 192)
+        buf_addc(&file, ' ');
+    buf_add(&file, "\0\0\200?](X\320\7\0\0", 11);
+    for (int i = 0; i < TEXT; i++)
+        buf_addc(&file, 's');
+    buf_add(&file, "q\0", 2);
+    for (int i = 0; i < TIMES; i++)
+        buf_add(&file, "h\0", 2);
+    buf_adds(&file, "e.");
+    assert_int_equal(buf_failed(&file), 0);
+    made_begin(&m, "shared");
+    made_text(&m, "metadata.json", metadata.data);
+    made_file(&m, "rank_0.safetensors", file.data, file.len);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_null(tensor(&o, "state_keys")->fault);
+    all_objects(&o, &objects);
+    assert_has(objects.data, "the object is too large for objects.json");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* Classic OLMo's trainer puts its state beside. */
 static void test_train(void **state)
 {
@@ -449,6 +494,7 @@ int main(int argc, char **argv)
         {.name = "parts", .test_func = test_parts},
         {.name = "stale files", .test_func = test_stale_files},
         {.name = "a bad pickle", .test_func = test_bad_pickle},
+        {.name = "a shared text", .test_func = test_shared_text},
         {.name = "train/", .test_func = test_train},
         {.name = "bids", .test_func = test_bids},
         {.name = "a damaged start", .test_func = test_damaged_start},

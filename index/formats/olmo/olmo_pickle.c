@@ -95,7 +95,8 @@ static int add_unreadable(struct sink *sink, const struct buf *key,
 static int report_one(const struct scan_context *c, struct sink *sink, const char *part,
                       const struct olmo_pickle *p, struct err *e)
 {
-    CLEANUP(buf_release) struct buf key = {0}, json = {.max = MAX_JSON};
+    uint64_t most = object_json_most(MIN(p->length, (uint64_t)MAX_PICKLE));
+    CLEANUP(buf_release) struct buf key = {0}, json = {.max = MIN(most, MAX_JSON)};
     struct err why = {0};
 
     if (part)

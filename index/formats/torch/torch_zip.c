@@ -15,12 +15,9 @@
 
 enum {
     MAX_INFLATED = 256 << 20, /* of a data.pkl that somebody compressed */
-    /* Of objects.json; values that are shared are written again at each reference. */
-    FREE_JSON = 64 << 10,
-    JSON_A_BYTE = 128,
-    MAX_WRAPPERS = 16,     /* parameter of a subclass of ...: seen: 2 */
-    MAX_NAME = 4096,       /* of an entry */
-    SMALL_FILE = 32 << 10, /* one tensor, a step, a scheduler */
+    MAX_WRAPPERS = 16,        /* parameter of a subclass of ...: seen: 2 */
+    MAX_NAME = 4096,          /* of an entry */
+    SMALL_FILE = 32 << 10,    /* one tensor, a step, a scheduler */
 };
 
 struct torch_zip {
@@ -703,7 +700,7 @@ uint64_t torch_zip_pickle_len(const struct torch_zip *t)
 
 uint64_t torch_zip_json_left(const struct torch_zip *t)
 {
-    uint64_t most = FREE_JSON + JSON_A_BYTE * t->stored_len;
+    uint64_t most = object_json_most(t->stored_len);
 
     return most - MIN(most, t->json);
 }

@@ -41,6 +41,15 @@ uint64_t torch_zip_constants(const struct torch_zip *t);
 /* Bytes of the pickle: an honest graph has no more values than that. */
 uint64_t torch_zip_pickle_len(const struct torch_zip *t);
 
+/*
+ * What is made of a pickle of that many bytes may have as many in objects.json: values that
+ * are shared are written again at each reference.
+ */
+static inline uint64_t object_json_most(uint64_t pickle_len)
+{
+    return (64 << 10) + 128 * pickle_len;
+}
+
 /* How many more bytes its objects may have in objects.json, all together. */
 uint64_t torch_zip_json_left(const struct torch_zip *t);
 void torch_zip_spend_json(struct torch_zip *t, uint64_t len);
