@@ -76,6 +76,33 @@ static void test_origin(void **state UNUSED)
     assert_string_equal(o.framework, "Megatron-LM");
 }
 
+static void test_experts(void **state UNUSED)
+{
+    static const struct {
+        const char *key;
+        uint64_t weights, biases; /* with those before */
+    } cases[] = {
+        {"model.module.decoder.layers.0.mlp.experts.linear_fc1.weight3_w", 4, 0},
+        {"model.module.decoder.layers.0.mlp.experts.linear_fc2.weight11", 12, 0},
+        {"model.module.decoder.layers.0.mlp.experts.linear_fc1.bias1_v", 12, 2},
+        {"x.mlp.experts.linear_fc2.bias5", 12, 6},
+        {"x.mlp.experts.linear_fc2.bias", 12, 6},
+        {"x.mlp.experts.linear_fc2.bias20_x", 12, 6},
+        {"x.mlp.experts.linear_fc2.bias20.exp_avg", 12, 6},
+        {"x.mlp.experts.linear_fc2.weight0123456789", 12, 6},
+        {"x.mlp.experts.linear_fc2.", 12, 6},
+        {"x.mlp.experts.linear_fc", 12, 6},
+        {"x.mlp.linear_fc1.bias30", 12, 6},
+    };
+    struct dcp_experts x = {0};
+
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        dcp_experts_note(&x, cases[i].key, strlen(cases[i].key));
+        assert_int_equal(x.weights, cases[i].weights);
+        assert_int_equal(x.biases, cases[i].biases);
+    }
+}
+
 static void test_roles(void **state UNUSED)
 {
     static const struct {
@@ -100,6 +127,7 @@ int main(int argc, char **argv)
     static const struct CMUnitTest others[] = {
         {.name = "origin", .test_func = test_origin},
         {.name = "roles", .test_func = test_roles},
+        {.name = "experts", .test_func = test_experts},
     };
 
     return run_with("dcp_trainers", argc, argv, test_fixture_tree, others,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/dcp/dcp_origin.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/sink.h"
 #include "remote/source.h"
@@ -450,6 +451,28 @@ static int hide_stale(struct dcp_scan *s, struct err *e)
                       e);
 }
 
+/* 0, or what sink_warning() gave. */
+static int report_experts(struct dcp_scan *s)
+{
+    struct dcp_experts x = {0};
+    size_t len;
+
+    for (uint32_t i = 0; i < s->names.keys.count; i++) {
+        const char *key = intern_get(&s->names.keys, i, &len);
+
+        dcp_experts_note(&x, key, len);
+    }
+    if (x.biases == 0 || x.biases >= x.weights)
+        return 0;
+    return sink_warning(
+        s->sink, "lost-biases",
+        "%" PRIu64 " experts have weights and %" PRIu64
+        " have biases: Megatron-FSDP saved those of several ranks under "
+        "the same names, and which of them is there, or rows of which, "
+        "nothing tells",
+        x.weights, x.biases);
+}
+
 static int report_oddities(struct dcp_scan *s, struct err *e)
 {
     uint64_t skipped = 0;
@@ -474,6 +497,8 @@ static int report_oddities(struct dcp_scan *s, struct err *e)
             "elements: shown are the tensors that it holds, as FILE:KEY.NAME",
             s->wrapped, (int)MIN(len, 256), key);
     }
+    if (r == 0)
+        r = report_experts(s);
     if (r == 0 && skipped > 0)
         r = sink_warning(s->sink, "odd-entry",
                          "%" PRIu64 " entries of the metadata have no usable name",
