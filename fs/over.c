@@ -335,6 +335,19 @@ static int link_into_spool(struct fs *fs, const struct staged *n, const char *ol
     return 0;
 }
 
+/* Who has it open by its old name writes it on: what does not come of that lacks here. */
+static void take_came(struct fs *fs, struct staged *n, const struct stat *st)
+{
+    struct came *c = paging_came(fs, st->st_dev, st->st_ino);
+
+    if (c) {
+        came_put(n->came);
+        n->came = came_get(c);
+    } else {
+        n->came->prefix = (uint64_t)st->st_size;
+    }
+}
+
 /* The file as it stands in the source, and its old name hidden until it is published. */
 static int adopt(struct request *r, struct stage *s, struct staged *n, struct err *e)
 {
@@ -349,7 +362,7 @@ static int adopt(struct request *r, struct stage *s, struct staged *n, struct er
     n->mode = st.st_mode & 07777;
     n->uid = st.st_uid;
     n->gid = st.st_gid;
-    n->prefix = (uint64_t)st.st_size;
+    take_came(r->fs, n, &st);
     n->order = ++s->closes;
     rc = stage_room_take(r->fs, n, (uint64_t)st.st_size, e);
     if (rc == 0)
@@ -445,24 +458,18 @@ int over_rename(struct request *r, struct node *from, struct node *to, struct er
 
 /* ---- publication ---- */
 
-struct written {
-    struct fs *fs;
-    bool any;
-};
-
 static void see_written(void *user, struct staged *n)
 {
-    struct written *w = user;
+    bool *any = user;
 
-    w->any |=
-        n->kind == STAGED_FILE && n->covers && staged_plain_is_open(w->fs, n->covers);
+    *any |= n->kind == STAGED_FILE && n->came->writers > 0;
 }
 
-bool over_is_written(struct fs *fs, const struct stage *s)
+bool over_is_written(const struct stage *s)
 {
-    struct written w = {.fs = fs};
+    bool any = false;
 
     if (s->over)
-        staged_each(s->root, see_written, &w);
-    return w.any;
+        staged_each(s->root, see_written, &any);
+    return any;
 }

@@ -55,6 +55,9 @@ int save_put_in_place(struct fs *fs, struct stage *s, struct err *e);
 /* A directory of the source is another one by now, or gone; slot: what it was, or NULL. */
 void save_tell(struct fs *fs, const char *path, struct slot *slot);
 
+/* With the lock: does anybody write what is to be published? */
+bool save_is_written(const struct stage *s);
+
 /*
  * close(2) comes back before its release is sent. While requests are served: waits until no
  * file is open for writing that would not be saved otherwise, a moment at most.

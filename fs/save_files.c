@@ -77,7 +77,7 @@ static bool add_file(struct save_files *f, const struct staged *n, const char *p
     x = &file[f->count];
     *x = (struct merge_file){.path = arena_memdup(f->arena, path, strlen(path)),
                              .spool = arena_memdup(f->arena, spool, strlen(spool)),
-                             .order = n->copied ? 0 : n->order,
+                             .order = n->came->copied ? 0 : n->order,
                              .since = n->since};
     if (n->dtype)
         x->dtype = arena_memdup(f->arena, n->dtype, strlen(n->dtype));
@@ -141,10 +141,10 @@ static void list_node(void *user, struct staged *n)
         l->failed = -ENAMETOOLONG;
     if (l->failed)
         return;
-    if (n->kind == STAGED_FILE && n->lost &&
-        (n->lost != STAGED_WRITER_KILLED || incoming_kind(path) != INCOMING_SIDE)) {
-        l->failed = -n->lost;
-        l->lost_from = n->lost_from;
+    if (n->kind == STAGED_FILE && n->came->lost &&
+        (n->came->lost != CAME_WRITER_KILLED || incoming_kind(path) != INCOMING_SIDE)) {
+        l->failed = -n->came->lost;
+        l->lost_from = n->came->lost_from;
         snprintf(l->lost, sizeof l->lost, "%s", path);
         return;
     }
@@ -175,7 +175,7 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
     if (!out->arena)
         return err_nomem(e);
     staged_each(s->root, list_node, &l);
-    if (l.failed == -STAGED_WRITER_KILLED && l.lost[0]) {
+    if (l.failed == -CAME_WRITER_KILLED && l.lost[0]) {
         err_set(e, EIO,
                 "%s: a signal ended the program that wrote it, and from byte %" PRIu64
                 " on some may lack",

@@ -41,8 +41,9 @@ static struct stage *find_idle(struct fs *fs, int64_t idle_ns)
     int64_t before = now_ns() - idle_ns;
     struct stage *s = stage_first(fs);
 
-    while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before ||
-                 is_empty(s) || is_removed_below(fs, s, before)))
+    while (s &&
+           (save_is_written(s) || s->publishing || s->failed ||
+            s->touched_ns > before || is_empty(s) || is_removed_below(fs, s, before)))
         s = s->next;
     return s;
 }
