@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/arena.h"
+#include "fs/save.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
 #include "fs/written.h"
@@ -55,8 +56,12 @@ static bool add_text(struct save_files *f, const char ***list, size_t *count,
 
 static struct save_rights rights_of(const struct staged *n)
 {
-    return (struct save_rights){
-        .mode = n->mode, .uid = n->uid, .gid = n->gid, .mtime = n->mtime};
+    return (struct save_rights){.mode = n->mode,
+                                .uid = n->uid,
+                                .gid = n->gid,
+                                .mtime = n->mtime,
+                                .base = n->base,
+                                .same = n->base.ino && n->came->copied && !n->marked};
 }
 
 static bool add_file(struct save_files *f, const struct staged *n, const char *path)
@@ -335,6 +340,9 @@ bool save_files_is_placed(const struct stage *s, const struct save_files *f,
 {
     const char *path = f->file[i].path;
 
+    if (f->rights[i]
+            .same) /* the source's own stays: others may have it open, or write it */
+        return false;
     return (is_kept(s, path) &&
             (s->whole ||
              incoming_kind_beside(path, merge_has_base(m)) == INCOMING_SIDE)) ||
@@ -353,6 +361,26 @@ int save_files_check(const struct save_files *f, struct err *e)
                 path, (int)strcspn(path, "/"), path);
         return err_hint(e, "move or remove it");
     }
+    return 0;
+}
+
+int save_files_check_bases(struct fs *fs, const struct stage *s,
+                           const struct save_files *f, struct err *e)
+{
+    CLEANUP_FD int dir = stage_directory(fs, s->path, e);
+    struct stat st;
+
+    if (dir < 0)
+        return dir;
+    for (size_t i = 0; i < f->count; i++)
+        if (f->rights[i].base.ino && !f->rights[i].same &&
+            (fstatat(dir, f->file[i].path, &st, 0) < 0 ||
+             !save_is_same(&f->rights[i].base, &st))) {
+            err_set(e, EINVAL, "%s/%s: it was changed by another writer meanwhile",
+                    s->path, f->file[i].path);
+            return err_hint(e,
+                            "what was written here is kept: copy it, then remove it");
+        }
     return 0;
 }
 

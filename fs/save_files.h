@@ -13,6 +13,8 @@ struct save_rights {
     uid_t uid;
     gid_t gid;
     struct timespec mtime; /* of a directory: when names in it came and went */
+    struct file_id base;   /* what the file began with, or ino 0; */
+    bool same;             /* and is, as nothing was done to it */
 };
 
 struct save_files {
@@ -52,6 +54,13 @@ bool save_files_is_placed(const struct stage *s, const struct save_files *f,
 
 /* -EINVAL: one came into the directory of a view and is no tensor: it would be lost. */
 int save_files_check(const struct save_files *f, struct err *e);
+
+/*
+ * Files that began with the bytes of one in the source and have others now: -EINVAL where that
+ * one has, too. Whoever appends to a log there would lose it.
+ */
+int save_files_check_bases(struct fs *fs, const struct stage *s,
+                           const struct save_files *f, struct err *e);
 
 /* The new directory gets the time that it had while it was written. */
 void save_files_date(const struct stage *s);

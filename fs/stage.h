@@ -3,6 +3,7 @@
 #ifndef UFS_FS_STAGE_H
 #define UFS_FS_STAGE_H
 
+#include "base/fsutil.h"
 #include "fs/around.h"
 #include "fs/came.h"
 #include "fs/fs.h"
@@ -54,11 +55,14 @@ struct staged {
     struct timespec mtime; /* of a directory */
     struct timespec ctime; /* of name and rights; a file's bytes have their own */
     struct came *came;     /* which of its bytes have come; of all names of the file */
-    uint64_t to_disk;  /* bytes from the start that the disk was told to begin with */
-    uint64_t over_ino; /* over a directory: the inode that its name has there */
-    bool removed;      /* unlinked; or a fixed directory of which nothing is left */
-    bool checked;      /* its header was seen whole, and is sound: */
-    bool stands;       /* by it, the file may be linked as it is */
+    uint64_t to_disk;    /* bytes from the start that the disk was told to begin with */
+    struct file_id over; /* over a directory: what its name has there; ino 0: nothing */
+    struct file_id
+        base;      /* the file of the source that its bytes began with, or ino 0 */
+    bool marked;   /* it got other rights or times */
+    bool removed;  /* unlinked; or a fixed directory of which nothing is left */
+    bool checked;  /* its header was seen whole, and is sound: */
+    bool stands;   /* by it, the file may be linked as it is */
     bool filling;  /* what it covers is copied into it: neither shown nor opened yet */
     uint64_t size; /* at the time it left its stage */
     uint64_t owes; /* it was unlinked, and has other names: the stage that waits */

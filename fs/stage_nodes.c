@@ -227,6 +227,7 @@ void staged_cut(struct staged *n, uint64_t size)
     if (size == 0) {
         n->checked = n->stands = false;
         n->since = STAGED_ALL_NEW;
+        n->base.ino = 0;
     }
     n->to_disk = MIN(n->to_disk, size);
 }
@@ -372,6 +373,7 @@ int staged_rename(struct fs *fs, struct staged *n, struct staged *dir, const cha
     names_changed(dir);
     n->ctime = dir->ctime;
     n->checked = false; /* what it is follows from its name */
+    n->base.ino = 0;    /* which stays what it was, if not hidden */
     stage_touch(n->stage);
     if (tsearch(n, &dir->children, by_name))
         return 0;

@@ -349,6 +349,11 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
         give_room(r, h, end, before);
         return -e->code;
     }
+    if (h->node && !r->flags) {
+        stages_lock(r->fs);
+        h->node->came->copied = false; /* it may be longer now */
+        stages_unlock(r->fs);
+    }
     if (written(r, h, e) < 0)
         return -e->code;
     fuse_reply_err(r->req, 0);

@@ -193,7 +193,7 @@ static int cover(struct request *r, struct slot *slot, const struct over *over,
     (*out)->uid = over->as->uid;
     (*out)->gid = over->as->gid;
     if (over->files)
-        (*out)->over_ino = over->as->id.ino;
+        (*out)->over = over->as->id;
     return 1;
 }
 
@@ -216,6 +216,7 @@ static int open_over(struct request *r, struct slot *slot, const struct over *ov
     rc = staged_open_handle(fs, n, r->fi.flags | O_CREAT, &h, e);
     if (rc == 0 && made && !(r->fi.flags & O_TRUNC)) {
         n->filling = true;
+        n->base = over->as->id;
         stages_unlock(fs);
         rc = copy_up(fs, r->ino, h, e);
         stages_lock(fs);
