@@ -61,7 +61,8 @@ static struct save_rights rights_of(const struct staged *n)
                                 .gid = n->gid,
                                 .mtime = n->mtime,
                                 .base = n->base,
-                                .same = n->base.ino && n->came->copied && !n->marked};
+                                .same = n->base.ino && n->came->copied && !n->marked,
+                                .came = n->came};
 }
 
 static bool add_file(struct save_files *f, const struct staged *n, const char *path)
@@ -321,13 +322,49 @@ static int finish_dirs(int dir, const struct stage *s, const struct save_files *
     return 0;
 }
 
-static int place_file(int spool, int dir, const struct merge_file *file,
+/*
+ * The kernel tells it once, and then holds the bytes for written: the file is not published
+ * before they come anew.
+ */
+static int refused(struct fs *fs, const struct merge_file *file,
+                   const struct save_rights *rights, int fd, struct err *e)
+{
+    struct stat st;
+
+    fail(file->path, e);
+    stages_lock(fs);
+    came_lose(rights->came, e->code, 0, UINT64_MAX,
+              fstat(fd, &st) == 0 ? (uint64_t)st.st_size : UINT64_MAX);
+    stages_unlock(fs);
+    return -e->code;
+}
+
+int save_files_check_read(struct fs *fs, const struct stage *s,
+                          const struct save_files *f, struct err *e)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        CLEANUP_FD int fd = openat(staging_spool(s->staging), f->file[i].spool,
+                                   O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+
+        if (fd < 0)
+            return fail(f->file[i].path, e);
+        /* Waits for one page, and tells of all. Not every file system knows it. */
+        if (sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) < 0 &&
+            (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+            return refused(fs, &f->file[i], &f->rights[i], fd, e);
+    }
+    return 0;
+}
+
+static int place_file(struct fs *fs, int spool, int dir, const struct merge_file *file,
                       const struct save_rights *rights, struct err *e)
 {
     CLEANUP_FD int fd = openat(spool, file->spool, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 
-    if (fd < 0 || set_rights(fd, rights) < 0 || fsync(fd) < 0)
+    if (fd < 0 || set_rights(fd, rights) < 0)
         return fail(file->path, e);
+    if (fsync(fd) < 0)
+        return refused(fs, file, rights, fd, e);
     /* A file that the format's writer has made goes first. */
     if (linkat(spool, file->spool, dir, file->path, 0) < 0 && errno != EEXIST)
         return fail(file->path, e);
@@ -417,7 +454,7 @@ static int place_incoming(struct fs *fs, const struct stage *s,
     for (size_t i = 0; ret == 0 && i < f->count; i++) {
         if (!save_files_is_placed(s, f, m, i))
             continue;
-        ret = place_file(spool, dir, &f->file[i], &f->rights[i], e);
+        ret = place_file(fs, spool, dir, &f->file[i], &f->rights[i], e);
         note_written(fs, spool, &f->file[i]);
     }
     return ret == 0 ? finish_dirs(dir, s, f, e) : ret;

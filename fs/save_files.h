@@ -15,6 +15,7 @@ struct save_rights {
     struct timespec mtime; /* of a directory: when names in it came and went */
     struct file_id base;   /* what the file began with, or ino 0; */
     bool same;             /* and is, as nothing was done to it */
+    struct came *came;     /* of the file; by the lock of stages */
 };
 
 struct save_files {
@@ -68,6 +69,13 @@ void save_files_date(const struct stage *s);
 /* All that came as it came, from the `first` file on, in the new directory, for a look at it. */
 int save_files_link(const struct stage *s, const struct save_files *f, size_t first,
                     struct err *e);
+
+/*
+ * Has the disk failed to take any bytes of what came and was read for tensors? What was read may
+ * be what stood there before.
+ */
+int save_files_check_read(struct fs *fs, const struct stage *s,
+                          const struct save_files *f, struct err *e);
 
 /* Puts into the new checkpoint what came and is no tensor. All of it is durable then. */
 int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,
