@@ -97,12 +97,59 @@ void paging_leave(struct fs *fs, struct paging *paging)
         return;
     p = container_of(paging, struct plain_paging, paging);
     stages_lock(fs);
-    if (--p->refs == 0)
+    if (--p->refs == 0) {
         tdelete(p, &fs->stages->plain, by_file);
-    else
+        came_put(p->paging.came);
+    } else {
         p = NULL;
+    }
     stages_unlock(fs);
     plain_free(p);
+}
+
+/* With the lock. */
+static struct came *writes(struct paging *p, uint64_t size, bool cut)
+{
+    struct came *c = p->came ? p->came : (p->came = came_new());
+
+    if (!c)
+        return NULL;
+    if (c->writers++ == 0 && c->refs == 1) { /* and in no stage: what it has, it has */
+        c->prefix = size;
+        c->lost = 0;
+    } else if (cut) {
+        came_cut(c, size);
+    }
+    return came_get(c);
+}
+
+struct came *paging_writes(struct fs *fs, struct paging *p, uint64_t size, bool cut)
+{
+    struct came *c;
+
+    stages_lock(fs);
+    c = writes(p, size, cut);
+    stages_unlock(fs);
+    return c;
+}
+
+struct came *paging_came(struct fs *fs, uint64_t dev, uint64_t inode)
+{
+    const struct plain_paging key = {.dev = dev, .inode = inode};
+    void *found = tfind(&key, &fs->stages->plain, by_file);
+
+    return found ? (*(struct plain_paging **)found)->paging.came : NULL;
+}
+
+void paging_cut(struct fs *fs, uint64_t dev, uint64_t inode, uint64_t size)
+{
+    struct came *c;
+
+    stages_lock(fs);
+    c = paging_came(fs, dev, inode);
+    if (c)
+        came_cut(c, size);
+    stages_unlock(fs);
 }
 
 /* A write(2) that is under way. */

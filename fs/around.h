@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "fs/came.h"
 #include "fs/fs.h"
 
 struct request;
@@ -24,6 +25,7 @@ struct pages_put;
 struct paging {
     atomic_bool fills; /* the kernel has taken up pages of it */
     /* by the lock of stages */
+    struct came *came;       /* of a file of the source: since somebody writes it */
     uint64_t turn;           /* writes, so many; */
     struct around *around;   /* those under way, */
     struct pages_put *pages; /* and pages of mappings on their way */
@@ -51,6 +53,16 @@ static inline void paging_note(struct paging *p, const struct fuse_file_info *fi
  */
 struct paging *paging_join(struct fs *fs, uint64_t dev, uint64_t inode, fuse_ino_t ino);
 void paging_leave(struct fs *fs, struct paging *p); /* NULL is fine */
+
+/*
+ * A handle that may write the file, which has so many bytes by now (`cut`: and no others): what
+ * has come of it, with a reference and one writer more. NULL: no memory.
+ */
+struct came *paging_writes(struct fs *fs, struct paging *p, uint64_t size, bool cut);
+/* With the lock of stages: what has come of a file, if somebody has it open; or NULL. */
+struct came *paging_came(struct fs *fs, uint64_t dev, uint64_t inode);
+/* The file has so many bytes now. */
+void paging_cut(struct fs *fs, uint64_t dev, uint64_t inode, uint64_t size);
 
 /*
  * Before the bytes are put. What is appended gets its place, and r->flags, as pwritev2(2) has

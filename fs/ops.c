@@ -223,11 +223,11 @@ static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     struct staged_handle *h = staged_handle_of(fi);
 
     (void)ino;
-    if (h && h->node) {
+    if (h && h->writes) {
         stages_lock(fs);
-        h->killed =
-            staged_may_lack(h->node) && asked_was_killed(fuse_req_ctx(req)->pid);
-        staged_closed(h);
+        h->killed = staged_lacks(h) && asked_was_killed(fuse_req_ctx(req)->pid);
+        if (h->node)
+            staged_closed(h);
         stages_unlock(fs);
     }
     fuse_reply_err(req, 0);

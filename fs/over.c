@@ -161,15 +161,16 @@ int over_begin(struct fs *fs, struct node *dir, struct stage **out, struct err *
     return rc == 0 ? over_begin_file(fs, dir, out, e) : rc;
 }
 
-/* What the source has under this name: its inode; 0: nothing. */
-static uint64_t source_ino(struct fs *fs, const struct stage *s, const char *name)
+/* What the source has under this name; ino 0: nothing. */
+static struct file_id source_id(struct fs *fs, const struct stage *s, const char *name)
 {
     struct err ignored = {0};
     CLEANUP_FD int dir = stage_directory(fs, s->path, &ignored);
     struct stat st;
 
-    return dir >= 0 && fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? st.st_ino
-                                                                         : 0;
+    return dir >= 0 && fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0
+               ? file_id_of(&st)
+               : (struct file_id){0};
 }
 
 /* A name that the source has, and the stage has taken: it goes. */
@@ -198,7 +199,7 @@ static void see_partner(void *user, struct staged *n)
 {
     struct partner *p = user;
 
-    if (n->kind == STAGED_GONE && n->over_ino == p->ino)
+    if (n->kind == STAGED_GONE && n->over.ino == p->ino)
         p->node = n;
 }
 
@@ -234,7 +235,7 @@ static int make_room(struct fs *fs, struct stage *s, const char *name, struct er
         return 0;
     if (n->kind != STAGED_GONE)
         return drop(fs, n, e);
-    rc = unlink_source(fs, s, name, n->over_ino, e);
+    rc = unlink_source(fs, s, name, n->over.ino, e);
     if (rc == 0)
         staged_remove(fs, n);
     return rc;
@@ -248,7 +249,7 @@ int over_new_file(struct request *r, struct stage *s, const char *name,
     if (rc == 0)
         rc = write_new_file(r, s->root, name, out, e);
     if (rc == 0)
-        (*out)->over_ino = source_ino(r->fs, s, name);
+        (*out)->over = source_id(r->fs, s, name);
     return rc;
 }
 
@@ -268,7 +269,7 @@ int over_unlink(struct fs *fs, struct stage *s, const char *name, struct err *e)
         return STAGED_NONE;
     if (n->kind != STAGED_FILE)
         return n->kind == STAGED_DIR ? -EISDIR : -ENOENT;
-    below = n->over_ino;
+    below = n->over.ino;
     rc = drop(fs, n, e);
     if (rc == 0 && below)
         rc = unlink_source(fs, s, name, below, e);
@@ -302,7 +303,7 @@ static int rename_staged(struct request *r, struct stage *s, struct staged *n,
 
     if (n->kind == STAGED_GONE)
         return -ENOENT;
-    if (n->kind != STAGED_FILE || !wants(r->as) || n->over_ino)
+    if (n->kind != STAGED_FILE || !wants(r->as) || n->over.ino)
         return -EXDEV; /* it is copied, then removed */
     if (staged_find(s->root, r->as) == n)
         return 0;
@@ -310,7 +311,7 @@ static int rename_staged(struct request *r, struct stage *s, struct staged *n,
     if (rc == 0)
         rc = staged_rename(r->fs, n, s->root, r->as, e);
     if (rc == 0)
-        n->over_ino = source_ino(r->fs, s, r->as);
+        n->over = source_id(r->fs, s, r->as);
     return rc;
 }
 
@@ -335,6 +336,19 @@ static int link_into_spool(struct fs *fs, const struct staged *n, const char *ol
     return 0;
 }
 
+/* Who has it open by its old name writes it on: what does not come of that lacks here. */
+static void take_came(struct fs *fs, struct staged *n, const struct stat *st)
+{
+    struct came *c = paging_came(fs, st->st_dev, st->st_ino);
+
+    if (c) {
+        came_put(n->came);
+        n->came = came_get(c);
+    } else {
+        n->came->prefix = (uint64_t)st->st_size;
+    }
+}
+
 /* The file as it stands in the source, and its old name hidden until it is published. */
 static int adopt(struct request *r, struct stage *s, struct staged *n, struct err *e)
 {
@@ -349,13 +363,13 @@ static int adopt(struct request *r, struct stage *s, struct staged *n, struct er
     n->mode = st.st_mode & 07777;
     n->uid = st.st_uid;
     n->gid = st.st_gid;
-    n->prefix = (uint64_t)st.st_size;
+    take_came(r->fs, n, &st);
     n->order = ++s->closes;
     rc = stage_room_take(r->fs, n, (uint64_t)st.st_size, e);
     if (rc == 0)
         rc = staged_add(r->fs, s->root, r->name, STAGED_GONE, 0, &gone, e);
     if (rc == 0)
-        gone->over_ino = st.st_ino;
+        gone->over = file_id_of(&st);
     ino = rc == 0 && store_join(s->path, r->name, path, sizeof path) == 0
               ? node_file_at(r->fs, path)
               : 0;
@@ -445,24 +459,18 @@ int over_rename(struct request *r, struct node *from, struct node *to, struct er
 
 /* ---- publication ---- */
 
-struct written {
-    struct fs *fs;
-    bool any;
-};
-
 static void see_written(void *user, struct staged *n)
 {
-    struct written *w = user;
+    bool *any = user;
 
-    w->any |=
-        n->kind == STAGED_FILE && n->covers && staged_plain_is_open(w->fs, n->covers);
+    *any |= n->kind == STAGED_FILE && n->came->writers > 0;
 }
 
-bool over_is_written(struct fs *fs, const struct stage *s)
+bool over_is_written(const struct stage *s)
 {
-    struct written w = {.fs = fs};
+    bool any = false;
 
     if (s->over)
-        staged_each(s->root, see_written, &w);
-    return w.any;
+        staged_each(s->root, see_written, &any);
+    return any;
 }

@@ -62,7 +62,7 @@ int over_rmdir(struct fs *fs, struct stage *s, const char *name);
 int over_rename(struct request *r, struct node *from, struct node *to, struct err *e);
 
 /* Is a file of it open for writing under the name by which it came? */
-bool over_is_written(struct fs *fs, const struct stage *s);
+bool over_is_written(const struct stage *s);
 
 /* Without the lock: what was made in the staging directory comes to the target. */
 int over_put_in_place(struct fs *fs, struct stage *s, const struct save_files *f,

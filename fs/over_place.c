@@ -16,10 +16,10 @@
 #include "save/staging.h"
 #include "save/witness.h"
 
-/* What the stage knows of the source: under which of its names there was which inode. */
+/* What the stage knows of the source: under which of its names there was which file. */
 struct name {
     char *name;
-    uint64_t ino; /* 0: nothing */
+    struct file_id id; /* ino 0: nothing */
     bool gone;
 };
 
@@ -40,7 +40,7 @@ static void take_name(void *user, struct staged *n)
 
     p->failed |= !name;
     if (name)
-        p->name[p->names++] = (struct name){name, n->over_ino, n->kind == STAGED_GONE};
+        p->name[p->names++] = (struct name){name, n->over, n->kind == STAGED_GONE};
 }
 
 /*
@@ -81,6 +81,12 @@ static const struct name *find_name(const struct placing *p, const char *name)
     return NULL;
 }
 
+/* A name under which a file came is its own: whoever has that open writes on. */
+static bool is_same(const struct name *n, const struct stat *st)
+{
+    return n->gone ? n->id.ino == st->st_ino : save_is_same(&n->id, st);
+}
+
 /* Nothing is written over but what was there when its name was given here. */
 static int check_name(const struct placing *p, const char *name, uint64_t *there,
                       struct err *e)
@@ -92,7 +98,7 @@ static int check_name(const struct placing *p, const char *name, uint64_t *there
     if (fstatat(p->dir, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return errno == ENOENT ? 0 : err_set(e, errno, "%s: %s", name, strerror(errno));
     *there = st.st_ino;
-    return n && n->ino == st.st_ino ? 0 : changed(p->stage, name, e);
+    return n && is_same(n, &st) ? 0 : changed(p->stage, name, e);
 }
 
 /* What is to come: the only file of it, or "" where there are more. */
@@ -172,7 +178,7 @@ static void remove_gone(const struct placing *p)
         const struct name *n = find_name(p, p->files->gone[i]);
 
         if (n && n->gone && fstatat(p->dir, n->name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-            st.st_ino == n->ino)
+            st.st_ino == n->id.ino)
             unlinkat(p->dir, n->name, 0);
     }
 }

@@ -381,8 +381,10 @@ static int set_link(struct request *r, const struct node *n, const struct stat *
     return 0;
 }
 
+/* *now: of a file that got another length. */
 static int set_attributes(struct request *r, const struct node *n, int fd,
-                          const struct stat *attr, int to_set, struct err *e)
+                          const struct stat *attr, int to_set, struct stat *now,
+                          struct err *e)
 {
     CLEANUP_FD int own = -1;
 
@@ -397,7 +399,8 @@ static int set_attributes(struct request *r, const struct node *n, int fd,
         fd = own;
     }
     if (set_all(fd, attr, to_set) < 0 ||
-        ((to_set & FUSE_SET_ATTR_SIZE) && plain_written(r, fd) < 0))
+        ((to_set & FUSE_SET_ATTR_SIZE) &&
+         (plain_written(r, fd) < 0 || fstat(fd, now) < 0)))
         return fail(n ? n->path : "setattr", e);
     return 0;
 }
@@ -405,11 +408,14 @@ static int set_attributes(struct request *r, const struct node *n, int fd,
 int plain_setattr(struct request *r, const struct node *n, int fd,
                   const struct stat *attr, int to_set, struct err *e)
 {
+    struct stat now = {0};
     int rc;
 
     stages_plain_begin(r->fs);
-    rc = set_attributes(r, n, fd, attr, to_set, e);
+    rc = set_attributes(r, n, fd, attr, to_set, &now, e);
     stages_plain_end(r->fs);
+    if (rc == 0 && now.st_ino)
+        paging_cut(r->fs, now.st_dev, now.st_ino, (uint64_t)now.st_size);
     return rc;
 }
 

@@ -240,20 +240,35 @@ static int check_own(struct fs *fs, struct node *dir, const struct stage *s,
 
 /* ---- the step ---- */
 
+/* With the lock: nobody changes it, nor what is staged below. */
+static void settle(struct fs *fs, struct stage *s, bool going)
+{
+    s->publishing = going;
+    for (struct stage *x = NULL; (x = stage_inside(fs, s, x));)
+        x->publishing = going;
+}
+
+/* Lets the lock go: to delete it may take as long as to write it. */
 static int take_away(struct fs *fs, struct stage *s, struct err *e)
 {
     struct stage *x;
     const char *name;
     int parent, rc;
 
+    settle(fs, s, true);
+    stages_unlock(fs);
     stages_plain_begin(fs); /* not while a directory that it lies in is exchanged */
     parent = stage_parent(fs, s->path, &name, e);
     rc = parent < 0 ? parent : staging_take_away(s->staging, parent, name, e);
     stages_plain_end(fs);
     if (parent >= 0)
         close(parent);
-    if (rc < 0)
+    stages_lock(fs);
+    settle(fs, s, false);
+    if (rc < 0) {
+        stage_wake(fs);
         return rc;
+    }
     while ((x = stage_inside(fs, s, NULL))) {
         save_tell(fs, x->path, x->slot);
         stage_end(fs, x, true);

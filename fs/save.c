@@ -84,17 +84,16 @@ static int publish(struct fs *fs, struct stage *s, struct err *e)
 
 /* ---- stages ---- */
 
-/* Does anybody write what is to be published? */
-static bool is_written(struct fs *fs, const struct stage *s)
+bool save_is_written(const struct stage *s)
 {
-    return s->writers > 0 || s->comes_ns > now_ns() || over_is_written(fs, s);
+    return s->writers > 0 || s->comes_ns > now_ns() || over_is_written(s);
 }
 
 static bool any_is_written(struct fs *fs)
 {
     const struct stage *s = stage_first(fs);
 
-    while (s && !is_written(fs, s))
+    while (s && !save_is_written(s))
         s = s->next;
     return s != NULL;
 }
@@ -114,7 +113,7 @@ static int wait_closed(struct fs *fs, struct stage *s, struct err *e)
 {
     int64_t until = now_ns() + CLOSE_SECONDS * 1000000000ll;
 
-    while (is_written(fs, s)) {
+    while (save_is_written(s)) {
         if (now_ns() > until)
             return err_set(e, EBUSY, "save %s: a file is open for writing", s->path);
         if (!stage_sleep_wait(fs, s, 20000000))

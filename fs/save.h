@@ -3,6 +3,8 @@
 #ifndef UFS_FS_SAVE_H
 #define UFS_FS_SAVE_H
 
+#include <sys/stat.h>
+
 #include "fs/fs.h"
 #include "fs/stage.h"
 #include "index/layout.h"
@@ -52,8 +54,14 @@ int save_publish(struct fs *fs, struct stage *s, struct err *e);
  */
 int save_put_in_place(struct fs *fs, struct stage *s, struct err *e);
 
+/* Is it that file, and are its bytes as old? (Links that are made of it move its ctime.) */
+bool save_is_same(const struct file_id *id, const struct stat *st);
+
 /* A directory of the source is another one by now, or gone; slot: what it was, or NULL. */
 void save_tell(struct fs *fs, const char *path, struct slot *slot);
+
+/* With the lock: does anybody write what is to be published? */
+bool save_is_written(const struct stage *s);
 
 /*
  * close(2) comes back before its release is sent. While requests are served: waits until no

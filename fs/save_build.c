@@ -293,6 +293,8 @@ int save_build(struct publication *p, struct err *e)
     if (ret == 0 && (merge_changes(p->merge) || !s->slot) && !s->whole)
         ret = put_tensors(p, e);
     if (ret == 0)
+        ret = save_files_check_read(p->fs, s, &p->files, e);
+    if (ret == 0)
         ret = save_files_place(p->fs, s, &p->files, p->merge, e);
     return ret;
 }

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/arena.h"
+#include "fs/save.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
 #include "fs/written.h"
@@ -55,8 +56,13 @@ static bool add_text(struct save_files *f, const char ***list, size_t *count,
 
 static struct save_rights rights_of(const struct staged *n)
 {
-    return (struct save_rights){
-        .mode = n->mode, .uid = n->uid, .gid = n->gid, .mtime = n->mtime};
+    return (struct save_rights){.mode = n->mode,
+                                .uid = n->uid,
+                                .gid = n->gid,
+                                .mtime = n->mtime,
+                                .base = n->base,
+                                .same = n->base.ino && n->came->copied && !n->marked,
+                                .came = n->came};
 }
 
 static bool add_file(struct save_files *f, const struct staged *n, const char *path)
@@ -77,7 +83,7 @@ static bool add_file(struct save_files *f, const struct staged *n, const char *p
     x = &file[f->count];
     *x = (struct merge_file){.path = arena_memdup(f->arena, path, strlen(path)),
                              .spool = arena_memdup(f->arena, spool, strlen(spool)),
-                             .order = n->copied ? 0 : n->order,
+                             .order = n->came->copied ? 0 : n->order,
                              .since = n->since};
     if (n->dtype)
         x->dtype = arena_memdup(f->arena, n->dtype, strlen(n->dtype));
@@ -141,10 +147,10 @@ static void list_node(void *user, struct staged *n)
         l->failed = -ENAMETOOLONG;
     if (l->failed)
         return;
-    if (n->kind == STAGED_FILE && n->lost &&
-        (n->lost != STAGED_WRITER_KILLED || incoming_kind(path) != INCOMING_SIDE)) {
-        l->failed = -n->lost;
-        l->lost_from = n->lost_from;
+    if (n->kind == STAGED_FILE && n->came->lost &&
+        (n->came->lost != CAME_WRITER_KILLED || incoming_kind(path) != INCOMING_SIDE)) {
+        l->failed = -n->came->lost;
+        l->lost_from = n->came->lost_from;
         snprintf(l->lost, sizeof l->lost, "%s", path);
         return;
     }
@@ -175,7 +181,7 @@ int save_files_list(const struct stage *s, struct save_files *out, struct err *e
     if (!out->arena)
         return err_nomem(e);
     staged_each(s->root, list_node, &l);
-    if (l.failed == -STAGED_WRITER_KILLED && l.lost[0]) {
+    if (l.failed == -CAME_WRITER_KILLED && l.lost[0]) {
         err_set(e, EIO,
                 "%s: a signal ended the program that wrote it, and from byte %" PRIu64
                 " on some may lack",
@@ -316,13 +322,49 @@ static int finish_dirs(int dir, const struct stage *s, const struct save_files *
     return 0;
 }
 
-static int place_file(int spool, int dir, const struct merge_file *file,
+/*
+ * The kernel tells it once, and then holds the bytes for written: the file is not published
+ * before they come anew.
+ */
+static int refused(struct fs *fs, const struct merge_file *file,
+                   const struct save_rights *rights, int fd, struct err *e)
+{
+    struct stat st;
+
+    fail(file->path, e);
+    stages_lock(fs);
+    came_lose(rights->came, e->code, 0, UINT64_MAX,
+              fstat(fd, &st) == 0 ? (uint64_t)st.st_size : UINT64_MAX);
+    stages_unlock(fs);
+    return -e->code;
+}
+
+int save_files_check_read(struct fs *fs, const struct stage *s,
+                          const struct save_files *f, struct err *e)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        CLEANUP_FD int fd = openat(staging_spool(s->staging), f->file[i].spool,
+                                   O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+
+        if (fd < 0)
+            return fail(f->file[i].path, e);
+        /* Waits for one page, and tells of all. Not every file system knows it. */
+        if (sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) < 0 &&
+            (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+            return refused(fs, &f->file[i], &f->rights[i], fd, e);
+    }
+    return 0;
+}
+
+static int place_file(struct fs *fs, int spool, int dir, const struct merge_file *file,
                       const struct save_rights *rights, struct err *e)
 {
     CLEANUP_FD int fd = openat(spool, file->spool, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
 
-    if (fd < 0 || set_rights(fd, rights) < 0 || fsync(fd) < 0)
+    if (fd < 0 || set_rights(fd, rights) < 0)
         return fail(file->path, e);
+    if (fsync(fd) < 0)
+        return refused(fs, file, rights, fd, e);
     /* A file that the format's writer has made goes first. */
     if (linkat(spool, file->spool, dir, file->path, 0) < 0 && errno != EEXIST)
         return fail(file->path, e);
@@ -335,6 +377,9 @@ bool save_files_is_placed(const struct stage *s, const struct save_files *f,
 {
     const char *path = f->file[i].path;
 
+    if (f->rights[i]
+            .same) /* the source's own stays: others may have it open, or write it */
+        return false;
     return (is_kept(s, path) &&
             (s->whole ||
              incoming_kind_beside(path, merge_has_base(m)) == INCOMING_SIDE)) ||
@@ -353,6 +398,26 @@ int save_files_check(const struct save_files *f, struct err *e)
                 path, (int)strcspn(path, "/"), path);
         return err_hint(e, "move or remove it");
     }
+    return 0;
+}
+
+int save_files_check_bases(struct fs *fs, const struct stage *s,
+                           const struct save_files *f, struct err *e)
+{
+    CLEANUP_FD int dir = stage_directory(fs, s->path, e);
+    struct stat st;
+
+    if (dir < 0)
+        return dir;
+    for (size_t i = 0; i < f->count; i++)
+        if (f->rights[i].base.ino && !f->rights[i].same &&
+            (fstatat(dir, f->file[i].path, &st, 0) < 0 ||
+             !save_is_same(&f->rights[i].base, &st))) {
+            err_set(e, EINVAL, "%s/%s: it was changed by another writer meanwhile",
+                    s->path, f->file[i].path);
+            return err_hint(e,
+                            "what was written here is kept: copy it, then remove it");
+        }
     return 0;
 }
 
@@ -389,7 +454,7 @@ static int place_incoming(struct fs *fs, const struct stage *s,
     for (size_t i = 0; ret == 0 && i < f->count; i++) {
         if (!save_files_is_placed(s, f, m, i))
             continue;
-        ret = place_file(spool, dir, &f->file[i], &f->rights[i], e);
+        ret = place_file(fs, spool, dir, &f->file[i], &f->rights[i], e);
         note_written(fs, spool, &f->file[i]);
     }
     return ret == 0 ? finish_dirs(dir, s, f, e) : ret;

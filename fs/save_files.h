@@ -13,6 +13,9 @@ struct save_rights {
     uid_t uid;
     gid_t gid;
     struct timespec mtime; /* of a directory: when names in it came and went */
+    struct file_id base;   /* what the file began with, or ino 0; */
+    bool same;             /* and is, as nothing was done to it */
+    struct came *came;     /* of the file; by the lock of stages */
 };
 
 struct save_files {
@@ -53,12 +56,26 @@ bool save_files_is_placed(const struct stage *s, const struct save_files *f,
 /* -EINVAL: one came into the directory of a view and is no tensor: it would be lost. */
 int save_files_check(const struct save_files *f, struct err *e);
 
+/*
+ * Files that began with the bytes of one in the source and have others now: -EINVAL where that
+ * one has, too. Whoever appends to a log there would lose it.
+ */
+int save_files_check_bases(struct fs *fs, const struct stage *s,
+                           const struct save_files *f, struct err *e);
+
 /* The new directory gets the time that it had while it was written. */
 void save_files_date(const struct stage *s);
 
 /* All that came as it came, from the `first` file on, in the new directory, for a look at it. */
 int save_files_link(const struct stage *s, const struct save_files *f, size_t first,
                     struct err *e);
+
+/*
+ * Has the disk failed to take any bytes of what came and was read for tensors? What was read may
+ * be what stood there before.
+ */
+int save_files_check_read(struct fs *fs, const struct stage *s,
+                          const struct save_files *f, struct err *e);
 
 /* Puts into the new checkpoint what came and is no tensor. All of it is durable then. */
 int save_files_place(struct fs *fs, const struct stage *s, const struct save_files *f,

@@ -21,6 +21,14 @@ int save_changed(const struct stage *s, struct err *e)
     return err_hint(e, "what was written here is kept: copy it, then remove it");
 }
 
+bool save_is_same(const struct file_id *id, const struct stat *st)
+{
+    struct file_id now = file_id_of(st);
+
+    return id->dev == now.dev && id->ino == now.ino && id->size == now.size &&
+           id->mtime_ns == now.mtime_ns;
+}
+
 int save_put_in_place(struct fs *fs, struct stage *s, struct err *e)
 {
     bool replaces = s->slot || s->over;
@@ -60,6 +68,8 @@ static int replace_old(struct publication *p, struct err *e)
     ret = staging_watch(s->staging, parent, name, &storage, e);
     if (ret == -ESTALE)
         return save_changed(s, e);
+    if (ret == 0)
+        ret = save_files_check_bases(p->fs, s, &p->files, e);
     if (ret == 0)
         ret = save_files_carry(p->fs, s, &p->files, p->rewritten, e);
     return ret == 0 ? save_put_in_place(p->fs, s, e) : ret;

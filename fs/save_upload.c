@@ -143,6 +143,8 @@ int save_upload(struct fs *fs, const struct stage *s, const struct save_files *f
     if (ret == 0)
         ret = send_sides(s, f, m, l, t, e);
     if (ret == 0)
+        ret = save_files_check_read(fs, s, f, e);
+    if (ret == 0)
         ret = t->ops->publish(t, e);
     if (ret < 0)
         t->ops->abandon(t);

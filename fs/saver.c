@@ -6,7 +6,6 @@
 
 #include "base/env.h"
 #include "base/err.h"
-#include "fs/remove_whole.h"
 #include "fs/save.h"
 
 enum { IDLE_SECONDS = 5, TICK_NS = 250000000 };
@@ -18,14 +17,17 @@ struct saver {
     atomic_bool stop;
 };
 
-/* An rm -r that is in a checkpoint below by now has not ended. */
-static bool is_removed_below(struct fs *fs, const struct stage *s, int64_t before)
+/*
+ * What is below is published first, and is not whole while a step comes there, one file after the
+ * other. Nor has an rm -r ended that is there by now.
+ */
+static bool is_touched_below(struct fs *fs, const struct stage *s, int64_t before)
 {
     const struct stage *x = NULL;
 
     while ((x = stage_inside(fs, s, x)))
         if (x->touched_ns > before)
-            return remove_whole_begun(fs, s);
+            return true;
     return false;
 }
 
@@ -41,8 +43,9 @@ static struct stage *find_idle(struct fs *fs, int64_t idle_ns)
     int64_t before = now_ns() - idle_ns;
     struct stage *s = stage_first(fs);
 
-    while (s && (s->writers || s->publishing || s->failed || s->touched_ns > before ||
-                 is_empty(s) || is_removed_below(fs, s, before)))
+    while (s &&
+           (save_is_written(s) || s->publishing || s->failed ||
+            s->touched_ns > before || is_empty(s) || is_touched_below(fs, s, before)))
         s = s->next;
     return s;
 }

@@ -3,7 +3,9 @@
 #ifndef UFS_FS_STAGE_H
 #define UFS_FS_STAGE_H
 
+#include "base/fsutil.h"
 #include "fs/around.h"
+#include "fs/came.h"
 #include "fs/fs.h"
 
 struct node;
@@ -22,9 +24,6 @@ enum staged_kind { STAGED_DIR, STAGED_FILE, STAGED_GONE /* hides a name */ };
 
 /* `since` of a file of which nothing is older than its first write: it undoes nothing. */
 #define STAGED_ALL_NEW UINT64_MAX
-
-/* `lost`, beside errno: a signal ended the writer, and not all may have come. */
-enum { STAGED_WRITER_KILLED = 1 << 16 };
 
 /* A node of a stage. Fields other than the constant ones: under the lock of stages. */
 struct staged {
@@ -55,19 +54,18 @@ struct staged {
     gid_t gid;
     struct timespec mtime; /* of a directory */
     struct timespec ctime; /* of name and rights; a file's bytes have their own */
-    uint64_t prefix;       /* bytes from the start that were written without a hole */
-    uint64_t to_disk;  /* bytes from the start that the disk was told to begin with */
-    uint64_t over_ino; /* over a directory: the inode that its name has there */
-    bool removed;      /* unlinked; or a fixed directory of which nothing is left */
-    bool checked;      /* its header was seen whole, and is sound: */
-    bool stands;       /* by it, the file may be linked as it is */
-    bool copied;  /* nothing was written to it since it was made of what it covers */
-    bool filling; /* what it covers is copied into it: neither shown nor opened yet */
-    int lost;     /* errno with which the disk refused bytes that were written, or
-                   * STAGED_WRITER_KILLED */
-    uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
-    uint64_t size;               /* at the time it left its stage */
-    uint64_t owes;   /* it was unlinked, and has other names: the stage that waits */
+    struct came *came;     /* which of its bytes have come; of all names of the file */
+    uint64_t to_disk;    /* bytes from the start that the disk was told to begin with */
+    struct file_id over; /* over a directory: what its name has there; ino 0: nothing */
+    struct file_id
+        base;      /* the file of the source that its bytes began with, or ino 0 */
+    bool marked;   /* it got other rights or times */
+    bool removed;  /* unlinked; or a fixed directory of which nothing is left */
+    bool checked;  /* its header was seen whole, and is sound: */
+    bool stands;   /* by it, the file may be linked as it is */
+    bool filling;  /* what it covers is copied into it: neither shown nor opened yet */
+    uint64_t size; /* at the time it left its stage */
+    uint64_t owes; /* it was unlinked, and has other names: the stage that waits */
     int unlinked_fd; /* of a file that was unlinked while it was written, or -1 */
 };
 
@@ -190,7 +188,6 @@ void staged_came_back(struct fs *fs, struct staged *n, pid_t pid);
  * which). It is not published until they are written anew, or it is cut before them.
  */
 void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to);
-void staged_wrote(struct staged *n, uint64_t from, uint64_t to);
 void staged_cut(struct staged *n, uint64_t size);
 
 /*

@@ -75,6 +75,7 @@ void staged_free(struct staged *n)
 {
     if (n->unlinked_fd >= 0)
         close(n->unlinked_fd);
+    came_put(n->came);
     free(n->name);
     free(n->dtype);
     free(n);
@@ -97,7 +98,8 @@ struct staged *staged_make(struct fs *fs, const char *name, enum staged_kind kin
     clock_gettime(CLOCK_REALTIME, &n->mtime);
     n->ctime = n->mtime;
     n->name = strdup(name);
-    if (n->name && table_add(fs->stages, n))
+    n->came = came_new();
+    if (n->name && n->came && table_add(fs->stages, n))
         return n;
     staged_free(n);
     return NULL;
@@ -206,43 +208,27 @@ void staged_came_back(struct fs *fs, struct staged *n, pid_t pid)
 
 void staged_lose(struct staged *n, int code, uint64_t from, uint64_t to)
 {
-    struct stat st;
+    struct stat st = {0};
 
-    if (to == UINT64_MAX && staged_stat(n, &st) == 0)
-        to = MAX(from, (uint64_t)st.st_size); /* what comes behind it comes anew */
-    n->lost_from = n->lost ? MIN(n->lost_from, from) : from;
-    n->lost_to = n->lost ? MAX(n->lost_to, to) : to;
-    n->lost = code;
+    came_lose(n->came, code, from, to,
+              staged_stat(n, &st) == 0 ? (uint64_t)st.st_size : UINT64_MAX);
 }
 
 bool staged_may_lack(const struct staged *n)
 {
     struct stat st;
 
-    return staged_stat(n, &st) == 0 && n->prefix < (uint64_t)st.st_size;
-}
-
-void staged_wrote(struct staged *n, uint64_t from, uint64_t to)
-{
-    n->copied = false;
-    if (n->lost && from <= n->lost_from && to > n->lost_from)
-        n->lost_from = to;
-    if (n->lost_from >= n->lost_to)
-        n->lost = 0;
-    if (from <= n->prefix)
-        n->prefix = MAX(n->prefix, to);
+    return staged_stat(n, &st) == 0 && n->came->prefix < (uint64_t)st.st_size;
 }
 
 void staged_cut(struct staged *n, uint64_t size)
 {
-    if (size <= n->lost_from)
-        n->lost = 0;
-    n->copied = false;
+    came_cut(n->came, size);
     if (size == 0) {
         n->checked = n->stands = false;
         n->since = STAGED_ALL_NEW;
+        n->base.ino = 0;
     }
-    n->prefix = MIN(n->prefix, size);
     n->to_disk = MIN(n->to_disk, size);
 }
 
@@ -387,6 +373,7 @@ int staged_rename(struct fs *fs, struct staged *n, struct staged *dir, const cha
     names_changed(dir);
     n->ctime = dir->ctime;
     n->checked = false; /* what it is follows from its name */
+    n->base.ino = 0;    /* which stays what it was, if not hidden */
     stage_touch(n->stage);
     if (tsearch(n, &dir->children, by_name))
         return 0;

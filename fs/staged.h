@@ -22,7 +22,8 @@ struct staged_handle {
     struct opened opened;
     struct staged *node; /* a reference; NULL: a file of the source itself */
     int fd;              /* of a file */
-    fuse_ino_t ino;      /* of a file of the source */
+    fuse_ino_t ino;      /* of a file of the source, */
+    struct came *came;   /* and what has come of it */
     bool writes;
     bool changed;             /* guarded by the lock of stages: since a close */
     bool killed;              /* the same: who closed it last was ended by a signal */
@@ -64,6 +65,9 @@ int staged_plain_open(struct fs *fs, fuse_ino_t ino);
 
 /* Is there one? */
 bool staged_plain_is_open(struct fs *fs, fuse_ino_t ino);
+
+/* With the lock: has it a length that its bytes did not come to one after the other? */
+bool staged_lacks(const struct staged_handle *h);
 
 /* With the lock: there was a close(2) of it; and a write. */
 void staged_closed(struct staged_handle *h);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fs/stage_room.h"
@@ -48,8 +49,8 @@ static void end_use(struct fs *fs, struct staged_handle *h, struct staged *n, in
     s = h->writes ? stage_of(fs, n) : NULL;
     if (lost)
         staged_lose(n, lost, 0, UINT64_MAX);
-    else if (h->writes && h->killed && !n->lost && staged_may_lack(n))
-        staged_lose(n, STAGED_WRITER_KILLED, n->prefix, UINT64_MAX);
+    else if (h->writes && h->killed && !n->came->lost && staged_may_lack(n))
+        staged_lose(n, CAME_WRITER_KILLED, n->came->prefix, UINT64_MAX);
     if (--n->handles == 0 && !n->stage)
         stage_room_give(fs, n, 0);
     if (s) {
@@ -63,6 +64,33 @@ static void end_use(struct fs *fs, struct staged_handle *h, struct staged *n, in
     stages_unlock(fs);
 }
 
+/* Of a file of the source, of so many bytes: it may have got a name in a stage since. */
+static void end_plain(struct fs *fs, struct staged_handle *h, uint64_t size, int lost)
+{
+    struct came *c = h->came;
+
+    if (c) {
+        stages_lock(fs);
+        if (lost)
+            came_lose(c, lost, 0, UINT64_MAX, size);
+        else if (h->killed && !c->lost && c->prefix < size)
+            came_lose(c, CAME_WRITER_KILLED, c->prefix, UINT64_MAX, size);
+        c->writers--;
+        came_put(c);
+        stages_unlock(fs);
+    }
+    paging_leave(fs, h->paging);
+}
+
+bool staged_lacks(const struct staged_handle *h)
+{
+    struct stat st;
+
+    if (h->node)
+        return staged_may_lack(h->node);
+    return h->came && fstat(h->fd, &st) == 0 && h->came->prefix < (uint64_t)st.st_size;
+}
+
 void staged_names_free(struct staged_name *names)
 {
     for (size_t i = 0; names && names[i].name; i++)
@@ -73,15 +101,18 @@ void staged_names_free(struct staged_name *names)
 static void handle_free(struct fs *fs, struct opened *o)
 {
     struct staged_handle *h = container_of(o, struct staged_handle, opened);
+    struct stat st = {0};
     int lost = 0;
 
+    if (h->came && fstat(h->fd, &st) < 0)
+        st.st_size = 0;
     /* Before it counts as closed; a disk across a network may tell only now. */
     if (h->fd >= 0 && close(h->fd) < 0 && h->writes && errno != EINTR)
         lost = errno;
     if (h->node)
         end_use(fs, h, h->node, lost);
     else
-        paging_leave(fs, h->paging);
+        end_plain(fs, h, (uint64_t)st.st_size, lost);
     staged_names_free(h->name);
     free(h);
 }

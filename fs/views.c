@@ -30,7 +30,7 @@ struct look {
 /* Of one that was opened and not written there is nothing to lose. */
 static uint64_t order_of(const struct staged *n)
 {
-    return n->copied ? 0 : n->order;
+    return n->came->copied ? 0 : n->order;
 }
 
 static bool is_later(const struct look *l, const struct staged *x)

@@ -79,7 +79,7 @@ static int judge(struct request *r, struct staged_handle *h, struct err *e)
 {
     struct incoming_header header;
     uint64_t before;
-    int rc = incoming_judge(h->fd, h->node->prefix, &header, e);
+    int rc = incoming_judge(h->fd, h->node->came->prefix, &header, e);
 
     if (rc <= 0)
         return rc;
@@ -149,10 +149,11 @@ static bool send_to_disk(const struct request *r, int fd, uint64_t off, uint64_t
 static void begin_to_disk(const struct request *r, const struct staged_handle *h)
 {
     struct staged *n = h->node;
+    uint64_t prefix = n->came->prefix;
 
-    if (n->stands && n->prefix >= n->to_disk + TO_DISK_STEP &&
-        send_to_disk(r, h->fd, n->to_disk, n->prefix))
-        n->to_disk = n->prefix;
+    if (n->stands && prefix >= n->to_disk + TO_DISK_STEP &&
+        send_to_disk(r, h->fd, n->to_disk, prefix))
+        n->to_disk = prefix;
 }
 
 static const char *name_shown(const struct staged_handle *h)
@@ -175,6 +176,11 @@ static int written(const struct request *r, const struct staged_handle *h,
     return 0;
 }
 
+static struct came *came_of(const struct staged_handle *h)
+{
+    return h->node ? h->node->came : h->came;
+}
+
 /*
  * Who writes is told, but may not look: a program that dies of it closes the file all the
  * same, and of a mapping's pages nobody is told. Its length may be right, and zeros be where
@@ -183,11 +189,9 @@ static int written(const struct request *r, const struct staged_handle *h,
 static int refused(const struct request *r, const struct staged_handle *h,
                    uint64_t from, struct err *e)
 {
-    if (h->node) {
-        stages_lock(r->fs);
-        staged_lose(h->node, e->code, from, (uint64_t)r->off + r->size);
-        stages_unlock(r->fs);
-    }
+    stages_lock(r->fs);
+    came_lose(came_of(h), e->code, from, (uint64_t)r->off + r->size, 0);
+    stages_unlock(r->fs);
     return -e->code;
 }
 
@@ -239,10 +243,12 @@ static int put_all(struct request *r, struct staged_handle *h, const char *data,
     }
     if (written(r, h, e) < 0)
         return -e->code;
-    if (!h->node)
-        return 0;
     stages_lock(r->fs);
-    staged_wrote(h->node, (uint64_t)r->off, (uint64_t)r->off + done);
+    came_wrote(came_of(h), (uint64_t)r->off, (uint64_t)r->off + done);
+    if (!h->node) {
+        stages_unlock(r->fs);
+        return 0;
+    }
     if (h->node->stage) {
         staged_changed(h);
         stage_touch(h->node->stage);
@@ -263,14 +269,17 @@ static int put_all(struct request *r, struct staged_handle *h, const char *data,
 static int sync_written(const struct request *r, const struct staged_handle *h,
                         int (*sync)(int fd), struct err *e)
 {
+    uint64_t size = UINT64_MAX;
+    struct stat st;
+
     if (sync(h->fd) == 0)
         return 0;
     err_set(e, errno, "%s: %s", name_shown(h), strerror(errno));
-    if (h->node) {
-        stages_lock(r->fs);
-        staged_lose(h->node, e->code, 0, UINT64_MAX);
-        stages_unlock(r->fs);
-    }
+    if (fstat(h->fd, &st) == 0)
+        size = (uint64_t)st.st_size;
+    stages_lock(r->fs);
+    came_lose(came_of(h), e->code, 0, UINT64_MAX, size);
+    stages_unlock(r->fs);
     return -e->code;
 }
 
@@ -339,6 +348,11 @@ int write_fallocate(struct request *r, off_t len, struct err *e)
         err_set(e, code, "%s: %s", name_shown(h), strerror(code));
         give_room(r, h, end, before);
         return -e->code;
+    }
+    if (h->node && !r->flags) {
+        stages_lock(r->fs);
+        h->node->came->copied = false; /* it may be longer now */
+        stages_unlock(r->fs);
     }
     if (written(r, h, e) < 0)
         return -e->code;

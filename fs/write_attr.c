@@ -83,6 +83,7 @@ static int set_attr(const struct request *r, struct staged *n, int fd,
         n->gid = attr->st_gid;
     if (n->kind == STAGED_FILE && (owner || cut))
         n->mode = attr_written_mode(n->mode);
+    n->marked |= (to_set & ~FUSE_SET_ATTR_SIZE) != 0;
     set_times(n, attr, to_set);
     clock_gettime(CLOCK_REALTIME, &n->ctime);
     if (n->stage)

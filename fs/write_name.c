@@ -284,12 +284,10 @@ static int link_to(const struct staged *from, struct staged *n, struct err *e)
 {
     n->order = from->changing ? ++n->stage->closes : from->order;
     n->since = from->since;
-    n->copied = from->copied && !from->changing;
     n->uid = from->uid;
     n->gid = from->gid;
-    n->lost = from->lost;
-    n->lost_from = from->lost_from;
-    n->lost_to = from->lost_to;
+    came_put(n->came);
+    n->came = came_get(from->came);
     if (from->dtype && !(n->dtype = strdup(from->dtype)))
         return err_nomem(e);
     return staged_link(from, n, e);

@@ -42,7 +42,7 @@ int write_reply_opened(struct request *r, struct staged_handle *h,
     r->fi.fh = (uintptr_t)h;
     r->fi.direct_io = 1;
     opened_add(&r->fs->opened, &h->opened);
-    r->fi.noflush = !h->node || !h->writes;
+    r->fi.noflush = !h->writes;
     if (entry ? fuse_reply_create(r->req, entry, &r->fi) < 0
               : fuse_reply_open(r->req, &r->fi) < 0) {
         if (entry)
@@ -62,6 +62,9 @@ int write_reply_plain(struct request *r, int fd, const struct fuse_entry_param *
             h->paging =
                 paging_join(r->fs, st.st_dev, st.st_ino, entry ? entry->ino : r->ino);
         if (h->paging)
+            h->came = paging_writes(r->fs, h->paging, (uint64_t)st.st_size,
+                                    r->fi.flags & O_TRUNC);
+        if (h->came)
             return write_reply_opened(r, h, entry);
         staged_drop(r->fs, h);
     } else {
@@ -190,7 +193,7 @@ static int cover(struct request *r, struct slot *slot, const struct over *over,
     (*out)->uid = over->as->uid;
     (*out)->gid = over->as->gid;
     if (over->files)
-        (*out)->over_ino = over->as->id.ino;
+        (*out)->over = over->as->id;
     return 1;
 }
 
@@ -213,10 +216,11 @@ static int open_over(struct request *r, struct slot *slot, const struct over *ov
     rc = staged_open_handle(fs, n, r->fi.flags | O_CREAT, &h, e);
     if (rc == 0 && made && !(r->fi.flags & O_TRUNC)) {
         n->filling = true;
+        n->base = over->as->id;
         stages_unlock(fs);
         rc = copy_up(fs, r->ino, h, e);
         stages_lock(fs);
-        n->copied = rc == 0;
+        n->came->copied = rc == 0;
         n->filling = false;
         stage_wake(fs);
     }

@@ -81,7 +81,7 @@ class Recording:
             return Op(index, kind, (), node(w[1]), at=int(w[2]))
         if kind == "S":
             return Op(index, kind, (), node(w[1]))
-        assert kind in "XY", w
+        assert kind in "EXY", w
         return Op(index, kind)
 
     def _reset(self):

@@ -573,6 +573,21 @@ int fdatasync(int fd)
     return sync_one(REAL(fdatasync), fd);
 }
 
+/* What asks whether the disk has failed to take anything; hints are left alone. */
+int sync_file_range(int fd, off_t off, off_t len, unsigned flags)
+{
+    int ret;
+
+    if (!(flags & SYNC_FILE_RANGE_WAIT_BEFORE) || !is_ours(fd))
+        return REAL(sync_file_range)(fd, off, len, flags);
+    if (begin(OTHER) == FAIL)
+        return fail();
+    ret = REAL(sync_file_range)(fd, off, len, flags);
+    note("E\t%llu\n", (unsigned long long)ino_of(fd));
+    end();
+    return ret;
+}
+
 int syncfs(int fd)
 {
     int ret;

@@ -297,6 +297,45 @@ def test_a_failed_fsync_is_not_forgotten(t):
     raise AssertionError(f"none of the operations was the program's fsync")
 
 
+def with_a_side_file(m, fmt="hf"):
+    new_files(m, fmt)
+    write_file(m / "step2/notes.txt", b"side file " * 1000)
+
+
+def test_a_failed_fsync_of_the_publication_is_not_forgotten(t):
+    """The next one would be told that all is well, and the disk may have nothing of it."""
+    save = Saving(t, "new", with_a_side_file, "hf")
+    ops = save.record().ops
+    spool = {id(op.node) for op in ops if op.kind == "C" and op.names[0].isdigit()}
+    at = [op.index + 1 for op in ops if op.kind == "S" and id(op.node) in spool]
+    assert len(at) == 1, at
+    save.clear()
+    with save.mount(at=at[0], do=EIO) as m:
+        with_a_side_file(m)
+        for _ in range(2):
+            fails("publication", EIO, lambda: os.setxattr(m.path, "user.unshard.publish", b""))
+        assert "notes.txt: the disk did not take all of it" in m.messages(), m.messages()
+        assert not save.is_new("not published"), "it is there"
+        save.publish(m)
+    assert save.is_new("written anew"), "not saved"
+
+
+def test_what_the_disk_refused_is_not_read_for_others(t):
+    """Nobody had called fsync: what is read for shards may be what stood there before."""
+    save = Saving(t, "new", new_files, "dcp")
+    at = [op.index + 1 for op in save.record().ops if op.kind == "E"]
+    assert len(at) == 1, at
+    save.clear()
+    with save.mount(at=at[0], do=EIO) as m:
+        new_files(m, "dcp")
+        for _ in range(2):
+            fails("publication", EIO, lambda: os.setxattr(m.path, "user.unshard.publish", b""))
+        assert "model.safetensors: the disk did not take all of it" in m.messages(), m.messages()
+        assert not save.is_new("not published"), "it is there"
+        save.publish(m)
+    assert save.is_new("written anew"), "not saved"
+
+
 def synced_edit(m, _, sync=os.fsync):
     """All bytes of a tensor, in place, and fsync."""
     key, (_, _, data) = next(iter(make_tensors(1).items()))

@@ -190,6 +190,41 @@ def test_a_second_name_of_what_is_written(t):
     same("published", stored(t + "/run/step2"), {"x": ("U8", (1000,), b"1" * 1000)})
 
 
+PARTS = """
+import os, signal, sys
+path, other, image = sys.argv[1], sys.argv[2], sys.stdin.buffer.read()
+fd = os.open(path, os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, len(image))
+os.pwrite(fd, image[:100], 0)
+os.link(path, other)
+os.unlink(path)
+os.pwrite(fd, image[500:], 500)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_second_name_of_what_did_not_come(t):
+    """A killed writer, or a disk that refused: that holds for the file, whatever it is called by then."""
+    data = safetensors_image({"x": ("U8", [1000], b"1" * 1000)})
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw,stage_size=8K") as m:
+        os.mkdir(m / "step1")
+        subprocess.run([sys.executable, "-S", "-c", PARTS, m / "step1/temporary", m / "step1/model.safetensors"], input=data, timeout=PATIENCE, check=False)
+        fails("publication", errno.EIO, lambda: publish(m))
+        assert "step1" not in os.listdir(t + "/run"), "it is published with zeros"
+        write_file(m / "step1/model.safetensors", data)
+        os.link(m / "step1/model.safetensors", m / "step1/notes")
+        with open(m / "step1/model.safetensors", "r+b", buffering=0) as f:
+            fails("more than may be staged", errno.EDQUOT, lambda: os.pwrite(f.fileno(), b"0" * 100, 1 << 20))
+        os.unlink(m / "step1/model.safetensors")
+        os.link(m / "step1/notes", m / "step1/model.safetensors")
+        os.unlink(m / "step1/notes")
+        fails("publication", errno.EDQUOT, lambda: publish(m))
+        write_file(m / "step1/model.safetensors", data)
+        publish(m)
+    same("published", stored(t + "/run/step1"), {"x": ("U8", (1000,), b"1" * 1000)})
+
+
 def alternate(path, fds, sizes):
     """Writes by turns: what the file is to have."""
     want = b""

@@ -115,6 +115,18 @@ def test_mount8_says_rw_of_all(t):
     assert done.returncode == 1 and b"add rw" in done.stderr, done
 
 
+def test_over_its_own_source_it_is_read_only(t):
+    """What is saved goes to the source by its path, and that would be the mount itself."""
+    write_checkpoint(t + "/src", make_tensors("over", count=2))
+    os.symlink(t + "/src", t + "/link")
+    for source in "/src", "/link":
+        done = subprocess.run([UNSHARD, "mount", t + source, t + "/src", "-o", f"rw,cache_dir={t}/cache"], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode and "over its own source" in done.stderr, done
+    with Mount(t + "/src", t + "/src") as m:
+        assert os.listdir(m / "raw")
+        os.statvfs(m.path)
+
+
 def test_also_without_the_kernels_flag(t):
     if os.geteuid() != 0:
         raise Skip("needs root to remount")

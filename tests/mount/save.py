@@ -533,6 +533,36 @@ def test_side_files_leave_the_shards_alone(t):
     same("the same files", {n: os.stat(f"{t}/run/step1/{n}").st_ino for n in shards}, shards)
 
 
+def test_a_side_file_that_others_write_too(t):
+    """A log of the trainer's: what was appended here to what it had is not put over what it has by now."""
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    for name in ("train.log", "config.json"):
+        write_file(f"{t}/run/step1/{name}", b"one\n")
+    with Mount(t + "/run", t + "/mnt", "rw") as m, open(t + "/run/step1/train.log", "ab", buffering=0) as log:
+        with open(m / "step1/train.log", "ab") as f:
+            f.write(b"ours\n")
+        log.write(b"theirs\n")
+        fails("publication", errno.EINVAL, lambda: published(m))
+        assert "train.log: it was changed by another writer" in m.messages(), m.messages()
+        same("theirs", read_all(t + "/run/step1/train.log"), b"one\ntheirs\n")
+        same("ours is kept", read_all(m / "step1/train.log"), b"one\nours\n")
+        write_file(m / "step1/train.log", b"all of it anew\n")
+        published(m)
+        same("all of it anew", read_all(t + "/run/step1/train.log"), b"all of it anew\n")
+    ino = os.stat(t + "/run/step1/train.log").st_ino
+    with Mount(t + "/run", t + "/mnt", "rw") as m, open(t + "/run/step1/train.log", "ab", buffering=0) as log:
+        with open(m / "step1/train.log", "r+b"), open(m / "step1/config.json", "r+b"), open(m / "step1/other.json", "wb") as f:
+            os.rename(m / "step1/config.json", m / "step1/old.json")
+            f.write(b"{}")
+        log.write(b"theirs\n")
+        published(m)
+        log.write(b"later\n")
+    same("opened, and not written", read_all(t + "/run/step1/train.log"), b"all of it anew\ntheirs\nlater\n")
+    same("it is the same file", os.stat(t + "/run/step1/train.log").st_ino, ino)
+    same("the others", [read_all(f"{t}/run/step1/{n}.json") for n in ("old", "other")], [b"one\n", b"{}"])
+    assert not os.path.exists(t + "/run/step1/config.json")
+
+
 def test_another_checkpoint_gets_the_name(t):
     """What had it before was read just now; from then on the name is the other one's."""
     first, second, third = make_tensors(1), make_tensors(2, count=3), make_tensors(3, count=5, rows=8)

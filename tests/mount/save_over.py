@@ -5,9 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import IDLE, PATIENCE, UNSHARD, Mount, fails, main, make_tensors, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import IDLE, PATIENCE, UNSHARD, Mount, Skip, fails, main, make_tensors, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
 from save_whole import files, fsync, published  # noqa: E402
 
 
@@ -30,6 +31,96 @@ def save_file(path, data):
     same("size of what is open", os.fstat(fd).st_size, len(data))
     os.pwrite(fd, data[1000:], 1000)
     os.close(fd)
+
+
+KILLED = """
+import os, signal, sys
+early, path, image = sys.argv[1], sys.argv[2], sys.stdin.buffer.read()
+fd = os.open(early, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+os.ftruncate(fd, len(image))
+os.pwrite(fd, image[:1000], 0)
+for name in sys.argv[3:] + [path]:
+    os.rename(early, name)
+    early = name
+os.pwrite(fd, image[2000:], 2000)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_saver_left_is_not_published(t):
+    """It had the file open under its first name: what lacks are zeros where tensors should be."""
+    os.makedirs(t + "/src/run")
+    write_file(t + "/src/run/config.json", b"{}")
+    data = image(1)
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        for more in ([], ["run/second.tmp"]):
+            args = ["run/.tmpQ1w2E3", "run/model.safetensors", *more]
+            subprocess.run([sys.executable, "-S", "-c", KILLED, *[m / x for x in args]], input=data, timeout=PATIENCE, check=False)
+            fails("publication", errno.EIO, lambda: fsync(m / "run"))
+            assert "from byte 1000" in m.messages(), m.messages()
+            assert "model.safetensors" not in os.listdir(t + "/src/run"), "it is published with zeros"
+            os.unlink(m / "run/model.safetensors")
+        fd = os.open(m / "run/first.tmp", os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, len(data))
+        os.rename(m / "run/first.tmp", m / "run/second.tmp")
+        os.rename(m / "run/second.tmp", m / "run/model.safetensors")
+        fails("while it is written", errno.EBUSY, lambda: fsync(m / "run"))
+        os.pwrite(fd, data, 0)
+        os.close(fd)
+        fsync(m / "run")
+        same("in the source", read_all(t + "/src/run/model.safetensors"), data)
+
+
+def test_what_the_disk_refused_a_saver_is_not_published(t):
+    """The same where there is no room for what it writes on."""
+    os.mkdir(t + "/disk")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", t + "/disk"], stderr=subprocess.DEVNULL, check=False).returncode:
+        raise Skip("no right to mount")
+    try:
+        os.makedirs(t + "/disk/src/run")
+        data = image(1)
+        with Mount(t + "/disk/src", t + "/mnt", "rw") as m:
+            for early in (True, False):
+                fd = os.open(m / "run/first.tmp", os.O_RDWR | os.O_CREAT)
+                os.ftruncate(fd, len(data))
+                os.pwrite(fd, data[:4096], 0)
+                if not early:
+                    os.rename(m / "run/first.tmp", m / "run/model.safetensors")
+                with open(t + "/disk/full", "wb", buffering=0) as f:
+                    fails("room", errno.ENOSPC, lambda: [f.write(bytes(4096)) for _ in range(1000)])
+                fails("the rest", errno.ENOSPC, lambda: os.pwrite(fd, data[8192:], 8192))
+                os.unlink(t + "/disk/full")
+                if early:
+                    os.rename(m / "run/first.tmp", m / "run/model.safetensors")
+                os.close(fd)
+                fails("publication", errno.ENOSPC, lambda: fsync(m / "run"))
+                assert "model.safetensors" not in os.listdir(t + "/disk/src/run"), "it is published with zeros"
+                if early:
+                    os.unlink(m / "run/model.safetensors")
+            with open(m / "run/model.safetensors", "r+b") as f:
+                f.write(data)
+            fsync(m / "run")
+            same("written anew", read_all(t + "/disk/src/run/model.safetensors"), data)
+    finally:
+        subprocess.run(["umount", "-l", t + "/disk"], check=False)
+
+
+def test_a_saver_that_stays_open_keeps_nobody_waiting(t):
+    """What it has open is not published; what others have closed is."""
+    os.makedirs(t + "/src/run")
+    with Mount(t + "/src", t + "/mnt", "rw", idle=2) as m:
+        os.mkdir(m / "step_1")
+        with open(m / "step_1/model.safetensors", "wb") as other:
+            with open(m / "run/first.tmp", "wb") as f:
+                f.write(image(1))
+                f.flush()
+                os.rename(m / "run/first.tmp", m / "run/model.safetensors")
+                wait_for("the time at which it would be published", PATIENCE, lambda begun=time.monotonic(): time.monotonic() > begun + 3)
+                other.write(image(2))
+                other.close()
+                wait_for("the other one", PATIENCE, lambda: os.path.exists(t + "/src/step_1/model.safetensors"))
+                assert m.messages().count("open for writing") == 0, m.messages()
+        wait_for("this one", PATIENCE, lambda: os.path.exists(t + "/src/run/model.safetensors"))
 
 
 def write_output(path):

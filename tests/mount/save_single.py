@@ -124,6 +124,31 @@ def test_ways_to_write_over_one(t):
         same("rights and times", (os.stat(t + "/src/run/b.ckpt").st_mode & 0o777, os.stat(t + "/src/run/b.ckpt").st_mtime), (0o640, 2))
 
 
+def test_what_others_write_into_one_stays(t):
+    """In place, or as another file that the disk gives the same number."""
+    os.makedirs(t + "/src/run")
+    with Mount(t + "/src", t + "/mnt", "rw,keep_files") as m:
+        put(m / "run/a.ckpt", CKPT)
+        time.sleep(0.5)
+        with open(m / "run/a.ckpt", "r+b") as f:
+            f.seek(-1, 2)
+            f.write(b"\1")
+        with open(t + "/src/run/a.ckpt", "r+b") as f:
+            f.write(OTHER)
+        theirs = read_all(t + "/src/run/a.ckpt")
+        fails("publication", errno.EINVAL, lambda: fsync(m / "run"))
+        same("theirs", read_all(t + "/src/run/a.ckpt"), theirs)
+        same("ours is kept", read_all(m / "run/a.ckpt"), CKPT[:-1] + b"\1")
+        os.unlink(m / "run/a.ckpt")
+        put(m / "run/b.ckpt", CKPT)
+        time.sleep(0.5)
+        put(m / "run/b.ckpt", CKPT)
+        os.unlink(t + "/src/run/b.ckpt")
+        put(t + "/src/run/b.ckpt", OTHER)
+        fails("publication", errno.EINVAL, lambda: fsync(m / "run"))
+        same("theirs", read_all(t + "/src/run/b.ckpt"), OTHER)
+
+
 def is_refused(path):
     try:
         put(path, image(1))

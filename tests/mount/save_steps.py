@@ -205,6 +205,20 @@ def test_steps_come_while_the_model_is_changed(t):
     same("the tensor", stored(t + "/src/run")[key][2], bytes([11]) * len(data))
 
 
+def test_a_step_that_is_written_does_not_come_with_its_model(t):
+    """The model was saved before and is due; of the step, file after file is still to come."""
+    os.makedirs(t + "/src/run")
+    with Mount(t + "/src", t + "/mnt", "rw", idle=3) as m:
+        save_file(m / "run/model.safetensors", image(1))
+        os.mkdir(m / "run/checkpoint-1")
+        for i in range(16):
+            write_file(m / f"run/checkpoint-1/rng_state_{i}.pth", b"state")
+            time.sleep(0.4)
+            assert "checkpoint-1" not in os.listdir(t + "/src/run"), f"published after {i + 1} of its files"
+        wait_for("both", PATIENCE, lambda: {"checkpoint-1", "model.safetensors"} <= set(os.listdir(t + "/src/run")))
+        same("the step", len(os.listdir(t + "/src/run/checkpoint-1")), 16)
+
+
 def test_a_step_by_two_numbers(t):
     """A rename looks for the directories of both names; when the run was exchanged in between it is to look again: nothing is to be copied."""
     write_run(t + "/src/run")

@@ -8,6 +8,8 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from mountlib import IDLE, PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
@@ -363,6 +365,48 @@ def test_a_checkpoint_is_removed_with_those_in_it(t):
         done = subprocess.run(["rm", "-r", m / "run"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False)
         same("rm -r: " + done.stderr, done.returncode, 0)
         same("all of it", os.listdir(t + "/src"), [])
+
+
+def write_chunks(path, count):
+    """A zarr array of so many files."""
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    about = {"zarr_format": 3, "node_type": "array", "shape": [count], "data_type": "uint8", "fill_value": 0, "attributes": {},
+             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "codecs": [{"name": "bytes"}]}
+    os.makedirs(path + "/w/c")
+    write_file(path + "/zarr.json", json.dumps(group).encode())
+    write_file(path + "/w/zarr.json", json.dumps(about).encode())
+    for i in range(count):
+        fd = os.open(f"{path}/w/c/{i}", os.O_CREAT | os.O_WRONLY)
+        os.write(fd, b"1")
+        os.close(fd)
+
+
+def test_others_are_served_while_one_is_removed(t):
+    """To delete what it had takes time, and no lock: the name is gone by then."""
+    write_chunks(t + "/src/step1", 30000)
+    write_checkpoint(t + "/src/step2", make_tensors(1))
+    waits, end = [], threading.Event()
+
+    def look(path):
+        while not end.is_set():
+            begin = time.monotonic()
+            os.listdir(path)
+            waits.append(time.monotonic() - begin)
+
+    with Mount(t + "/src", t + "/mnt", "rw") as m:
+        same("it is read", len(read_all(m / "step1/raw/w")), 30000)
+        thread = threading.Thread(target=look, args=(m / "step2",))
+        thread.start()
+        try:
+            begin = time.monotonic()
+            shutil.rmtree(m / "step1")
+            took = time.monotonic() - begin
+        finally:
+            end.set()
+            thread.join()
+        assert not os.path.exists(t + "/src/step1")
+        assert max(waits) < took / 2, f"another had to wait {max(waits):.3f} of {took:.3f} s"
 
 
 def test_a_part_of_a_checkpoint_is_not_removed_alone(t):
