@@ -16,10 +16,8 @@ struct came {
     unsigned refs;
     unsigned writers; /* handles that write it as a file of the source itself */
     uint64_t prefix;  /* bytes from the start that were written without a hole */
-    bool
-        copied; /* nothing was written since it was made of what it covers in a checkpoint */
-    int lost; /* errno with which the disk refused bytes that were written, or
-                       * CAME_WRITER_KILLED */
+    bool copied;      /* since it was made of what it covers nothing was written */
+    int lost;         /* errno of bytes that the disk refused, or CAME_WRITER_KILLED */
     uint64_t lost_from, lost_to; /* which: until they, or all, are written anew */
 };
 

@@ -377,8 +377,8 @@ bool save_files_is_placed(const struct stage *s, const struct save_files *f,
 {
     const char *path = f->file[i].path;
 
-    if (f->rights[i]
-            .same) /* the source's own stays: others may have it open, or write it */
+    /* The source's own stays: others may have it open, or write it. */
+    if (f->rights[i].same)
         return false;
     return (is_kept(s, path) &&
             (s->whole ||

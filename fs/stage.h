@@ -57,12 +57,11 @@ struct staged {
     struct came *came;     /* which of its bytes have come; of all names of the file */
     uint64_t to_disk;    /* bytes from the start that the disk was told to begin with */
     struct file_id over; /* over a directory: what its name has there; ino 0: nothing */
-    struct file_id
-        base;      /* the file of the source that its bytes began with, or ino 0 */
-    bool marked;   /* it got other rights or times */
-    bool removed;  /* unlinked; or a fixed directory of which nothing is left */
-    bool checked;  /* its header was seen whole, and is sound: */
-    bool stands;   /* by it, the file may be linked as it is */
+    struct file_id base; /* of the source: what its bytes began with; or ino 0 */
+    bool marked;         /* it got other rights or times */
+    bool removed;        /* unlinked; or a fixed directory of which nothing is left */
+    bool checked;        /* its header was seen whole, and is sound: */
+    bool stands;         /* by it, the file may be linked as it is */
     bool filling;  /* what it covers is copied into it: neither shown nor opened yet */
     uint64_t size; /* at the time it left its stage */
     uint64_t owes; /* it was unlinked, and has other names: the stage that waits */
