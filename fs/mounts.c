@@ -258,7 +258,31 @@ static int check_fuse(struct err *e)
     return geteuid() == 0 || has_fusermount() ? 0 : no_fusermount(e);
 }
 
-int mounts_check(const char *source, const char *mountpoint, bool allow_other,
+/*
+ * What is written goes to the source by its path. Where that leads to the mount, each change
+ * would wait for itself.
+ */
+static int check_source(const char *source, const char *mountpoint, bool rw,
+                        struct err *e)
+{
+    char real[PATH_MAX];
+
+    if (!realpath(source, real))
+        return 0;
+    if (lies_within(mountpoint, real)) {
+        err_set(e, EINVAL, "%s: lies within the source %s, which would show itself",
+                mountpoint, real);
+        return err_hint(e, "mount it outside of the source");
+    }
+    if (rw && (strcmp(real, mountpoint) == 0 || lies_within(real, mountpoint))) {
+        err_set(e, EINVAL, "%s: -o rw: a mount over its own source cannot save to it",
+                mountpoint);
+        return err_hint(e, "mount it elsewhere");
+    }
+    return 0;
+}
+
+int mounts_check(const char *source, const char *mountpoint, bool rw, bool allow_other,
                  char out[PATH_MAX], struct err *e)
 {
     char real[PATH_MAX];
@@ -272,13 +296,10 @@ int mounts_check(const char *source, const char *mountpoint, bool allow_other,
     if (realpath(out, real))
         memcpy(out, real, strlen(real) + 1);
     rc = check_directory(out, e);
+    if (rc == 0)
+        rc = check_source(source, out, rw, e);
     if (rc < 0)
         return rc;
-    if (realpath(source, real) && lies_within(out, real)) {
-        err_set(e, EINVAL, "%s: lies within the source %s, which would show itself",
-                out, real);
-        return err_hint(e, "mount it outside of the source");
-    }
     if (allow_other && geteuid() != 0 && !users_may_share()) {
         err_set(e, EPERM, "-o allow_other: only root may share a mount with others");
         return err_hint(e, "add the line user_allow_other to /etc/fuse.conf");

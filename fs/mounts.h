@@ -46,7 +46,7 @@ void mounts_read_ahead(uint64_t device);
  * Everything that can be said against mounting `source` at `mountpoint` before it is
  * tried; fills in the absolute path.
  */
-int mounts_check(const char *source, const char *mountpoint, bool allow_other,
+int mounts_check(const char *source, const char *mountpoint, bool rw, bool allow_other,
                  char out[PATH_MAX], struct err *e);
 
 #endif

@@ -620,22 +620,6 @@ static int mount_in_background(struct session *s, struct err *e)
     return rc;
 }
 
-/*
- * What is written goes to the source by its path, and that would lead to the mount: each change
- * would wait for itself.
- */
-static int check_over_source(const struct mount_options *o, const char *path,
-                             struct err *e)
-{
-    char real[PATH_MAX];
-
-    if (!o->rw || !realpath(o->source, real) || strcmp(real, path) != 0)
-        return 0;
-    err_set(e, EINVAL, "%s: -o rw: a mount over its own source cannot save to it",
-            path);
-    return err_hint(e, "mount it elsewhere");
-}
-
 int fs_mount(const struct mount_options *options, struct err *e)
 {
     char path[PATH_MAX];
@@ -644,11 +628,9 @@ int fs_mount(const struct mount_options *options, struct err *e)
                         .ready_fd = -1,
                         .log_fd = -1,
                         .rest = {.fd = -1}};
-    int rc = mounts_check(options->source, options->mountpoint, options->allow_other,
-                          path, e);
+    int rc = mounts_check(options->source, options->mountpoint, options->rw,
+                          options->allow_other, path, e);
 
-    if (rc == 0)
-        rc = check_over_source(options, path, e);
     if (rc < 0)
         return rc;
     return options->foreground || options->debug ? serve(&s, e)

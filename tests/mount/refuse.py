@@ -119,8 +119,11 @@ def test_over_its_own_source_it_is_read_only(t):
     """What is saved goes to the source by its path, and that would be the mount itself."""
     write_checkpoint(t + "/src", make_tensors("over", count=2))
     os.symlink(t + "/src", t + "/link")
-    for source in "/src", "/link":
-        done = subprocess.run([UNSHARD, "mount", t + source, t + "/src", "-o", f"rw,cache_dir={t}/cache"], capture_output=True, text=True, timeout=60, check=False)
+    os.makedirs(t + "/above/runs")
+    os.rename(t + "/src", t + "/above/runs/src")
+    os.symlink(t + "/above/runs/src", t + "/src")
+    for source, over in ("/src", "/src"), ("/link", "/src"), ("/src", "/above/runs"), ("/link", "/above"):
+        done = subprocess.run([UNSHARD, "mount", t + source, t + over, "-o", f"rw,cache_dir={t}/cache"], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode and "over its own source" in done.stderr, done
     with Mount(t + "/src", t + "/src") as m:
         assert os.listdir(m / "raw")
