@@ -3,6 +3,7 @@
 #include "made.h"
 
 #include "fixture_tree.h"
+#include "index/formats/dcp/dcp_experts.h"
 #include "index/formats/dcp/dcp_origin.h"
 #include "tests/unit/unit.h"
 

@@ -2,7 +2,6 @@
 /* index/formats/dcp/dcp_origin.c - which trainer saved a DCP checkpoint, and when. */
 #include "index/formats/dcp/dcp_origin.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +10,6 @@
 #include "index/names.h"
 
 enum {
-    MAX_DIGITS = 9,  /* of an expert's number */
     SHORT = 64,      /* numbers and versions */
     LONG = 64 << 10, /* a whole dict: Composer's state.metadata takes about 2 KiB */
 };
@@ -111,40 +109,4 @@ int dcp_origin_role(const char *key, size_t len)
     return len > sizeof rng - 1 && memcmp(key, rng, sizeof rng - 1) == 0
                ? (int)ROLE_OTHER
                : -1;
-}
-
-/* "weight12" or "weight12_w" gives 13; 0: it is no such name. */
-static uint64_t numbered(const char *name, size_t len, const char *word)
-{
-    size_t n = strlen(word), at = n;
-    uint64_t number = 0;
-
-    if (len <= n || memcmp(name, word, n) != 0)
-        return 0;
-    while (at < len && at - n < MAX_DIGITS && isdigit((unsigned char)name[at]))
-        number = number * 10 + (uint64_t)(name[at++] - '0');
-    if (at == n)
-        return 0;
-    if (at + 2 == len && name[at] == '_' &&
-        (name[at + 1] == 'w' || name[at + 1] == 'v'))
-        at = len;
-    return at == len ? number + 1 : 0;
-}
-
-void dcp_experts_note(struct dcp_experts *x, const char *key, size_t len)
-{
-    static const char mark[] = ".mlp.experts.linear_fc";
-    const char *at = memmem(key, len, mark, sizeof mark - 1);
-    size_t left = at ? len - (size_t)(at - key) - (sizeof mark - 1) : 0;
-    uint64_t weights, biases;
-
-    if (left < 2)
-        return;
-    at += sizeof mark - 1;
-    if (at[1] != '.')
-        return;
-    weights = numbered(at + 2, left - 2, "weight");
-    biases = numbered(at + 2, left - 2, "bias");
-    x->weights = MAX(x->weights, weights);
-    x->biases = MAX(x->biases, biases);
 }

@@ -23,15 +23,4 @@ void dcp_origin_note(void *user, const char *key, size_t len, const char *json,
  */
 int dcp_origin_role(const char *key, size_t len);
 
-/*
- * How many experts have weights, and how many biases, by the largest numbers in names.
- * Megatron-FSDP gives a rank's weights their numbers in the whole model, but not the biases
- * of grouped experts: those of all expert-parallel ranks are saved under the first one's names.
- */
-struct dcp_experts {
-    uint64_t weights, biases;
-};
-
-void dcp_experts_note(struct dcp_experts *x, const char *key, size_t len);
-
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "index/formats/dcp/dcp_origin.h"
+#include "index/formats/dcp/dcp_experts.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/sink.h"
 #include "remote/source.h"
