@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from mountlib import IDLE, PATIENCE, UNSHARD, Mount, fails, main, make_tensors, npy_image, read_all, safetensors_image, same, stored, wait_for, write_checkpoint, write_file  # noqa: E402
@@ -386,27 +385,25 @@ def test_others_are_served_while_one_is_removed(t):
     """To delete what it had takes time, and no lock: the name is gone by then."""
     write_chunks(t + "/src/step1", 30000)
     write_checkpoint(t + "/src/step2", make_tensors(1))
-    waits, end = [], threading.Event()
+    looks, end = [], threading.Event()
 
     def look(path):
         while not end.is_set():
-            begin = time.monotonic()
+            gone = not os.path.exists(t + "/src/step1")
             os.listdir(path)
-            waits.append(time.monotonic() - begin)
+            looks.append(gone and not end.is_set())
 
     with Mount(t + "/src", t + "/mnt", "rw") as m:
         same("it is read", len(read_all(m / "step1/raw/w")), 30000)
         thread = threading.Thread(target=look, args=(m / "step2",))
         thread.start()
         try:
-            begin = time.monotonic()
             shutil.rmtree(m / "step1")
-            took = time.monotonic() - begin
         finally:
             end.set()
             thread.join()
         assert not os.path.exists(t + "/src/step1")
-        assert max(waits) < took / 2, f"another had to wait {max(waits):.3f} of {took:.3f} s"
+        assert sum(looks) > 5, f"{sum(looks)} looks of another while it was deleted"
 
 
 def test_a_part_of_a_checkpoint_is_not_removed_alone(t):
