@@ -64,10 +64,10 @@ static uint64_t capabilities_in_files(pid_t tid)
     return capabilities_get(tid, data) < 0 ? 0 : effective_of(data) & FILE_CAPABILITIES;
 }
 
-/* Of a caller that is root: where it cannot be told, all that the server has. */
+/* Of a caller that is root: where it cannot be told, all. */
 static uint64_t root_capabilities(pid_t tid)
 {
-    return capabilities_in_files(tid > 0 ? tid : 0);
+    return tid > 0 ? capabilities_in_files(tid) : FILE_CAPABILITIES;
 }
 
 /* ---- groups ---- */
@@ -158,6 +158,13 @@ static int read_groups(pid_t tid, struct caller *c)
     return rc == -ENOMEM ? rc : 0;
 }
 
+/* From a server that is root, by user, group or what a container took. */
+static bool differs_from_root(const struct caller *c)
+{
+    return c->uid != 0 || c->gid != getegid() ||
+           capabilities_in_files(0) & ~c->capabilities;
+}
+
 int caller_of(const struct fuse_ctx *ctx, struct caller *out, struct err *e)
 {
     *out = (struct caller){.uid = ctx->uid, .gid = ctx->gid};
@@ -165,10 +172,9 @@ int caller_of(const struct fuse_ctx *ctx, struct caller *out, struct err *e)
         return err_set(e, EACCES, "the kernel does not tell which user asks");
     if (ctx->uid == 0)
         out->capabilities = root_capabilities(ctx->pid);
-    if (geteuid() != 0)
-        return 0;
-    out->is_other = ctx->uid != 0 || ctx->gid != getegid() ||
-                    capabilities_in_files(0) & ~out->capabilities;
+    out->acts = geteuid() == 0 && differs_from_root(out);
+    out->is_other = out->acts || (geteuid() != 0 && ctx->uid != geteuid() &&
+                                  !(out->capabilities & 1ull << CAP_DAC_READ_SEARCH));
     if (out->is_other && read_groups(ctx->pid, out) < 0) {
         caller_release(out);
         return err_nomem(e);
@@ -238,7 +244,7 @@ int caller_enter(const struct caller *c, struct caller_saved *saved, struct err 
     int rc;
 
     *saved = (struct caller_saved){0};
-    if (!c->is_other)
+    if (!c->acts)
         return 0;
     rc = save_own(saved);
     if (rc == 0 && syscall(SYS_setgroups, c->ngroups, c->groups) < 0)

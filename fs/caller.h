@@ -14,7 +14,8 @@ struct fuse_ctx;
 struct caller {
     uid_t uid;
     gid_t gid;
-    bool is_other;   /* this server may act as the caller, and has to */
+    bool is_other;   /* what it may do with files is not what the server may do */
+    bool acts;       /* and the server can act as the caller: it is root */
     bool has_groups; /* else they cannot be told: only uid and gid count */
     size_t ngroups;
     gid_t *groups;
@@ -24,7 +25,7 @@ struct caller {
 /*
  * Reads who asks: supplementary groups from /proc, as long as that thread still is the same
  * user (the pid of a request is a thread's; 0 is one of another pid namespace). A server that
- * is not root acts as itself whoever asks, and is_other is false.
+ * is not root acts as itself whoever asks: what others may do it has to judge (fs/permit.h).
  */
 int caller_of(const struct fuse_ctx *ctx, struct caller *out, struct err *e);
 void caller_release(struct caller *c);
@@ -42,7 +43,7 @@ struct caller_saved {
 /*
  * From here to caller_leave() the kernel judges what this thread does with files, ACLs
  * included, as if the caller did it, and what it makes is the caller's. Only of this thread:
- * what is handed to others is done by them as the server. It does nothing where !is_other.
+ * what is handed to others is done by them as the server. It does nothing where !acts.
  * Between the two no backing file can be registered, no file of ours (cache, index, socket)
  * be reached, and no second caller entered. Also after an error `saved` may be left.
  *

@@ -9,6 +9,7 @@
 #include "fs/alias.h"
 #include "fs/dir_page.h"
 #include "fs/lookup.h"
+#include "fs/permit.h"
 #include "fs/staged.h"
 
 /*
@@ -21,6 +22,7 @@ struct dir_handle {
     fuse_ino_t ino;
     pid_t pid; /* that opened it: a thread's number */
     struct shown *shown;
+    struct permit_parts parts; /* of it, as who opened it may list them */
     struct slot *slot;
     char *latest;               /* of an .unshard: there is a `latest` */
     struct staged_name *staged; /* that were written, and are not published; or NULL */
@@ -52,6 +54,7 @@ static void handle_free(struct fs *fs, struct opened *o)
 
     drop_ready(fs, h);
     pthread_mutex_destroy(&h->lock);
+    permit_parts_release(&h->parts);
     shown_put(fs, h->shown);
     slot_unref(fs, h->slot, 1);
     free(h->latest);
@@ -83,6 +86,8 @@ static int open_inside(const struct request *r, struct dir_handle *h, struct err
     if (ino_kind(r->ino) == INSIDE_META && !h->slot->file)
         h->latest = tracker_of_slot(r->fs, h->slot);
     rc = slot_ready(r, h->slot, e);
+    if (rc == 0)
+        rc = permit_list(r, h->slot, e);
     /* Told here, the kernel comes back by the path; a listing would just end. */
     return rc == 0 ? catalog_has(r->fs->catalog, h->slot->info.id, e) : rc;
 }
@@ -90,6 +95,7 @@ static int open_inside(const struct request *r, struct dir_handle *h, struct err
 static int open_outside(const struct request *r, struct dir_handle *h, struct err *e)
 {
     struct node *n = node_of_ino(r->fs, r->ino);
+    int rc;
 
     if (!n)
         return -ESTALE;
@@ -97,7 +103,10 @@ static int open_outside(const struct request *r, struct dir_handle *h, struct er
         h->latest = tracker_target(r->fs, n->path);
         return 0;
     }
-    return tree_shown(r->fs, n, r->may_block, &h->shown, e);
+    rc = permit_node(r, n->path, 0, 0, e);
+    if (rc == 0)
+        rc = tree_shown(r->fs, n, r->may_block, &h->shown, e);
+    return rc == 0 ? permit_parts(r, n, h->shown, &h->parts, e) : rc;
 }
 
 /* Will it list the same as long as the kernel knows its node? Then the kernel keeps it. */
@@ -383,7 +392,8 @@ static int list_shown(struct listing *l, struct node *dir, struct shown *shown,
          i++) {
         const struct shown_entry *entry = shown_at(shown, i);
 
-        if (!entry || is_covered(l, entry->name))
+        if (!entry || is_covered(l, entry->name) ||
+            !permit_lists(&l->h->parts, entry->part))
             continue;
         if (!has_room(l, entry->name))
             return 0;
@@ -417,8 +427,11 @@ static int look_again(const struct request *r, struct dir_handle *h, struct node
 
     if (rc != 0)
         return rc;
+    permit_parts_release(&h->parts);
     shown_put(r->fs, h->shown);
     h->shown = now;
+    if (permit_parts(r, n, now, &h->parts, e) < 0)
+        return -ENOMEM;
     staged_names_free(h->staged);
     look_at_stages(r, h);
     return 0;

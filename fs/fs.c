@@ -12,6 +12,7 @@
 #include "fs/lane.h"
 #include "fs/node.h"
 #include "fs/overlay.h"
+#include "fs/permit.h"
 #include "fs/read.h"
 #include "fs/slot.h"
 #include "fs/stage.h"
@@ -119,6 +120,8 @@ static int open_all(struct fs *fs, struct err *e)
         rc = nodes_new(&fs->nodes, e);
     if (rc == 0)
         rc = slots_new(&fs->slots, e);
+    if (rc == 0)
+        rc = permits_new(&fs->permits, e);
     if (rc == 0 && fs->options.rw)
         rc = stages_new(&fs->stages, e);
     if (rc == 0 && fs->options.keep_files && !fs->store->remote)
@@ -173,6 +176,7 @@ void fs_close(struct fs *fs)
     written_free(fs->written);
     nodes_free(fs);
     slots_free(fs->slots);
+    permits_free(fs->permits);
     reading_close(&fs->reading);
     early_room_release(&fs->early);
     overlay_free(fs->overlay);

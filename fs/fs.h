@@ -26,6 +26,7 @@ struct copies;
 struct lane;
 struct nodes;
 struct overlay;
+struct permits;
 struct plans;
 struct session;
 struct slots;
@@ -67,6 +68,7 @@ struct fs {
     struct written *written;           /* keep_files, or NULL */
     struct saver *saver; /* publishes what was not touched for a while; or NULL */
     struct lane *lane, *fills;
+    struct permits *permits;
     struct copies *copies; /* NULL: nothing is materialised */
     struct watch *watch;
     struct uring *uring; /* NULL: requests come by /dev/fuse */

@@ -14,6 +14,7 @@
 #include "fs/node.h"
 #include "fs/overlay.h"
 #include "fs/passthrough.h"
+#include "fs/permit.h"
 #include "fs/report.h"
 #include "fs/staged.h"
 #include "fs/write.h"
@@ -141,6 +142,8 @@ static int open_inside(struct request *r, struct handle *h, struct err *e)
         return -ESTALE;
     rc = inside_is_of_mount(ino_kind(r->ino)) ? 0 : slot_ready(r, h->slot, e);
     if (rc == 0)
+        rc = permit_open(r, h->slot, e);
+    if (rc == 0)
         rc = open_kind(r, h, e);
     if (rc < 0 && h->name && e->code)
         err_wrap(e, "open %s", h->name);
@@ -163,7 +166,9 @@ static int open_outside(struct request *r, struct handle *h, struct err *e)
         return -ESTALE;
     if (n->kind != NODE_FILE)
         return -EISDIR;
-    rc = side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
+    rc = permit_node(r, n->path, n->dev, n->inode, e);
+    if (rc == 0)
+        rc = side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
     /* Who reads it may map it, while others write it. */
     if (rc == 0 && r->fs->stages) {
         h->paging = paging_join(r->fs, n->dev, n->inode, r->ino);

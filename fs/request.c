@@ -74,6 +74,9 @@ void request_fail(const struct request *r, int code, const struct err *e)
     /* Who mounted for writing wants to know why something cannot be written. */
     bool refused = r->fs->stages && code == -EROFS && e->code;
 
+    /* What another user may not read is no fault of the mount. */
+    bool denied = code == -EACCES && fuse_req_ctx(r->req)->uid != geteuid();
+
     /* Whoever ends the mount wants no answer. */
     bool ends = code == -ECANCELED;
 
@@ -81,7 +84,7 @@ void request_fail(const struct request *r, int code, const struct err *e)
         look_again(r);
     if (shown == ESTALE && r->fs->stages)
         staged_told_stale(r->fs, fuse_req_ctx(r->req)->pid);
-    if (ends || (is_ordinary(-code) && is_ordinary(shown) && !refused)) {
+    if (ends || denied || (is_ordinary(-code) && is_ordinary(shown) && !refused)) {
         if (e->code)
             log_msg(LOG_FS, LOG_DEBUG, "%s", e->text);
     } else {

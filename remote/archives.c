@@ -138,18 +138,15 @@ static int get_archive(struct archives *s, const char *path,
 /* ---- paths ---- */
 
 /*
- * Does the path lead into an archive? 1: *out is it, *rest what follows behind its name
- * ("": itself, only with `itself`). 0: it does not. Of names alone nothing is looked up.
+ * The file that is an archive on the way of `path` (or is that way's end, with `itself`): true,
+ * and *rest is what follows behind its name. Of names alone nothing is looked up.
  */
-static int find_archive(struct archives *s, const char *path, bool itself,
-                        struct archive **out, const char **rest, struct err *e)
+static bool find_file(struct archives *s, const char *path, bool itself,
+                      char file[PATH_MAX], struct entry_stat *st, const char **rest)
 {
     for (const char *end = path; *end;) {
         size_t len = strcspn(end, "/");
-        struct entry_stat st;
         struct err ignored = {0};
-        char file[PATH_MAX];
-        int rc;
 
         end += len;
         if (!ends_in_suffix(path, (size_t)(end - path)) || (!*end && !itself) ||
@@ -160,14 +157,29 @@ static int find_archive(struct archives *s, const char *path, bool itself,
         memcpy(file, path, (size_t)(end - path));
         file[end - path] = '\0';
         end += *end == '/';
-        if (s->inner->ops->stat(s->inner, file, &st, &ignored) < 0 ||
-            st.kind != ENTRY_FILE)
-            continue;
-        rc = get_archive(s, file, &st, out, e);
         *rest = end;
-        return rc < 0 ? rc : 1;
+        if (s->inner->ops->stat(s->inner, file, st, &ignored) == 0 &&
+            st->kind == ENTRY_FILE)
+            return true;
     }
-    return 0;
+    return false;
+}
+
+/*
+ * Does the path lead into an archive? 1: *out is it, *rest what follows behind its name
+ * ("": itself, only with `itself`). 0: it does not.
+ */
+static int find_archive(struct archives *s, const char *path, bool itself,
+                        struct archive **out, const char **rest, struct err *e)
+{
+    struct entry_stat st;
+    char file[PATH_MAX];
+    int rc;
+
+    if (!find_file(s, path, itself, file, &st, rest))
+        return 0;
+    rc = get_archive(s, file, &st, out, e);
+    return rc < 0 ? rc : 1;
 }
 
 static int archives_stat(struct store *store, const char *path, struct entry_stat *out,
@@ -218,6 +230,35 @@ static int archives_open(struct store *store, const char *path, struct source **
     if (rc == 0)
         return s->inner->ops->open(s->inner, path, out, e);
     return rc < 0 ? rc : archive_source(a, rest, path, out, e);
+}
+
+/*
+ * Of a member what its archive is. Then that is what the member is looked up in: where an
+ * archive stood that somebody may read, another must not be shown.
+ */
+static int archives_readable(struct store *store, const char *path,
+                             const struct access_by *by, struct file_id *id,
+                             struct err *e)
+{
+    CLEANUP(archive_putp) struct archive *a = NULL;
+    struct archives *s = archives_of(store);
+    struct entry_stat st;
+    char file[PATH_MAX];
+    const char *rest;
+    int rc;
+
+    if (!s->inner->ops->readable)
+        return 0;
+    if (!find_file(s, path, false, file, &st, &rest))
+        return s->inner->ops->readable(s->inner, path, by, id, e);
+    rc = s->inner->ops->readable(s->inner, file, by, &st.id, e);
+    if (rc == 0)
+        rc = get_archive(s, file, &st, &a, e);
+    if (rc == 0)
+        rc = archive_stat(a, rest, &st, e);
+    if (rc == 0)
+        *id = st.id;
+    return rc;
 }
 
 /* There are no links to directories in archives. */
@@ -282,6 +323,7 @@ static const struct store_ops archives_ops = {
     .follow = archives_follow,
     .stop = archives_stop,
     .retries = archives_retries,
+    .readable = archives_readable,
     .forget = archives_forget,
     .close = archives_close,
 };

@@ -10,10 +10,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "base/dir.h"
 #include "base/err.h"
 #include "base/interrupt.h"
+#include "remote/access.h"
 #include "remote/archives.h"
 #include "remote/mounted_on.h"
 #include "remote/resolve.h"
@@ -283,6 +285,51 @@ static int local_open(struct store *s, const char *path, struct source **out,
     return rc;
 }
 
+/* As open(2) would decide, for the user that this thread is in files (fsuid). */
+static int thread_may_read(const struct local_store *ls, const char *path, int fd)
+{
+    CLEANUP_FD int opened = -1;
+
+    if (syscall(SYS_faccessat2, fd, "", R_OK, AT_EACCESS | AT_EMPTY_PATH) == 0)
+        return 0;
+    if (errno != ENOSYS) /* before Linux 5.8 */
+        return -errno;
+    opened = local_fd(ls, path, O_RDONLY);
+    return MIN(opened, 0);
+}
+
+static int access_fd(const struct local_store *ls, const char *path,
+                     const struct access_by *by)
+{
+    char full[PATH_MAX];
+    int rc;
+
+    if (!by)
+        return local_fd(ls, path, O_PATH);
+    rc = below_anchor(ls, path, full);
+    return rc < 0 ? rc : access_walk(&ls->anchor, full, ls->follow, by);
+}
+
+static int local_readable(struct store *s, const char *path, const struct access_by *by,
+                          struct file_id *id, struct err *e)
+{
+    const struct local_store *ls = local_of(s);
+    CLEANUP_FD int fd = access_fd(ls, path, by);
+    struct stat st;
+    int rc = fd < 0 ? fd : fstat(fd, &st) < 0 ? -errno : 0;
+
+    if (rc == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return refuse_kind(shown(ls, path), st.st_mode, e);
+    if (rc == 0 && by)
+        rc = access_granted(fd, &st, by, 4) ? 0 : -EACCES;
+    else if (rc == 0)
+        rc = thread_may_read(ls, path, fd);
+    if (rc < 0)
+        return local_fail(ls, path, rc, e);
+    *id = file_id_of(&st);
+    return 0;
+}
+
 /* Is this link's own text fit to be shown: relative and never upwards? */
 static bool text_is_plain(const char *text)
 {
@@ -414,6 +461,7 @@ static const struct store_ops local_ops = {
     .readlink = local_readlink,
     .reopen = local_reopen,
     .follow = local_follow,
+    .readable = local_readable,
     .close = local_close,
 };
 

@@ -43,6 +43,13 @@ static const char *behind(const char *dir, const char *text)
     return text[len] == '/' || text[len] == '\0' ? text + len : NULL;
 }
 
+const char *anchor_tail(const struct anchor *a, const char *text)
+{
+    const char *tail = behind(a->path, text);
+
+    return tail ? tail : behind(a->alias, text);
+}
+
 /* Puts a link's text in front of what is still to go. */
 static int follow(struct resolver *r, const char *text)
 {
@@ -51,10 +58,8 @@ static int follow(struct resolver *r, const char *text)
     if (++r->links > MAX_LINKS)
         return -ELOOP;
     if (text[0] == '/') {
-        const char *tail = behind(r->anchor->path, text);
+        const char *tail = anchor_tail(r->anchor, text);
 
-        if (!tail)
-            tail = behind(r->anchor->alias, text);
         if (!tail)
             return -EXDEV;
         r->done[0] = '\0';

@@ -13,6 +13,9 @@ struct anchor {
         alias; /* NULL, or absolute as its user wrote it: absolute links may say that */
 };
 
+/* What the absolute path `text` says behind the anchor's own path; NULL: it leads elsewhere. */
+const char *anchor_tail(const struct anchor *a, const char *text);
+
 /*
  * Follows every link of `path` (relative to the anchor) and puts the path without links
  * into dst (size bytes), relative to the anchor, "" for the anchor itself. A link as

@@ -7,6 +7,7 @@
 #include "remote/listing.h"
 #include "remote/source.h"
 
+struct access_by;
 struct err;
 struct store;
 
@@ -45,6 +46,14 @@ struct store_ops {
     void (*stop)(struct store *s);
     /* Optional: how often its server had to be asked once more. */
     uint64_t (*retries)(struct store *s);
+    /*
+     * Optional: may the regular file be read, or the directory listed, by the calling thread
+     * (for which the kernel judges) or, not NULL, by somebody who is judged by modes? All
+     * directories on the way from the root on, and links, count. -EACCES. *id: who the file
+     * is that was judged.
+     */
+    int (*readable)(struct store *s, const char *path, const struct access_by *by,
+                    struct file_id *id, struct err *e);
     /* Optional: this directory, and those above it, are other ones now: list them anew. */
     void (*forget)(struct store *s, const char *path);
     void (*close)(struct store *s);

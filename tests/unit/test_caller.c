@@ -326,7 +326,7 @@ static void a_user_serves_as_itself(void **state)
         if (geteuid() == 0 &&
             (setgroups(0, NULL) < 0 || setresuid(USER, USER, USER) < 0))
             _exit(2);
-        _exit(caller_of(&ctx, &c, &e) < 0 || c.is_other ||
+        _exit(caller_of(&ctx, &c, &e) < 0 || !c.is_other || c.acts ||
               caller_enter(&c, &saved, &e) < 0 || saved.entered);
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -358,7 +358,7 @@ static void it_is_refused_where_it_cannot_be_done(void **state)
             caps[0].permitted &= ~(1u << lacks);
             if (syscall(SYS_capset, &head, caps) < 0)
                 _exit(3);
-            _exit(caller_of(&ctx, &c, &e) < 0 || !c.is_other ||
+            _exit(caller_of(&ctx, &c, &e) < 0 || !c.acts ||
                   caller_enter(&c, &saved, &e) != -EPERM || saved.entered ||
                   !e.hint[0] || opens("of-user") != 0);
         }

@@ -84,26 +84,39 @@ static bool take_number(const char **p, const char *end, uint64_t *out)
     return *p > start && (*p == end || **p == ' ');
 }
 
+int rank_copies_next(const char **p, const char *end, uint32_t *file, uint64_t *offset)
+{
+    uint64_t number;
+
+    if (*p == end)
+        return 0;
+    if (!take_number(p, end, &number) || number > UINT32_MAX || *p == end ||
+        *(*p)++ != ' ' || !take_number(p, end, offset))
+        return -EBADMSG;
+    *p += *p < end;
+    *file = (uint32_t)number;
+    return 1;
+}
+
 /* Opens all of the list; the chunk's own place is the first one. */
 static int open_places(struct source *shard, const struct chunk *c,
                        const struct chunk_tensor *t, struct places *out, struct err *e)
 {
     const char *p = t->key, *end = t->key + t->key_len;
+    uint64_t offset;
+    uint32_t file;
+    int more;
 
     if (add_place(out, source_get(shard), c->offset, c->length, e) < 0)
         return -e->code;
     if (!t->open)
         return err_set(e, ENOTSUP, "other files cannot be opened here");
-    while (p < end) {
+    while ((more = rank_copies_next(&p, end, &file, &offset)) != 0) {
         struct source *src = NULL;
-        uint64_t file, offset;
-        bool good = take_number(&p, end, &file) && p < end && *p++ == ' ' &&
-                    take_number(&p, end, &offset) && file <= UINT32_MAX;
 
-        if (!good || out->count == MAX_PLACES)
+        if (more < 0 || out->count == MAX_PLACES)
             return err_set(e, EBADMSG, "the index does not say where it is");
-        p += p < end;
-        if (t->open(t->user, (uint32_t)file, &src, e) < 0 ||
+        if (t->open(t->user, file, &src, e) < 0 ||
             add_place(out, src, offset, c->length, e) < 0)
             return -e->code;
     }

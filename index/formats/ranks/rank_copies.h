@@ -20,6 +20,11 @@ extern const struct chunk_codec codec_mean;
 /* Appends a place to such a list. */
 void rank_copies_add(struct buf *list, uint32_t file, uint64_t offset);
 
+/*
+ * Takes the next place off a list, which *p points into: 1; 0: it ended; -EBADMSG: that is none.
+ */
+int rank_copies_next(const char **p, const char *end, uint32_t *file, uint64_t *offset);
+
 /* Can CHUNK_SUM and CHUNK_MEAN add them? */
 bool rank_sum_adds(enum dtype d);
 
