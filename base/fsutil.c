@@ -403,6 +403,39 @@ static int cache_name(const char *override, struct buf *out, struct err *e)
     return buf_failed(out) ? err_nomem(e) : 0;
 }
 
+static int refuse_link(const char *path, const struct stat *st, struct err *e)
+{
+    err_set(e, EPERM, "cache directory %s: user %u made this link", path,
+            (unsigned)st->st_uid);
+    return err_hint(e, "name the directory itself with cache_dir=");
+}
+
+/*
+ * Another user's link, as the path or on its way, leads where that user wants it: root's and
+ * our own are meant. What is not there is made, and looked at then.
+ */
+static int check_links(const char *path, struct err *e)
+{
+    CLEANUP_FREE char *copy = strdup(path);
+    struct stat st;
+
+    if (!copy)
+        return err_nomem(e);
+    for (char *p = copy; *p;) {
+        char after;
+
+        p += strspn(p, "/");
+        p += strcspn(p, "/");
+        after = *p;
+        *p = '\0';
+        if (copy[0] && lstat(copy, &st) == 0 && S_ISLNK(st.st_mode) && st.st_uid != 0 &&
+            st.st_uid != geteuid())
+            return refuse_link(copy, &st, e);
+        *p = after;
+    }
+    return 0;
+}
+
 /* Who can write to the cache can change what readers get. */
 static int check_private(const char *path, struct err *e)
 {
@@ -509,8 +542,12 @@ int cache_dir(const char *override, struct buf *out, struct err *e)
 {
     int rc = cache_name(override, out, e);
 
+    if (rc == 0)
+        rc = check_links(out->data, e);
     if (rc == 0 && make_dirs(out->data, 0700, e) < 0)
         rc = err_hint(e, "name one that can be written: cache_dir=DIR");
+    if (rc == 0)
+        rc = check_links(out->data, e);
     if (rc == 0)
         rc = check_private(out->data, e);
     if (rc == 0)

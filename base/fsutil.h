@@ -80,7 +80,8 @@ int make_dirs(const char *path, mode_t mode, struct err *e);
 
 /*
  * `override`, $XDG_CACHE_HOME/unshardfs or ~/.cache/unshardfs, made 0700 with a
- * CACHEDIR.TAG. -EPERM when others own it or can write there.
+ * CACHEDIR.TAG. -EPERM when others own it or can write there, or when a link
+ * that another user made (and not root) is it or leads to it.
  */
 int cache_dir(const char *override, struct buf *out, struct err *e);
 

@@ -389,6 +389,45 @@ static void test_cache_dir_that_others_can_write(void **state)
     assert_has(e.text, "can be written by other users");
 }
 
+/* Whoever made a link says where the cache goes: ourselves, root, and nobody else. */
+static void test_cache_dir_behind_links(void **state)
+{
+    static const char *const names[] = {"link", "link/", "link/.", "link/below",
+                                        "link//below/"};
+    const struct place *p = *state;
+    struct err e = {0};
+    char path[160];
+
+    assert_int_equal(mkdirat(p->fd, "cache", 0700), 0);
+    assert_int_equal(symlinkat("cache", p->fd, "link"), 0);
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        CLEANUP(buf_release) struct buf out = {0};
+
+        snprintf(path, sizeof path, "%s/%s", p->path, names[i]);
+        assert_ok(cache_dir(path, &out, &e), &e);
+    }
+    if (geteuid() != 0)
+        leave_out("not root: no link of another user's can be made");
+    assert_int_equal(fchownat(p->fd, "link", 61001, 61001, AT_SYMLINK_NOFOLLOW), 0);
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        CLEANUP(buf_release) struct buf out = {0};
+
+        snprintf(path, sizeof path, "%s/%s", p->path, names[i]);
+        assert_int_equal(cache_dir(path, &out, &e), -EPERM);
+        assert_has(e.text, "user 61001 made this link");
+    }
+    assert_int_equal(unlinkat(p->fd, "link", 0), 0);
+    assert_int_equal(symlinkat("nowhere", p->fd, "link"), 0);
+    assert_int_equal(fchownat(p->fd, "link", 61001, 61001, AT_SYMLINK_NOFOLLOW), 0);
+    snprintf(path, sizeof path, "%s/link", p->path);
+    {
+        CLEANUP(buf_release) struct buf out = {0};
+
+        assert_int_equal(cache_dir(path, &out, &e), -EPERM);
+    }
+    assert_int_equal(faccessat(p->fd, "nowhere", F_OK, 0), -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +442,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_cache_dir, setup, teardown),
         cmocka_unit_test_setup_teardown(test_cache_dir_that_others_can_write, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_cache_dir_behind_links, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
