@@ -232,10 +232,12 @@ int cli_no_checkpoint(struct cli *c, struct reading *s)
 static int not_one_checkpoint(struct cli *c, struct reading *s)
 {
     struct found found = {.names = {.max = 4096}};
-    struct err ignored = {0};
+    struct err why = {0};
+    int rc = scanner_walk(s->scanner, "", note_checkpoint, &found, &why);
 
-    scanner_walk(s->scanner, "", note_checkpoint, &found, &ignored);
-    if (!found.count) {
+    if (!found.count && rc == -EFBIG) {
+        c->err = why;
+    } else if (!found.count) {
         cli_no_checkpoint(c, s);
     } else {
         err_set(&c->err, ENOENT, "%s: a tree with %zu%s checkpoint%s (%s%s)", s->name,
@@ -245,7 +247,7 @@ static int not_one_checkpoint(struct cli *c, struct reading *s)
         err_hint(&c->err, "name one: %s/CHECKPOINT", s->name);
     }
     buf_release(&found.names);
-    return -ENOENT;
+    return -c->err.code;
 }
 
 int cli_checkpoint(struct cli *c, struct reading *s, struct arena *a,

@@ -11,7 +11,17 @@
 #include "base/log.h"
 #include "index/formats/scan_priv.h"
 
-enum { PARTS_MEMORY = 1 << 24 };
+enum {
+    PARTS_MEMORY = 1 << 24,
+    /*
+     * A server may name directories without end, each of which costs a question or several.
+     * So many are looked at, and for each checkpoint that is found some more. Disks end.
+     */
+    LEVELS_MAX = 64, /* of directories in each other */
+    DIRS_MAX = 4000,
+    DIRS_A_CHECKPOINT = 100,
+    LOCAL_DIRS_MAX = 20000000,
+};
 
 /* A checkpoint above: some directories below it are its parts, and no checkpoints. */
 struct above {
@@ -24,6 +34,7 @@ struct above {
 
 struct waiting {
     char *path;
+    unsigned level;
     struct above *above; /* the nearest checkpoint above, or NULL */
 };
 
@@ -32,6 +43,9 @@ struct walk {
     struct above *all;
     struct waiting *stack;
     size_t count, cap;
+    unsigned level;    /* of the directory that is looked at */
+    uint64_t looked;   /* directories so far, */
+    uint64_t left;     /* and how many more may be */
     bool started;      /* the first directory was read */
     struct err unread; /* the first file that may be a checkpoint, or part of one */
     int (*fn)(void *user, const char *dir, const char *file,
@@ -54,8 +68,28 @@ static void walk_release(struct walk *w)
     free(w->stack);
 }
 
+static int unread(struct walk *w, const struct err *why)
+{
+    if (!w->unread.code)
+        w->unread = *why;
+    return 0;
+}
+
+static int too_deep(struct walk *w, const char *path)
+{
+    struct err e = {0};
+
+    err_set(&e, EFBIG, "%.60s...: more than %d directories in each other", path,
+            LEVELS_MAX);
+    err_hint(&e, "what lies deeper was not looked at: name a directory further down");
+    return unread(w, &e);
+}
+
+/* A directory in the one that is looked at. */
 static int push(struct walk *w, const char *path, struct above *above, struct err *e)
 {
+    if (w->level == LEVELS_MAX)
+        return too_deep(w, path);
     if (w->count == w->cap) {
         size_t cap = w->cap ? w->cap * 2 : 64;
         struct waiting *grown = reallocarray(w->stack, cap, sizeof *grown);
@@ -65,7 +99,7 @@ static int push(struct walk *w, const char *path, struct above *above, struct er
         w->stack = grown;
         w->cap = cap;
     }
-    w->stack[w->count] = (struct waiting){strdup(path), above};
+    w->stack[w->count] = (struct waiting){strdup(path), w->level, above};
     return w->stack[w->count].path ? (w->count++, 0) : err_nomem(e);
 }
 
@@ -150,6 +184,7 @@ static int tell_place(struct walk *w, const char *path, const struct place *p,
 {
     int rc = 0;
 
+    w->left += p->kind == PLACE_CHECKPOINT || p->nfiles ? DIRS_A_CHECKPOINT : 0;
     if (p->kind == PLACE_CHECKPOINT)
         return w->fn(w->user, path, only, p->driver);
     for (size_t i = 0; rc == 0 && i < p->nfiles; i++)
@@ -206,8 +241,8 @@ static int visit(struct walk *w, const char *path, struct above *above, struct e
         return rc;
     if (above && place.kind != PLACE_PLAIN && is_part(w, above, path))
         return push_apart(w, l, path, e);
-    if (place.trouble && !w->unread.code)
-        w->unread = *place.trouble;
+    if (place.trouble)
+        unread(w, place.trouble);
     rc = tell_place(w, path, &place, only);
     if (rc != 0 || only)
         return rc;
@@ -216,18 +251,36 @@ static int visit(struct walk *w, const char *path, struct above *above, struct e
     return push_dirs(w, l, &place, path, above, e);
 }
 
+/* It is the reason whatever else was not read. */
+static int too_many(const struct walk *w, const char *path, struct err *e)
+{
+    const struct store *store = scanner_store(w->s);
+
+    err_set(e, EFBIG, "%s%s%s: too many directories: after %" PRIu64 " there are more",
+            store->url, path[0] ? "/" : "", path, w->looked);
+    err_hint(e, "name one that has fewer below it");
+    return -EFBIG;
+}
+
 int scanner_walk(struct scanner *s, const char *path,
                  int (*fn)(void *user, const char *dir, const char *file,
                            const struct format_driver *d),
                  void *user, struct err *e)
 {
-    CLEANUP(walk_release) struct walk w = {.s = s, .fn = fn, .user = user};
+    bool remote = scanner_store(s)->remote;
+    CLEANUP(walk_release)
+    struct walk w = {
+        .s = s, .left = remote ? DIRS_MAX : LOCAL_DIRS_MAX, .fn = fn, .user = user};
     int rc = push(&w, path, NULL, e);
 
     while (rc == 0 && w.count > 0) {
         struct waiting next = w.stack[--w.count];
         CLEANUP_FREE char *dir = next.path;
 
+        if (w.left-- == 0)
+            return too_many(&w, path, e);
+        w.looked++;
+        w.level = next.level + 1;
         rc = visit(&w, dir, next.above, e);
         w.started = true;
     }
