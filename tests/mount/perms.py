@@ -235,28 +235,41 @@ def command(*args):
 SUMS = (17, 18)  # chunks that are added to what other ranks have (index/chunk.h)
 
 
+PLANS = {}  # of checkpoints with the same files, which are asked about once
+
+
+def plan_of(source):
+    """{key: (role, files relative to the checkpoint, is it made of what other ranks have too)}."""
+    found = below(source, False)
+    known = tuple(sorted((os.path.relpath(f, source), os.path.getsize(f)) for f in found))
+    if known not in PLANS:
+        follow = ("-o", "follow_symlinks")
+        rows = command("ls", source, "--json", *follow)["tensors"]
+        PLANS[known] = {}
+        for row in rows:
+            chunks = command("plan", source, row["key"], "--json", *follow)["chunks"]
+            PLANS[known][row["key"]] = (row["role"], {c["file"] for c in chunks}, any(c["encoding"] in SUMS for c in chunks))
+    return PLANS[known]
+
+
 class Checkpoint:
     """A place's tensors and the files that each is made of: as `unshard plan` of root has it, and what tells how."""
 
     def __init__(self, places, name):
         self.name, (self.dir, self.less) = name, places.all[name]
-        source, follow = f"{places.root}/{self.dir}", ("-o", "follow_symlinks")
-        rows = command("ls", source, "--json", *follow)["tensors"]
-        self.roles = {row["key"]: row["role"] for row in rows}
-        some = rows[:: max(1, len(rows) // TENSORS_EACH)]
-        base = source if os.path.isdir(source) else os.path.dirname(source)
-        self.files = {}
-        for key in self.roles:
-            plan = command("plan", source, key, "--json", *follow)
-            self.files[key] = {os.path.join(base, c["file"]) for c in plan["chunks"]}
-            if any(c["encoding"] in SUMS for c in plan["chunks"]):
-                self.files[key] |= {f for f in below(base, False) if f.endswith("_states.pt")}
+        source = f"{places.root}/{self.dir}"
+        plan = plan_of(source)
+        self.files, self.all = {}, set(below(source, False))
+        for key, (_, files, is_sum) in plan.items():
+            self.files[key] = {os.path.join(source, f) for f in files}
+            if is_sum:
+                self.files[key] |= {f for f in self.all if f.endswith("_states.pt")}
             told = {os.path.dirname(f) + "/.metadata" for f in self.files[key]}
-            self.files[key] |= {f for f in told if os.path.exists(f)}
-        self.some = [row["key"] for row in some]
-        self.stored = {os.path.join(base, f) for files in self.files.values() for f in files}
-        self.all = set(below(source, False)) if os.path.isdir(source) else {source}
-        self.model = set().union(*[self.files[k] for k, role in self.roles.items() if role == "model"])
+            self.files[key] |= told & self.all
+        keys = list(plan)
+        self.some = keys[:: max(1, len(keys) // TENSORS_EACH)]
+        self.stored = set().union(*self.files.values())
+        self.model = set().union(*[self.files[k] for k in keys if plan[k][0] == "model"])
 
     def names(self):
         """What a mount calls them below the checkpoint: {name: (files, may it be less?)}."""
