@@ -168,16 +168,16 @@ static void question_release(struct question *q)
     arena_free(q->arena);
 }
 
-/* 1: there is something to ask; 0: no. */
-static int question_begin(const struct request *r, const struct slot *slot,
-                          struct question *q, struct err *e)
+/* Of files of that store. 1: there is something to ask; 0: no. */
+static int question_begin(const struct request *r, const struct store *store,
+                          const struct slot *slot, struct question *q, struct err *e)
 {
     int rc;
 
     q->fs = r->fs;
     q->slot = slot;
     q->e = e;
-    if (!r->req || r->fs->store->remote)
+    if (!r->req || store->remote)
         return 0;
     rc = caller_of(fuse_req_ctx(r->req), &q->who, e);
     return rc < 0 ? rc : q->who.is_other;
@@ -468,7 +468,9 @@ int permit_open(const struct request *r, const struct slot *slot, struct err *e)
 {
     CLEANUP(question_release) struct question q = {0};
     enum inside kind = ino_kind(r->ino);
-    int rc = question_begin(r, slot, &q, e);
+    const struct store *store =
+        kind == INSIDE_OVERLAY ? overlay_store(r->fs->overlay) : r->fs->store;
+    int rc = question_begin(r, store, slot, &q, e);
 
     if (rc <= 0)
         return rc;
@@ -505,7 +507,9 @@ int permit_list(const struct request *r, const struct slot *slot, struct err *e)
     const char *metadata = slot->info.metadata_file;
     CLEANUP(question_release) struct question q = {0};
     const struct file f = {.path = metadata && metadata[0] ? metadata : slot->place};
-    int rc = ino_kind(r->ino) == INSIDE_META ? 0 : question_begin(r, slot, &q, e);
+    int rc = ino_kind(r->ino) == INSIDE_META
+                 ? 0
+                 : question_begin(r, r->fs->store, slot, &q, e);
 
     return rc <= 0 ? rc : judge_files(&q.who, r->fs->store, &f, 1, e);
 }
@@ -515,7 +519,7 @@ int permit_node(const struct request *r, const char *path, uint64_t dev, uint64_
 {
     CLEANUP(question_release) struct question q = {0};
     const struct file f = {.path = path, .dev = dev, .inode = inode};
-    int rc = question_begin(r, NULL, &q, e);
+    int rc = question_begin(r, r->fs->store, NULL, &q, e);
 
     return rc <= 0 ? rc : judge_files(&q.who, r->fs->store, &f, 1, e);
 }
@@ -577,7 +581,7 @@ int permit_parts(const struct request *r, const struct node *dir, struct shown *
                  struct permit_parts *out, struct err *e)
 {
     CLEANUP(question_release) struct question q = {0};
-    int rc = shown->slot ? question_begin(r, shown->slot, &q, e) : 0;
+    int rc = shown->slot ? question_begin(r, r->fs->store, shown->slot, &q, e) : 0;
 
     *out = (struct permit_parts){.asked = rc == 1};
     for (size_t i = 0; rc == 1 && i < shown_places(shown); i++) {

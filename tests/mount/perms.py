@@ -17,12 +17,15 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import zipfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "remote"))
 import mountlib  # noqa: E402
+from fault_server import Server  # noqa: E402
 from mountlib import PATIENCE, Mount, Skip, UNSHARD, main, make_tensors, read_all, same, safetensors_image, wait_for, write_checkpoint, write_file  # noqa: E402
 
 DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data")
@@ -38,7 +41,17 @@ USERS = {
     "guest": (61206, 61206, ()),  # whom only ACLs let in
 }
 TENSORS_EACH = 12  # of a checkpoint: it is the files that matter
-HAS_ACL = bool(shutil.which("setfacl"))
+
+
+def has_acl():
+    """Here and now: not every file system has them."""
+    if not shutil.which("setfacl"):
+        return False
+    with tempfile.NamedTemporaryFile() as f:
+        return subprocess.run(["setfacl", "-m", "u:1:r", f.name], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+HAS_ACL = has_acl()
 
 
 def as_user(name, what, *args):
@@ -567,16 +580,17 @@ def test_a_file_that_is_swapped(t):
         print(f"# its own file was given {given} times of 600")
 
 
-def test_files_laid_over(t):
-    needs_root()
-    os.makedirs(t + "/hf")
+def laid_over(t, source):
+    """Which files of hf= a stranger can read, as their rights change."""
     for name, mode in ("config.json", 0o644), ("tokenizer.json", 0o600):
         write_file(f"{t}/hf/{name}", b"{}\n")
         os.chmod(f"{t}/hf/{name}", mode)
-    write_checkpoint(t + "/src/step", make_tensors(1), config=False)
+    os.chmod(t + "/hf", 0o755)
+
     def given(m):
         return {os.path.basename(p) for p in as_user("stranger", opened, [m / "step/config.json", m / "step/tokenizer.json"])}
-    with Mount(t + "/src", t + "/mnt", f"allow_other,hf={t}/hf") as m:
+
+    with Mount(source, t + "/mnt", f"allow_other,hf={t}/hf") as m:
         same("by modes", given(m), {"config.json"})
         if HAS_ACL:
             acl(f"u:{USERS['stranger'][0]}:---", t + "/hf/config.json")
@@ -586,6 +600,16 @@ def test_files_laid_over(t):
             same("again", given(m), {"config.json"})
         os.chmod(t + "/hf", 0o700)
         same("a closed directory", given(m), set())
+
+
+def test_files_laid_over(t):
+    """Also over what comes from a server: they are files of this machine."""
+    needs_root()
+    os.makedirs(t + "/hf")
+    write_checkpoint(t + "/src/step", make_tensors(1), config=False)
+    laid_over(t, t + "/src")
+    with Server(t + "/src") as s:
+        laid_over(t, s.url)
 
 
 def answer(path):
