@@ -60,6 +60,7 @@ struct known {
     struct caller who;
     int64_t until_ns; /* 0: free */
     struct bits may;
+    bool metadata; /* so may the metadata file, or it is none of its own */
 };
 
 struct permits {
@@ -158,6 +159,7 @@ struct question {
     struct arena *arena; /* of the paths of a batch */
     struct file batch[BATCH];
     size_t count;
+    bool metadata; /* that was judged too */
     struct err *e;
 };
 
@@ -196,6 +198,19 @@ static bool is_known(const struct question *q, uint32_t number)
     return may;
 }
 
+static bool is_metadata_known(const struct question *q)
+{
+    struct permits *p = q->fs->permits;
+    const struct known *k;
+    bool may;
+
+    pthread_mutex_lock(&p->lock);
+    k = find_known(p, q->slot->info.id, &q->who);
+    may = k && k->metadata;
+    pthread_mutex_unlock(&p->lock);
+    return may;
+}
+
 /* For want of memory it is asked again. */
 static void note_batch(const struct question *q)
 {
@@ -206,6 +221,8 @@ static void note_batch(const struct question *q)
     k = find_known(p, q->slot->info.id, &q->who);
     if (!k)
         k = add_known(p, q->slot->info.id, &q->who);
+    if (k)
+        k->metadata |= q->metadata;
     for (size_t i = 0; k && i < q->count; i++)
         if (bits_add(&k->may, q->batch[i].number) < 0)
             break;
@@ -244,28 +261,50 @@ static int judge_files(const struct caller *who, struct store *store,
     return rc;
 }
 
-/* Is the metadata file one of those that the shard stands with, in its directory or above? */
+/* Does the metadata file stand with a shard, in its directory or above? */
 static bool is_told_by(const char *metadata, const char *path)
 {
     const char *slash = strrchr(metadata, '/');
     size_t len = slash ? (size_t)(slash - metadata) + 1 : 0;
 
-    return strncmp(path, metadata, len) == 0 && strcmp(path, metadata) != 0;
+    return strncmp(path, metadata, len) == 0;
 }
 
-/* What the pieces of a tensor are is told by the metadata file: where that is a file. */
+static bool tells_any(const char *metadata, const struct question *q)
+{
+    bool any = false;
+
+    for (size_t i = 0; !any && i < q->count; i++)
+        any = is_told_by(metadata, q->batch[i].path);
+    return any;
+}
+
+static int is_stored(void *user, const struct catalog_file *f)
+{
+    return f->storage && strcmp(f->path, user) == 0;
+}
+
+/*
+ * What the pieces of a tensor are is told by the metadata file: where there is one, and not
+ * the first shard in its place.
+ */
 static int judge_metadata(struct question *q)
 {
-    const struct file f = {.path = q->slot->info.metadata_file};
+    const char *path = q->slot->info.metadata_file;
+    const struct file f = {.path = path};
     struct store *store = q->fs->store;
     struct err ignored = {0};
     struct entry_stat st;
-    size_t i = 0;
+    int rc;
 
-    while (f.path && f.path[0] && i < q->count && !is_told_by(f.path, q->batch[i].path))
-        i++;
-    if (!f.path || !f.path[0] || i == q->count ||
-        store->ops->stat(store, f.path, &st, &ignored) < 0 || st.kind != ENTRY_FILE)
+    if (!path || !path[0] || is_metadata_known(q) || !tells_any(path, q))
+        return 0;
+    q->metadata = true;
+    rc = catalog_files(q->fs->catalog, q->slot->info.id, is_stored,
+                       (void *)(uintptr_t)path, q->e);
+    if (rc != 0)
+        return MIN(rc, 0);
+    if (store->ops->stat(store, path, &st, &ignored) < 0 || st.kind != ENTRY_FILE)
         return 0;
     return judge_files(&q->who, store, &f, 1, q->e);
 }
