@@ -384,7 +384,7 @@ static int look_when(struct filter *f, struct err *e)
 int map_filter_new(const struct map *m, const char *config, size_t config_len,
                    struct sink_filter **out, struct err *e)
 {
-    static const struct json_limits limits = {.bytes = 16 << 20, .depth = 64};
+    static const struct json_limits limits = {.bytes = 16 << 20, .python = true};
     struct filter *f = calloc(1, sizeof *f);
     int ret = 0;
 

@@ -60,7 +60,7 @@ static int read_metadata(struct listing *l, struct metadata *out, struct err *e)
 
     *out = (struct metadata){0};
     if (listing_read(l, METADATA, MAX_METADATA, &text, &len, e) < 0 ||
-        json_parse(text, len, NULL, &doc, e) < 0)
+        json_parse(text, len, &json_python, &doc, e) < 0)
         return err_wrap(e, "%s", METADATA);
     take_text(json_get(doc, "sharded_backend"), out->name, sizeof out->name);
     if (!out->name[0])

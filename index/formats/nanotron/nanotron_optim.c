@@ -157,7 +157,8 @@ static int index_offsets(struct optim *o, struct err *e)
 static int read_config(struct optim *o, struct err *e)
 {
     static const struct json_limits limits = {.bytes = MAX_CONFIG,
-                                              .values = MAX_VALUES};
+                                              .values = MAX_VALUES,
+                                              .python = true};
     struct listing *l = listing_sub(o->n->c->listing, DIR);
     CLEANUP_FREE char *text = NULL;
     struct err why = {0};
