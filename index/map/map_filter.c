@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/keyset.h"
 #include "index/key_text.h"
+#include "index/map/map_check.h"
 #include "index/map/scope.h"
 
 enum {
@@ -344,11 +345,25 @@ static int tell_unused(struct filter *f, struct sink *s, struct err *e)
         f->left > 2 ? ", " : "", f->left > 2 ? f->left_name[2] : "");
 }
 
+/* What the scan has told of the checkpoint as a whole. */
+static int take_source(struct filter *f, const struct sink *s, struct err *e)
+{
+    const struct sink_checkpoint *told = sink_told(s);
+
+    if (!told || !told->topology)
+        return 0;
+    return json_parse(told->topology, strlen(told->topology), NULL, &f->source, e);
+}
+
 static int finish(struct sink_filter *base, struct sink *s, struct err *e)
 {
     struct filter *f = container_of(base, struct filter, base);
-    int ret = settle_weights(f, e);
+    int ret = take_source(f, s, e);
 
+    if (ret == 0)
+        ret = map_check_model(f, e);
+    if (ret == 0)
+        ret = settle_weights(f, e);
     if (ret == 0)
         ret = finish_rules(f, s, e);
     if (ret == 0)
@@ -416,6 +431,7 @@ void map_filter_free(struct sink_filter *base)
     if (!f)
         return;
     json_free(f->config);
+    json_free(f->source);
     arena_free(f->arena);
     free(f->taken);
     free(f->used);

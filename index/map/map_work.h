@@ -18,6 +18,7 @@ struct filter {
     struct sink_filter base;
     const struct map *map;
     struct json *config; /* or NULL */
+    struct json *source; /* the checkpoint's topology, when the scan is done; or NULL */
     struct arena *arena;
     struct taken *taken;
     size_t ntaken, cap;

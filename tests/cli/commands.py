@@ -679,7 +679,7 @@ def test_maps_have_their_way_back(t):
     cli = Cli(t)
     cases = (
         ("megatron/bridge_moe_ep2", "megatron-to-hf", "hf-to-megatron",
-         {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "vocab_size": 46, "num_experts": 4}),
+         {"model_type": "qwen3_moe", "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "vocab_size": 46, "num_experts": 4}),
         ("olmo_core/step100", "olmo-to-hf", "hf-to-olmo", {}),
     )
     for source, there, back, config in cases:
