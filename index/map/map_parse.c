@@ -857,3 +857,11 @@ bool map_wants_config(const struct map *m)
 {
     return m->wants_config;
 }
+
+bool map_has_cast(const struct map *m)
+{
+    for (size_t i = 0; i < m->nrule; i++)
+        if (m->rule[i].cast)
+            return true;
+    return m->cast != DTYPE_NONE;
+}

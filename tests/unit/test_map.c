@@ -737,9 +737,8 @@ static void check_shipped(const char *name, const char *config, const char *from
 /* Halves of fc1 that are tensors of their own, and experts of merged rank files. */
 static void test_megatron_names(void **state UNUSED)
 {
-    static const char config[] =
-        "{'model_type': 'deepseek_v3', 'num_attention_heads': 2, 'vocab_size': 3,"
-        " 'num_hidden_layers': 9, 'mlp_bias': true}";
+    static const char config[] = "{'num_attention_heads': 2, 'vocab_size': 3,"
+                                 " 'num_hidden_layers': 9}";
     static const struct {
         const char *from, *to;
     } t[] = {
@@ -937,6 +936,49 @@ static void test_models(void **state UNUSED)
         c.map = map;
         check_case(&c);
     }
+}
+
+/* ---- codes of quantised weights are not cast ---- */
+
+#define CAST "{'unshard_map': 1, 'cast': 'BF16', 'rules': []}"
+#define QUANTISED "dtype=: the model is quantised ("
+
+static void test_quantised(void **state UNUSED)
+{
+    static const struct run_case t[] = {
+        {"GPTQ, AWQ", CAST, NULL, "a.qweight[2,2]:I32 a.scales[2]", NULL,
+         QUANTISED "a.qweight)"},
+        {"block-scaled FP8", CAST, NULL, "a.weight[2]:F8_E4M3 a.weight_scale_inv[1]",
+         NULL, QUANTISED "a.weight_scale_inv)"},
+        {"FP8, and scales of another name", CAST, NULL,
+         "a.weight[2]:F8_E4M3 a.scale[1]", NULL, QUANTISED},
+        {"the scales first", CAST, NULL, "a.w_scale[1] a.weight[2]:F8_E4M3", NULL,
+         QUANTISED},
+        {"below the weight", CAST, NULL, "a.weight.d[2,2]:I8 a.weight.scales[1]", NULL,
+         QUANTISED},
+        {"MXFP4", CAST, NULL, "a.down_proj_blocks[2]:U8 a.down_proj_scales[2]:U8", NULL,
+         QUANTISED},
+        {"bitsandbytes", CAST, NULL, "a.weight.quant_state.bitsandbytes__nf4[4]:U8",
+         NULL, QUANTISED},
+        {"LLM.int8", CAST, NULL, "a.weight[2,2]:I8", NULL, QUANTISED},
+        {"a type of codes", CAST, NULL, "a.x[4]:F4", NULL, QUANTISED},
+        {"by a rule", RULES("{'from': 'a.w', 'to': 'b', 'cast': 'F32'}"), NULL,
+         "a.w[2]:F8_E4M3 a.w_scale[1]", NULL, QUANTISED},
+        {"FP8 without scales", CAST, NULL, "a.weight[2]:F8_E4M3 b.scale[1]:BF16",
+         "a.weightBF16 <F8_E4M3 [2] = 0-1\nb.scaleBF16 [1] = 1", NULL},
+        {"counters and tables", CAST, NULL,
+         "a.num_batches_tracked[]:I64 a.weight[1]:BF16 a.logit_scale[]:BF16",
+         "a.logit_scaleBF16 [] = 5\na.num_batches_trackedI64 [] = 0\n"
+         "a.weightBF16 [1] = 4",
+         NULL},
+        {"not the model's", CAST, NULL, "optimizer.a.qweight[2]:I32 a[1]:BF16",
+         "aBF16 [1] = 4\noptimizer.a.qweightI32 [2] = 0-1", NULL},
+        {"nothing is cast", RULES("{'from': 'a.qweight', 'to': 'b'}"), NULL,
+         "a.qweight[2]:I32", "bI32 [2] = 0-1", NULL},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++)
+        check_case(&t[i]);
 }
 
 /* ---- variables ---- */
@@ -1228,6 +1270,7 @@ int main(void)
         cmocka_unit_test(test_wants_config),
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_models),
+        cmocka_unit_test(test_quantised),
         cmocka_unit_test(test_variables),
         cmocka_unit_test(test_wrapper),
         cmocka_unit_test(test_holders),
