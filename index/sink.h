@@ -24,6 +24,8 @@ struct sink_checkpoint {
     /* The file that decides about owner, group and freshness; relative to the store. */
     const char *metadata_file;
     bool adapter; /* the model view is called adapter_model.safetensors */
+    /* Settings of the model, a JSON object, for maps (source.NAME); it is not stored. */
+    const char *settings;
     /* __metadata__ of the model view, a JSON object of texts; NULL: {"format": "pt"}. */
     const char *header;
 };

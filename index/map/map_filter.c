@@ -352,9 +352,9 @@ static int take_source(struct filter *f, const struct sink *s, struct err *e)
 {
     const struct sink_checkpoint *told = sink_told(s);
 
-    if (!told || !told->topology)
+    if (!told->settings)
         return 0;
-    return json_parse(told->topology, strlen(told->topology), NULL, &f->source, e);
+    return json_parse(told->settings, strlen(told->settings), NULL, &f->source, e);
 }
 
 /* Codes are no numbers: cast without their scales they would be wrong weights. */

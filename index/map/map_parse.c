@@ -512,7 +512,7 @@ static int take_texts(struct parser *p, const struct json *v, struct map_text *o
     return ret < 0 ? err_wrap(p->e, "%.100s", out->name) : 0;
 }
 
-/* An object of them. `source`: the checkpoint's topology may be asked, too. */
+/* An object of them. `source`: the checkpoint's own settings may be asked, too. */
 static int take_all_texts(struct parser *p, const struct json *v, bool source,
                           const struct map_text **out, size_t *n)
 {

@@ -19,7 +19,8 @@ struct filter {
     struct sink_filter base;
     const struct map *map;
     struct json *config; /* or NULL */
-    struct json *source; /* the checkpoint's topology, when the scan is done; or NULL */
+    struct json
+        *source; /* settings that the checkpoint has, when the scan is done; or NULL */
     struct arena *arena;
     struct taken *taken;
     size_t ntaken, cap;

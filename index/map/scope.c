@@ -55,7 +55,7 @@ static bool is_of_source(const char *name, size_t len)
 }
 
 /*
- * "config.a.b" in config.json, "source.a.b" in the topology; NULL: there is no such
+ * "config.a.b" in config.json, "source.a" in the settings; NULL: there is no such
  * member. The name is not too long.
  */
 static const struct json *member(const struct scope *s, const char *name, size_t len)

@@ -7,12 +7,12 @@
 
 /*
  * "dim": elements of the axis that is worked on; "config.a.b": a number of config.json
- * (true is 1); "source.a.b": one of the topology that `info --json` tells; else a captured number or a variable of the map.
+ * (true is 1); "source.a": one of the settings that the checkpoint has; else a captured number or a variable of the map.
  */
 struct scope {
     const struct map *map;
     const struct json *config; /* or NULL */
-    const struct json *source; /* the checkpoint's topology, or NULL: not known yet */
+    const struct json *source; /* settings of the checkpoint, or NULL: not known yet */
     const struct captures *captures;
     uint64_t dim;
     unsigned depth; /* of variables that name variables */

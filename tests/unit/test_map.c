@@ -381,7 +381,7 @@ static void look(struct run *r)
 static void run(struct run *r, const char *map, const char *config, const char *tensors)
 {
     static const struct sink_checkpoint about = {
-        .format = "test", .topology = "{\"m\": {\"n\": 1, \"t\": \"u\"}}"};
+        .format = "test", .settings = "{\"m\": {\"n\": 1, \"t\": \"u\"}}"};
     struct catalog_place place = {.path = "run", .store = &r->store.store};
     CLEANUP(map_freep) struct map *m = NULL;
     CLEANUP(map_filter_freep) struct sink_filter *f = NULL;

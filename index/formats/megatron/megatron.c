@@ -233,6 +233,7 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
     if (write_topology(s, &topology, e) < 0)
         return -e->code;
     about.topology = topology.data;
+    about.settings = megatron_settings(&s->facts);
     if (store_join(s->c->dir, s->fsdp ? ".metadata" : METADATA, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", s->c->dir,
                        METADATA);

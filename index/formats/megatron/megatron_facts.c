@@ -98,10 +98,10 @@ static uint64_t *fact_of(struct megatron_facts *f, const struct setting *s)
 }
 
 /* Longer than any real one, or empty: then it is not told. */
-static void keep_model(struct megatron_facts *f, struct buf *model)
+static void keep_model(const struct buf *model, char *dst, size_t size)
 {
     if (!buf_failed(model) && strcmp(model->data, "{}") != 0)
-        snprintf(f->model, sizeof f->model, "%s", model->data);
+        snprintf(dst, size, "%s", model->data);
 }
 
 /* argparse.Namespace, which is an opaque object there. */
@@ -113,7 +113,7 @@ static void learn_args(struct megatron_facts *f, const struct json *args)
 
     f->has_args = true;
     megatron_model_terms(state, &model);
-    keep_model(f, &model);
+    keep_model(&model, f->model, sizeof f->model);
     for (size_t i = 0; i < ARRAY_SIZE(settings); i++)
         if (json_u64(json_get(state, settings[i].name), &v))
             learn(fact_of(f, &settings[i]), v);
@@ -169,7 +169,7 @@ static void learn_line(struct megatron_facts *f, const char *line, size_t len,
 void megatron_learn_config(struct megatron_facts *f, const char *text, size_t len)
 {
     static const char section[] = "model:";
-    CLEANUP(buf_release) struct buf model = {.max = sizeof f->model - 1};
+    CLEANUP(buf_release) struct buf model = {.max = sizeof f->settings - 1};
     bool inside = false;
 
     f->has_config = true;
@@ -186,7 +186,7 @@ void megatron_learn_config(struct megatron_facts *f, const char *text, size_t le
             learn_line(f, line, n, &model);
     }
     buf_addc(&model, '}');
-    keep_model(f, &model);
+    keep_model(&model, f->settings, sizeof f->settings);
 }
 
 /* ---- the topology ---- */
@@ -228,6 +228,11 @@ void megatron_topology(const struct megatron_facts *f, struct buf *out)
     }
     if (f->model[0])
         buf_addf(out, ", \"model\": %s", f->model);
+}
+
+const char *megatron_settings(const struct megatron_facts *f)
+{
+    return f->settings[0] ? f->settings : f->model[0] ? f->model : NULL;
 }
 
 /* ---- roles ---- */
