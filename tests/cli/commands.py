@@ -218,7 +218,17 @@ def test_verify_missing_and_short_shards(t):
     write_checkpoint(t + "/hf", tensors)
     os.remove(t + "/hf/model-00002-of-00002.safetensors")
     out = cli.run("verify", t + "/hf", status=NO).stdout
-    assert out.count("model-00002-of-00002.safetensors is missing") >= 3 and "damaged" in out.splitlines()[-1], out
+    lost = list(tensors)[1::2]
+    lines = out.splitlines()
+    first = ", ".join(sorted(lost)[:3])
+    same("one line for one cause", lines[0], f"damaged  {len(lost)} tensors: model-00002-of-00002.safetensors is missing ({first}{', ...' if len(lost) > 3 else ''})")
+    same("the file", lines[1], "lost     missing-file: model-00002-of-00002.safetensors is missing")
+    same("lines", len(lines), 3)
+    assert lines[-1].endswith(f"{len(lost)} damaged, 1 lost"), out
+    same("each with -v", cli.run("verify", "-v", t + "/hf", status=NO).stdout.count("damaged  "), len(lost))
+    told = cli.run("info", t + "/hf").stdout
+    same("info", told.count("\ndamaged  "), 1)
+    same("each with -v", cli.run("info", "-v", t + "/hf").stdout.count("\ndamaged  "), len(lost))
     shutil.copytree(DCP, t + "/dcp")
     os.chmod(t + "/dcp/__1_0.distcp", 0o644)
     os.truncate(t + "/dcp/__1_0.distcp", 1000)
