@@ -518,6 +518,8 @@ static int report_as(struct dcp_scan *s, const struct dcp_ref *ref, size_t nrefs
         .shape = &w.shape,
         .role = key ? ROLE_OTHER : role_of_key(s, own, len),
     };
+    if (!key && s->how->on_tensor)
+        s->how->on_tensor(s->how->user, own, len, &w.shape);
     if (!key && w.sink.wrapper == 0 && is_beside(s, own, len))
         w.sink.role = ROLE_OTHER;
     return report(&w, nrefs, e);
