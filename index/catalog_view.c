@@ -49,7 +49,9 @@ static int read_view(struct query *q, struct arena *a, struct view_info *out,
         .id = (int64_t)row[VIEW_ID].num,
         .kind = (enum view_kind)row[VIEW_KIND].num,
         .name = arena_memdup(a, row[VIEW_NAME].data, row[VIEW_NAME].len),
-        .size = row[VIEW_COUNT].num ? row[VIEW_SIZE].num : 0,
+        .size = row[VIEW_COUNT].num || row[VIEW_WHOLE_FILE].kind == CELL_INT
+                    ? row[VIEW_SIZE].num
+                    : 0,
         .header = row[VIEW_HEADER].num,
         .whole_file = -1,
         .ino = row[VIEW_INO].num,
@@ -298,6 +300,25 @@ int view_whole_file(struct conn *n, int64_t checkpoint, enum role role,
         }
     }
     return rc;
+}
+
+int view_file_attributes(struct conn *n, int64_t checkpoint, uint32_t number,
+                         struct view_info *out, struct err *e)
+{
+    static const char sql[] = "SELECT mode, mtime_ns FROM file WHERE id = ?1";
+    CLEANUP(query_end) struct query q = {0};
+    struct cell cell[2];
+    int rc = conn_find(n, sql, (const int64_t[]){row_id(checkpoint, number)}, 1, &q, e);
+
+    if (rc == 1)
+        rc = query_row(&q, cell, 2, e);
+    else if (rc == 0)
+        rc = conn_damaged(n, e, "a file of a view is missing");
+    if (rc < 0)
+        return rc;
+    out->mode &= (mode_t)cell[0].num & 0444;
+    out->mtime_ns = (int64_t)cell[1].num;
+    return 0;
 }
 
 int view_warning(struct conn *n, int64_t checkpoint, const char *code, const char *text,

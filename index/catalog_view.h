@@ -58,6 +58,10 @@ int view_wrapper(struct conn *n, int64_t checkpoint, enum role role, uint64_t *o
 int view_whole_file(struct conn *n, int64_t checkpoint, enum role role,
                     uint64_t tensors, uint32_t *number, uint64_t *size, struct err *e);
 
+/* Mode and time of a view that is a file without tensors. */
+int view_file_attributes(struct conn *n, int64_t checkpoint, uint32_t number,
+                         struct view_info *out, struct err *e);
+
 /* Adds a warning that is not there yet. */
 int view_warning(struct conn *n, int64_t checkpoint, const char *code, const char *text,
                  struct err *e);

@@ -391,8 +391,8 @@ static int build_rows(struct build *b, enum view_prefix prefix, enum role role,
                       struct err *e)
 {
     bool renamed = b->drop.by_wrapper || b->drop.bytes > 0;
-    uint32_t number;
-    uint64_t size;
+    uint32_t number = 0;
+    uint64_t size = 0;
     int rc = 0;
 
     if (!renamed)
@@ -400,9 +400,11 @@ static int build_rows(struct build *b, enum view_prefix prefix, enum role role,
                              &size, e);
     if (rc == 1)
         b->v.whole_file = number;
-    b->write = rc == 0;
+    b->write = rc == 0 && b->cp->tensors > 0;
     if (rc >= 0)
         rc = walk_tensors(b, role, e);
+    if (rc == 0 && b->v.whole_file >= 0 && b->members == 0)
+        rc = view_file_attributes(b->conn, b->cp->id, number, &b->v, e);
     if (rc < 0)
         return rc;
     b->v.header = b->write ? b->text : 0;
@@ -416,6 +418,13 @@ static int build_rows(struct build *b, enum view_prefix prefix, enum role role,
                    : rc;
 }
 
+bool view_is_possible(const struct checkpoint_info *cp, enum view_kind kind)
+{
+    if (kind == VIEW_OPTIMIZER)
+        return cp->by_role[ROLE_OPTIMIZER] > 0;
+    return cp->by_role[ROLE_MODEL] > 0 || (cp->tensors == 0 && !cp->error);
+}
+
 int view_build(struct conn *n, const struct checkpoint_info *cp, enum view_kind kind,
                enum view_prefix prefix, struct err *e)
 {
@@ -423,7 +432,7 @@ int view_build(struct conn *n, const struct checkpoint_info *cp, enum view_kind 
     CLEANUP(build_release) struct build b = {.conn = n, .cp = cp};
     int rc;
 
-    if (cp->by_role[role] == 0)
+    if (!view_is_possible(cp, kind))
         return 0;
     b.v = (struct view_info){
         .kind = kind,
@@ -469,7 +478,6 @@ int view_get(struct catalog *c, int64_t checkpoint, enum view_kind kind,
              enum view_prefix prefix, struct arena *a, struct view_info *out,
              struct err *e)
 {
-    enum role role = kind == VIEW_MODEL ? ROLE_MODEL : ROLE_OPTIMIZER;
     CLEANUP(conn_putp) struct conn *n = NULL;
     struct checkpoint_info cp;
     int rc = conn_take(c, false, &n, e);
@@ -480,7 +488,7 @@ int view_get(struct catalog *c, int64_t checkpoint, enum view_kind kind,
         rc = checkpoint_read(n, checkpoint, a, &cp, e);
     else if (rc < 0)
         return rc;
-    if (rc == 0 && cp.by_role[role] > 0) {
+    if (rc == 0 && view_is_possible(&cp, kind)) {
         rc = build_now(n, checkpoint, kind, prefix, a, out, e);
         conn_rollback(n);
     }
