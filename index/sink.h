@@ -94,6 +94,7 @@ struct sink_tensor {
      * with planner_data): dropped in model.safetensors by the prefix rule. 0: none.
      */
     size_t wrapper;
+    bool modules; /* parts that wrappers of modules left in the name are dropped too */
     enum dtype dtype;
     enum dtype stored; /* of the pieces where it differs (a cast); DTYPE_NONE: dtype */
     const struct shape *shape;
@@ -145,6 +146,7 @@ struct sink_taken {
     size_t key_len;
     const char *part; /* or NULL */
     size_t wrapper;
+    bool modules;
     enum dtype dtype;
     const struct shape *shape;
     enum role role;

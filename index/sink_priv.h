@@ -28,6 +28,7 @@ struct open_tensor {
     struct buf codec_key, attributes, fault;
     bool has_codec_key, has_attributes;
     size_t wrapper;
+    bool modules;
     enum dtype dtype, stored;
     int role;
     struct shape shape, units;

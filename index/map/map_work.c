@@ -106,6 +106,7 @@ int work_put(const struct work *w, const char *name, struct err *e)
     t.key = !name ? w->like->key : key.data ? key.data : "";
     t.key_len = name ? key.len : w->like->key_len;
     t.wrapper = name ? 0 : w->like->wrapper;
+    t.modules = !name && w->like->modules;
     if (name && map_check_shape(w->f, t.key, t.key_len, t.shape, e) < 0)
         return -e->code;
     return put_chunks(w, &t, e);

@@ -514,6 +514,7 @@ static int report_as(struct dcp_scan *s, const struct dcp_ref *ref, size_t nrefs
         .key_len = key ? key->len : len,
         .part = s->how->part,
         .wrapper = key || s->how->no_wrapper ? 0 : entry->wrapper,
+        .modules = !key && !s->how->no_wrapper,
         .dtype = w.tensor->dtype,
         .shape = &w.shape,
         .role = key ? ROLE_OTHER : role_of_key(s, own, len),

@@ -338,6 +338,7 @@ static int add_once(struct report *r, const struct torch_item *item, struct err 
         .part = r->how->part,
         .role = role_of_item(r, item),
         .wrapper = whole_wrapper(r, item),
+        .modules = r->how->wrappers,
     };
 
     return item->tensor ? torch_file_tensor(r->sink, r->f, item->tensor, &t, e)
