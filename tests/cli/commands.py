@@ -711,6 +711,31 @@ def test_maps_have_their_way_back(t):
     assert "decoder.layers.0.pre_mlp_layernorm.weight" in keys, keys  # as megatron.core calls it in front of experts
 
 
+def header(path):
+    data = read_all(path)
+    return sorted(k for k in json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]]) if k != "__metadata__")
+
+
+def test_names_are_the_modules_own(t):
+    """Without the saver's wrapper and what wrappers of modules left inside; what is beside the wrapper is not the model."""
+    cli = Cli(t)
+    data = os.path.join(DATA, "wrapped_names")
+    own = ["a.module", "layers.0.b", "layers.0.w", "norm"]
+    for name in ("beside.pt", "dcp"):
+        cli.run("convert", f"{data}/{name}", f"{t}/{name}", "--to", "hf", "--drop", "optimizer,other,objects")
+        same(name, header(f"{t}/{name}/model.safetensors"), own)
+        roles = {x["key"]: x["role"] for x in cli.json("ls", f"{data}/{name}")["tensors"]}
+        same("roles", {k: r for k, r in roles.items() if not k.startswith(("model.", "optim"))},
+             {k: "other" for k in roles if not k.startswith(("model.", "optim"))})
+        assert "step" in roles and any(k.startswith("ema.") for k in roles), roles
+        assert not cli.json("info", f"{data}/{name}")["warnings"]
+    done = cli.run("diff", f"{data}/beside.pt", t + "/dcp", "--drop", "optimizer,other,objects").stdout
+    assert "only in" not in done, done
+    cli.run("convert", data + "/collide.pt", t + "/kept", "--to", "hf")
+    same("names that would collide", header(t + "/kept/model.safetensors"), ["model.module.x", "model.module.y", "model.x"])
+    same("the warning", [w["code"] for w in cli.json("info", data + "/collide.pt")["warnings"]], ["prefix-kept"])
+
+
 def test_weights_chooses_between_deepspeeds_copies(t):
     cli = Cli(t)
     fixture = os.path.join(DATA, "deepspeed", "z2_bf16_aligned_rr_w2")
