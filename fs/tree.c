@@ -140,8 +140,7 @@ static int add_own(struct builder *b)
         rc = add_inside(
             b, info->adapter ? "adapter_model.safetensors" : "model.safetensors",
             INSIDE_MODEL);
-    if (rc == 0 && (views & SHOW_OPTIMIZER) &&
-        has_view(b, VIEW_OPTIMIZER))
+    if (rc == 0 && (views & SHOW_OPTIMIZER) && has_view(b, VIEW_OPTIMIZER))
         rc = add_inside(b, "optimizer", INSIDE_OPTIMIZER);
     if (rc == 0 && (views & SHOW_TENSORS))
         rc = add_inside(b, "tensors", INSIDE_TENSORS);
