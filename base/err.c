@@ -27,8 +27,17 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     format(e->text, sizeof e->text, fmt, args);
     va_end(args);
     e->code = code;
+    e->cause_len = (unsigned)strlen(e->text);
     e->hint[0] = '\0';
     return -code;
+}
+
+const char *err_cause(const struct err *e)
+{
+    size_t len = strlen(e->text);
+
+    return e->cause_len > 0 && e->cause_len < len ? e->text + len - e->cause_len
+                                                  : e->text;
 }
 
 int err_wrap(struct err *e, const char *fmt, ...)

@@ -12,12 +12,17 @@
  */
 struct err {
     int code; /* positive errno, 0: no error */
+    unsigned
+        cause_len; /* the end of the text that err_set() gave: without the places */
     char text[1024];
     char hint[256];
 };
 
 /* Sets code and message (replacing what was there). Returns -code. */
 int err_set(struct err *e, int code, const char *fmt, ...) PRINTF(3, 4);
+
+/* What err_set() was given, without the places that were put before it. */
+const char *err_cause(const struct err *e);
 
 /* Puts "place: " in front of the message, once. Returns -e->code. */
 int err_wrap(struct err *e, const char *fmt, ...) PRINTF(2, 3);

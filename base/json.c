@@ -18,6 +18,8 @@ enum {
     MARK_FLAG = 1 << 16, /* ours in cJSON's type, which uses the lowest ten bits */
 };
 
+const struct json_limits json_python = {.python = true};
+
 /* Whole numbers up to here are exact as doubles. */
 static const double integer_end = 9007199254740992.0;
 
@@ -51,7 +53,16 @@ static int lexer_init(struct json_lexer *l, const char *text, size_t len,
     l->max_depth = MIN(depth, (unsigned)JSON_MAX_DEPTH);
     l->max_values = values;
     l->nul_in_values = limits && limits->nul_ok;
+    l->python = limits && limits->python;
     return 0;
+}
+
+static void mark_scalar(cJSON *node, enum json_mark mark)
+{
+    if (mark == MARK_NOT_FINITE)
+        node->valuedouble = (double)NAN;
+    else if (mark == MARK_SPECIAL)
+        node->type |= MARK_FLAG;
 }
 
 /*
@@ -66,8 +77,8 @@ static void mark_scalars(cJSON *root, const char *marks)
     while (node) {
         int type = node->type & 0xff;
 
-        if ((type == cJSON_Number || type == cJSON_String) && marks[n++])
-            node->type |= MARK_FLAG;
+        if (type == cJSON_Number || type == cJSON_String)
+            mark_scalar(node, (enum json_mark)marks[n++]);
         if (node->child) {
             parents[depth++] = node;
             node = node->child;
@@ -79,12 +90,34 @@ static void mark_scalars(cJSON *root, const char *marks)
     }
 }
 
+/* cJSON knows no NaN: it gets a 0 and blanks there, and the mark says what it was. */
+static char *without_words(const struct json_lexer *l, size_t start)
+{
+    char *copy = malloc(l->pos - start);
+    size_t at, n;
+
+    if (!copy)
+        return NULL;
+    memcpy(copy, l->text + start, l->pos - start);
+    for (size_t i = 0; i < l->words.len; i += sizeof at) {
+        memcpy(&at, l->words.data + i, sizeof at);
+        n = json_not_finite(l->text + at, l->len - at);
+        memset(copy + (at - start), ' ', n);
+        copy[at - start] = '0';
+    }
+    return copy;
+}
+
 /* The tree of text[start..l->pos), which the lexer has passed, or NULL: no memory. */
 static cJSON *build(const struct json_lexer *l, size_t start)
 {
-    cJSON *root =
-        cJSON_ParseWithLengthOpts(l->text + start, l->pos - start, NULL, false);
+    CLEANUP_FREE char *copy = l->words.len > 0 ? without_words(l, start) : NULL;
+    cJSON *root;
 
+    if (l->words.len > 0 && !copy)
+        return NULL;
+    root = cJSON_ParseWithLengthOpts(copy ? copy : l->text + start, l->pos - start,
+                                     NULL, false);
     if (root)
         mark_scalars(root, l->marks.data);
     return root;
@@ -134,6 +167,7 @@ static int give_member(struct json_lexer *l, struct buf *name, json_member_fn *f
     l->key = spare;
     l->values = 0;
     buf_clear(&l->marks);
+    buf_clear(&l->words);
     rc = json_lex_value(l, e);
     if (rc < 0)
         return rc;

@@ -25,12 +25,17 @@ struct json_limits {
     unsigned depth; /* 64; never more than 512 */
     size_t values;  /* 4,000,000 in one tree: 2 bytes of text can cost 80 of memory */
     bool nul_ok;    /* a value that holds NUL is no error; json_string() refuses it */
+    /* NaN, Infinity and -Infinity are numbers that json_double() gives no value of */
+    bool python;
 };
+
+/* What Python's json module writes and reads: config.json and all files like it. */
+extern const struct json_limits json_python;
 
 /*
  * Parses exactly one JSON value with nothing but blanks round it. Refused, with the byte
- * offset in the message: what RFC 8259 does not allow (leading zeros, NaN, comments,
- * trailing text, NUL), invalid UTF-8 (overlong, surrogates, lone surrogate escapes),
+ * offset in the message: what RFC 8259 does not allow (leading zeros, comments,
+ * trailing text, NUL, and NaN but for `python`), invalid UTF-8 (overlong, surrogates, lone surrogate escapes),
  * a member twice in one object (compared after decoding), a string that holds NUL
  * (which cJSON would cut), a number of more than 63 characters, and what passes a limit.
  * -EBADMSG, -ENOMEM.

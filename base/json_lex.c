@@ -14,6 +14,7 @@ void json_lexer_release(struct json_lexer *l)
     for (size_t i = 0; i < ARRAY_SIZE(l->levels); i++)
         keyset_release(&l->levels[i].keys);
     buf_release(&l->marks);
+    buf_release(&l->words);
     buf_release(&l->key);
 }
 
@@ -270,6 +271,30 @@ static int lex_word(struct json_lexer *l, const char *word, struct err *e)
     return 0;
 }
 
+size_t json_not_finite(const char *text, size_t len)
+{
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(words); i++)
+        if (len >= strlen(words[i]) && memcmp(text, words[i], strlen(words[i])) == 0)
+            return strlen(words[i]);
+    return 0;
+}
+
+/* 1: one of Python's words for a number that is not finite stood here; 0: none. */
+static int lex_not_finite(struct json_lexer *l, struct err *e)
+{
+    size_t n = l->python ? json_not_finite(l->text + l->pos, l->len - l->pos) : 0;
+
+    if (n == 0)
+        return 0;
+    if (buf_add(&l->words, &l->pos, sizeof l->pos) < 0 ||
+        buf_addc(&l->marks, MARK_NOT_FINITE) < 0)
+        return err_nomem(e);
+    l->pos += n;
+    return 1;
+}
+
 /* The key at pos, which must be new in its object, and the colon. */
 static int lex_key(struct json_lexer *l, struct err *e)
 {
@@ -341,6 +366,8 @@ int json_lex_next(struct json_lexer *l, struct err *e)
 /* The start of a value: all of a scalar, or the way into a container. */
 static int lex_begin(struct json_lexer *l, struct err *e)
 {
+    int rc;
+
     json_lex_blanks(l);
     if (++l->values > l->max_values)
         return fail(l, "too many values", e);
@@ -357,6 +384,9 @@ static int lex_begin(struct json_lexer *l, struct err *e)
     case 'n':
         return lex_word(l, "null", e);
     default:
+        rc = lex_not_finite(l, e);
+        if (rc != 0)
+            return MIN(rc, JSON_ENDED);
         if (peek(l) != '-' && (peek(l) < '0' || peek(l) > '9'))
             return fail(l, "no JSON value", e);
         return lex_number(l, e);

@@ -9,6 +9,9 @@
 
 struct err;
 
+/* MARK_SPECIAL: a number of only digits, or a string that holds NUL. */
+enum json_mark { MARK_NONE, MARK_SPECIAL, MARK_NOT_FINITE };
+
 enum {
     JSON_MAX_DEPTH = 512, /* half of what cJSON, which recurses, allows */
     JSON_MAX_NUMBER = 63, /* characters; cJSON would cut the rest off */
@@ -25,13 +28,15 @@ struct json_lexer {
     size_t max_values;
     bool nul_in_top_keys; /* the keys of the outermost object may hold NUL */
     bool nul_in_values;   /* strings that are values may */
+    bool python;          /* NaN, Infinity and -Infinity are numbers */
 
     size_t pos;
     size_t values; /* seen so far */
-    /* One byte a scalar, in order: a number of only digits, a string that holds NUL. */
+    /* One byte per scalar, in order: enum json_mark. */
     struct buf marks;
-    bool saw_nul;   /* the last string holds one */
-    struct buf key; /* the last key, decoded */
+    struct buf words; /* where NaN and its like begin: a size_t for each, in order */
+    bool saw_nul;     /* the last string holds one */
+    struct buf key;   /* the last key, decoded */
     unsigned depth;
     struct json_level {
         bool object;
@@ -61,6 +66,9 @@ int json_lex_next(struct json_lexer *l, struct err *e);
 int json_lex_value(struct json_lexer *l, struct err *e);
 
 void json_lex_blanks(struct json_lexer *l);
+
+/* The length of NaN, Infinity or -Infinity, if one stands here; else 0. */
+size_t json_not_finite(const char *text, size_t len);
 
 /* Nothing but blanks may be left. */
 int json_lex_end(struct json_lexer *l, struct err *e);

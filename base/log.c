@@ -3,10 +3,12 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/err.h"
 #include "base/utf8.h"
@@ -106,10 +108,77 @@ void log_msg(enum log_area area, enum log_level level, const char *fmt, ...)
     write_line(area, level, text);
 }
 
+/* ---- errors of one cause ---- */
+
+enum {
+    CAUSES = 16,       /* that are remembered */
+    SHOWN = 3,         /* of each */
+    QUIET_SECONDS = 60 /* then it is a new one */
+};
+
+static pthread_mutex_t causes_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct cause {
+    uint64_t hash, count;
+    time_t last;
+} causes[CAUSES]; /* guarded by causes_lock */
+
+/* FNV-1a; the same for texts that differ in offsets and sizes, not in names. */
+static uint64_t hash_cause(const char *text)
+{
+    uint64_t h = 14695981039346656037u;
+    char before = ' ';
+
+    for (; *text; before = *text++) {
+        if (before == ' ' || before == '+')
+            text += strspn(text, "0123456789");
+        h = (h ^ (unsigned char)*text) * 1099511628211u;
+        if (!*text)
+            break;
+    }
+    return h;
+}
+
+/* How often the cause was met, with this time. */
+static uint64_t count_cause(const char *text)
+{
+    uint64_t hash = hash_cause(text), count;
+    struct cause *c = &causes[0];
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    pthread_mutex_lock(&causes_lock);
+    for (size_t i = 0; i < CAUSES && c->hash != hash; i++)
+        if (causes[i].hash == hash || causes[i].last < c->last)
+            c = &causes[i];
+    if (c->hash != hash || now.tv_sec - c->last > QUIET_SECONDS)
+        *c = (struct cause){.hash = hash};
+    c->last = now.tv_sec;
+    count = ++c->count;
+    pthread_mutex_unlock(&causes_lock);
+    return count;
+}
+
+static bool is_power_of_ten(uint64_t n)
+{
+    while (n >= 10 && n % 10 == 0)
+        n /= 10;
+    return n == 1;
+}
+
 void log_err(enum log_area area, const struct err *e)
 {
-    char line[LINE_MAX_BYTES];
+    char line[LINE_MAX_BYTES], counted[LINE_MAX_BYTES + 64];
+    uint64_t n;
 
-    if (log_enabled(area, LOG_ERROR))
-        write_line(area, LOG_ERROR, err_line(e, line, sizeof line));
+    if (!log_enabled(area, LOG_ERROR))
+        return;
+    n = log_enabled(area, LOG_INFO) ? 1 : count_cause(err_cause(e));
+    err_line(e, line, sizeof line);
+    if (n <= SHOWN) {
+        write_line(area, LOG_ERROR, line);
+    } else if (is_power_of_ten(n)) {
+        snprintf(counted, sizeof counted,
+                 "%" PRIu64 " errors of one cause, the last: %s", n, line);
+        write_line(area, LOG_ERROR, counted);
+    }
 }

@@ -26,7 +26,11 @@ bool log_enabled(enum log_area area, enum log_level level);
 void log_msg(enum log_area area, enum log_level level, const char *fmt, ...)
     PRINTF(3, 4);
 
-/* The one place where an error is reported. */
+/*
+ * The one place where an error is reported. Of those that have one cause (a missing shard of
+ * a thousand tensors) the first three are lines of their own, and then the 10th, 100th, ...
+ * with the count; the level info gives each. A cause that was quiet for a minute is new.
+ */
 void log_err(enum log_area area, const struct err *e);
 
 #endif

@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/json.h"
 #include "cli/cli.h"
+#include "index/fault_groups.h"
 #include "index/names.h"
 #include "remote/store.h"
 
@@ -45,12 +46,61 @@ static int field_of(struct cli *c, const char *name, enum style style,
     return 0;
 }
 
+enum {
+    WARNING_KINDS = 64,
+    WARNINGS_SHOWN = 3, /* of each kind; all of them with -v */
+};
+
+struct warnings {
+    struct cli *c;
+    size_t n;
+    struct {
+        char code[40];
+        uint64_t count;
+    } kind[WARNING_KINDS];
+};
+
+/* How many of this kind there were before; what passes the table is shown. */
+static uint64_t count_warning(struct warnings *w, const char *code)
+{
+    size_t i = 0;
+
+    while (i < w->n && strcmp(w->kind[i].code, code) != 0)
+        i++;
+    if (i == WARNING_KINDS || strlen(code) >= sizeof w->kind[i].code)
+        return 0;
+    if (i == w->n)
+        strcpy(w->kind[w->n++].code, code);
+    return w->kind[i].count++;
+}
+
 static int print_warning(void *user, const char *code, const char *text)
 {
     CLEANUP(buf_release) struct buf b = {0};
+    struct warnings *w = user;
 
+    if (count_warning(w, code) >= WARNINGS_SHOWN && !w->c->opt.verbose)
+        return 0;
     buf_addf(&b, "%s: %s", code, text);
-    return field_of(user, "warning", STYLE_WARNING, &b);
+    return field_of(w->c, "warning", STYLE_WARNING, &b);
+}
+
+static int print_warnings(struct cli *c, struct reading *s,
+                          const struct checkpoint_info *i)
+{
+    struct warnings w = {.c = c};
+    int ret = catalog_warnings(s->catalog, i->id, print_warning, &w, &c->err);
+
+    for (size_t k = 0; ret == 0 && k < w.n && !c->opt.verbose; k++) {
+        CLEANUP(buf_release) struct buf b = {0};
+
+        if (w.kind[k].count <= WARNINGS_SHOWN)
+            continue;
+        buf_addf(&b, "%s: %" PRIu64 " more (-v gives all)", w.kind[k].code,
+                 w.kind[k].count - WARNINGS_SHOWN);
+        ret = field_of(c, "warning", STYLE_WARNING, &b);
+    }
+    return ret;
 }
 
 static int print_fault(void *user, const struct tensor_info *t)
@@ -64,6 +114,32 @@ static int print_fault(void *user, const struct tensor_info *t)
         buf_add(&b, t->key[i] ? &t->key[i] : zero, t->key[i] ? 1 : sizeof zero - 1);
     buf_addf(&b, ": %s", t->fault);
     return field_of(user, "damaged", STYLE_BAD, &b);
+}
+
+static int group_fault(void *user, const struct tensor_info *t)
+{
+    return t->fault ? fault_groups_add(user, t->key, t->key_len, t->fault) : 0;
+}
+
+/* A line for each cause; all tensors with -v. */
+static int print_faults(struct cli *c, struct reading *s,
+                        const struct checkpoint_info *i)
+{
+    CLEANUP(fault_groups_release) struct fault_groups groups = {0};
+    char line[2048];
+    int ret;
+
+    if (!i->faults)
+        return 0;
+    if (c->opt.verbose)
+        return catalog_tensors(s->catalog, i->id, 0, print_fault, c, &c->err);
+    ret = catalog_tensors(s->catalog, i->id, 0, group_fault, &groups, &c->err);
+    if (ret == -ENOMEM)
+        return err_nomem(&c->err);
+    for (size_t k = 0; ret == 0 && k < groups.n; k++)
+        field(c, "damaged", STYLE_BAD,
+              fault_group_line(&groups.at[k], line, sizeof line));
+    return ret;
 }
 
 /* Programs get a line each, people a list. */
@@ -339,10 +415,8 @@ static int print_info(struct cli *c, struct reading *s, const struct checkpoint_
     field(c, "format", STYLE_HEAD, i->format);
     ret = print_sides(c, s, i);
     if (ret == 0)
-        ret = catalog_warnings(s->catalog, i->id, print_warning, c, &c->err);
-    if (ret == 0 && i->faults)
-        ret = catalog_tensors(s->catalog, i->id, 0, print_fault, c, &c->err);
-    return ret;
+        ret = print_warnings(c, s, i);
+    return ret == 0 ? print_faults(c, s, i) : ret;
 }
 
 static int info_source(struct cli *c, struct reading *s)

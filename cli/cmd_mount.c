@@ -4,13 +4,55 @@
 #include <getopt.h>
 #include <string.h>
 
+#include "base/arena.h"
 #include "cli/cli.h"
 #include "cli/mount_helper.h"
 #include "cli/mount_options.h"
 #include "remote/store.h"
 
+enum { SCAN_MEMORY = 16 << 20 };
+
 /* mount(8), "Exit status". */
 enum { MOUNT_USAGE = 1, MOUNT_SYSTEM = 2, MOUNT_FAILED = 32 };
+
+static int try_scan(const struct mount_options *o, const struct mapping_choice *mapping,
+                    struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(SCAN_MEMORY);
+    const struct reading_options how = {.cache_dir = o->cache_dir,
+                                        .cache_optional = true,
+                                        .index_memory = o->memory_index,
+                                        .no_cache = o->no_cache,
+                                        .cache_size = o->cache_size,
+                                        .follow_symlinks = o->follow_symlinks,
+                                        .jobs = o->jobs,
+                                        .mapping = *mapping};
+    struct checkpoint_info info;
+    struct reading r;
+    int ret = a ? reading_open(o->source, &how, &r, e) : err_nomem(e);
+
+    if (ret == 0)
+        ret = reading_checkpoint(&r, a, &info, e);
+    if (a)
+        reading_close(&r);
+    return MIN(ret, 0);
+}
+
+/*
+ * A map or a cast that refuses the checkpoint: then there is nothing to mount. What cannot
+ * be read without it either is mounted, and told there. The scan is kept in the index.
+ */
+static int check_mapping(const struct mount_options *o, struct err *e)
+{
+    static const struct mapping_choice none = {0};
+    struct err refused = {0}, plain = {0};
+
+    if ((!o->mapping.map && !o->mapping.dtype) ||
+        try_scan(o, &o->mapping, &refused) == 0 || try_scan(o, &none, &plain) < 0)
+        return 0;
+    *e = refused;
+    return -e->code;
+}
 
 int mount_source(struct cli *c, const char *source, const char *mountpoint, char *text)
 {
@@ -28,6 +70,8 @@ int mount_source(struct cli *c, const char *source, const char *mountpoint, char
     if (o.has_refresh && !o.refresh && store_is_url(source))
         o.refresh =
             1; /* as often as a server is asked at most: 0 leaves it to the mount */
+    if (check_mapping(&o, &c->err) < 0)
+        return -c->err.code;
     ret = fs_mount(&o, &c->err);
     return ret == -ENOTSUP && store_is_url(source) ? cli_usage(c) : ret;
 }

@@ -9,6 +9,7 @@
 #include "cli/verify_archives.h"
 #include "cli/verify_bytes.h"
 #include "cli/verify_copy.h"
+#include "index/fault_groups.h"
 #include "index/formats/scan.h"
 #include "index/plan.h"
 #include "remote/source.h"
@@ -39,9 +40,11 @@ struct verify {
     struct archives *archives; /* of the checkpoint; NULL: not every byte is read */
     struct finding batch[BATCH];
     size_t n;
+    struct fault_groups faults, notes; /* of the checkpoint, not yet printed */
     uint64_t tensors, bytes, damaged, nonfinite;
+    uint64_t lost; /* files and parts that are missing, beside the tensors */
     uint64_t checksums, bad_checksums; /* of items */
-    uint64_t all_damaged, shown, checkpoints;
+    uint64_t all_damaged, all_lost, shown, checkpoints;
     char first_bad[1200]; /* a checksum of an item that does not hold */
 };
 
@@ -151,6 +154,45 @@ static void print_finding(struct verify *v, const char *place, const struct find
     progress_show(&v->progress);
 }
 
+/* A line for each cause, when all tensors have been looked at: the words of a finding. */
+static int group_finding(struct verify *v, const struct finding *f)
+{
+    const struct nonfinite *n = &f->found.nonfinite;
+    char text[80];
+    int ret = 0;
+
+    if (f->damage[0])
+        ret = fault_groups_add(&v->faults, f->key, f->key_len, f->damage);
+    else if (n->nan || n->inf) {
+        snprintf(text, sizeof text, "%" PRIu64 " NaN, %" PRIu64 " Inf", n->nan, n->inf);
+        ret = fault_groups_add(&v->notes, f->key, f->key_len, text);
+    }
+    return ret < 0 ? err_nomem(&v->c->err) : 0;
+}
+
+static void print_groups(struct verify *v, struct fault_groups *g, const char *word)
+{
+    char line[2048];
+
+    progress_hide(&v->progress);
+    for (size_t i = 0; i < g->n; i++) {
+        print_verdict(v, word);
+        fault_group_line(&g->at[i], line, sizeof line);
+        out_text(stdout, line, strlen(line), 0);
+        putchar('\n');
+    }
+    progress_show(&v->progress);
+    fault_groups_release(g);
+}
+
+static int tell_finding(struct verify *v, const char *place, const struct finding *f)
+{
+    if (!v->c->opt.json && !v->c->opt.verbose)
+        return group_finding(v, f);
+    print_finding(v, place, f);
+    return 0;
+}
+
 static int run_batch(struct verify *v, const char *place)
 {
     int ret = pool_each(v->source->pool, v->n, check_tensor, v, &v->c->err);
@@ -158,7 +200,8 @@ static int run_batch(struct verify *v, const char *place)
     for (size_t i = 0; i < v->n; i++) {
         struct finding *f = &v->batch[i];
 
-        print_finding(v, place, f);
+        if (ret == 0)
+            ret = tell_finding(v, place, f);
         v->tensors++;
         v->bytes += f->bytes;
         v->damaged += f->damage[0] != 0;
@@ -208,6 +251,8 @@ static int verify_tensors(struct verify *v, const char *place)
         if (run_batch(v, place) < 0)
             return -v->c->err.code;
     } while (ret == 1);
+    print_groups(v, &v->faults, "damaged");
+    print_groups(v, &v->notes, "note");
     return 0;
 }
 
@@ -279,13 +324,14 @@ static int tell_loss(void *user, const char *code, const char *text)
 {
     static const char *const losses[] = {"damaged-", "missing-", "lost-"};
     struct verify *v = user;
-    bool lost = false;
+    bool lost = false, broken;
 
     for (size_t i = 0; i < ARRAY_SIZE(losses); i++)
         lost |= strncmp(code, losses[i], strlen(losses[i])) == 0;
     if (!lost)
         return 0;
-    v->damaged++;
+    broken = strncmp(code, losses[0], strlen(losses[0])) == 0;
+    *(broken ? &v->damaged : &v->lost) += 1;
     if (v->c->opt.json) {
         printf("%s\n    {\"warning\": ", v->shown++ ? "," : "");
         out_json(stdout, code, strlen(code));
@@ -295,7 +341,7 @@ static int tell_loss(void *user, const char *code, const char *text)
         return 0;
     }
     progress_hide(&v->progress);
-    print_verdict(v, "damaged");
+    print_verdict(v, broken ? "damaged" : "lost");
     printf("%s: ", code);
     out_text(stdout, text, strlen(text), 0);
     putchar('\n');
@@ -329,10 +375,12 @@ static void print_total(struct verify *v, const char *place)
              strlen(*place ? place : v->source->name), 0);
     printf(": %" PRIu64 " tensors, %s, %s: ", v->tensors, out_size(v->bytes, size),
            v->c->opt.deep ? "every byte read" : "headers read");
-    screen_style(&v->c->screen, stdout, v->damaged ? STYLE_BAD : STYLE_GOOD);
+    screen_style(&v->c->screen, stdout, v->damaged || v->lost ? STYLE_BAD : STYLE_GOOD);
     if (v->damaged)
         printf("%" PRIu64 " damaged", v->damaged);
-    else
+    if (v->lost)
+        printf("%s%" PRIu64 " lost", v->damaged ? ", " : "", v->lost);
+    if (!v->damaged && !v->lost)
         fputs("whole", stdout);
     screen_style(&v->c->screen, stdout, STYLE_NONE);
     putchar('\n');
@@ -379,7 +427,8 @@ static int verify_one(void *user, const char *dir, const char *file,
     if (info.error)
         return print_unreadable(v, place, info.error);
     v->checkpoint = info.id;
-    v->tensors = v->bytes = v->damaged = v->checksums = v->bad_checksums = 0;
+    v->tensors = v->bytes = v->damaged = v->lost = 0;
+    v->checksums = v->bad_checksums = 0;
     v->first_bad[0] = '\0';
     progress_begin(&v->progress, v->c, "verify", *place ? place : NULL, info.bytes);
     if (v->c->opt.deep)
@@ -400,6 +449,7 @@ static int verify_one(void *user, const char *dir, const char *file,
     judge_checksums(v, v->checksums, v->bad_checksums, v->first_bad);
     print_total(v, place);
     v->all_damaged += v->damaged;
+    v->all_lost += v->lost;
     return 0;
 }
 
@@ -433,17 +483,18 @@ static int run(struct cli *c)
         fputs("{\"schema\": 1, \"findings\": [", stdout);
     ret = verify_source(v);
     if (c->opt.json)
-        printf("\n], \"damaged\": %" PRIu64 "}\n", v->all_damaged);
+        printf("\n], \"damaged\": %" PRIu64 ", \"lost\": %" PRIu64 "}\n",
+               v->all_damaged, v->all_lost);
     if (ret == 0 && !v->checkpoints)
         ret = cli_no_checkpoint(c, &s);
     if (ret < 0)
         return ret;
-    return v->all_damaged ? STATUS_NO : STATUS_DONE;
+    return v->all_damaged || v->all_lost ? STATUS_NO : STATUS_DONE;
 }
 
 const struct cli_command cmd_verify = {
     .name = "verify",
-    .usage = "verify SOURCE [--deep] [--json]",
+    .usage = "verify SOURCE [--deep] [-v] [--json]",
     .summary = "holes, overlaps, short files; deep: every byte",
     .min_args = 1,
     .max_args = 1,

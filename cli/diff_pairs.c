@@ -36,6 +36,10 @@ static void name_all(const struct tensor_list *l, bool drop, struct named *out)
                                 .len = t->key_len - wrapper,
                                 .model = model,
                                 .tensor = t};
+        if (model && drop && t->own) {
+            out[i].name = t->own;
+            out[i].len = t->own_len;
+        }
     }
     qsort(out, l->n, sizeof *out, compare_names);
 }

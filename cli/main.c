@@ -38,10 +38,30 @@ static const struct cli_command *find_command(const char *name)
     return NULL;
 }
 
+/* Commands that are not built yet, and what they will be for. */
+static const struct {
+    const char *name, *what;
+} later[] = {
+    {"browse", "looking at a checkpoint in the terminal"},
+    {"serve", "a checkpoint over HTTP, as web pages and files"},
+    {"report", "a checkpoint described in one HTML file"},
+    {"warm", "reading a mounted checkpoint ahead"},
+    {"follow", "converting each new checkpoint of a run"},
+    {"thin", "removing checkpoints that a run no longer needs"},
+    {"map", "listing, showing and checking maps"},
+};
+
 static int unknown_command(struct cli *c, const char *name)
 {
     struct suggestion s;
 
+    for (size_t i = 0; i < ARRAY_SIZE(later); i++)
+        if (!strcmp(later[i].name, name)) {
+            err_set(&c->err, EINVAL, "%s: this version does not have it yet (%s)", name,
+                    later[i].what);
+            err_hint(&c->err, "`unshard --help` lists the commands that there are");
+            return cli_fail(c, cli_usage(c));
+        }
     suggest_begin(&s, name, strlen(name));
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
         suggest_try(&s, commands[i]->name, strlen(commands[i]->name));

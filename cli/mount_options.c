@@ -12,7 +12,8 @@
 
 struct option_kind {
     const char *name;  /* with '=' when it takes a value */
-    const char *later; /* not NULL: what it is for; refused, not built yet */
+    const char *later; /* what it will be for; refused by name until then */
+    /* NULL: not built yet */
     int (*take)(const char *value, struct mount_options *o, struct err *e);
 };
 
@@ -306,6 +307,14 @@ static const struct option_kind kinds[] = {
     {"save=", NULL, take_save},
     {"keep_files", NULL, take_keep_files},
     {"stage_size=", NULL, take_stage_size},
+    /* Computed views and what else is to come. */
+    {"dequant", "weights of a quantised model as numbers", NULL},
+    {"dequant=", "weights of a quantised model as numbers", NULL},
+    {"lora=", "an adapter added to the model", NULL},
+    {"mean=", "the mean of several checkpoints", NULL},
+    {"fill=", "missing tensors from a base model", NULL},
+    {"materialize_dir=", "another directory for copies", NULL},
+    {"warm=", "reading the latest checkpoint ahead", NULL},
     /* What fstab and mount(8) pass: true of every mount of ours, or not for us. */
     {"ro", NULL, take_ro},
     {"defaults", NULL, take_nothing},
@@ -341,9 +350,17 @@ static const struct option_kind kinds[] = {
 const char *mount_option_name(size_t i)
 {
     for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
-        if (kinds[k].take != take_nothing && i-- == 0)
+        if (kinds[k].take != take_nothing && kinds[k].take && i-- == 0)
             return kinds[k].name;
     return NULL;
+}
+
+int option_not_built(const char *dashes, const char *option, const char *what,
+                     struct err *e)
+{
+    err_set(e, EINVAL, "%s%s: this version does not have it yet (%s)", dashes, option,
+            what);
+    return err_hint(e, "leave the option out");
 }
 
 static int unknown(const char *option, struct err *e)
@@ -352,7 +369,7 @@ static int unknown(const char *option, struct err *e)
 
     suggest_begin(&s, option, strcspn(option, "="));
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
-        if (kinds[i].take != take_nothing)
+        if (kinds[i].take && kinds[i].take != take_nothing)
             suggest_try(&s, kinds[i].name, strcspn(kinds[i].name, "="));
     err_set(e, EINVAL, "-o %s: no such option", option);
     if (suggest_found(&s))
@@ -371,12 +388,24 @@ static int take_option(const char *option, struct mount_options *out, struct err
         if (k->name[n - 1] == '=' ? strncmp(option, k->name, n) != 0
                                   : strcmp(option, k->name) != 0)
             continue;
-        if (k->take)
-            return k->take(option + n, out, e);
-        err_set(e, EINVAL, "-o %s: %s is not built yet", option, k->later);
-        return err_hint(e, "this version mounts for reading: leave the option out");
+        return k->take ? k->take(option + n, out, e)
+                       : option_not_built("-o ", option, k->later, e);
     }
     return unknown(option, e);
+}
+
+bool mount_option_later(const char *option, struct err *e)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        size_t n = strlen(kinds[i].name);
+
+        if (kinds[i].take || strncmp(option, kinds[i].name, n) != 0 ||
+            (kinds[i].name[n - 1] != '=' && option[n]))
+            continue;
+        option_not_built("-o ", option, kinds[i].later, e);
+        return true;
+    }
+    return false;
 }
 
 /* What one option says and another one forbids. */

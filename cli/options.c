@@ -66,6 +66,8 @@ static const char *const common_names[] = {
 static int no_common_option(struct cli *c, const struct cli_command *cmd,
                             const char *option)
 {
+    if (mount_option_later(option, &c->err))
+        return cli_usage(c);
     err_set(&c->err, EINVAL, "%s -o %s: no such option, or no value of it", cmd->name,
             option);
     err_hint(&c->err, "without a mount there are cache_dir=DIR, cache_size=SIZE, "
@@ -184,6 +186,24 @@ static const struct option_row rows[] = {
     {"jobs", .of = "N", .words = "threads", .takers = "ct", TAKE(take_jobs)},
 };
 
+/* Of capabilities that are not built yet, and what they will be for. */
+static const struct {
+    const char *name, *what;
+} later[] = {
+    {"dequant", "weights of a quantised model as numbers"},
+    {"lora", "an adapter added to the model"},
+    {"mean", "the mean of several checkpoints"},
+    {"fill", "missing tensors from a base model"},
+    {"quant", "weights stored quantised"},
+    {"keep", "tensors left as they are when others are quantised"},
+    {"parts", "a conversion planned for several processes"},
+    {"write-plan", "a conversion planned for several processes"},
+    {"plan", "a conversion planned for several processes"},
+    {"status", "how far a conversion is"},
+    {"slurm", "a conversion as a job of Slurm"},
+    {"like", "a checkpoint compared with its base model"},
+};
+
 enum { ROW_BASE = 256 }; /* what getopt_long() returns of rows without a letter */
 
 static const char letters[] = "lfqvho:";
@@ -267,6 +287,12 @@ static int no_option(struct cli *c, const struct cli_command *cmd, const char *w
         err_hint(&c->err, "usage: unshard %s", cmd->usage);
         return cli_usage(c);
     }
+    for (size_t i = 0; len > 2 && i < ARRAY_SIZE(later); i++)
+        if (strlen(later[i].name) == len - 2 &&
+            memcmp(word + 2, later[i].name, len - 2) == 0) {
+            option_not_built("--", later[i].name, later[i].what, &c->err);
+            return cli_usage(c);
+        }
     suggest_begin(&s, word, len);
     for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
         snprintf(name, sizeof name, "--%s", rows[i].name);

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/buf.h"
+#include "index/names.h"
 
 /* A million tensors with names of 1 KiB: nobody has as many. */
 static const size_t texts_max = (size_t)1 << 30;
@@ -36,7 +38,7 @@ static int add_tensor(void *user, const struct tensor_info *t)
     struct loading *load = user;
     struct tensor_list *l = load->list;
     struct err *e = &load->c->err;
-    CLEANUP(buf_release) struct buf shape = {0};
+    CLEANUP(buf_release) struct buf shape = {0}, own = {0};
     struct listed_tensor row = {.key_len = t->key_len,
                                 .wrapper = t->wrapper,
                                 .ord = t->ord,
@@ -52,7 +54,12 @@ static int add_tensor(void *user, const struct tensor_info *t)
     row.shape = arena_memdup(l->texts, shape.data, shape.len);
     if (t->fault)
         row.fault = arena_memdup(l->texts, t->fault, strlen(t->fault));
-    if (!row.key || !row.shape || (t->fault && !row.fault))
+    if (t->modules &&
+        name_without_modules(t->key + t->wrapper, t->key_len - t->wrapper, &own) == 0) {
+        row.own = arena_memdup(l->texts, own.data, own.len);
+        row.own_len = own.len;
+    }
+    if (!row.key || (t->modules && !row.own) || !row.shape || (t->fault && !row.fault))
         return err_nomem(e);
     l->row[l->n++] = row;
     l->bytes += t->bytes;

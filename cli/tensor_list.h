@@ -8,7 +8,9 @@
 struct listed_tensor {
     const char *key; /* NUL-terminated, may hold NUL inside */
     size_t key_len;
-    size_t wrapper; /* leading bytes that its name in model.safetensors is without */
+    size_t wrapper;  /* leading bytes that its name in model.safetensors is without */
+    const char *own; /* that name, where it is not just the rest of the key; or NULL */
+    size_t own_len;
     uint32_t ord;
     enum dtype dtype;
     enum role role;

@@ -88,14 +88,14 @@ static int add_inside(struct builder *b, const char *name, enum inside inside)
 }
 
 /* A role may have tensors only that safetensors cannot hold: then it has no such file. */
-static bool has_view(const struct builder *b, enum view_kind kind, enum role role)
+static bool has_view(const struct builder *b, enum view_kind kind)
 {
     const struct checkpoint_info *info = &b->shown->slot->info;
     CLEANUP(arena_freep) struct arena *a = arena_new(VIEW_MEMORY);
     struct view_info view;
     struct err ignored = {0};
 
-    return info->by_role[role] &&
+    return view_is_possible(info, kind) &&
            (!a || view_get(b->fs->catalog, info->id, kind, b->fs->options.prefix, a,
                            &view, &ignored) != -ENOENT);
 }
@@ -136,12 +136,11 @@ static int add_own(struct builder *b)
 
     if (info->error)
         return rc;
-    if (rc == 0 && (views & SHOW_MODEL) && has_view(b, VIEW_MODEL, ROLE_MODEL))
+    if (rc == 0 && (views & SHOW_MODEL) && has_view(b, VIEW_MODEL))
         rc = add_inside(
             b, info->adapter ? "adapter_model.safetensors" : "model.safetensors",
             INSIDE_MODEL);
-    if (rc == 0 && (views & SHOW_OPTIMIZER) &&
-        has_view(b, VIEW_OPTIMIZER, ROLE_OPTIMIZER))
+    if (rc == 0 && (views & SHOW_OPTIMIZER) && has_view(b, VIEW_OPTIMIZER))
         rc = add_inside(b, "optimizer", INSIDE_OPTIMIZER);
     if (rc == 0 && (views & SHOW_TENSORS))
         rc = add_inside(b, "tensors", INSIDE_TENSORS);

@@ -107,6 +107,7 @@ struct tensor_info {
     const char *name_npy; /* in tensors/ */
     const char *part;     /* or NULL */
     size_t wrapper;       /* see struct sink_tensor */
+    bool modules; /* wrappers of modules are dropped from its name, and it has some */
     enum dtype dtype;
     enum dtype stored; /* of the pieces; another than dtype: what is read is cast */
     struct shape shape;

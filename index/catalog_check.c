@@ -5,6 +5,8 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "index/catalog_conn.h"
+#include "index/catalog_rows.h"
+#include "index/names.h"
 #include "index/readers.h"
 #include "index/schema.h"
 
@@ -54,6 +56,21 @@ void conn_set_patience(struct conn *n, bool patient)
     sqlite3_busy_timeout(n->db, patient ? BUSY_MS : 0);
 }
 
+/* own_name(name, wrapper): the name as a view with names of the module itself has it. */
+static void own_name(sqlite3_context *x, int count, sqlite3_value **v)
+{
+    CLEANUP(buf_release) struct buf own = {0};
+    const char *name = sqlite3_value_blob(v[0]);
+    size_t len = (size_t)sqlite3_value_bytes(v[0]);
+
+    if (count != 2 || !name || !(sqlite3_value_int64(v[1]) & WRAPPER_MODULES))
+        sqlite3_result_value(x, v[0]);
+    else if (name_without_modules(name, len, &own) < 0)
+        sqlite3_result_error_nomem(x);
+    else
+        sqlite3_result_blob64(x, own.data, own.len, SQLITE_TRANSIENT);
+}
+
 int conn_open(struct catalog *c, const char *path, struct conn **out, struct err *e)
 {
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, keep = 1;
@@ -71,6 +88,12 @@ int conn_open(struct catalog *c, const char *path, struct conn **out, struct err
         return rc;
     }
     set_limits(n->db, c != NULL);
+    if (sqlite3_create_function(n->db, "own_name", 2,
+                                SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, own_name,
+                                NULL, NULL) != SQLITE_OK) {
+        conn_close(n);
+        return err_nomem(e);
+    }
     /*
      * sqlite deletes its journal by name when the last connection goes: by then another
      * process may have made the index anew, and the name is that of a journal in use.

@@ -31,4 +31,7 @@ void rows_sort(struct rows *r);
 /* The cells of row i, as many as were added; blobs belong to r, until the next add. */
 void rows_get(const struct rows *r, size_t i, struct cell *cell, size_t n);
 
+/* In the columns of wrappers: see struct tensor_info.modules. Keys are far shorter. */
+enum { WRAPPER_MODULES = 1 << 30 };
+
 #endif

@@ -87,7 +87,7 @@ enum staged {
     STAGED_KEY,     /* final, once keys are settled */
     STAGED_RAW_KEY, /* NULL: the same as key */
     STAGED_PART,
-    STAGED_WRAPPER,
+    STAGED_WRAPPER, /* with WRAPPER_MODULES */
     STAGED_DTYPE,
     STAGED_STORED,
     STAGED_SHAPE,

@@ -154,7 +154,8 @@ static int read_numbers(const struct cell *row, struct tensor_row *out, struct e
     if (single->kind == CELL_INT && single->num <= UINT32_MAX)
         out->single_file = (int64_t)single->num;
     t->ord = (uint32_t)row[TENSOR_ID].num;
-    t->wrapper = row[TENSOR_WRAPPER].num;
+    t->wrapper = row[TENSOR_WRAPPER].num & ~(uint64_t)WRAPPER_MODULES;
+    t->modules = row[TENSOR_WRAPPER].num & WRAPPER_MODULES;
     t->dtype = (enum dtype)row[TENSOR_DTYPE].num;
     t->stored = (enum dtype)row[TENSOR_STORED].num;
     t->role = (enum role)row[TENSOR_ROLE].num;

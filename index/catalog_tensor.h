@@ -5,6 +5,7 @@
 
 #include "index/catalog.h"
 #include "index/catalog_conn.h"
+#include "index/catalog_rows.h"
 
 /* Columns in the order of TENSOR_LIST; the sum is of these. */
 enum tensor_column {
@@ -13,7 +14,7 @@ enum tensor_column {
     TENSOR_NAME,
     TENSOR_NAME_NPY,
     TENSOR_PART,
-    TENSOR_WRAPPER,
+    TENSOR_WRAPPER, /* with WRAPPER_MODULES */
     TENSOR_DTYPE,
     TENSOR_STORED,
     TENSOR_BITS,

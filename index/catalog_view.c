@@ -49,7 +49,9 @@ static int read_view(struct query *q, struct arena *a, struct view_info *out,
         .id = (int64_t)row[VIEW_ID].num,
         .kind = (enum view_kind)row[VIEW_KIND].num,
         .name = arena_memdup(a, row[VIEW_NAME].data, row[VIEW_NAME].len),
-        .size = row[VIEW_COUNT].num ? row[VIEW_SIZE].num : 0,
+        .size = row[VIEW_COUNT].num || row[VIEW_WHOLE_FILE].kind == CELL_INT
+                    ? row[VIEW_SIZE].num
+                    : 0,
         .header = row[VIEW_HEADER].num,
         .whole_file = -1,
         .ino = row[VIEW_INO].num,
@@ -206,7 +208,7 @@ static int each_in_key_order(struct conn *n, const int64_t *args,
 }
 
 /* Only what decides the order is sorted: whole rows would be a gigabyte of a million. */
-static int each_sorted(struct conn *n, const int64_t *args,
+static int each_sorted(struct conn *n, bool modules, const int64_t *args,
                        int (*fn)(void *user, const struct tensor_row *t), void *user,
                        struct err *e)
 {
@@ -215,8 +217,13 @@ static int each_sorted(struct conn *n, const int64_t *args,
               " WHERE id BETWEEN ?1 AND ?2 AND role = ?3 ORDER BY bits DESC,"
               " substr(key, 1 + CASE WHEN ?4 THEN wrapper ELSE ?5 END) LIMIT -1 OFFSET 0) o"
               " CROSS JOIN tensor t ON t.id = o.ref";
+    static const char own[] = "SELECT " TENSOR_LIST(
+        "t.") " FROM (SELECT id AS ref FROM tensor"
+              " WHERE id BETWEEN ?1 AND ?2 AND role = ?3 ORDER BY bits DESC, own_name("
+              " substr(key, 1 + CASE WHEN ?4 THEN wrapper & 1073741823 ELSE ?5 END),"
+              " wrapper) LIMIT -1 OFFSET 0) o CROSS JOIN tensor t ON t.id = o.ref";
     CLEANUP(query_end) struct query q = {0};
-    int rc = query_begin(n, sql, &q, e);
+    int rc = query_begin(n, modules ? own : sql, &q, e);
 
     if (rc == 0)
         rc = query_bind_ints(&q, args, 5, e);
@@ -230,26 +237,27 @@ int view_tensors(struct conn *n, int64_t checkpoint, const struct view_order *or
     const int64_t args[] = {row_id(checkpoint, 0), row_id_last(checkpoint), order->role,
                             order->by_wrapper, (int64_t)order->drop};
 
-    return order->sorted ? each_sorted(n, args, fn, user, e)
+    return order->sorted ? each_sorted(n, order->modules, args, fn, user, e)
                          : each_in_key_order(n, args, fn, user, e);
 }
 
 int view_wrapper(struct conn *n, int64_t checkpoint, enum role role, uint64_t *out,
-                 bool *same, struct err *e)
+                 bool *same, bool *modules, struct err *e)
 {
     static const char sql[] =
-        "SELECT max(wrapper), min(wrapper) = max(wrapper)"
-        " AND min(substr(key, 1, wrapper)) = max(substr(key, 1, wrapper))"
-        " FROM tensor WHERE id BETWEEN ?1 AND ?2 AND role = ?3";
+        "SELECT max(w), min(w) = max(w) AND min(substr(key, 1, w)) = max(substr(key, 1, w)),"
+        " max(wrapper) > max(w) FROM (SELECT key, wrapper, wrapper & 1073741823 AS w"
+        " FROM tensor WHERE id BETWEEN ?1 AND ?2 AND role = ?3)";
     CLEANUP(query_end) struct query q = {0};
     const int64_t args[] = {row_id(checkpoint, 0), row_id_last(checkpoint), role};
-    struct cell cell[2] = {0};
+    struct cell cell[3] = {0};
     int rc = conn_find(n, sql, args, 3, &q, e);
 
     if (rc == 1)
-        rc = query_row(&q, cell, 2, e);
+        rc = query_row(&q, cell, 3, e);
     *out = cell[0].num;
     *same = cell[1].num == 1;
+    *modules = cell[2].num == 1;
     return rc;
 }
 
@@ -298,6 +306,25 @@ int view_whole_file(struct conn *n, int64_t checkpoint, enum role role,
         }
     }
     return rc;
+}
+
+int view_file_attributes(struct conn *n, int64_t checkpoint, uint32_t number,
+                         struct view_info *out, struct err *e)
+{
+    static const char sql[] = "SELECT mode, mtime_ns FROM file WHERE id = ?1";
+    CLEANUP(query_end) struct query q = {0};
+    struct cell cell[2];
+    int rc = conn_find(n, sql, (const int64_t[]){row_id(checkpoint, number)}, 1, &q, e);
+
+    if (rc == 1)
+        rc = query_row(&q, cell, 2, e);
+    else if (rc == 0)
+        rc = conn_damaged(n, e, "a file of a view is missing");
+    if (rc < 0)
+        return rc;
+    out->mode &= (mode_t)cell[0].num & 0444;
+    out->mtime_ns = (int64_t)cell[1].num;
+    return 0;
 }
 
 int view_warning(struct conn *n, int64_t checkpoint, const char *code, const char *text,

@@ -40,6 +40,7 @@ int view_blocks_delete(struct conn *n, int64_t view, struct err *e);
 struct view_order {
     enum role role;
     bool sorted, by_wrapper;
+    bool modules; /* names are without what wrappers of modules left in them */
     size_t drop;
 };
 
@@ -47,9 +48,12 @@ int view_tensors(struct conn *n, int64_t checkpoint, const struct view_order *or
                  int (*fn)(void *user, const struct tensor_row *t), void *user,
                  struct err *e);
 
-/* The longest wrapper of the role's tensors, and whether all of them have this one. */
+/*
+ * The longest wrapper of the role's tensors, whether all of them have this one, and whether
+ * wrappers of modules left parts in some names.
+ */
 int view_wrapper(struct conn *n, int64_t checkpoint, enum role role, uint64_t *out,
-                 bool *same, struct err *e);
+                 bool *same, bool *modules, struct err *e);
 
 /*
  * The file that may be served as a whole and holds exactly the `tensors` of the role, each
@@ -57,6 +61,10 @@ int view_wrapper(struct conn *n, int64_t checkpoint, enum role role, uint64_t *o
  */
 int view_whole_file(struct conn *n, int64_t checkpoint, enum role role,
                     uint64_t tensors, uint32_t *number, uint64_t *size, struct err *e);
+
+/* Mode and time of a view that is a file without tensors. */
+int view_file_attributes(struct conn *n, int64_t checkpoint, uint32_t number,
+                         struct view_info *out, struct err *e);
 
 /* Adds a warning that is not there yet. */
 int view_warning(struct conn *n, int64_t checkpoint, const char *code, const char *text,

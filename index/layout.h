@@ -37,12 +37,22 @@ struct layout_tensor {
     size_t key_len;
     size_t
         wrapper; /* leading bytes that a saver put on: the model's own name is without */
+    /* The model's own name of it, where that is not just the key behind the wrapper. */
+    const char *own;
+    size_t own_len;
     const char *part; /* of the checkpoint that it comes from, or NULL */
     enum role role;
     enum dtype dtype;
     struct shape shape;
     const struct layout_cuts *cuts; /* to be kept where the format can; or NULL */
 };
+
+/* The name of the framework's own module, as model.safetensors has it. */
+static inline const char *layout_own_name(const struct layout_tensor *t, size_t *len)
+{
+    *len = t->own ? t->own_len : t->key_len - t->wrapper;
+    return t->own ? t->own : t->key + t->wrapper;
+}
 
 /* State that is no tensor: the values of objects.json (docs/formats/objects-json.md). */
 struct layout_object {

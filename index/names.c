@@ -118,6 +118,41 @@ enum role role_of(const char *part, const char *key, size_t key_len)
     return ROLE_MODEL;
 }
 
+static bool is_module(const char *part, size_t len)
+{
+    static const char *const names[] = {"_orig_mod", "_checkpoint_wrapped_module",
+                                        "_fsdp_wrapped_module", "module"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        if (equals(part, len, names[i]))
+            return true;
+    return false;
+}
+
+/* The next part that ends in a dot, with its length; 0: the last part is left. */
+static size_t inner_part(const char *name, size_t len)
+{
+    const char *dot = len > 0 ? memchr(name, '.', len) : NULL;
+
+    return dot ? (size_t)(dot - name) + 1 : 0;
+}
+
+bool name_has_modules(const char *name, size_t len)
+{
+    for (size_t n; (n = inner_part(name, len)) > 0; name += n, len -= n)
+        if (is_module(name, n - 1))
+            return true;
+    return false;
+}
+
+int name_without_modules(const char *name, size_t len, struct buf *out)
+{
+    for (size_t n; (n = inner_part(name, len)) > 0; name += n, len -= n)
+        if (!is_module(name, n - 1))
+            buf_add(out, name, n);
+    return buf_add(out, name, len);
+}
+
 const char *role_name(enum role r)
 {
     switch (r) {

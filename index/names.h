@@ -33,6 +33,16 @@ int name_of_key(const char *key, size_t len, const char *suffix, struct buf *out
  */
 int name_of_part(const char *part, size_t len, bool leaf, struct buf *out);
 
+/*
+ * The parts that wrappers of modules left inside a name (_orig_mod of torch.compile,
+ * _checkpoint_wrapped_module, _fsdp_wrapped_module, module of DDP). The last part is the
+ * parameter's own.
+ */
+bool name_has_modules(const char *name, size_t len);
+
+/* Appends the name without them. */
+int name_without_modules(const char *name, size_t len, struct buf *out);
+
 /* The next dotted part of key at *pos; false at the end. An empty key has one empty part. */
 bool key_part(const char *key, size_t len, size_t *pos, const char **part,
               size_t *part_len);

@@ -82,7 +82,8 @@ CREATE TABLE tensor (
     name BLOB,              -- file name in raw/; NULL: the key
     name_npy BLOB,          -- file name in tensors/; NULL: name and ".npy"
     part BLOB,
-    wrapper INTEGER NOT NULL, -- leading bytes of key that a saver put on
+    wrapper INTEGER NOT NULL, -- leading bytes of key that a saver put on; 2^30 more where
+                              -- wrappers of modules are dropped from the name behind it
     dtype INTEGER NOT NULL, -- enum dtype
     stored INTEGER NOT NULL, -- enum dtype of the pieces: reading casts where it differs
     bits INTEGER NOT NULL,  -- of an element: the order of views

@@ -76,7 +76,8 @@ void sink_abort(struct sink *s)
 int sink_checkpoint(struct sink *s, const struct sink_checkpoint *c, struct err *e)
 {
     const char *const given[] = {c->format,   c->framework,     c->version,
-                                 c->topology, c->metadata_file, c->header};
+                                 c->topology, c->metadata_file, c->header,
+                                 c->settings};
     const struct sink_checkpoint told = *c;
     char *copy[ARRAY_SIZE(s->about_text)] = {0};
     bool failed = false;
@@ -96,6 +97,7 @@ int sink_checkpoint(struct sink *s, const struct sink_checkpoint *c, struct err 
     s->about.version = s->about_text[2];
     s->about.topology = s->about_text[3];
     s->about.metadata_file = s->about_text[4];
+    s->about.settings = s->about_text[6];
     /* What is said of the stored tensors may not hold of those that a map makes. */
     s->about.header = s->filter ? NULL : s->about_text[5];
     return failed ? err_nomem(e) : 0;

@@ -24,6 +24,8 @@ struct sink_checkpoint {
     /* The file that decides about owner, group and freshness; relative to the store. */
     const char *metadata_file;
     bool adapter; /* the model view is called adapter_model.safetensors */
+    /* Settings of the model, a JSON object, for maps (source.NAME); it is not stored. */
+    const char *settings;
     /* __metadata__ of the model view, a JSON object of texts; NULL: {"format": "pt"}. */
     const char *header;
 };
@@ -92,6 +94,7 @@ struct sink_tensor {
      * with planner_data): dropped in model.safetensors by the prefix rule. 0: none.
      */
     size_t wrapper;
+    bool modules; /* parts that wrappers of modules left in the name are dropped too */
     enum dtype dtype;
     enum dtype stored; /* of the pieces where it differs (a cast); DTYPE_NONE: dtype */
     const struct shape *shape;
@@ -143,6 +146,7 @@ struct sink_taken {
     size_t key_len;
     const char *part; /* or NULL */
     size_t wrapper;
+    bool modules;
     enum dtype dtype;
     const struct shape *shape;
     enum role role;

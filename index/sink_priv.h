@@ -28,6 +28,7 @@ struct open_tensor {
     struct buf codec_key, attributes, fault;
     bool has_codec_key, has_attributes;
     size_t wrapper;
+    bool modules;
     enum dtype dtype, stored;
     int role;
     struct shape shape, units;
@@ -56,7 +57,7 @@ struct sink {
     bool guarded; /* see struct catalog_place */
     int64_t seen;
     struct sink_checkpoint about;
-    char *about_text[6]; /* what `about` points to */
+    char *about_text[7]; /* what `about` points to */
     struct sink_filter *filter;
     struct keyset keys;   /* of what the driver (then the filter) reports */
     struct keyset passed; /* with a filter: of what it let pass */

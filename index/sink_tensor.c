@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/interrupt.h"
+#include "index/catalog_rows.h"
 #include "index/catalog_write.h"
 #include "index/key_text.h"
 #include "index/names.h"
@@ -179,6 +180,8 @@ int sink_tensor_begin(struct sink *s, const struct sink_tensor *in, struct err *
     note_part(s, t);
     take_shape(t, in);
     t->wrapper = in->wrapper < in->key_len ? in->wrapper : 0;
+    t->modules =
+        in->modules && name_has_modules(in->key + t->wrapper, in->key_len - t->wrapper);
     t->role = in->role;
     t->open = true;
     s->tensors++;
@@ -472,7 +475,7 @@ static int put_tensor(struct sink *s, struct err *e)
         .key = tensor_key(t),
         .key_len = tensor_key_len(t),
         .part = t->has_part ? t->key.data : NULL,
-        .wrapper = t->wrapper,
+        .wrapper = t->wrapper | (t->modules ? WRAPPER_MODULES : 0),
         .dtype = t->dtype,
         .stored = t->stored,
         .shape = &t->shape,
@@ -502,6 +505,7 @@ static int offer(struct sink *s, struct err *e)
         .key_len = tensor_key_len(t),
         .part = t->has_part ? t->key.data : NULL,
         .wrapper = t->wrapper,
+        .modules = t->modules,
         .dtype = t->dtype,
         .shape = &t->shape,
         .role = tensor_role(t),

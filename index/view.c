@@ -32,12 +32,31 @@ static const char metadata_key[] = "__metadata__";
 
 struct drop {
     bool by_wrapper; /* else the same number of bytes for all */
+    bool modules;    /* and what wrappers of modules left in names */
     size_t bytes;
 };
 
 static size_t drop_of(const struct drop *d, const struct tensor_row *t)
 {
     return d->by_wrapper ? t->info.wrapper : MIN(d->bytes, t->info.key_len);
+}
+
+/* The name in the view; `own` keeps it where it is not a part of the key. */
+static int own_name(const struct drop *d, const struct tensor_row *t, struct buf *own,
+                    const char **name, size_t *len)
+{
+    size_t drop = drop_of(d, t);
+
+    *name = t->info.key + drop;
+    *len = t->info.key_len - drop;
+    if (!d->modules || !t->info.modules)
+        return 0;
+    buf_clear(own);
+    if (name_without_modules(*name, *len, own) < 0)
+        return -ENOMEM;
+    *name = own->data;
+    *len = own->len;
+    return 0;
 }
 
 /* Is "model." (module., state_dict., app., dcp.) the start of every key? */
@@ -82,6 +101,7 @@ static int note_common(void *user, const struct tensor_row *t)
 struct meeting {
     const struct drop *drop;
     struct keyset names;
+    struct buf own;
     int rc; /* -ENOMEM */
     bool meet;
 };
@@ -89,9 +109,12 @@ struct meeting {
 static int note_name(void *user, const struct tensor_row *t)
 {
     struct meeting *m = user;
-    size_t drop = drop_of(m->drop, t);
-    int rc = keyset_add(&m->names, t->info.key + drop, t->info.key_len - drop);
+    const char *name;
+    size_t len;
+    int rc = own_name(m->drop, t, &m->own, &name, &len);
 
+    if (rc == 0)
+        rc = keyset_add(&m->names, name, len);
     m->meet = rc == 0;
     m->rc = MIN(rc, 0);
     return rc <= 0;
@@ -104,16 +127,17 @@ static int wanted_drop(struct conn *n, int64_t checkpoint, enum view_prefix pref
     struct view_order order = {.role = ROLE_MODEL};
     struct common common = {0};
     uint64_t wrapper = 0;
-    int rc = view_wrapper(n, checkpoint, ROLE_MODEL, &wrapper, same, e);
+    bool modules = false;
+    int rc = view_wrapper(n, checkpoint, ROLE_MODEL, &wrapper, same, &modules, e);
 
-    *out = (struct drop){.by_wrapper = wrapper > 0};
+    *out = (struct drop){.by_wrapper = wrapper > 0, .modules = modules};
     if (rc < 0 || prefix != PREFIX_DROP || (wrapper > 0 && !*same))
         return rc;
     *same = true; /* or nothing is dropped */
     common.wrapper = wrapper;
     rc = view_tensors(n, checkpoint, &order, note_common, &common, e);
     if (rc >= 0 && common.any && !common.differ)
-        *out = (struct drop){.bytes = common.len};
+        *out = (struct drop){.bytes = common.len, .modules = modules};
     return MIN(rc, 0);
 }
 
@@ -131,10 +155,11 @@ static int choose_drop(struct conn *n, int64_t checkpoint, enum view_kind kind,
         return 0;
     rc = wanted_drop(n, checkpoint, prefix, out, &same, e);
     /* Keys differ; so they do without what all begin with. */
-    if (rc < 0 || same || (!out->by_wrapper && out->bytes == 0))
+    if (rc < 0 || (!out->modules && (same || (!out->by_wrapper && out->bytes == 0))))
         return rc;
     rc = view_tensors(n, checkpoint, &order, note_name, &m, e);
     keyset_release(&m.names);
+    buf_release(&m.own);
     if (m.rc < 0)
         return err_nomem(e);
     if (rc < 0 || !m.meet)
@@ -162,6 +187,7 @@ struct build {
     uint64_t hash; /* of the inodes and sizes of members, in order */
     uint64_t text; /* bytes of the header so far, with the length in front */
     struct buf header, member; /* the blocks being filled */
+    struct buf own;            /* a name without wrappers of modules */
     uint32_t nheader, nmember;
     uint32_t last_ord;
     bool overflow;
@@ -173,6 +199,7 @@ static void build_release(struct build *b)
 {
     buf_release(&b->header);
     buf_release(&b->member);
+    buf_release(&b->own);
 }
 
 /* A name that JSON can hold and no reader takes for something else. */
@@ -274,11 +301,12 @@ static int build_tensor(void *user, const struct tensor_row *row)
 {
     struct build *b = user;
     const struct tensor_info *t = &row->info;
-    size_t drop = drop_of(&b->drop, row);
-    const char *name = t->key + drop;
-    size_t len = t->key_len - drop;
+    const char *name;
     uint64_t end;
+    size_t len;
 
+    if (own_name(&b->drop, row, &b->own, &name, &len) < 0)
+        return b->rc = err_nomem(b->e);
     if (!dtype_in_safetensors(t->dtype) || !name_fits(name, len)) {
         leave_out(b, t);
         return 0;
@@ -351,8 +379,12 @@ static const char *view_name(const struct checkpoint_info *cp, enum view_kind ki
 /* As a tensor's: even, at least 2^32. */
 static uint64_t view_inode(const struct build *b, enum view_prefix prefix)
 {
-    const uint64_t v[] = {b->hash,   b->v.kind,          prefix,
-                          b->v.size, b->drop.by_wrapper, b->drop.bytes};
+    const uint64_t v[] = {b->hash,
+                          b->v.kind,
+                          prefix,
+                          b->v.size,
+                          b->drop.by_wrapper + 2u * b->drop.modules,
+                          b->drop.bytes};
     const char *file = b->cp->file ? b->cp->file : "";
     uint64_t h = XXH3_64bits_withSeed(v, sizeof v,
                                       XXH3_64bits(b->cp->path, strlen(b->cp->path)));
@@ -367,6 +399,7 @@ static int walk_tensors(struct build *b, enum role role, struct err *e)
     const struct view_order order = {.role = role,
                                      .sorted = b->write,
                                      .by_wrapper = b->drop.by_wrapper,
+                                     .modules = b->drop.modules,
                                      .drop = b->drop.bytes};
     int rc;
 
@@ -390,9 +423,9 @@ static int walk_tensors(struct build *b, enum role role, struct err *e)
 static int build_rows(struct build *b, enum view_prefix prefix, enum role role,
                       struct err *e)
 {
-    bool renamed = b->drop.by_wrapper || b->drop.bytes > 0;
-    uint32_t number;
-    uint64_t size;
+    bool renamed = b->drop.by_wrapper || b->drop.modules || b->drop.bytes > 0;
+    uint32_t number = 0;
+    uint64_t size = 0;
     int rc = 0;
 
     if (!renamed)
@@ -400,9 +433,11 @@ static int build_rows(struct build *b, enum view_prefix prefix, enum role role,
                              &size, e);
     if (rc == 1)
         b->v.whole_file = number;
-    b->write = rc == 0;
+    b->write = rc == 0 && b->cp->tensors > 0;
     if (rc >= 0)
         rc = walk_tensors(b, role, e);
+    if (rc == 0 && b->v.whole_file >= 0 && b->members == 0)
+        rc = view_file_attributes(b->conn, b->cp->id, number, &b->v, e);
     if (rc < 0)
         return rc;
     b->v.header = b->write ? b->text : 0;
@@ -416,6 +451,13 @@ static int build_rows(struct build *b, enum view_prefix prefix, enum role role,
                    : rc;
 }
 
+bool view_is_possible(const struct checkpoint_info *cp, enum view_kind kind)
+{
+    if (kind == VIEW_OPTIMIZER)
+        return cp->by_role[ROLE_OPTIMIZER] > 0;
+    return cp->by_role[ROLE_MODEL] > 0 || (cp->tensors == 0 && !cp->error);
+}
+
 int view_build(struct conn *n, const struct checkpoint_info *cp, enum view_kind kind,
                enum view_prefix prefix, struct err *e)
 {
@@ -423,7 +465,7 @@ int view_build(struct conn *n, const struct checkpoint_info *cp, enum view_kind 
     CLEANUP(build_release) struct build b = {.conn = n, .cp = cp};
     int rc;
 
-    if (cp->by_role[role] == 0)
+    if (!view_is_possible(cp, kind))
         return 0;
     b.v = (struct view_info){
         .kind = kind,
@@ -469,7 +511,6 @@ int view_get(struct catalog *c, int64_t checkpoint, enum view_kind kind,
              enum view_prefix prefix, struct arena *a, struct view_info *out,
              struct err *e)
 {
-    enum role role = kind == VIEW_MODEL ? ROLE_MODEL : ROLE_OPTIMIZER;
     CLEANUP(conn_putp) struct conn *n = NULL;
     struct checkpoint_info cp;
     int rc = conn_take(c, false, &n, e);
@@ -480,7 +521,7 @@ int view_get(struct catalog *c, int64_t checkpoint, enum view_kind kind,
         rc = checkpoint_read(n, checkpoint, a, &cp, e);
     else if (rc < 0)
         return rc;
-    if (rc == 0 && cp.by_role[role] > 0) {
+    if (rc == 0 && view_is_possible(&cp, kind)) {
         rc = build_now(n, checkpoint, kind, prefix, a, out, e);
         conn_rollback(n);
     }

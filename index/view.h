@@ -33,7 +33,13 @@ struct view_info {
     int64_t mtime_ns;
 };
 
-/* -ENOENT when the role has no tensor. */
+/*
+ * May there be such a file? The role has tensors; or the checkpoint is one safetensors file
+ * without any, which is the model's file as it is (it loads as {}).
+ */
+bool view_is_possible(const struct checkpoint_info *cp, enum view_kind kind);
+
+/* -ENOENT when there is none. */
 int view_get(struct catalog *c, int64_t checkpoint, enum view_kind kind,
              enum view_prefix prefix, struct arena *a, struct view_info *out,
              struct err *e);

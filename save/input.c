@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/keyset.h"
+#include "index/names.h"
 
 enum {
     INPUT_MEMORY = 2047 << 20,
@@ -73,6 +74,17 @@ static bool is_wanted(const struct save_input *in, const struct tensor_info *t)
            (!in->choice.wanted || in->choice.wanted(in->choice.user, t));
 }
 
+int save_name_own(struct arena *a, struct layout_tensor *t)
+{
+    CLEANUP(buf_release) struct buf own = {0};
+
+    if (name_without_modules(t->key + t->wrapper, t->key_len - t->wrapper, &own) < 0)
+        return -ENOMEM;
+    t->own = arena_memdup(a, own.data, own.len);
+    t->own_len = own.len;
+    return t->own ? 0 : -ENOMEM;
+}
+
 static int add_tensor(void *user, const struct tensor_info *t)
 {
     struct save_input *in = user;
@@ -95,7 +107,8 @@ static int add_tensor(void *user, const struct tensor_info *t)
     out->key = arena_memdup(in->arena, t->key, t->key_len);
     if (t->part)
         out->part = arena_memdup(in->arena, t->part, strlen(t->part));
-    if (!out->key || (t->part && !out->part))
+    if (!out->key || (t->part && !out->part) ||
+        (t->modules && save_name_own(in->arena, out) < 0))
         return err_nomem(in->e);
     in->ord[in->in.tensors++] = t->ord;
     in->bytes += t->bytes;
@@ -175,17 +188,22 @@ static int settle_wrappers(struct save_input *in, struct err *e)
 
     for (size_t i = 0; i < in->in.tensors; i++) {
         const struct layout_tensor *t = &in->tensor[i];
+        const char *name;
+        size_t len;
         int rc;
 
         if (t->role != ROLE_MODEL)
             continue;
-        rc = keyset_add(&seen, t->key + t->wrapper, t->key_len - t->wrapper);
+        name = layout_own_name(t, &len);
+        rc = keyset_add(&seen, name, len);
         if (rc < 0)
             return err_nomem(e);
         meet |= rc == 0;
     }
-    for (size_t i = 0; meet && i < in->in.tensors; i++)
+    for (size_t i = 0; meet && i < in->in.tensors; i++) {
         in->tensor[i].wrapper = 0;
+        in->tensor[i].own = NULL;
+    }
     return 0;
 }
 

@@ -7,6 +7,7 @@
 #include "index/layout.h"
 #include "save/write.h"
 
+struct arena;
 struct err;
 struct save_input;
 
@@ -43,5 +44,8 @@ struct save_source save_input_source(struct save_input *in);
  * every file. The same on all machines that see the same files.
  */
 int save_input_identity(const struct save_input *in, struct buf *out, struct err *e);
+
+/* Sets t->own to its name without what wrappers of modules left in it. -ENOMEM. */
+int save_name_own(struct arena *a, struct layout_tensor *t);
 
 #endif

@@ -36,7 +36,7 @@ static int add_old(void *user, const struct tensor_info *t)
 
     if (t->part)
         x.t.part = arena_memdup(m->arena, t->part, strlen(t->part));
-    if (t->part && !x.t.part)
+    if ((t->part && !x.t.part) || (t->modules && save_name_own(m->arena, &x.t) < 0))
         return err_nomem(m->e);
     m->olds = MAX(m->olds, (size_t)t->ord + 1);
     return merge_entry(m, &x, &i, m->e);
@@ -55,8 +55,10 @@ static int list_old(struct merge *m, struct err *e)
         ret = catalog_tensors(c, m->spec.checkpoint, 0, add_old, m, e);
     m->adapter = m->info.adapter;
     m->there = m->entries;
-    for (size_t i = 0; m->meet && i < m->entries; i++)
+    for (size_t i = 0; m->meet && i < m->entries; i++) {
         m->entry[i].t.wrapper = 0;
+        m->entry[i].t.own = NULL;
+    }
     return ret;
 }
 

@@ -118,9 +118,12 @@ int merge_name_entry(struct merge *m, size_t i, struct err *e)
     const struct layout_tensor *t = &m->entry[i].t;
     int ret = merge_name(m, TAG_KEY, t->key, t->key_len, i, e);
 
-    if (ret == 0 && t->role == ROLE_MODEL)
-        ret = merge_name(m, TAG_MODEL, t->key + t->wrapper, t->key_len - t->wrapper, i,
-                         e);
+    if (ret == 0 && t->role == ROLE_MODEL) {
+        size_t len;
+        const char *own = layout_own_name(t, &len);
+
+        ret = merge_name(m, TAG_MODEL, own, len, i, e);
+    }
     if (ret == 0 && t->role == ROLE_OPTIMIZER)
         ret = merge_name(m, TAG_OPTIMIZER, t->key, t->key_len, i, e);
     if (ret == 0 && name_of_key(t->key, t->key_len, "", &file) < 0)

@@ -32,6 +32,9 @@ void map_freep(struct map **m);
 /* Does it ask for values of config.json? */
 bool map_wants_config(const struct map *m);
 
+/* Does it cast? Then a quantised model is refused: see map_filter_own_config(). */
+bool map_has_cast(const struct map *m);
+
 /*
  * A filter for one scan. `config` is the text of a config.json (or NULL), from which
  * "config.NAME" takes its values; it is parsed here. Map and filter are used by one
@@ -39,6 +42,12 @@ bool map_wants_config(const struct map *m);
  */
 int map_filter_new(const struct map *m, const char *config, size_t config_len,
                    struct sink_filter **out, struct err *e);
+
+/*
+ * The checkpoint's own config.json, which may say that it is quantised. Text that cannot
+ * be read says nothing.
+ */
+void map_filter_own_config(struct sink_filter *f, const char *text, size_t len);
 void map_filter_free(struct sink_filter *f); /* NULL is fine */
 void map_filter_freep(struct sink_filter **f);
 

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/keyset.h"
 #include "index/key_text.h"
+#include "index/map/map_check.h"
 #include "index/map/scope.h"
 
 enum {
@@ -185,6 +186,8 @@ static int take(struct sink_filter *base, const struct sink_taken *t, struct err
     bool ruled;
     int ret;
 
+    if (f->casts && t->role == ROLE_MODEL && quantised_note(&f->quantised, t) < 0)
+        return err_nomem(e);
     if (has_copy_perhaps(f, t)) {
         ret = add_taken(f, t, &kept, e);
         return ret < 0 ? ret : 1;
@@ -344,11 +347,37 @@ static int tell_unused(struct filter *f, struct sink *s, struct err *e)
         f->left > 2 ? ", " : "", f->left > 2 ? f->left_name[2] : "");
 }
 
+/* What the scan has told of the checkpoint as a whole. */
+static int take_source(struct filter *f, const struct sink *s, struct err *e)
+{
+    const struct sink_checkpoint *told = sink_told(s);
+
+    if (!told->settings)
+        return 0;
+    return json_parse(told->settings, strlen(told->settings), NULL, &f->source, e);
+}
+
+/* Codes are no numbers: cast without their scales they would be wrong weights. */
+static int refuse_quantised(const struct filter *f, struct err *e)
+{
+    err_set(e, EINVAL,
+            "dtype=: the model is quantised (%s), and codes are not numbers to cast",
+            f->quantised.found);
+    return err_hint(e, "leave dtype= out; dequant= is for this, and this version does "
+                       "not have it yet");
+}
+
 static int finish(struct sink_filter *base, struct sink *s, struct err *e)
 {
     struct filter *f = container_of(base, struct filter, base);
-    int ret = settle_weights(f, e);
+    int ret = take_source(f, s, e);
 
+    if (ret == 0 && f->quantised.found[0])
+        return refuse_quantised(f, e);
+    if (ret == 0)
+        ret = map_check_model(f, e);
+    if (ret == 0)
+        ret = settle_weights(f, e);
     if (ret == 0)
         ret = finish_rules(f, s, e);
     if (ret == 0)
@@ -384,13 +413,14 @@ static int look_when(struct filter *f, struct err *e)
 int map_filter_new(const struct map *m, const char *config, size_t config_len,
                    struct sink_filter **out, struct err *e)
 {
-    static const struct json_limits limits = {.bytes = 16 << 20, .depth = 64};
+    static const struct json_limits limits = {.bytes = 16 << 20, .python = true};
     struct filter *f = calloc(1, sizeof *f);
     int ret = 0;
 
     if (f) {
         f->arena = arena_new(TAKEN_MEMORY);
         f->map = m;
+        f->casts = map_has_cast(m);
         f->used = calloc(m->nrule + 2, sizeof *f->used);
         f->off = calloc(m->nrule + 1, sizeof *f->off);
     }
@@ -409,6 +439,16 @@ int map_filter_new(const struct map *m, const char *config, size_t config_len,
     return 0;
 }
 
+void map_filter_own_config(struct sink_filter *base, const char *text, size_t len)
+{
+    struct filter *f = container_of(base, struct filter, base);
+    CLEANUP(json_freep) struct json *config = NULL;
+    struct err ignored = {0};
+
+    if (f->casts && text && json_parse(text, len, &json_python, &config, &ignored) == 0)
+        quantised_note_config(&f->quantised, config);
+}
+
 void map_filter_free(struct sink_filter *base)
 {
     struct filter *f = base ? container_of(base, struct filter, base) : NULL;
@@ -416,6 +456,8 @@ void map_filter_free(struct sink_filter *base)
     if (!f)
         return;
     json_free(f->config);
+    json_free(f->source);
+    quantised_release(&f->quantised);
     arena_free(f->arena);
     free(f->taken);
     free(f->used);

@@ -479,51 +479,73 @@ static int check_rule(struct parser *p, const struct map_rule *rule)
     return ret;
 }
 
-/* {"config.NAME": "text" or ["text", ...]} */
+static int take_choice(struct parser *p, const struct json *v, const char **out)
+{
+    const char *text;
+
+    if (!json_string(v, &text))
+        return err_set(p->e, EINVAL, "neither text nor a list of texts");
+    *out = arena_memdup(p->arena, text, strlen(text));
+    return *out ? 0 : err_nomem(p->e);
+}
+
+/* {"config.NAME": "text" or ["text", ...]}; null: no such text is fine too. */
 static int take_texts(struct parser *p, const struct json *v, struct map_text *out)
 {
     bool list = json_kind(v) == JSON_ARRAY;
-    const char **choice, *text;
+    const char **choice;
+    int ret = 0;
 
     out->name = arena_memdup(p->arena, json_key(v), strlen(json_key(v)));
-    out->nchoice = list ? json_count(v) : 1;
-    choice = arena_array(p->arena, out->nchoice + 1, sizeof *choice);
+    choice = arena_array(p->arena, (list ? json_count(v) : 1) + 1, sizeof *choice);
     if (!out->name || !choice)
         return err_nomem(p->e);
-    if (strncmp(out->name, "config.", 7) != 0)
-        return err_set(p->e, EINVAL, "\"when\": \"%.100s\" is not of config.json",
-                       out->name);
     out->choice = choice;
-    for (const struct json *m = list ? json_first(v) : v; m;
+    for (const struct json *m = list ? json_first(v) : v; ret == 0 && m;
          m = list ? json_next(m) : NULL) {
-        if (!json_string(m, &text))
-            return err_set(p->e, EINVAL,
-                           "\"when\": %.100s is neither text nor a list of texts",
-                           out->name);
-        *choice = arena_memdup(p->arena, text, strlen(text));
-        if (!*choice++)
-            return err_nomem(p->e);
+        if (list && json_kind(m) == JSON_NULL)
+            out->or_none = true;
+        else
+            ret = take_choice(p, m, &choice[out->nchoice++]);
     }
-    p->map->wants_config = true;
-    return 0;
+    p->map->wants_config |= strncmp(out->name, "config.", 7) == 0;
+    return ret < 0 ? err_wrap(p->e, "%.100s", out->name) : 0;
+}
+
+/* An object of them. `source`: the checkpoint's own settings may be asked, too. */
+static int take_all_texts(struct parser *p, const struct json *v, bool source,
+                          const struct map_text **out, size_t *n)
+{
+    struct map_text *text;
+    int ret = 0;
+
+    if (!v)
+        return 0;
+    if (json_kind(v) != JSON_OBJECT)
+        return err_set(p->e, EINVAL, "no object");
+    text = arena_array(p->arena, json_count(v) + 1, sizeof *text);
+    if (!text)
+        return err_nomem(p->e);
+    *out = text;
+    *n = json_count(v);
+    for (const struct json *m = json_first(v); ret == 0 && m; m = json_next(m), text++)
+        if (strncmp(json_key(m), "config.", 7) != 0 &&
+            !(source && strncmp(json_key(m), "source.", 7) == 0))
+            ret =
+                err_set(p->e, EINVAL, "\"%.100s\" is not of config.json", json_key(m));
+        else
+            ret = take_texts(p, m, text);
+    return ret;
 }
 
 /* "when": an expression, or what texts config.json has. */
 static int take_when(struct parser *p, const struct json *v, struct map_rule *out)
 {
-    struct map_text *text;
-    int ret = 0;
-
     if (!v || json_kind(v) != JSON_OBJECT)
         return take_expression(p, v, "\"when\"", &out->when);
-    text = arena_array(p->arena, json_count(v) + 1, sizeof *text);
-    if (!text)
-        return err_nomem(p->e);
-    out->text = text;
-    out->ntext = json_count(v);
-    for (const struct json *m = json_first(v); ret == 0 && m; m = json_next(m))
-        ret = take_texts(p, m, text++);
-    return ret;
+    return take_all_texts(p, v, false, &out->text, &out->ntext) < 0
+               ? err_wrap(p->e, "\"when\"")
+               : 0;
 }
 
 static int take_rule(struct parser *p, const struct json *v, struct map_rule *out)
@@ -625,6 +647,99 @@ static int take_variables(struct parser *p, const struct json *v)
     return 0;
 }
 
+/* ---- for which checkpoints it is ---- */
+
+/* "models": {"config.model_type": [...]}, one place. */
+static int take_models(struct parser *p, const struct json *v)
+{
+    size_t n = 0;
+    int ret = take_all_texts(p, v, false, &p->map->models, &n);
+
+    if (ret == 0 && v && n != 1)
+        ret = err_set(p->e, EINVAL, "not one place of config.json");
+    return ret < 0 ? err_wrap(p->e, "\"models\"") : 0;
+}
+
+static int take_refusal(struct parser *p, const struct json *v, struct map_refusal *out)
+{
+    static const char *const known[] = {"models", "when", "why", NULL};
+    int ret = check_members(p, v, "an element", known);
+
+    if (ret == 0)
+        ret = take_all_texts(p, json_get(v, "models"), true, &out->text, &out->ntext);
+    if (ret == 0)
+        ret = take_expression(p, json_get(v, "when"), "\"when\"", &out->when);
+    if (ret == 0)
+        ret = take_text(p, json_get(v, "why"), "\"why\"", &out->why);
+    if (ret == 0 && (!out->why || (!out->when && out->ntext == 0)))
+        ret =
+            err_set(p->e, EINVAL, "an element has \"why\", and \"models\" or \"when\"");
+    return ret;
+}
+
+static int take_shape(struct parser *p, const struct json *v, struct map_shape *out)
+{
+    static const char *const known[] = {"of", "is", NULL};
+    const struct json *is = json_get(v, "is");
+    const char **dim;
+    int ret = check_members(p, v, "an element", known);
+
+    if (ret == 0)
+        ret = take_pattern(p, json_get(v, "of"), &out->of);
+    if (ret < 0)
+        return ret;
+    if (!is || json_kind(is) != JSON_ARRAY || json_count(is) > SHAPE_MAX_DIMS)
+        return err_set(p->e, EINVAL, "\"is\" is no list of sizes");
+    out->ndim = json_count(is);
+    dim = arena_array(p->arena, out->ndim + 1, sizeof *dim);
+    if (!dim)
+        return err_nomem(p->e);
+    out->dim = dim;
+    for (const struct json *m = json_first(is); ret == 0 && m; m = json_next(m))
+        ret = take_expression(p, m, "a size", dim++);
+    return ret;
+}
+
+static int take_refusals(struct parser *p, const struct json *v)
+{
+    struct map_refusal *refusal;
+    int ret = 0;
+
+    if (!v)
+        return 0;
+    if (json_kind(v) != JSON_ARRAY)
+        return err_set(p->e, EINVAL, "\"refuse\" is no list");
+    refusal = arena_array(p->arena, json_count(v) + 1, sizeof *refusal);
+    if (!refusal)
+        return err_nomem(p->e);
+    p->map->refusal = refusal;
+    for (const struct json *m = json_first(v); ret == 0 && m; m = json_next(m)) {
+        p->map->nrefusal++;
+        ret = take_refusal(p, m, refusal++);
+    }
+    return ret < 0 ? err_wrap(p->e, "\"refuse\" %zu", p->map->nrefusal) : 0;
+}
+
+static int take_shapes(struct parser *p, const struct json *v)
+{
+    struct map_shape *shape;
+    int ret = 0;
+
+    if (!v)
+        return 0;
+    if (json_kind(v) != JSON_ARRAY)
+        return err_set(p->e, EINVAL, "\"shapes\" is no list");
+    shape = arena_array(p->arena, json_count(v) + 1, sizeof *shape);
+    if (!shape)
+        return err_nomem(p->e);
+    p->map->shape = shape;
+    for (const struct json *m = json_first(v); ret == 0 && m; m = json_next(m)) {
+        p->map->nshape++;
+        ret = take_shape(p, m, shape++);
+    }
+    return ret < 0 ? err_wrap(p->e, "\"shapes\" %zu", p->map->nshape) : 0;
+}
+
 /* ---- the map ---- */
 
 static int take_other(struct parser *p, const struct json *v)
@@ -647,7 +762,8 @@ static int take_other(struct parser *p, const struct json *v)
 static int take_map(struct parser *p, const struct json *v)
 {
     static const char *const known[] = {
-        "unshard_map", "description", "variables", "rules", "other", "cast", NULL};
+        "unshard_map", "description", "models", "variables", "refuse",
+        "shapes",      "rules",       "other",  "cast",      NULL};
     uint64_t version;
     int ret;
 
@@ -662,6 +778,12 @@ static int take_map(struct parser *p, const struct json *v)
     ret = check_members(p, v, "the map", known);
     if (ret == 0)
         ret = take_variables(p, json_get(v, "variables"));
+    if (ret == 0)
+        ret = take_models(p, json_get(v, "models"));
+    if (ret == 0)
+        ret = take_refusals(p, json_get(v, "refuse"));
+    if (ret == 0)
+        ret = take_shapes(p, json_get(v, "shapes"));
     if (ret == 0)
         ret = take_rules(p, json_get(v, "rules"));
     if (ret == 0)
@@ -734,4 +856,12 @@ void map_freep(struct map **m)
 bool map_wants_config(const struct map *m)
 {
     return m->wants_config;
+}
+
+bool map_has_cast(const struct map *m)
+{
+    for (size_t i = 0; i < m->nrule; i++)
+        if (m->rule[i].cast)
+            return true;
+    return m->cast != DTYPE_NONE;
 }

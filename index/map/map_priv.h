@@ -42,6 +42,22 @@ struct map_text {
     const char *name;
     const char *const *choice;
     size_t nchoice;
+    bool or_none; /* null among them: or there is no such text */
+};
+
+/* A checkpoint with these texts, and for which `when` is not 0, is refused. */
+struct map_refusal {
+    const struct map_text *text;
+    size_t ntext;
+    const char *when; /* an expression, or NULL */
+    const char *why;
+};
+
+/* Results of this name have this shape: an expression per axis. */
+struct map_shape {
+    const char *of;
+    const char *const *dim;
+    size_t ndim;
 };
 
 enum rule_kind { RULE_TO, RULE_SPLIT, RULE_DROP, RULE_REFUSE, RULE_JOIN, RULE_STACK };
@@ -83,6 +99,11 @@ struct map {
     size_t nrule;
     const struct map_variable *variable;
     size_t nvariable;
+    const struct map_text *models; /* the families that it is for; NULL: not told */
+    const struct map_refusal *refusal;
+    size_t nrefusal;
+    const struct map_shape *shape;
+    size_t nshape;
     enum map_other other;
     enum dtype cast; /* of every tensor of role model of another float type */
     bool wants_config;

@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "index/dtype.h"
 #include "index/key_text.h"
+#include "index/map/map_check.h"
 #include "index/map/scope.h"
 #include "index/map/shares.h"
 
@@ -20,8 +21,11 @@ enum {
 
 static struct scope work_scope(const struct work *w, uint64_t dim)
 {
-    return (struct scope){
-        .map = w->f->map, .config = w->f->config, .captures = &w->captures, .dim = dim};
+    return (struct scope){.map = w->f->map,
+                          .config = w->f->config,
+                          .source = w->f->source,
+                          .captures = &w->captures,
+                          .dim = dim};
 }
 
 /* The number of an expression for this axis. */
@@ -102,6 +106,9 @@ int work_put(const struct work *w, const char *name, struct err *e)
     t.key = !name ? w->like->key : key.data ? key.data : "";
     t.key_len = name ? key.len : w->like->key_len;
     t.wrapper = name ? 0 : w->like->wrapper;
+    t.modules = !name && w->like->modules;
+    if (name && map_check_shape(w->f, t.key, t.key_len, t.shape, e) < 0)
+        return -e->code;
     return put_chunks(w, &t, e);
 }
 

@@ -5,6 +5,7 @@
 
 #include "index/map/boxes.h"
 #include "index/map/map_priv.h"
+#include "index/map/quantised.h"
 
 /* A tensor of the source that a rule has taken. */
 struct taken {
@@ -18,13 +19,17 @@ struct filter {
     struct sink_filter base;
     const struct map *map;
     struct json *config; /* or NULL */
+    struct json
+        *source; /* settings that the checkpoint has, when the scan is done; or NULL */
     struct arena *arena;
     struct taken *taken;
     size_t ntaken, cap;
-    size_t *used;       /* tensors a rule has taken */
-    bool *off;          /* is this rule one of other models ("when")? */
-    uint64_t bytes;     /* of the tensors that rules were run on so far */
-    uint64_t unstacked; /* tensors that "unstack" has made of them */
+    size_t *used; /* tensors a rule has taken */
+    bool *off;    /* is this rule one of other models ("when")? */
+    bool casts;
+    struct quantised quantised; /* looked at where something is cast */
+    uint64_t bytes;             /* of the tensors that rules were run on so far */
+    uint64_t unstacked;         /* tensors that "unstack" has made of them */
     size_t left; /* tensors of the model that no rule names, and some of their keys */
     char left_name[3][120];
 };

@@ -180,14 +180,21 @@ int mapping_identity(const struct mapping *m, const char *source, struct buf *ou
 
 bool mapping_wants_config(const struct mapping *m)
 {
-    return m && m->map->wants_config && m->config.len == 0;
+    return m && ((m->map->wants_config && m->config.len == 0) || map_has_cast(m->map));
 }
 
 int mapping_filter(const struct mapping *m, const char *config, size_t config_len,
                    struct sink_filter **out, struct err *e)
 {
-    bool own = m->config.len == 0;
+    const struct buf *laid_over = m->config.len > 0 ? &m->config : NULL;
+    bool wanted = m->map->wants_config;
+    int ret = map_filter_new(m->map,
+                             laid_over ? laid_over->data
+                             : wanted  ? config
+                                       : NULL,
+                             laid_over ? laid_over->len : config_len, out, e);
 
-    return map_filter_new(m->map, own ? config : m->config.data,
-                          own ? config_len : m->config.len, out, e);
+    if (ret == 0)
+        map_filter_own_config(*out, config, config_len);
+    return ret;
 }

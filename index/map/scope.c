@@ -44,40 +44,60 @@ static int variable_value(struct scope *s, const struct map_variable *v, int64_t
     return ret < 0 ? err_wrap(e, "%s", v->name) : 0;
 }
 
-/* "config.a.b" in config.json; NULL: there is no such member. The name is not too long. */
-static const struct json *config_member(const struct json *config, const char *name,
-                                        size_t len)
+static bool is_of_config(const char *name, size_t len)
 {
+    return len > 7 && memcmp(name, "config.", 7) == 0;
+}
+
+static bool is_of_source(const char *name, size_t len)
+{
+    return len > 7 && memcmp(name, "source.", 7) == 0;
+}
+
+/*
+ * "config.a.b" in config.json, "source.a" in the settings; NULL: there is no such
+ * member. The name is not too long.
+ */
+static const struct json *member(const struct scope *s, const char *name, size_t len)
+{
+    const struct json *v = is_of_config(name, len) ? s->config : s->source;
     char path[NAME_MAX_BYTES], *rest = path, *part;
 
     memcpy(path, name, len);
     path[len] = '\0';
     strsep(&rest, "."); /* "config" */
-    while ((part = strsep(&rest, ".")))
-        config = json_get(config, part);
-    return config;
+    while (v && (part = strsep(&rest, ".")))
+        v = json_get(v, part);
+    return v;
 }
 
-static int config_value(const struct scope *s, const char *name, size_t len,
+static int no_value(const struct scope *s, const char *name, size_t len, struct err *e)
+{
+    if (is_of_source(name, len))
+        return err_set(e, ENOENT, "the checkpoint does not tell %.*s", (int)len, name);
+    if (s->config)
+        return err_set(e, ENOENT, "config.json has no %.*s", (int)len - 7, name + 7);
+    err_set(e, ENOENT, "%.*s: there is no config.json", (int)len, name);
+    return err_hint(e, "give one with -o hf=DIR");
+}
+
+static int member_value(const struct scope *s, const char *name, size_t len,
                         int64_t *out, struct err *e)
 {
-    const struct json *v = s->config;
+    const struct json *v;
     bool flag;
 
-    if (!v) {
-        err_set(e, ENOENT, "%.*s: there is no config.json", (int)len, name);
-        return err_hint(e, "give one with -o hf=DIR");
-    }
     if (len >= NAME_MAX_BYTES)
-        return err_set(e, EINVAL, "config.%.40s...: too long", name);
-    v = config_member(v, name, len);
+        return err_set(e, EINVAL, "%.40s...: too long", name);
+    v = member(s, name, len);
     if (json_bool(v, &flag))
         *out = flag;
     else if (!v || json_kind(v) == JSON_NULL)
-        return err_set(e, ENOENT, "config.json has no %.*s", (int)len - 7, name + 7);
+        return no_value(s, name, len, e);
     else if (!json_i64(v, out))
-        return err_set(e, EINVAL, "config.json: %.*s is no whole number", (int)len - 7,
-                       name + 7);
+        return err_set(e, EINVAL, "%s: %.*s is no whole number",
+                       is_of_config(name, len) ? "config.json" : "the checkpoint",
+                       (int)len - 7, name + 7);
     return 0;
 }
 
@@ -87,8 +107,8 @@ static int lookup(void *user, const char *name, size_t len, int64_t *out, struct
     const struct capture *c;
     uint64_t n = s->dim;
 
-    if (len > 7 && memcmp(name, "config.", 7) == 0)
-        return config_value(s, name, len, out, e);
+    if (is_of_config(name, len) || is_of_source(name, len))
+        return member_value(s, name, len, out, e);
     c = s->captures ? capture_find(s->captures, name, len) : NULL;
     if (is_called(name, len, "dim") || (c && capture_number(c, &n))) {
         if (n > INT64_MAX)
@@ -118,14 +138,26 @@ int scope_count(struct scope *s, const char *text, uint64_t absent, uint64_t *ou
     return ret;
 }
 
-bool scope_has_text(const struct scope *s, const struct map_text *t)
+int scope_number(struct scope *s, const char *text, int64_t *out, struct err *e)
 {
-    size_t len = strlen(t->name);
+    return expr_eval(text, lookup, s, out, e);
+}
+
+const char *scope_text(const struct scope *s, const char *name)
+{
+    size_t len = strlen(name);
     const char *text;
 
-    if (!s->config || len >= NAME_MAX_BYTES ||
-        !json_string(config_member(s->config, t->name, len), &text))
-        return false;
+    return len < NAME_MAX_BYTES && json_string(member(s, name, len), &text) ? text
+                                                                            : NULL;
+}
+
+bool scope_has_text(const struct scope *s, const struct map_text *t)
+{
+    const char *text = scope_text(s, t->name);
+
+    if (!text)
+        return t->or_none;
     for (size_t i = 0; i < t->nchoice; i++)
         if (strcmp(text, t->choice[i]) == 0)
             return true;

@@ -218,7 +218,17 @@ def test_verify_missing_and_short_shards(t):
     write_checkpoint(t + "/hf", tensors)
     os.remove(t + "/hf/model-00002-of-00002.safetensors")
     out = cli.run("verify", t + "/hf", status=NO).stdout
-    assert out.count("model-00002-of-00002.safetensors is missing") >= 3 and "damaged" in out.splitlines()[-1], out
+    lost = list(tensors)[1::2]
+    lines = out.splitlines()
+    first = ", ".join(sorted(lost)[:3])
+    same("one line for one cause", lines[0], f"damaged  {len(lost)} tensors: model-00002-of-00002.safetensors is missing ({first}{', ...' if len(lost) > 3 else ''})")
+    same("the file", lines[1], "lost     missing-file: model-00002-of-00002.safetensors is missing")
+    same("lines", len(lines), 3)
+    assert lines[-1].endswith(f"{len(lost)} damaged, 1 lost"), out
+    same("each with -v", cli.run("verify", "-v", t + "/hf", status=NO).stdout.count("damaged  "), len(lost))
+    told = cli.run("info", t + "/hf").stdout
+    same("info", told.count("\ndamaged  "), 1)
+    same("each with -v", cli.run("info", "-v", t + "/hf").stdout.count("\ndamaged  "), len(lost))
     shutil.copytree(DCP, t + "/dcp")
     os.chmod(t + "/dcp/__1_0.distcp", 0o644)
     os.truncate(t + "/dcp/__1_0.distcp", 1000)
@@ -701,6 +711,31 @@ def test_maps_have_their_way_back(t):
     assert "decoder.layers.0.pre_mlp_layernorm.weight" in keys, keys  # as megatron.core calls it in front of experts
 
 
+def header(path):
+    data = read_all(path)
+    return sorted(k for k in json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]]) if k != "__metadata__")
+
+
+def test_names_are_the_modules_own(t):
+    """Without the saver's wrapper and what wrappers of modules left inside; what is beside the wrapper is not the model."""
+    cli = Cli(t)
+    data = os.path.join(DATA, "wrapped_names")
+    own = ["a.module", "layers.0.b", "layers.0.w", "norm"]
+    for name in ("beside.pt", "dcp"):
+        cli.run("convert", f"{data}/{name}", f"{t}/{name}", "--to", "hf", "--drop", "optimizer,other,objects")
+        same(name, header(f"{t}/{name}/model.safetensors"), own)
+        roles = {x["key"]: x["role"] for x in cli.json("ls", f"{data}/{name}")["tensors"]}
+        same("roles", {k: r for k, r in roles.items() if not k.startswith(("model.", "optim"))},
+             {k: "other" for k in roles if not k.startswith(("model.", "optim"))})
+        assert "step" in roles and any(k.startswith("ema.") for k in roles), roles
+        assert not cli.json("info", f"{data}/{name}")["warnings"]
+    done = cli.run("diff", f"{data}/beside.pt", t + "/dcp", "--drop", "optimizer,other,objects").stdout
+    assert "only in" not in done, done
+    cli.run("convert", data + "/collide.pt", t + "/kept", "--to", "hf")
+    same("names that would collide", header(t + "/kept/model.safetensors"), ["model.module.x", "model.module.y", "model.x"])
+    same("the warning", [w["code"] for w in cli.json("info", data + "/collide.pt")["warnings"]], ["prefix-kept"])
+
+
 def test_weights_chooses_between_deepspeeds_copies(t):
     cli = Cli(t)
     fixture = os.path.join(DATA, "deepspeed", "z2_bf16_aligned_rr_w2")
@@ -724,6 +759,41 @@ def test_what_is_not_known_is_refused_by_name(t):
         cli.error("ls", url, status=USAGE, words=[url.split("/")[0], "no such kind"])
         if os.access("/dev/fuse", os.R_OK | os.W_OK):  # else that is told first
             cli.error("mount", url, t + "/mnt", status=USAGE, words=[url.split("/")[0], "no such kind"])
+
+
+def test_what_is_not_built_yet_is_refused_by_name(t):
+    cli = Cli(t)
+    os.mkdir(t + "/mnt")
+    later = "does not have it yet"
+    for command in ("browse", "serve", "report", "warm", "follow", "thin", "map"):
+        cli.error(command, DCP, status=USAGE, words=[f"unshard: {command}: ", later])
+    for option in ("dequant", "dequant=bf16", "lora=adapter@0.5", "mean=other@0.5", "fill=base"):
+        cli.error("mount", DCP, t + "/mnt", "-o", "ro," + option, status=USAGE, words=[f"-o {option}: ", later])
+        cli.error("ls", DCP, "-o", option, status=USAGE, words=[f"-o {option}: ", later])
+    cli.error("convert", DCP, t + "/out", "--to", "hf", "--quant", "fp8", status=USAGE, words=["--quant: ", later])
+    cli.error("verify", DCP, "--like", DCP, status=USAGE, words=["--like: ", later])
+    assert "dequant" not in cli.run("--complete", "mount", "-o").stdout
+
+
+def test_codes_are_not_cast(t):
+    """dtype= on a quantised model would give the codes without their scales; known by config.json or by names and types."""
+    cli = Cli(t)
+    os.mkdir(t + "/mnt")
+    plain = {"a.weight": ("F8_E4M3", (2, 2), bytes(range(4))), "b.weight": ("BF16", (2,), bytes(4))}
+    scaled = {**plain, "a.weight_scale_inv": ("F32", (1,), struct.pack("<f", 2))}
+    write_checkpoint(t + "/plain", plain)
+    write_checkpoint(t + "/scaled", scaled, config=False)
+    write_checkpoint(t + "/told", plain)
+    write_file(t + "/told/config.json", b'{"model_type": "llama", "x": NaN, "quantization_config": {"quant_method": "fp8"}}')
+    cli.run("convert", t + "/plain", t + "/out", "--to", "hf", "--dtype", "bf16")
+    for name, words in (("scaled", ["a.weight_scale_inv"]), ("told", ["quantization_config of config.json: fp8"])):
+        words = ["dtype=: the model is quantised", "dequant=", *words]
+        cli.error("ls", f"{t}/{name}", "-o", "dtype=bf16", status=SOURCE, words=words)
+        cli.error("convert", f"{t}/{name}", f"{t}/out-{name}", "--to", "hf", "--dtype", "bf16", status=SOURCE, words=words)
+        assert not os.path.exists(f"{t}/out-{name}")
+        if os.access("/dev/fuse", os.R_OK | os.W_OK):
+            cli.error("mount", f"{t}/{name}", t + "/mnt", "-o", "dtype=bf16", status=SOURCE, words=words)
+        cli.run("convert", f"{t}/{name}", f"{t}/as-is-{name}", "--to", "hf")
 
 
 def test_wrong_usage(t):

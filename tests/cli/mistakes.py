@@ -192,6 +192,7 @@ ROWS = [
     ("a typing mistake in an option", "unshard mount step mnt -o alow_other"),
     ("a value that the option has not", "unshard mount step mnt -o cache_size=lots"),
     ("an option of other commands", "unshard mount step mnt --map olmo-to-hf"),
+    ("an option that is not built yet", "unshard mount step mnt -o dequant=bf16"),
     ("saving, and not `rw`", "unshard mount step mnt -o save=dcp"),
     ("a format that is not written", "unshard mount step mnt -o rw,save=dpc"),
     ("`save=` without ranks", "unshard mount step mnt -o rw,save=dcp:ranks=0"),

@@ -76,7 +76,7 @@ static int count_member(void *user, const char *key, size_t key_len,
 
 static void check_text(const char *text, size_t size, bool nul_ok)
 {
-    const struct json_limits limits = {.nul_ok = nul_ok};
+    const struct json_limits limits = {.nul_ok = nul_ok, .python = nul_ok};
     struct member_count count = {.nul_ok = nul_ok};
     CLEANUP(json_freep) struct json *doc = NULL;
     struct err e = {0};

@@ -176,7 +176,7 @@ class OlmoCore(unittest.TestCase):
             truth.run_ranks(1, olmo_models.save, scratch, IDS, "llama_like", {"d_model": 32, "n_heads": 4}, config)
             done = mounted.run("info", scratch + "/saved", "-o", f"map=olmo-to-hf,hf={scratch}/hf", check=False)
             self.assertEqual(done.returncode, 3, done.stderr)
-            self.assertIn("norms of models of this model_type are not known here", done.stderr)
+            self.assertIn("there are no rules for models of type gemma3_text", done.stderr)
 
 
 class Llama(unittest.TestCase):

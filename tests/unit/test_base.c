@@ -459,6 +459,45 @@ static void test_log_lines(void **state)
     close(fds[1]);
 }
 
+/* A missing shard of a thousand tensors is no thousand lines. */
+static void test_log_groups_errors(void **state)
+{
+    char line[65536];
+    int fds[2];
+    ssize_t n;
+    size_t lines = 0;
+
+    (void)state;
+    assert_int_equal(pipe(fds), 0);
+    log_to(fds[1]);
+    for (int i = 0; i < 120; i++) {
+        struct err e;
+
+        err_set(&e, EIO, "shard a_1 ends at byte 7, chunk needs bytes %d to %d", i,
+                i + 1);
+        err_wrap(&e, "tensor t%d", i);
+        log_err(LOG_GPU, &e);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct err e;
+
+        err_set(&e, EIO, "shard a_%d is missing", i);
+        log_err(LOG_GPU, &e);
+    }
+    log_to(2);
+    close(fds[1]);
+    n = read(fds[0], line, sizeof line - 1);
+    assert_true(n > 0);
+    line[n] = '\0';
+    close(fds[0]);
+    for (const char *p = line; (p = strchr(p, '\n')); p++)
+        lines++;
+    assert_int_equal(lines, 3 + 2 + 2);
+    assert_has(line, "100 errors of one cause, the last: tensor t99: shard a_1 ends");
+    assert_has(line, "shard a_0 is missing");
+    assert_has(line, "shard a_1 is missing");
+}
+
 static void test_log_configure(void **state)
 {
     (void)state;
@@ -518,6 +557,7 @@ int main(void)
         cmocka_unit_test(test_varint_too_long),
         cmocka_unit_test(test_keyset),
         cmocka_unit_test(test_log_lines),
+        cmocka_unit_test(test_log_groups_errors),
         cmocka_unit_test(test_log_configure),
         cmocka_unit_test(test_base_macros),
     };

@@ -637,12 +637,62 @@ static void test_out_of_memory(void **state)
         fail_alloc_end(&n, json_parse(b.data, b.len, NULL, &doc, &e));
     }
     for (long n = 1; fail_alloc_next(&n);) {
+        static const char text[] = "{\"a\": [NaN, -Infinity]}";
+        CLEANUP(json_freep) struct json *doc = NULL;
+        struct err e = {0};
+
+        fail_alloc_end(&n, json_parse(text, strlen(text), &json_python, &doc, &e));
+    }
+    for (long n = 1; fail_alloc_next(&n);) {
         struct err e = {0};
 
         fail_alloc_end(&n,
                        json_each_member(b.data, b.len, NULL, ignore_member, NULL, &e));
     }
     cJSON_InitHooks(NULL);
+}
+
+/* Python's words for numbers that are not finite: allowed where they are asked for. */
+static void test_python_words(void **state)
+{
+    static const char text[] = "{\"a\": [NaN, 1, Infinity, -Infinity, \"NaN\", -1],"
+                               " \"Infinity\": {\"b\": Infinity}, \"n\": 7}";
+    static const char *const wrong[] = {"nan",  "+Infinity", "Inf",      "--Infinity",
+                                        "NaN1", "-NaN",      "[Infini]"};
+    CLEANUP(json_freep) struct json *doc = NULL;
+    CLEANUP_FREE char *copy = malloc(strlen(text));
+    const struct json *v;
+    struct err e = {0};
+    const char *s;
+    double d = 0;
+    int64_t n;
+
+    (void)state;
+    assert_non_null(copy);
+    memcpy(copy, text, strlen(text));
+    assert_ok(json_parse(copy, strlen(text), &json_python, &doc, &e), &e);
+    v = json_first(json_get(doc, "a"));
+    assert_int_equal(json_kind(v), JSON_NUMBER);
+    assert_false(json_double(v, &d) || json_i64(v, &n));
+    v = json_next(v);
+    assert_true(json_i64(v, &n) && n == 1);
+    v = json_next(v);
+    assert_false(json_double(v, &d));
+    v = json_next(v);
+    assert_false(json_double(v, &d));
+    v = json_next(v);
+    assert_true(json_string(v, &s));
+    assert_string_equal(s, "NaN");
+    v = json_next(v);
+    assert_true(json_i64(v, &n) && n == -1);
+    assert_int_equal(json_kind(json_get(json_get(doc, "Infinity"), "b")), JSON_NUMBER);
+    assert_true(json_i64(json_get(doc, "n"), &n) && n == 7);
+    for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+        struct json *none = NULL;
+
+        assert_int_equal(
+            json_parse(wrong[i], strlen(wrong[i]), &json_python, &none, &e), -EBADMSG);
+    }
 }
 
 int main(void)
@@ -664,6 +714,7 @@ int main(void)
         cmocka_unit_test(test_each_member_of),
         cmocka_unit_test(test_each_member_of_refuses),
         cmocka_unit_test(test_nul_only_where_allowed),
+        cmocka_unit_test(test_python_words),
         cmocka_unit_test(test_out_of_memory),
     };
 

@@ -137,9 +137,9 @@ static const struct {
     {RULES("{'from': 'a', 'to': 'b', 'when': {'x': 'y'}}"), EINVAL,
      "\"when\": \"x\" is not of config.json"},
     {RULES("{'from': 'a', 'to': 'b', 'when': {'config.x': 1}}"), EINVAL,
-     "\"when\": config.x is neither text nor a list of texts"},
+     "\"when\": config.x: neither text nor a list of texts"},
     {RULES("{'from': 'a', 'to': 'b', 'when': {'config.x': ['y', 1]}}"), EINVAL,
-     "\"when\": config.x is neither"},
+     "\"when\": config.x: neither"},
     {RULES("{'from': 'a', 'to': 'b', 'ops': [{'transpose': 1}]}"), EINVAL,
      "\"transpose\" is no list of axes"},
     {RULES("{'from': 'a', 'to': 'b', 'ops': [{'transpose': [0, 0]}]}"), EINVAL,
@@ -151,6 +151,21 @@ static const struct {
     {RULES("{'from': 'a', 'split': {'axis': 0}}"), EINVAL,
      "\"parts\" is no list, or an empty one"},
     {RULES("{'from': 'a', 'split': {'parts': []}}"), EINVAL, "\"parts\" is no list"},
+    {"{'unshard_map': 1, 'rules': [], 'models': {'config.a': 'x', 'config.b': 'y'}}",
+     EINVAL, "\"models\": not one place of config.json"},
+    {"{'unshard_map': 1, 'rules': [], 'models': {'source.a': 'x'}}", EINVAL,
+     "\"source.a\" is not of config.json"},
+    {"{'unshard_map': 1, 'rules': [], 'models': 3}", EINVAL, "\"models\": no object"},
+    {"{'unshard_map': 1, 'rules': [], 'refuse': {}}", EINVAL, "\"refuse\" is no list"},
+    {"{'unshard_map': 1, 'rules': [], 'refuse': [{'when': 'a'}]}", EINVAL,
+     "\"refuse\" 1: an element has \"why\""},
+    {"{'unshard_map': 1, 'rules': [], 'refuse': [{'why': 'a'}]}", EINVAL,
+     "\"refuse\" 1: an element has \"why\""},
+    {"{'unshard_map': 1, 'rules': [], 'shapes': {}}", EINVAL, "\"shapes\" is no list"},
+    {"{'unshard_map': 1, 'rules': [], 'shapes': [{'of': 'a'}]}", EINVAL,
+     "\"shapes\" 1: \"is\" is no list of sizes"},
+    {"{'unshard_map': 1, 'rules': [], 'shapes': [{'is': [1]}]}", EINVAL,
+     "\"shapes\" 1: a pattern is missing"},
     {RULES("{'from': 'a', 'split': {'parts': [{'rows': 1}]}}"), EINVAL,
      "a part without \"to\""},
     {RULES("{'from': 'a', 'split': {'parts': [{'from': 'b'}]}}"), EINVAL,
@@ -365,6 +380,8 @@ static void look(struct run *r)
 
 static void run(struct run *r, const char *map, const char *config, const char *tensors)
 {
+    static const struct sink_checkpoint about = {
+        .format = "test", .settings = "{\"m\": {\"n\": 1, \"t\": \"u\"}}"};
     struct catalog_place place = {.path = "run", .store = &r->store.store};
     CLEANUP(map_freep) struct map *m = NULL;
     CLEANUP(map_filter_freep) struct sink_filter *f = NULL;
@@ -380,6 +397,7 @@ static void run(struct run *r, const char *map, const char *config, const char *
     free(text);
     place.filter = f;
     assert_ok(sink_begin(r->c, &place, &s, &r->e), &r->e);
+    assert_ok(sink_checkpoint(s, &about, &r->e), &r->e);
     report_all(s, tensors);
     assert_ok(sink_commit(s, NULL, &id, &r->e), &r->e);
     look(r);
@@ -719,9 +737,8 @@ static void check_shipped(const char *name, const char *config, const char *from
 /* Halves of fc1 that are tensors of their own, and experts of merged rank files. */
 static void test_megatron_names(void **state UNUSED)
 {
-    static const char config[] =
-        "{'num_attention_heads': 2, 'hidden_size': 4, 'vocab_size': 3,"
-        " 'num_hidden_layers': 9}";
+    static const char config[] = "{'num_attention_heads': 2, 'vocab_size': 3,"
+                                 " 'num_hidden_layers': 9}";
     static const struct {
         const char *from, *to;
     } t[] = {
@@ -797,9 +814,8 @@ static void test_torchtitan_names(void **state UNUSED)
         {llama, "output.weight[2,1]", "lm_head.weightF32 [2, 1] = 0-1"},
         {"{'model_type': 'qwen3'}", "layers.0.attention.wk.weight[4,1]",
          "model.layers.0.self_attn.k_proj.weightF32 [4, 1] = 0-3"},
-        {"{'model_type': 'x'}", "layers.0.attention.wk.weight[4,1]",
-         "layers.0.attention.wk.weightF32 [4, 1] = 0-3"},
-        {"{'tie_word_embeddings': true}", "output.weight[2,1]", ""},
+        {"{'model_type': 'qwen3', 'tie_word_embeddings': true}", "output.weight[2,1]",
+         ""},
         {"{'model_type': 'llama', 'tie_word_embeddings': true}", "output.weight[2,1]",
          "lm_head.weightF32 [2, 1] = 0-1"},
         {deepseek, "layers.2.moe.experts.w2[2,1,2]",
@@ -836,6 +852,133 @@ static void test_olmo_norms(void **state UNUSED)
 
     for (size_t i = 0; i < ARRAY_SIZE(t); i++)
         check_shipped("olmo-to-hf", t[i].config, t[i].from, t[i].to);
+}
+
+/* ---- for which models ---- */
+
+#define RULE_A "'rules': [{'from': 'a', 'to': 'b'}]}"
+#define MODELS(list) "{'unshard_map': 1, 'models': {'config.t': " list "}, " RULE_A
+#define REFUSE(list) "{'unshard_map': 1, 'refuse': [" list "], " RULE_A
+#define SHAPES(list) "{'unshard_map': 1, 'shapes': [" list "], " RULE_A
+
+static void test_models(void **state UNUSED)
+{
+    static const struct run_case t[] = {
+        {"one of them", MODELS("['x', 'y']"), "{'t': 'y'}", "a[1]", "bF32 [1] = 0",
+         NULL},
+        {"another one", MODELS("['x', 'y']"), "{'t': 'z'}", "a[1]", NULL,
+         "map m: there are no rules for models of type z (supported are x, y)"},
+        {"config.json does not tell", MODELS("['x']"), "{'t': 1}", "a[1]", NULL,
+         "config.json has no t, which says what model it is (supported are x)"},
+        {"no config.json", MODELS("'x'"), NULL, "a[1]", NULL,
+         "there is none (give one with -o hf=DIR)"},
+        {"none is fine", MODELS("['x', null]"), NULL, "a[1]", "bF32 [1] = 0", NULL},
+        {"another one where none is fine", MODELS("['x', null]"), "{'t': 'z'}", "a[1]",
+         NULL, "no rules for models of type z"},
+        {"a number that is not 0", REFUSE("{'when': 'config.n - 3', 'why': 'W'}"),
+         "{'n': 2}", "a[1]", NULL, "map m: W"},
+        {"a number that is 0", REFUSE("{'when': 'config.n - 3', 'why': 'W'}"),
+         "{'n': 3}", "a[1]", "bF32 [1] = 0", NULL},
+        {"no number", REFUSE("{'when': 'config.n - 3', 'why': 'W'}"), "{}", "a[1]",
+         "bF32 [1] = 0", NULL},
+        {"a text", REFUSE("{'models': {'config.t': 'x'}, 'why': 'W'}"), "{'t': 'x'}",
+         "a[1]", NULL, "W"},
+        {"another text", REFUSE("{'models': {'config.t': 'x'}, 'when': 1, 'why': 'W'}"),
+         "{'t': 'y'}", "a[1]", "bF32 [1] = 0", NULL},
+        {"what the checkpoint tells", REFUSE("{'when': 'source.m.n', 'why': 'W'}"),
+         NULL, "a[1]", NULL, "map m: W"},
+        {"what it does not tell", REFUSE("{'when': 'source.m.x', 'why': 'W'}"), NULL,
+         "a[1]", "bF32 [1] = 0", NULL},
+        {"a text of it", REFUSE("{'models': {'source.m.t': ['u']}, 'why': 'W'}"), NULL,
+         "a[1]", NULL, "W"},
+        {"the shape", SHAPES("{'of': 'b', 'is': ['config.n', 2]}"), "{'n': 3}",
+         "a[3,2]", "bF32 [3, 2] = 0-5", NULL},
+        {"another shape", SHAPES("{'of': '{x}', 'is': ['config.n']}"), "{'n': 3}",
+         "a[2]", NULL,
+         "rule 1: tensor a: b would have the shape [2], by config.json it is [3]"},
+        {"fewer axes", SHAPES("{'of': 'b', 'is': ['config.n']}"), "{'n': 3}", "a[3,2]",
+         NULL, "b would have the shape [3, 2], by config.json it is [3]"},
+        {"more axes", SHAPES("{'of': 'b', 'is': ['config.n', 'config.n']}"), "{'n': 3}",
+         "a[3]", NULL, "would have the shape [3], by config.json it is [3, 3]"},
+        {"a size that is not told", SHAPES("{'of': 'b', 'is': ['config.x', 2]}"), "{}",
+         "a[7,2]", "bF32 [7, 2] = 0-13", NULL},
+        {"the shape of another", SHAPES("{'of': 'c', 'is': [9]}"), NULL, "a[2]",
+         "bF32 [2] = 0-1", NULL},
+    };
+    static const struct run_case shipped[] = {
+        {"a family without rules", NULL, "{'model_type': 'nemotron'}",
+         "decoder.layers.mlp.linear_fc1.weight[2,4,4]", NULL,
+         "there are no rules for models of type nemotron (supported are llama, "},
+        {"an MLP without a gate", NULL,
+         "{'model_type': 'llama', 'num_hidden_layers': 2, 'hidden_size': 4,"
+         " 'intermediate_size': 4}",
+         "decoder.layers.mlp.linear_fc1.weight[2,4,4]", NULL,
+         "gate_proj.weight would have the shape [2, 4], by config.json it is [4, 4]"},
+        {"norms of queries and keys", NULL, "{'model_type': 'llama'}",
+         "decoder.layers.0.self_attention.q_layernorm.weight[4]", NULL,
+         "models of this model_type have no norms of queries and keys"},
+        {"biases", NULL, "{'model_type': 'qwen3', 'attention_bias': false}",
+         "decoder.layers.0.self_attention.linear_qkv.bias[4]", NULL,
+         "by config.json there are no biases in attention"},
+        {"what no rule names", NULL, "{'model_type': 'llama'}",
+         "decoder.final_layernorm.weight[4] decoder.layers.0.self_attention.sink[2]",
+         NULL, "no rule names 1 tensor of the model"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++)
+        check_case(&t[i]);
+    for (size_t i = 0; i < ARRAY_SIZE(shipped); i++) {
+        CLEANUP_FREE char *map = strdup(map_shipped("megatron-to-hf"));
+        struct run_case c = shipped[i];
+
+        for (char *p = map; (p = strchr(p, '\''));)
+            *p = ' ';
+        c.map = map;
+        check_case(&c);
+    }
+}
+
+/* ---- codes of quantised weights are not cast ---- */
+
+#define CAST "{'unshard_map': 1, 'cast': 'BF16', 'rules': []}"
+#define QUANTISED "dtype=: the model is quantised ("
+
+static void test_quantised(void **state UNUSED)
+{
+    static const struct run_case t[] = {
+        {"GPTQ, AWQ", CAST, NULL, "a.qweight[2,2]:I32 a.scales[2]", NULL,
+         QUANTISED "a.qweight)"},
+        {"block-scaled FP8", CAST, NULL, "a.weight[2]:F8_E4M3 a.weight_scale_inv[1]",
+         NULL, QUANTISED "a.weight_scale_inv)"},
+        {"FP8, and scales of another name", CAST, NULL,
+         "a.weight[2]:F8_E4M3 a.scale[1]", NULL, QUANTISED},
+        {"the scales first", CAST, NULL, "a.w_scale[1] a.weight[2]:F8_E4M3", NULL,
+         QUANTISED},
+        {"below the weight", CAST, NULL, "a.weight.d[2,2]:I8 a.weight.scales[1]", NULL,
+         QUANTISED},
+        {"MXFP4", CAST, NULL, "a.down_proj_blocks[2]:U8 a.down_proj_scales[2]:U8", NULL,
+         QUANTISED},
+        {"bitsandbytes", CAST, NULL, "a.weight.quant_state.bitsandbytes__nf4[4]:U8",
+         NULL, QUANTISED},
+        {"LLM.int8", CAST, NULL, "a.weight[2,2]:I8", NULL, QUANTISED},
+        {"a type of codes", CAST, NULL, "a.x[4]:F4", NULL, QUANTISED},
+        {"by a rule", RULES("{'from': 'a.w', 'to': 'b', 'cast': 'F32'}"), NULL,
+         "a.w[2]:F8_E4M3 a.w_scale[1]", NULL, QUANTISED},
+        {"FP8 without scales", CAST, NULL, "a.weight[2]:F8_E4M3 b.scale[1]:BF16",
+         "a.weightBF16 <F8_E4M3 [2] = 0-1\nb.scaleBF16 [1] = 1", NULL},
+        {"counters and tables", CAST, NULL,
+         "a.num_batches_tracked[]:I64 a.weight[1]:BF16 a.logit_scale[]:BF16",
+         "a.logit_scaleBF16 [] = 5\na.num_batches_trackedI64 [] = 0\n"
+         "a.weightBF16 [1] = 4",
+         NULL},
+        {"not the model's", CAST, NULL, "optimizer.a.qweight[2]:I32 a[1]:BF16",
+         "aBF16 [1] = 4\noptimizer.a.qweightI32 [2] = 0-1", NULL},
+        {"nothing is cast", RULES("{'from': 'a.qweight', 'to': 'b'}"), NULL,
+         "a.qweight[2]:I32", "bI32 [2] = 0-1", NULL},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(t); i++)
+        check_case(&t[i]);
 }
 
 /* ---- variables ---- */
@@ -1126,6 +1269,8 @@ int main(void)
         cmocka_unit_test(test_olmo_norms),
         cmocka_unit_test(test_wants_config),
         cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_models),
+        cmocka_unit_test(test_quantised),
         cmocka_unit_test(test_variables),
         cmocka_unit_test(test_wrapper),
         cmocka_unit_test(test_holders),

@@ -508,6 +508,7 @@ static int report_oddities(struct dcp_scan *s, struct err *e)
 
 static int report(struct dcp_scan *s, struct err *e)
 {
+    dcp_find_wrapper(s);
     if ((s->rank_local ? report_ranks(s, e) : report_whole(s, e)) < 0 ||
         dcp_report_objects(s, e) < 0 || hide_stale(s, e) < 0)
         return -e->code;

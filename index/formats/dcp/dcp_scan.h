@@ -64,6 +64,7 @@ struct dcp_scan {
     struct dcp_ref *piece; /* chunks that are looked into, those of a tensor together */
     size_t npieces, piece_cap;
     bool wraps;       /* some tensor cannot be plain elements */
+    bool has_wrapper; /* of the model: what is beside it is not the model */
     uint64_t wrapped; /* tensors of a class of their own, and the first one's key */
     uint32_t wrapped_key;
 };
@@ -120,6 +121,9 @@ int dcp_report_objects(struct dcp_scan *s, struct err *e);
  * is shorter than its elements would be, s->wraps is set: all of s->part[0] is looked at.
  */
 void dcp_find_wraps(struct dcp_scan *s);
+
+/* Is the model in a wrapper that planner_data tells? Sets s->has_wrapper. */
+void dcp_find_wrapper(struct dcp_scan *s);
 
 /*
  * Has the tensor to be looked into before it is reported? 1: its chunks were added to

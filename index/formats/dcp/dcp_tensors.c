@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "index/formats/flat_boxes.h"
 #include "index/formats/dcp/torch_dcp.h"
+#include "index/names.h"
 #include "index/sink.h"
 #include "remote/store.h"
 
@@ -464,6 +465,35 @@ static int role_of_key(const struct dcp_scan *s, const char *key, size_t len)
     return s->how->role_of ? s->how->role_of(key, len) : s->how->role;
 }
 
+static bool is_model(const struct dcp_scan *s, const char *key, size_t len)
+{
+    int role = role_of_key(s, key, len);
+
+    return (role < 0 ? role_of(s->how->part, key, len) : (enum role)role) == ROLE_MODEL;
+}
+
+/* Steps, losses and EMA copies beside the wrapper that has the model. */
+static bool is_beside(const struct dcp_scan *s, const char *key, size_t len)
+{
+    return s->has_wrapper && (s->how->role_of || s->how->role < 0) &&
+           is_model(s, key, len);
+}
+
+void dcp_find_wrapper(struct dcp_scan *s)
+{
+    for (uint32_t p = 0; p < s->nparts && !s->how->no_wrapper; p++) {
+        const struct dcp_metadata *m = s->part[p].m;
+
+        for (uint32_t i = 0; i < m->nentries && !s->has_wrapper; i++) {
+            size_t len;
+            const char *key = intern_get(&s->names.keys, m->entry[i].key, &len);
+
+            s->has_wrapper = m->entry[i].tensor != DCP_OBJECT &&
+                             m->entry[i].wrapper > 0 && is_model(s, key, len);
+        }
+    }
+}
+
 /* `key` NULL: the entry's own, with its wrapper and role. */
 static int report_as(struct dcp_scan *s, const struct dcp_ref *ref, size_t nrefs,
                      const struct buf *key, struct err *e)
@@ -484,10 +514,15 @@ static int report_as(struct dcp_scan *s, const struct dcp_ref *ref, size_t nrefs
         .key_len = key ? key->len : len,
         .part = s->how->part,
         .wrapper = key || s->how->no_wrapper ? 0 : entry->wrapper,
+        .modules = !key && !s->how->no_wrapper,
         .dtype = w.tensor->dtype,
         .shape = &w.shape,
         .role = key ? ROLE_OTHER : role_of_key(s, own, len),
     };
+    if (!key && s->how->on_tensor)
+        s->how->on_tensor(s->how->user, own, len, &w.shape);
+    if (!key && w.sink.wrapper == 0 && is_beside(s, own, len))
+        w.sink.role = ROLE_OTHER;
     return report(&w, nrefs, e);
 }
 

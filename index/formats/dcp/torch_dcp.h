@@ -31,6 +31,9 @@ struct dcp_how {
     bool unwrap;        /* objects were saved as lists of one: that one is shown */
     /* Optional, in place of `role`: enum role, or -1. */
     int (*role_of)(const char *key, size_t len);
+    /* Optional: sees each tensor before it is reported, on the scan's thread. */
+    void (*on_tensor)(void *user, const char *key, size_t len,
+                      const struct shape *shape);
     /* Optional: sees each object as it is reported, on the scan's thread. */
     void (*on_object)(void *user, const char *key, size_t len, const char *json,
                       size_t json_len);

@@ -389,6 +389,7 @@ static int take_counts(struct optim *o, struct err *e)
     }
     if (most == p->nranks || (list && p->ngroups == 0))
         return 0;
+    p->incomplete = most > p->nranks;
     err_set(e, EBADMSG,
             "partition_count says %" PRIu64 " files of optimizer states, there are %u",
             most, p->nranks);
@@ -685,9 +686,11 @@ int ds_optim_read(struct ds_scan *s, struct ds_part *p, struct err *e)
     if (!p->rank)
         return err_nomem(e);
     for (uint32_t i = 0; i < p->nranks; i++)
-        if (p->optim[i].dp != i)
+        if (p->optim[i].dp != i) {
+            p->incomplete = true;
             return err_set(e, EBADMSG, "rank %u of the optimizer's files is missing",
                            i);
+        }
     if (ds_notes_read(s, p, e) < 0 ||
         ds_each_file(s, p->optim, p->nranks, read_file, &x, e) < 0)
         return -e->code;

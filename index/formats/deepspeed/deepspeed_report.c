@@ -345,8 +345,8 @@ static int report_part(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     bool masters = p->has_shapes && p->nranks > 0;
 
-    if ((masters && ds_report_masters(s, p, e) < 0) || ds_report_frozen(s, p, e) < 0 ||
-        ds_report_tied(s, p, e) < 0 ||
+    if (((masters || p->lost) && ds_report_masters(s, p, e) < 0) ||
+        ds_report_frozen(s, p, e) < 0 || ds_report_tied(s, p, e) < 0 ||
         ds_report_module(s, &p->model, &p->module, e) < 0 ||
         (masters && ds_report_states(s, p, e) < 0))
         return -e->code;
@@ -373,15 +373,41 @@ static int report_all(struct ds_scan *s, struct err *e)
 
 /* ---- the optimizer's files ---- */
 
+/*
+ * Files of optimizer states are lost, and the copy that the model computed with is whole:
+ * masters are listed with the fault, and weights=module shows the model.
+ */
+static int lose_masters(const struct ds_scan *s, struct ds_part *p, struct err *e)
+{
+    bool copy = p->has_shapes && p->module.kind == PV_DICT && !p->files->sharded;
+
+    if (!p->incomplete || !copy || s->tensor > 1 || s->how->rule ||
+        ds_files_of(&s->files, DS_EXPERT) > 0)
+        return -e->code;
+    p->lost = arena_memdup(s->arena, e->text, strlen(e->text));
+    if (!p->lost)
+        return err_nomem(e);
+    p->nranks = 0;
+    *e = (struct err){0};
+    return sink_warning(s->sink, "lost-files",
+                        "%s: the fp32 weights and the optimizer's states cannot be put "
+                        "together; weights=module shows the model's 16-bit weights",
+                        p->lost) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
 static int read_optim(struct ds_scan *s, struct err *e)
 {
     s->stage = s->nparts > 0 && s->part[0].files->sharded ? 3 : 0;
     for (size_t i = 0; i < s->nparts; i++) {
         struct ds_part *p = &s->part[i];
 
-        if (p->nranks == 0 && s->part[0].nranks > 0)
-            return err_set(e, EBADMSG, "mp_rank_%02u has no optimizer states", p->mp);
-        if (ds_optim_read(s, p, e) < 0)
+        p->incomplete = p->nranks == 0 && (s->part[0].nranks > 0 || s->part[0].lost);
+        if (p->incomplete)
+            err_set(e, EBADMSG, "mp_rank_%02u has no optimizer states", p->mp);
+        if (p->incomplete ? lose_masters(s, p, e) < 0
+                          : ds_optim_read(s, p, e) < 0 && lose_masters(s, p, e) < 0)
             return -e->code;
         if ((s->stage == 3) != p->files->sharded)
             return err_set(e, EBADMSG, "%s: not the model states of stage %d",
@@ -406,7 +432,8 @@ static int warn_lost(struct ds_scan *s, struct err *e)
                      "%zu files of states are not DeepSpeed's (%.100s)",
                      s->files.unknown, s->files.first_unknown) < 0)
         return err_nomem(e);
-    if (s->nparts > 0 && s->part[0].nranks == 0 && s->part[0].has_shapes)
+    if (s->nparts > 0 && s->part[0].nranks == 0 && s->part[0].has_shapes &&
+        !s->part[0].lost)
         why = "there are no optimizer states: NAME is what the model computed with";
     if (s->nparts > 0 && s->part[0].nranks > 0 && !s->part[0].has_shapes)
         why = "param_shapes is missing: nothing tells where the masters lie";

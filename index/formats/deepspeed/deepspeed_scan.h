@@ -88,8 +88,10 @@ struct ds_part {
     uint32_t nlists;          /* of param_shapes */
     bool has_shapes;
 
-    /* Of the optimizer files; nranks is 0 where there are none. */
+    /* Of the optimizer files; nranks is 0 where there are none, or some are lost. */
     uint32_t nranks, ngroups, nslots;
+    bool incomplete;  /* of what ranks saved not all files are there */
+    const char *lost; /* what is missing: no master is read; NULL: nothing */
     size_t *first;    /* stages 1, 2: the first parameter of each group */
     uint64_t *length; /* stages 1, 2: elements of each group, with gaps */
     uint64_t *begin;  /* stage 3: where each sub-group begins on a rank */

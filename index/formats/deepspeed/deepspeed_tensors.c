@@ -274,7 +274,7 @@ static int report_named(struct ds_scan *s, const struct ds_part *p,
                         size_t len, struct err *e)
 {
     struct job j = {.s = s, .p = p, .x = x, .slot = DS_MASTER, .set = set};
-    const struct ds_flat *first = first_flat(&j);
+    const struct ds_flat *first = p->lost ? NULL : first_flat(&j);
     struct sink_tensor t = {.key = name,
                             .key_len = len,
                             .part = s->how->part,
@@ -283,7 +283,11 @@ static int report_named(struct ds_scan *s, const struct ds_part *p,
 
     whole_shape(x, &j.shape);
     t.dtype = j.dtype = first ? (enum dtype)first->dtype : DTYPE_F32;
-    if (ds_begin(s, p->model.path, &t, e) < 0 || add_all(&j, e) < 0)
+    if (ds_begin(s, p->model.path, &t, e) < 0)
+        return -e->code;
+    if (p->lost && sink_fault(s->sink, "%s", p->lost) < 0)
+        return err_nomem(e);
+    if (!p->lost && add_all(&j, e) < 0)
         return -e->code;
     return sink_tensor_end(s->sink, e);
 }
@@ -333,7 +337,7 @@ int ds_report_alias(struct ds_scan *s, const struct ds_part *p,
 static uint32_t sets_of(const struct ds_scan *s, const struct ds_part *p,
                         const struct ds_param *x)
 {
-    return s->stage == 3 || x->joined > 0 ? 1 : ds_sets(p, x->group);
+    return s->stage == 3 || x->joined > 0 || p->lost ? 1 : ds_sets(p, x->group);
 }
 
 int ds_report_masters(struct ds_scan *s, struct ds_part *p, struct err *e)

@@ -44,7 +44,7 @@ int hf_config_read(struct listing *l, const char *dir, struct sink *sink,
     if (sink_watch(sink, path, e) < 0)
         return -e->code;
     if (listing_read(l, "config.json", MAX_CONFIG, &text, &len, &why) == 0 &&
-        json_parse(text, len, NULL, &doc, &why) == 0)
+        json_parse(text, len, &json_python, &doc, &why) == 0)
         take_values(doc, out);
     if (!safetensors_stops_scan(why.code))
         return 0;

@@ -50,13 +50,29 @@ static bool is_head(const char *name, size_t len)
 
 /* ---- what is known ---- */
 
+/*
+ * The name without what a saver or a module around the model (Megatron-FSDP's "module.")
+ * put before it: the mapping has one of the spellings, or both. 0: there is no other.
+ */
+static size_t other_spelling(const struct hf_scan *s,
+                             const struct safetensors_tensor *t)
+{
+    static const char holder[] = "module.";
+    size_t n = sizeof holder - 1;
+    size_t wrapper = s->how->wrapper ? s->how->wrapper(t->name, t->name_len) : 0;
+
+    if (wrapper)
+        return wrapper;
+    return t->name_len > n && memcmp(t->name, holder, n) == 0 ? n : 0;
+}
+
 static int list_held(struct names *n, struct err *e)
 {
     const struct hf_scan *s = n->s;
 
     for (size_t i = 0; i < s->ntensors; i++) {
         const struct safetensors_tensor *t = hf_name_of(s, &s->tensor[i]);
-        size_t wrapper = s->how->wrapper ? s->how->wrapper(t->name, t->name_len) : 0;
+        size_t wrapper = other_spelling(s, t);
 
         if (key_list_add(&n->held, t->name, t->name_len, e) < 0 ||
             (wrapper &&

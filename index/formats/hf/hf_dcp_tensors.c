@@ -85,6 +85,7 @@ static int report_tensor(struct hf_scan *s, const struct hf_tensor *t, struct er
         .key_len = name->name_len,
         .part = s->how->part,
         .wrapper = s->how->wrapper ? s->how->wrapper(name->name, name->name_len) : 0,
+        .modules = true,
         .dtype = t->dtype,
         .shape = &shape,
         .role = s->how->role};

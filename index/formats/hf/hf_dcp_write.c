@@ -231,11 +231,9 @@ static int put_file(struct hf_sharding *s, const struct share *share, size_t n,
     for (size_t i = 0; i < n; i++) {
         const struct layout_tensor *t = &s->in->tensor[share[i].tensor];
 
-        entry[i] = (struct safetensors_entry){.tensor = share[i].tensor,
-                                              .name = t->key + t->wrapper,
-                                              .name_len = t->key_len - t->wrapper,
-                                              .start = share[i].start,
-                                              .size = share[i].size};
+        entry[i] = (struct safetensors_entry){
+            .tensor = share[i].tensor, .start = share[i].start, .size = share[i].size};
+        entry[i].name = layout_own_name(t, &entry[i].name_len);
     }
     if (metadata_of(s, entry, n, &metadata) < 0)
         return err_nomem(e);

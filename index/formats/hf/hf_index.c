@@ -162,7 +162,7 @@ static int index_of_map(const struct json *map, size_t text_len, const char *suf
 int hf_index_parse(const char *text, size_t len, const char *suffix,
                    struct hf_index *out, struct err *e)
 {
-    static const struct json_limits limits = {.nul_ok = true};
+    static const struct json_limits limits = {.nul_ok = true, .python = true};
     CLEANUP(json_freep) struct json *doc = NULL;
     const struct json *map;
 

@@ -147,6 +147,14 @@ struct set {
 };
 
 /* What the model names itself; other roles have no place in a model's directory. */
+static void choose_entry(struct set *s, size_t i)
+{
+    struct safetensors_entry *entry = &s->entry[s->entries++];
+
+    *entry = (struct safetensors_entry){.tensor = i};
+    entry->name = layout_own_name(&s->in->tensor[i], &entry->name_len);
+}
+
 static int choose_entries(struct set *s, struct err *e)
 {
     static const char *const role[] = {"model", "optimizer", "other"};
@@ -162,10 +170,7 @@ static int choose_entries(struct set *s, struct err *e)
         if (t->role != ROLE_MODEL)
             left[t->role]++;
         else if (safetensors_takes(t, t->wrapper))
-            s->entry[s->entries++] =
-                (struct safetensors_entry){.tensor = i,
-                                           .name = t->key + t->wrapper,
-                                           .name_len = t->key_len - t->wrapper};
+            choose_entry(s, i);
         else if (layout_loss(s->out, LOSS_TENSOR, t->key, t->key_len, e) < 0)
             return -e->code;
     }

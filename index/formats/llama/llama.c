@@ -308,11 +308,12 @@ static int report(struct llama *l, struct err *e)
 
 static int tell_checkpoint(const struct llama *l, struct err *e)
 {
-    char path[PATH_MAX], topology[96], main[NAME_MAX_LEN];
+    char path[PATH_MAX], topology[96], settings[160], main[NAME_MAX_LEN];
     struct sink_checkpoint about = {.format = "llama-consolidated",
                                     .framework = "Meta Llama",
                                     .topology = topology,
                                     .metadata_file = path};
+    const struct llama_params *p = &l->params;
     int n = snprintf(topology, sizeof topology,
                      "{\"files\": %" PRIu32 ", \"tensor_parallel\": %" PRIu32, l->ranks,
                      l->ranks);
@@ -322,6 +323,12 @@ static int tell_checkpoint(const struct llama *l, struct err *e)
                  ", \"layers\": %" PRIu64 "}", l->params.layers);
     else
         snprintf(topology + n, sizeof topology - (size_t)n, "}");
+    if (p->heads > 0 && p->layers > 0)
+        about.settings = settings;
+    snprintf(settings, sizeof settings,
+             "{\"n_heads\": %" PRIu64 ", \"n_kv_heads\": %" PRIu64
+             ", \"n_layers\": %" PRIu64 "}",
+             p->heads, p->kv_heads, p->layers);
     snprintf(main, sizeof main, "consolidated.%02" PRIu32 ".pth",
              l->first < MAX_RANKS ? l->first : 0);
     if (store_join(l->c->dir, main, path, sizeof path) < 0)

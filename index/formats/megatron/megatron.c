@@ -23,6 +23,7 @@ enum {
     MAX_METADATA = 64 << 10, /* of metadata.json; real ones have 130 bytes */
     MAX_CONFIG = 4 << 20,    /* of run_config.yaml; real ones have 20 KiB */
     MAX_COMMON = 64 << 20,   /* the common state as JSON */
+    MAX_RANKS = 1 << 20,     /* of tensor parallelism */
 };
 
 static const char METADATA[] = "metadata.json";
@@ -60,7 +61,7 @@ static int read_metadata(struct listing *l, struct metadata *out, struct err *e)
 
     *out = (struct metadata){0};
     if (listing_read(l, METADATA, MAX_METADATA, &text, &len, e) < 0 ||
-        json_parse(text, len, NULL, &doc, e) < 0)
+        json_parse(text, len, &json_python, &doc, e) < 0)
         return err_wrap(e, "%s", METADATA);
     take_text(json_get(doc, "sharded_backend"), out->name, sizeof out->name);
     if (!out->name[0])
@@ -181,6 +182,8 @@ struct scan {
     struct metadata metadata;
     struct megatron_facts facts;
     struct dcp_told dcp; /* of the torch_dist backend */
+    uint64_t rows;       /* of the embedding or output layer */
+    char few_rows[40];   /* which of them, or "" */
     bool fsdp;
 };
 
@@ -233,6 +236,7 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
     if (write_topology(s, &topology, e) < 0)
         return -e->code;
     about.topology = topology.data;
+    about.settings = megatron_settings(&s->facts);
     if (store_join(s->c->dir, s->fsdp ? ".metadata" : METADATA, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", s->c->dir,
                        METADATA);
@@ -334,6 +338,60 @@ static int learn_config(struct scan *s, struct err *e)
     return 0;
 }
 
+/* ---- known losses ---- */
+
+static bool ends_with(const char *key, size_t len, const char *name)
+{
+    size_t n = strlen(name);
+
+    return len >= n && memcmp(key + len - n, name, n) == 0 &&
+           (len == n || key[len - n - 1] == '.');
+}
+
+/* Rows of what has one for each word; the fewest. */
+static void note_rows(void *user, const char *key, size_t len,
+                      const struct shape *shape)
+{
+    static const char *const names[] = {"embedding.word_embeddings.weight",
+                                        "output_layer.weight"};
+    struct scan *s = user;
+
+    if (shape->nd != 2 || megatron_role(key, len) == ROLE_OPTIMIZER)
+        return;
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        if (!ends_with(key, len, names[i]) ||
+            (s->few_rows[0] && shape->dim[0] >= s->rows))
+            continue;
+        s->rows = shape->dim[0];
+        snprintf(s->few_rows, sizeof s->few_rows, "%s", names[i]);
+    }
+}
+
+/*
+ * Megatron Core 0.17 with Bridge stores a tensor-parallel rank's rows of the embedding as
+ * the whole where FSDP is used (fsdp_dtensor): the other ranks' rows are in no file.
+ */
+static int tell_lost_rows(struct scan *s, struct err *e)
+{
+    const char *settings = megatron_settings(&s->facts);
+    CLEANUP(json_freep) struct json *doc = NULL;
+    struct err ignored = {0};
+    uint64_t vocab;
+
+    if (!settings || !s->few_rows[0] || s->facts.tensor < 2 || s->rows > UINT32_MAX ||
+        json_parse(settings, strlen(settings), NULL, &doc, &ignored) < 0 ||
+        !json_u64(json_get(doc, "vocab_size"), &vocab) || s->rows >= vocab ||
+        vocab - s->rows > s->rows * (MIN(s->facts.tensor, MAX_RANKS) - 1))
+        return 0;
+    return sink_warning(s->sink, "lost-rows",
+                        "%s has %" PRIu64 " rows, and vocab_size is %" PRIu64
+                        ": the framework did not save the others (Megatron Core 0.17 "
+                        "stores one tensor-parallel rank's rows as the whole)",
+                        s->few_rows, s->rows, vocab) < 0
+               ? err_nomem(e)
+               : 0;
+}
+
 static int hide_machinery(struct scan *s, struct err *e)
 {
     static const struct {
@@ -355,12 +413,12 @@ static void see_object(void *user, const char *key, size_t len, const char *json
                        size_t json_len)
 {
     static const char common[] = "common_state/shard_0_1";
-    struct megatron_facts *facts = user;
+    struct scan *s = user;
 
     if (len == sizeof common - 1 && memcmp(key, common, len) == 0)
-        megatron_learn_common(facts, json, json_len);
+        megatron_learn_common(&s->facts, json, json_len);
     else
-        megatron_learn_cell(facts, key, len);
+        megatron_learn_cell(&s->facts, key, len);
 }
 
 static int report_torch_dist(struct scan *s, struct err *e)
@@ -370,8 +428,9 @@ static int report_torch_dist(struct scan *s, struct err *e)
         .no_wrapper = !s->fsdp,
         .unwrap = !s->fsdp,
         .role_of = s->fsdp ? dcp_origin_role : megatron_role,
+        .on_tensor = note_rows,
         .on_object = see_object,
-        .user = &s->facts,
+        .user = s,
     };
 
     return dcp_report(s->c, s->sink, &how, &s->dcp, e);
@@ -419,9 +478,9 @@ static int read_head(struct scan *s, struct err *e)
 static int report(struct scan *s, struct err *e)
 {
     if (read_head(s, e) < 0 || report_tensors(s, e) < 0 || report_common(s, e) < 0 ||
-        report_files(s, e) < 0)
+        report_files(s, e) < 0 || learn_config(s, e) < 0)
         return -e->code;
-    return learn_config(s, e);
+    return tell_lost_rows(s, e);
 }
 
 /* Also a scan that fails has a format. */

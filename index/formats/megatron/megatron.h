@@ -18,10 +18,11 @@ struct megatron_facts {
     uint64_t world, tensor, pipeline, expert, context, virtual_pipeline, data;
     bool has_iteration;
     int64_t iteration;
-    bool has_args;      /* written by Megatron-LM's training script */
-    bool has_config;    /* run_config.yaml: by Megatron Bridge */
-    char model[2048];   /* JSON: args of Megatron-LM in Bridge's terms, or "" */
-    char optimizer[64]; /* how the optimizer's state is cut: "dp_reshardable" */
+    bool has_args;       /* written by Megatron-LM's training script */
+    bool has_config;     /* run_config.yaml: by Megatron Bridge */
+    char model[2048];    /* JSON: args of Megatron-LM in Bridge's terms, or "" */
+    char settings[2048]; /* the same of run_config.yaml, or "" */
+    char optimizer[64];  /* how the optimizer's state is cut: "dp_reshardable" */
 };
 
 /*
@@ -51,8 +52,18 @@ void megatron_learn_common(struct megatron_facts *f, const char *json, size_t le
  */
 void megatron_model_terms(const struct json *args, struct buf *out);
 
+/*
+ * The same for one line of run_config.yaml, which has these terms: adds a member to the
+ * object that `out` begins with '{', or nothing where it is no such term or has no value.
+ */
+void megatron_model_setting(const char *name, size_t name_len, const char *value,
+                            size_t len, struct buf *out);
+
 /* From the text of a run_config.yaml. */
 void megatron_learn_config(struct megatron_facts *f, const char *text, size_t len);
+
+/* Settings of the model, as JSON; NULL: the files tell none. */
+const char *megatron_settings(const struct megatron_facts *f);
 
 /* The members of a topology that are known, each with ", " before it. */
 void megatron_topology(const struct megatron_facts *f, struct buf *out);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* index/formats/megatron/megatron_args.c - Megatron-LM's arguments in Megatron Bridge's terms. */
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -31,6 +34,8 @@ static const struct term {
     {"position_embedding_type", NULL, false},
     {"rotary_base", NULL, false},
     {"rotary_percent", NULL, false},
+    {"rotary_interleaved", NULL, false},
+    {"moe_mlp_glu_interleave_size", NULL, false},
     {"seq_length", NULL, false},
     {"padded_vocab_size", "vocab_size", false},
     {"untie_embeddings_and_output_weights", "share_embeddings_and_output_weights",
@@ -39,6 +44,23 @@ static const struct term {
     {"attention_dropout", NULL, false},
     {"hidden_dropout", NULL, false},
 };
+
+/* What run_config.yaml has, and Megatron-LM only as a part of other arguments. */
+static const char *const more_terms[] = {"num_query_groups", "gated_linear_unit"};
+
+static bool is_term(const char *name, size_t len)
+{
+    const char *known;
+
+    for (size_t i = 0; i < ARRAY_SIZE(terms) + ARRAY_SIZE(more_terms); i++) {
+        known = i >= ARRAY_SIZE(terms) ? more_terms[i - ARRAY_SIZE(terms)]
+                : terms[i].bridge      ? terms[i].bridge
+                                       : terms[i].arg;
+        if (strlen(known) == len && memcmp(known, name, len) == 0)
+            return true;
+    }
+    return false;
+}
 
 static void add_name(struct buf *out, const char *name)
 {
@@ -102,6 +124,48 @@ static void add_activation(struct buf *out, const struct json *args)
     buf_adds(out, gated ? "true" : "false");
     add_name(out, "activation_func");
     buf_adds(out, gated ? "\"silu\"" : squared ? "\"squared_relu\"" : "\"gelu\"");
+}
+
+/* As PyYAML writes numbers, truths and words without quotes. */
+static bool is_plain(const char *value, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (!isalnum((unsigned char)value[i]) && !strchr("_.+-", value[i]))
+            return false;
+    return len > 0;
+}
+
+/* A number or a truth as JSON has it; all else is text. */
+static void add_scalar(struct buf *out, const char *text)
+{
+    char *int_end, *end;
+    long long whole = strtoll(text, &int_end, 10);
+    double number = strtod(text, &end);
+
+    if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0)
+        buf_adds(out, text);
+    else if (!*int_end)
+        buf_addf(out, "%lld", whole);
+    else if (!*end && isfinite(number) && !strpbrk(text, "xX"))
+        buf_addf(out, "%.9g", number);
+    else
+        buf_add_json(out, text, strlen(text));
+}
+
+void megatron_model_setting(const char *name, size_t name_len, const char *value,
+                            size_t len, struct buf *out)
+{
+    char key[64], text[64];
+
+    if (!is_term(name, name_len) || name_len >= sizeof key || !is_plain(value, len) ||
+        len >= sizeof text)
+        return;
+    snprintf(key, sizeof key, "%.*s", (int)name_len, name);
+    snprintf(text, sizeof text, "%.*s", (int)len, value);
+    if (strcmp(text, "null") == 0)
+        return;
+    add_name(out, key);
+    add_scalar(out, text);
 }
 
 void megatron_model_terms(const struct json *args, struct buf *out)

@@ -97,6 +97,13 @@ static uint64_t *fact_of(struct megatron_facts *f, const struct setting *s)
     return (uint64_t *)(void *)((char *)f + s->offset);
 }
 
+/* Longer than any real one, or empty: then it is not told. */
+static void keep_model(const struct buf *model, char *dst, size_t size)
+{
+    if (!buf_failed(model) && strcmp(model->data, "{}") != 0)
+        snprintf(dst, size, "%s", model->data);
+}
+
 /* argparse.Namespace, which is an opaque object there. */
 static void learn_args(struct megatron_facts *f, const struct json *args)
 {
@@ -106,9 +113,7 @@ static void learn_args(struct megatron_facts *f, const struct json *args)
 
     f->has_args = true;
     megatron_model_terms(state, &model);
-    /* Longer than any real one, or empty: then it is not told. */
-    if (buf_failed(&model) == 0 && strcmp(model.data, "{}") != 0)
-        snprintf(f->model, sizeof f->model, "%s", model.data);
+    keep_model(&model, f->model, sizeof f->model);
     for (size_t i = 0; i < ARRAY_SIZE(settings); i++)
         if (json_u64(json_get(state, settings[i].name), &v))
             learn(fact_of(f, &settings[i]), v);
@@ -136,16 +141,19 @@ void megatron_learn_common(struct megatron_facts *f, const char *json, size_t le
 
 /* ---- run_config.yaml ---- */
 
-/* "  NAME: NUMBER" as PyYAML writes a member of a section. */
-static void learn_line(struct megatron_facts *f, const char *line, size_t len)
+/* "  NAME: VALUE" as PyYAML writes a member of a section. */
+static void learn_line(struct megatron_facts *f, const char *line, size_t len,
+                       struct buf *model)
 {
     const char *colon = memchr(line, ':', len);
     size_t digits = 0, name;
 
-    if (!colon || len < 3 || memcmp(line, "  ", 2) != 0 || line[2] == ' ')
+    if (!colon || colon < line + 3 || memcmp(line, "  ", 2) != 0 || line[2] == ' ')
         return;
     name = (size_t)(colon - line) - 2;
     len -= name + 3;
+    if (len > 1 && colon[1] == ' ')
+        megatron_model_setting(line + 2, name, colon + 2, len - 1, model);
     while (digits < len - MIN(len, (size_t)1) && digits < MAX_DIGITS &&
            isdigit((unsigned char)colon[2 + digits]))
         digits++;
@@ -161,9 +169,11 @@ static void learn_line(struct megatron_facts *f, const char *line, size_t len)
 void megatron_learn_config(struct megatron_facts *f, const char *text, size_t len)
 {
     static const char section[] = "model:";
+    CLEANUP(buf_release) struct buf model = {.max = sizeof f->settings - 1};
     bool inside = false;
 
     f->has_config = true;
+    buf_addc(&model, '{');
     for (const char *line = text, *end = text + len, *next; line < end; line = next) {
         const char *nl = memchr(line, '\n', (size_t)(end - line));
         size_t n = (size_t)((nl ? nl : end) - line);
@@ -173,8 +183,10 @@ void megatron_learn_config(struct megatron_facts *f, const char *text, size_t le
             inside = n >= sizeof section - 1 &&
                      memcmp(line, section, sizeof section - 1) == 0;
         else if (inside)
-            learn_line(f, line, n);
+            learn_line(f, line, n, &model);
     }
+    buf_addc(&model, '}');
+    keep_model(&model, f->settings, sizeof f->settings);
 }
 
 /* ---- the topology ---- */
@@ -216,6 +228,11 @@ void megatron_topology(const struct megatron_facts *f, struct buf *out)
     }
     if (f->model[0])
         buf_addf(out, ", \"model\": %s", f->model);
+}
+
+const char *megatron_settings(const struct megatron_facts *f)
+{
+    return f->settings[0] ? f->settings : f->model[0] ? f->model : NULL;
 }
 
 /* ---- roles ---- */

@@ -54,7 +54,7 @@ int megatron_integrity_set(char *text, size_t len, const char *name, const char 
     const struct json *file;
     size_t at;
 
-    if (json_parse(text, len, NULL, &doc, e) < 0)
+    if (json_parse(text, len, &json_python, &doc, e) < 0)
         return -e->code;
     file = json_get(json_get(doc, "files"), name);
     if (!file)

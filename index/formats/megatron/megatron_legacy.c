@@ -330,6 +330,7 @@ static int tell_checkpoint(struct legacy *l, struct err *e)
     if (buf_failed(&topology))
         return err_nomem(e);
     about.topology = topology.data;
+    about.settings = megatron_settings(&l->facts);
     if (l->nranks > 0) {
         if (store_join(l->c->dir, l->rank[0].path, path, sizeof path) < 0)
             return err_set(e, ENAMETOOLONG, "%s: the path is too long",

@@ -156,8 +156,8 @@ static int index_offsets(struct optim *o, struct err *e)
 /* Without it the pieces of ZeRO-1 have no place, which is told by each. */
 static int read_config(struct optim *o, struct err *e)
 {
-    static const struct json_limits limits = {.bytes = MAX_CONFIG,
-                                              .values = MAX_VALUES};
+    static const struct json_limits limits = {
+        .bytes = MAX_CONFIG, .values = MAX_VALUES, .python = true};
     struct listing *l = listing_sub(o->n->c->listing, DIR);
     CLEANUP_FREE char *text = NULL;
     struct err why = {0};

@@ -388,7 +388,7 @@ static int find_composer(struct scan *s, struct err *e)
     if (sink_watch(s->sink, composer_name, e) < 0)
         return -e->code;
     if (listing_read(l, composer_name, MAX_COMPOSER, &text, &len, &why) == 0 &&
-        json_parse(text, len, NULL, &doc, &why) == 0 &&
+        json_parse(text, len, &json_python, &doc, &why) == 0 &&
         json_string(json_get(doc, "composer_version"), &version))
         snprintf(s->version, sizeof s->version, "%s", version);
     if (!safetensors_stops_scan(why.code))

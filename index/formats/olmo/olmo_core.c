@@ -73,7 +73,7 @@ static int read_mark(const struct scan_context *c, struct mark *out, struct err 
     size_t len;
 
     if (listing_read(c->listing, MARK, MAX_MARK, &text, &len, e) < 0 ||
-        json_parse(text, len, NULL, &doc, e) < 0)
+        json_parse(text, len, &json_python, &doc, e) < 0)
         return err_wrap(e, "%s", MARK);
     if (json_string(json_get(doc, "version"), &version))
         snprintf(out->version, sizeof out->version, "%s", version);

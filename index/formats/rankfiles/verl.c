@@ -108,7 +108,7 @@ static int read_config(struct scan *s, struct err *e)
     if (sink_watch(s->sink, CONFIG, e) < 0)
         return -e->code;
     if (listing_read(s->c->listing, CONFIG, MAX_CONFIG, &text, &len, &why) == 0 &&
-        json_parse(text, len, NULL, &doc, &why) == 0) {
+        json_parse(text, len, &json_python, &doc, &why) == 0) {
         if (!json_u64(json_get(doc, "world_size"), &s->world))
             s->world = 0;
         if (!json_u64(json_get(doc, "FSDP_version"), &s->version))

@@ -187,6 +187,7 @@ struct report {
     struct buf text;     /* a key with its prefix */
     struct buf base;     /* what the JSON's paths are relative to */
     size_t wrapper;      /* bytes of a key of this entry that are a wrapper */
+    bool wrapped;        /* some entry is one: what is beside it is not the model */
     uint64_t damaged;
 };
 
@@ -268,7 +269,7 @@ static int note_elsewhere(struct report *r, const struct torch_item *item,
 }
 
 /* "optimizer_state_dict" and the like are what most scripts write beside the model. */
-static int role_of_item(const struct report *r, const struct torch_item *item)
+static int role_by_entry(const struct report *r, const struct torch_item *item)
 {
     static const struct {
         const char *entry;
@@ -296,6 +297,14 @@ static int role_of_item(const struct report *r, const struct torch_item *item)
             return (int)entries[i].role;
     }
     return (int)role_of(r->how->part, item->key, item->key_len);
+}
+
+/* Steps, losses and EMA copies beside the model's own entry. */
+static int role_of_item(const struct report *r, const struct torch_item *item)
+{
+    int role = role_by_entry(r, item);
+
+    return role == ROLE_MODEL && r->wrapped && !r->wrapper ? ROLE_OTHER : role;
 }
 
 /* A tensor of which only the name is known: shown as empty bytes that cannot be read. */
@@ -329,6 +338,7 @@ static int add_once(struct report *r, const struct torch_item *item, struct err 
         .part = r->how->part,
         .role = role_of_item(r, item),
         .wrapper = whole_wrapper(r, item),
+        .modules = r->how->wrappers,
     };
 
     return item->tensor ? torch_file_tensor(r->sink, r->f, item->tensor, &t, e)
@@ -491,6 +501,46 @@ static int add_state_item(void *user, const struct torch_item *item, struct err 
     return rc;
 }
 
+/* torch_item_fn: the first tensor ends the walk. */
+static int see_tensor(void *user, const struct torch_item *item, struct err *e)
+{
+    (void)item;
+    *(bool *)user = true;
+    return err_set(e, ECANCELED, "seen");
+}
+
+static bool has_tensor(const struct report *r, struct pv v)
+{
+    bool seen = false;
+    CLEANUP(torch_walk_release)
+    struct torch_walk w = {.zip = r->f->zip,
+                           .fn = see_tensor,
+                           .user = &seen,
+                           .key = {.max = TORCH_MAX_PATH},
+                           .path = {.max = TORCH_MAX_PATH}};
+    struct err ignored = {0};
+
+    torch_walk_value(&w, v, &ignored);
+    return seen;
+}
+
+/* Is the model an entry of the outermost dict? */
+static bool has_wrapper(const struct report *r, const struct pv *root)
+{
+    struct pv items;
+
+    if (!r->how->wrappers || !torch_mapping(root, &items) || items.kind != PV_DICT)
+        return false;
+    for (size_t i = 0; i < pv_count(&items); i++) {
+        struct pv key = pv_key_at(&items, i), v = pv_value_at(&items, i);
+
+        if ((wrapper_of(r, &key, &v) || has_inner_model(r, &key, &v)) &&
+            has_tensor(r, v))
+            return true;
+    }
+    return false;
+}
+
 static int add_entry(struct report *r, struct torch_walk *w, const struct pv *key,
                      size_t i, struct pv v, struct err *e)
 {
@@ -577,6 +627,7 @@ static int report_graph(struct report *r, struct torch_walk *w, struct err *e)
     struct pv root = torch_zip_root(r->f->zip);
     bool one;
 
+    r->wrapped = has_wrapper(r, &root);
     if (add_entries(r, w, &root, &one, e) < 0)
         return -e->code;
     /* One tensor and nothing else is no object. */
