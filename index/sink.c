@@ -16,7 +16,10 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_WARNINGS = 1000 }; /* who has more does not read them */
+enum {
+    MAX_WARNINGS = 1000, /* who has more does not read them */
+    MAX_RULES = 1000,    /* some for each part of a checkpoint */
+};
 
 static void sink_free(struct sink *s)
 {
@@ -24,6 +27,7 @@ static void sink_free(struct sink *s)
         return;
     tensor_release(&s->t);
     buf_release(&s->pieces);
+    buf_release(&s->rule);
     keyset_release(&s->keys);
     keyset_release(&s->passed);
     sink_files_release(&s->files);
@@ -271,6 +275,55 @@ int sink_warning(struct sink *s, const char *code, const char *fmt, ...)
     return stage_warning(s->stage, code, text, &e);
 }
 
+/* A text again has the number that it has. */
+static uint32_t find_rule(const struct sink *s, const char *text)
+{
+    uint32_t number;
+
+    for (size_t at = 0; at < s->rule.len;) {
+        size_t len = strlen(s->rule.data + at + sizeof number);
+
+        memcpy(&number, s->rule.data + at, sizeof number);
+        if (strcmp(s->rule.data + at + sizeof number, text) == 0)
+            return number;
+        at += sizeof number + len + 1;
+    }
+    return 0;
+}
+
+int sink_rule(struct sink *s, const char *fmt, ...)
+{
+    char text[600];
+    struct err e = {0};
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    s->rule_now = find_rule(s, text);
+    if (s->rule_now || s->rules == MAX_RULES)
+        return 0;
+    s->rule_now = ++s->rules;
+    buf_add(&s->rule, &s->rule_now, sizeof s->rule_now);
+    buf_add(&s->rule, text, strlen(text) + 1);
+    return buf_failed(&s->rule) ? -ENOMEM : stage_origin(s->stage, text, false, &e);
+}
+
+int sink_passed_over(struct sink *s, const char *fmt, ...)
+{
+    char text[1000];
+    struct err e = {0};
+    va_list args;
+
+    if (s->rules == MAX_RULES)
+        return 0;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    s->rules++;
+    return stage_origin(s->stage, text, true, &e);
+}
+
 /* --- the end --- */
 
 static void file_use(const void *user, uint32_t number, struct stage_use *out)
@@ -357,6 +410,8 @@ static int finish_filter(struct sink *s, struct err *failed)
     s->filter = NULL;
     s->keys = s->passed;
     s->passed = taken;
+    if (sink_rule(s, "made by the map, of the tensors that its rules name") < 0)
+        return err_nomem(failed);
     return f->finish(f, s, failed);
 }
 

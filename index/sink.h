@@ -133,6 +133,15 @@ int sink_object(struct sink *s, const char *key, size_t key_len, const char *jso
 int sink_warning(struct sink *s, const char *code, const char *fmt, ...) PRINTF(3, 4);
 
 /*
+ * Why tensors that come from now on are taken from where they are: "the files that
+ * model.safetensors.index.json names, read whole". Kept with each of them (origin).
+ */
+int sink_rule(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
+
+/* What might have been the model and is not: "FILE: WHY". */
+int sink_passed_over(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
+
+/*
  * What may stand between a driver and the index: a map, which takes tensors aside and
  * gives others back. take() sees each tensor when it ends (texts are valid during the
  * call; `pieces` are its packed chunks, none where it has a fault): 1: it is not kept as it

@@ -62,6 +62,9 @@ struct sink {
     struct keyset passed; /* with a filter: of what it let pass */
     uint64_t first_part;  /* hash of the part of the first tensor */
     bool many_parts;
+    struct buf rule;  /* the texts of rules that were set, each with a NUL */
+    uint32_t rules;   /* of origin rows: rules, and what was passed over */
+    uint32_t rule_now;
     uint64_t tensors, warnings, dropped_warnings;
     uint64_t max_tensors, max_chunks, max_keys;
     uint64_t key_bytes; /* also of those that were there already */

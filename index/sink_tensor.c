@@ -486,6 +486,8 @@ static int put_tensor(struct sink *s, struct err *e)
         .identity = t->identity,
         .rights = t->rights,
         .single_file = single_file(t),
+        .rule = s->rule_now,
+        .first_file = t->nchunk > 0 ? (int64_t)t->chunk[0].file : -1,
         .pieces = s->pieces.data,
         .pieces_len = s->pieces.len,
     };

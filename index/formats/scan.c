@@ -266,9 +266,14 @@ static int judge(struct listing *l, const char *only, struct place *out, struct 
 
 int place_of(struct listing *l, const char *only, struct place *out, struct err *e)
 {
+    int rc;
+
     *out = (struct place){.kind = PLACE_PLAIN};
-    if (judge(l, only, out, e) < 0)
-        return -e->code;
+    listing_skip_junk(l, !only);
+    rc = judge(l, only, out, e);
+    listing_skip_junk(l, false);
+    if (rc < 0)
+        return rc;
     if (out->kind != PLACE_CHECKPOINT)
         out->trouble = trouble_of(l, only);
     return 0;

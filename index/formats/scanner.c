@@ -546,6 +546,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         *e = *place.trouble;
     if (place.kind != PLACE_CHECKPOINT)
         return place.trouble ? -e->code : drop(s, k, e);
+    listing_skip_junk(l, !k->file);
     context.file = place.file;
     context.among = k->file != NULL;
     if (k->file && where.names_hash == 0)

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/hf/hf_config.h"
 #include "index/formats/hf/hf_index.h"
 #include "index/formats/hf/hf_model.h"
@@ -100,10 +101,12 @@ static void bid_layout(struct listing *l, const struct safetensors_layout *x,
 
 static void st_bid(struct listing *l, struct bid *out)
 {
-    struct safetensors_layout layout;
+    const struct hf_choice *c = hf_choose(l);
 
-    safetensors_layout(l, &layout);
-    bid_layout(l, &layout, out);
+    bid_layout(l, &c->safetensors, out);
+    if (c->best && c->best->family != HF_SAFETENSORS && out->score > 15 &&
+        c->safetensors.kind != SAFETENSORS_ADAPTER)
+        say(out, 15, "%s, but there is %s as well", c->safetensors.main, c->best->main);
 }
 
 static void st_bid_file(struct listing *l, const char *name, struct bid *out)
@@ -236,10 +239,7 @@ static int set_fault(struct sink *sink, const struct safetensors_file *f)
                           : sink_fault(sink, "%s", f->fault);
     if (f->missing)
         return sink_fault(sink, "%.200s is missing", f->name);
-    if (!f->read)
-        return sink_fault(sink, "%s", f->err.text);
-    return sink_fault(
-        sink, "the index says that it is in %.200s, which does not hold it", f->name);
+    return sink_fault(sink, "%s", f->err.text);
 }
 
 /* A tensor of which only the name is known: shown as empty bytes that cannot be read. */
@@ -298,33 +298,134 @@ static int read_index(struct scan *s, const char *name, struct err *e)
     return s->found ? 0 : err_nomem(e);
 }
 
-/* The tensors of one file that the index puts there; loaders ignore all others. */
-static int add_indexed_file(struct scan *s, size_t file, struct err *e)
+/* Whose tensor of this key counts: loaders read all files, and the last one stays. */
+struct owner {
+    const struct safetensors_tensor *t;
+    uint32_t file;
+};
+
+static int compare_owners(const void *a, const void *b)
 {
-    const struct safetensors_file *f = &s->files.file[file];
-    const struct safetensors_tensor *first = NULL;
-    size_t unlisted = 0;
+    const struct owner *x = a, *y = b;
+    size_t len = MIN(x->t->name_len, y->t->name_len);
+    int order = memcmp(x->t->name, y->t->name, len);
 
-    for (size_t i = 0; i < f->h.count; i++) {
-        const struct safetensors_tensor *t = &f->h.tensor[i];
-        ptrdiff_t at = hf_index_find(&s->index, t->name, t->name_len);
+    if (order == 0)
+        order = (x->t->name_len > y->t->name_len) - (x->t->name_len < y->t->name_len);
+    return order ? order : (x->file > y->file) - (x->file < y->file);
+}
 
-        if (at < 0 || s->index.entry[at].file != file) {
-            first = first ? first : t;
-            unlisted++;
-            continue;
-        }
-        s->found[at] = true;
-        if (add_tensor(s, f, t, NULL, NULL, e) < 0)
+static bool same_key(const struct owner *x, const struct owner *y)
+{
+    return x->t->name_len == y->t->name_len &&
+           memcmp(x->t->name, y->t->name, x->t->name_len) == 0;
+}
+
+/* All tensors of all files, by key and then by file. */
+static int list_owners(const struct scan *s, struct owner **out, size_t *count,
+                       struct err *e)
+{
+    size_t n = 0;
+
+    *count = 0;
+    for (size_t i = 0; i < s->files.count; i++)
+        *count += s->files.file[i].h.count;
+    *out = calloc(*count + 1, sizeof **out);
+    if (!*out)
+        return err_nomem(e);
+    for (size_t i = 0; i < s->files.count; i++)
+        for (size_t k = 0; k < s->files.file[i].h.count; k++)
+            (*out)[n++] = (struct owner){&s->files.file[i].h.tensor[k], (uint32_t)i};
+    if (n > 0)
+        qsort(*out, n, sizeof **out, compare_owners);
+    return 0;
+}
+
+/* What loaders read and the index does not say, or says otherwise. */
+struct unlike {
+    size_t unlisted, twice, lost;
+    const struct owner *first_unlisted, *first_twice;
+    const char *first_lost;
+};
+
+static int add_read(struct scan *s, const struct owner *o, size_t count,
+                    struct unlike *u, struct err *e)
+{
+    for (size_t i = 0, n; i < count; i += n) {
+        const struct owner *last;
+        ptrdiff_t at = hf_index_find(&s->index, o[i].t->name, o[i].t->name_len);
+
+        for (n = 1; i + n < count && same_key(&o[i], &o[i + n]); n++)
+            ;
+        last = &o[i + n - 1];
+        if (at >= 0)
+            s->found[at] = true;
+        else if (u->unlisted++ == 0)
+            u->first_unlisted = last;
+        if (n > 1 && u->twice++ == 0)
+            u->first_twice = last;
+        if (add_tensor(s, &s->files.file[last->file], last->t, NULL, NULL, e) < 0)
             return -e->code;
     }
-    if (unlisted > 0 &&
-        sink_warning(s->sink, "unlisted-tensor",
-                     "%s holds %zu tensors that the index does not put there, as "
-                     "\"%.200s\": they are not shown",
-                     f->name, unlisted, first->name) < 0)
-        return err_nomem(e);
     return 0;
+}
+
+/*
+ * Keys of the index that are in no file. One whose file cannot be read is listed and gives
+ * EIO. One that its file does not hold is missing for no loader, but may be lost.
+ */
+static int add_unread(struct scan *s, struct unlike *u, struct err *e)
+{
+    for (size_t i = 0; i < s->index.count; i++) {
+        const struct hf_index_entry *x = &s->index.entry[i];
+
+        if (s->found[i])
+            continue;
+        if (!s->files.file[x->file].read) {
+            if (add_unknown(s, x->key, &s->files.file[x->file], e) < 0)
+                return -e->code;
+        } else if (u->lost++ == 0) {
+            u->first_lost = x->key;
+        }
+    }
+    return 0;
+}
+
+static int tell_unlike(struct scan *s, const struct unlike *u, struct err *e)
+{
+    const char *index = s->layout.main;
+    int rc = 0;
+
+    if (u->unlisted > 0)
+        rc = sink_warning(s->sink, "unlisted-tensor",
+                          "%s does not list %zu tensors of the files that it names, as "
+                          "%.200s in %s: they are part of the model, as for all loaders",
+                          index, u->unlisted, u->first_unlisted->t->name,
+                          s->files.file[u->first_unlisted->file].name);
+    if (rc == 0 && u->twice > 0)
+        rc = sink_warning(s->sink, "duplicate-key",
+                          "%zu tensors are in several files, as %.200s: that of the last "
+                          "file by name counts, %s, as for transformers",
+                          u->twice, u->first_twice->t->name,
+                          s->files.file[u->first_twice->file].name);
+    if (rc == 0 && u->lost > 0)
+        rc = sink_warning(s->sink, "missing-tensor",
+                          "%s lists %zu tensors that its files do not hold, as %.200s: "
+                          "they are lost, or the index is of another save: then remove %s",
+                          index, u->lost, u->first_lost, index);
+    return rc < 0 ? err_nomem(e) : 0;
+}
+
+static int add_indexed(struct scan *s, struct err *e)
+{
+    CLEANUP_FREE struct owner *owner = NULL;
+    struct unlike u = {0};
+    size_t count;
+
+    if (list_owners(s, &owner, &count, e) < 0 ||
+        add_read(s, owner, count, &u, e) < 0 || add_unread(s, &u, e) < 0)
+        return -e->code;
+    return tell_unlike(s, &u, e);
 }
 
 static int scan_indexed(struct scan *s, struct err *e)
@@ -341,14 +442,7 @@ static int scan_indexed(struct scan *s, struct err *e)
     if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
         check_all_whole(s, e) < 0)
         return -e->code;
-    for (size_t i = 0; i < s->files.count; i++)
-        if (add_indexed_file(s, i, e) < 0)
-            return -e->code;
-    for (size_t i = 0; i < s->index.count; i++)
-        if (!s->found[i] && add_unknown(s, s->index.entry[i].key,
-                                        &s->files.file[s->index.entry[i].file], e) < 0)
-            return -e->code;
-    return 0;
+    return add_indexed(s, e);
 }
 
 /* ---- a numbered set without an index ---- */
@@ -382,29 +476,7 @@ static int find_set(struct scan *s, struct err *e)
         s->layout.total - s->layout.present, s->layout.total, s->layout.main);
 }
 
-/* Which file had the key first; two files with one key make it worthless. */
-struct owner {
-    const struct safetensors_tensor *t;
-    uint32_t file;
-};
-
-static int compare_owners(const void *a, const void *b)
-{
-    const struct owner *x = a, *y = b;
-    size_t len = MIN(x->t->name_len, y->t->name_len);
-    int order = memcmp(x->t->name, y->t->name, len);
-
-    if (order == 0)
-        order = (x->t->name_len > y->t->name_len) - (x->t->name_len < y->t->name_len);
-    return order ? order : (x->file > y->file) - (x->file < y->file);
-}
-
-static bool same_key(const struct owner *x, const struct owner *y)
-{
-    return x->t->name_len == y->t->name_len &&
-           memcmp(x->t->name, y->t->name, x->t->name_len) == 0;
-}
-
+/* Two files with one key make it worthless. */
 static int add_owned(struct scan *s, const struct owner *o, size_t count, struct err *e)
 {
     for (size_t i = 0, n; i < count; i += n) {
@@ -425,17 +497,10 @@ static int add_owned(struct scan *s, const struct owner *o, size_t count, struct
 static int add_set(struct scan *s, struct err *e)
 {
     CLEANUP_FREE struct owner *owner = NULL;
-    size_t count = 0, n = 0;
+    size_t count;
 
-    for (size_t i = 0; i < s->files.count; i++)
-        count += s->files.file[i].h.count;
-    owner = calloc(count + 1, sizeof *owner);
-    if (!owner)
-        return err_nomem(e);
-    for (size_t i = 0; i < s->files.count; i++)
-        for (size_t k = 0; k < s->files.file[i].h.count; k++)
-            owner[n++] = (struct owner){&s->files.file[i].h.tensor[k], (uint32_t)i};
-    qsort(owner, count, sizeof *owner, compare_owners);
+    if (list_owners(s, &owner, &count, e) < 0)
+        return -e->code;
     return add_owned(s, owner, count, e);
 }
 
@@ -523,23 +588,6 @@ static int hide_stale(struct scan *s, struct err *e)
     return sink_warning(s->sink, "unlisted-file",
                         "%zu files as %s are no part of %s: they are not shown", count,
                         first, s->layout.main);
-}
-
-/* transformers takes the single file and never looks at the index beside it. */
-static int hide_index(struct scan *s, struct err *e)
-{
-    char name[NAME_MAX + 1];
-    const struct listing_entry *entry;
-
-    snprintf(name, sizeof name, "%s.index.json", s->layout.main);
-    entry = listing_find(s->c->listing, name);
-    if (s->layout.kind != SAFETENSORS_SINGLE || !entry)
-        return 0;
-    if (sink_hide(s->sink, entry->name, true, e) < 0)
-        return -e->code;
-    return sink_warning(s->sink, "two-models",
-                        "%s and %s are both there: the single file is the model",
-                        s->layout.main, entry->name);
 }
 
 /* ---- the checkpoint as a whole ---- */
@@ -680,9 +728,7 @@ static int scan_beside(struct scan *s, struct err *e)
         return -e->code;
     if (s->layout.kind == SAFETENSORS_ADAPTER)
         return 0;
-    if (scan_adapter_beside(s, e) < 0 || hide_stale(s, e) < 0)
-        return -e->code;
-    return hide_index(s, e);
+    return scan_adapter_beside(s, e) < 0 ? -e->code : hide_stale(s, e);
 }
 
 static int st_scan(const struct scan_context *c, struct sink *sink, struct err *e)
@@ -691,13 +737,15 @@ static int st_scan(const struct scan_context *c, struct sink *sink, struct err *
     const char *main = c->file;
 
     if (!main) {
-        safetensors_layout(c->listing, &s.layout);
+        s.layout = hf_choose(c->listing)->safetensors;
         main = s.layout.main;
     }
     if (!main)
         return err_set(e, ESTALE, "no safetensors files any more");
     /* First without what the headers tell: also a scan that fails has a format. */
-    if (tell_checkpoint(&s, main, e) < 0 || scan_model(&s, main, e) < 0 ||
+    if (tell_checkpoint(&s, main, e) < 0 ||
+        (!c->among && hf_choice_report(c->listing, sink, e) < 0) ||
+        scan_model(&s, main, e) < 0 ||
         scan_beside(&s, e) < 0 || tell_tied(&s, e) < 0)
         return -e->code;
     return tell_checkpoint(&s, main, e);
