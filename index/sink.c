@@ -6,6 +6,7 @@
 #include "base/interrupt.h"
 #include "index/catalog.h"
 #include "index/catalog_open.h"
+#include "index/catalog_stage.h"
 #include "index/catalog_write.h"
 #include "index/key_text.h"
 #include "remote/source.h"
@@ -19,6 +20,7 @@
 enum {
     MAX_WARNINGS = 1000, /* who has more does not read them */
     MAX_RULES = 1000,    /* some for each part of a checkpoint */
+    MAX_SMALL = 256,     /* who copied pointers copied many */
 };
 
 static void sink_free(struct sink *s)
@@ -246,6 +248,46 @@ int sink_whole_file(struct sink *s, uint32_t file, struct err *e)
         return err_set(e, EINVAL, "file %u of %u", file, s->files.count);
     s->files.file[file].whole = true;
     return 0;
+}
+
+struct small {
+    struct buf names; /* each with a NUL */
+    size_t count, skip;
+    uint64_t min, max;
+    const struct sink *sink;
+};
+
+static int note_small(void *user, const struct cell *file, struct err *e)
+{
+    struct small *f = user;
+    const struct cell *path = &file[STAGED_FILE_PATH];
+    uint64_t size = file[STAGED_FILE_SIZE].num;
+
+    if (file[STAGED_FILE_DIR].num || size < f->min || size > f->max ||
+        path->len <= f->skip || f->count == MAX_SMALL ||
+        !f->sink->files.file[file[STAGED_FILE_NUMBER].num].storage)
+        return 0;
+    f->count++;
+    buf_add(&f->names, path->data + f->skip, path->len - f->skip);
+    return buf_addc(&f->names, '\0') < 0 ? err_nomem(e) : 0;
+}
+
+int sink_small_files(struct sink *s, uint64_t min, uint64_t max,
+                     int (*fn)(void *user, const char *name, struct err *e), void *user,
+                     struct err *e)
+{
+    CLEANUP(buf_release) struct buf names = {0};
+    struct small f = {.skip = s->path[0] ? strlen(s->path) + 1 : 0,
+                      .min = min,
+                      .max = max,
+                      .sink = s};
+    int rc = stage_files(s->stage, note_small, &f, e);
+
+    names = f.names;
+    for (size_t at = 0; rc == 0 && at < names.len;
+         at += strlen(names.data + at) + 1)
+        rc = fn(user, names.data + at, e);
+    return rc;
 }
 
 /* --- objects and warnings --- */

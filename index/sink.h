@@ -65,6 +65,14 @@ int sink_watch(struct sink *s, const char *name, struct err *e);
 bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out);
 
 /*
+ * Calls fn for the registered storage files below the checkpoint's directory that have `min` to
+ * `max` bytes, of which it looks at some hundred.
+ */
+int sink_small_files(struct sink *s, uint64_t min, uint64_t max,
+                     int (*fn)(void *user, const char *name, struct err *e), void *user,
+                     struct err *e);
+
+/*
  * Hides a name of the checkpoint's directory that is format machinery and no shard (an
  * index, stale .distcp files, lock files); `watch`: a change of it makes the index stale.
  */

@@ -399,6 +399,7 @@ static int find_file(const struct listing *l, const char *name, struct item **ou
 static void note_trouble(struct listing *l, const char *name, int rc,
                          const struct err *e)
 {
+    const struct item *item = look_for(l, name);
     char path[PATH_MAX];
 
     if (!source_is_trouble(rc) && rc != -EACCES && rc != -EPERM)
@@ -409,6 +410,7 @@ static void note_trouble(struct listing *l, const char *name, int rc,
         if (l->trouble || !(l->trouble = malloc(sizeof *l->trouble)))
             continue;
         l->trouble->err = *e;
+        l->trouble->is_dir = item && item->pub.st.kind == ENTRY_DIR;
         memcpy(l->trouble->path, path, strlen(path) + 1);
     }
 }
@@ -530,6 +532,16 @@ int listing_open(struct listing *l, const char *name, struct source **out,
     return rc;
 }
 
+int listing_open_link(struct listing *l, const char *name, struct source **out,
+                      struct err *e)
+{
+    char path[PATH_MAX];
+
+    if (!l->store || store_join(l->path, name, path, sizeof path) < 0)
+        return err_set(e, EINVAL, "%s: not a link of a source", name);
+    return l->store->ops->open(l->store, path, out, e);
+}
+
 void *listing_kept(const struct listing *l)
 {
     return l->kept;
@@ -559,9 +571,10 @@ struct listing *listing_sub(struct listing *l, const char *name)
         store_join(l->path, name, path, sizeof path) == 0) {
         int rc = l->store->ops->list(l->store, path, &item->extra->sub, &e);
 
-        if (rc < 0)
+        /* The root of a file system has one that only root may read, and nothing in it. */
+        if (rc < 0 && strcmp(name, "lost+found") != 0)
             note_trouble(l, name, rc, &e);
-        else
+        else if (rc == 0)
             item->extra->sub->above = l;
     }
     if (item->extra->sub)

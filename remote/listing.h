@@ -75,6 +75,10 @@ struct source;
 int listing_open(struct listing *l, const char *name, struct source **out,
                  struct err *e);
 
+/* The same of a link that leads to no file: -ENOENT, or -EXDEV and what to do. */
+int listing_open_link(struct listing *l, const char *name, struct source **out,
+                      struct err *e);
+
 /*
  * Until it is called with false: files that are junk are ENTRY_OTHER, here and below. For
  * those who judge what a directory is; one thread at a time.
@@ -95,6 +99,7 @@ void listing_keep(struct listing *l, void *conclusion);
 struct listing_trouble {
     struct err err;
     char path[PATH_MAX]; /* in the store */
+    bool is_dir;
 };
 const struct listing_trouble *listing_trouble(const struct listing *l);
 

@@ -170,7 +170,9 @@ static int list_dir(struct walk *w, const char *path, struct listing **out,
         *e = failed;
         return -e->code;
     }
-    if (failed.code != ENOENT) /* gone meanwhile */
+    if (failed.code == EACCES || failed.code == EPERM) /* somebody else's */
+        log_msg(LOG_FORMAT, LOG_INFO, "%s", failed.text);
+    else if (failed.code != ENOENT) /* gone meanwhile */
         log_err(LOG_FORMAT, &failed);
     return 0;
 }
