@@ -277,13 +277,9 @@ static void tell_copy(void *user, const char *key, size_t key_len, const char *w
 /* What the scan found wrong that belongs to no tensor: a part or a file that is lost. */
 static int tell_loss(void *user, const char *code, const char *text)
 {
-    static const char *const losses[] = {"damaged-", "missing-", "lost-"};
     struct verify *v = user;
-    bool lost = false;
 
-    for (size_t i = 0; i < ARRAY_SIZE(losses); i++)
-        lost |= strncmp(code, losses[i], strlen(losses[i])) == 0;
-    if (!lost)
+    if (!warning_is_loss(code))
         return 0;
     v->damaged++;
     if (v->c->opt.json) {

@@ -351,6 +351,11 @@ int sink_rule(struct sink *s, const char *fmt, ...)
     return buf_failed(&s->rule) ? -ENOMEM : stage_origin(s->stage, text, false, &e);
 }
 
+void sink_rule_end(struct sink *s)
+{
+    s->rule_now = 0;
+}
+
 int sink_passed_over(struct sink *s, const char *fmt, ...)
 {
     char text[1000];

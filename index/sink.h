@@ -146,6 +146,9 @@ int sink_warning(struct sink *s, const char *code, const char *fmt, ...) PRINTF(
  */
 int sink_rule(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
 
+/* From now on no rule is known but the format's own. */
+void sink_rule_end(struct sink *s);
+
 /* What might have been the model and is not: "FILE: WHY". */
 int sink_passed_over(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
 

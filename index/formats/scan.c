@@ -12,6 +12,7 @@
 enum {
     FIRST_FILES = 8,
     MARKED_LEVELS = 2, /* epoch_E_step_S/model/consolidated */
+    BY_NAME = 39,      /* bids up to this one saw nothing but a name */
 };
 
 void place_release(struct place *p)
@@ -23,6 +24,41 @@ void place_release(struct place *p)
 bool place_is_apart(const char *name)
 {
     return strcmp(name, "modelopt_state") == 0;
+}
+
+/*
+ * May a file of this name be a model although no driver knows its name? One without an
+ * extension, and some that people give to weights. Others are not looked into, unless they
+ * are asked for.
+ */
+static bool may_be_weights(const char *name)
+{
+    static const char *const odd[] = {".sft", ".tar", ".t7", ".weights", ".dat"};
+    const char *dot = strrchr(name, '.');
+
+    for (size_t i = 0; dot && i < ARRAY_SIZE(odd); i++)
+        if (strcasecmp(dot, odd[i]) == 0)
+            return true;
+    return !dot;
+}
+
+/* The driver that knows the file's content, whatever it is called, or NULL. */
+static const struct format_driver *content_of(struct listing *l, const char *name)
+{
+    const struct format_driver *best = NULL;
+    int score = 0;
+
+    for (const struct format_driver *const *d = format_drivers; *d; d++) {
+        struct bid b = {0};
+
+        if ((*d)->bid_content)
+            (*d)->bid_content(l, name, &b);
+        if (b.score > score) {
+            score = b.score;
+            best = *d;
+        }
+    }
+    return best;
 }
 
 static struct bid bid_of(const struct format_driver *d, struct listing *l,
@@ -39,7 +75,7 @@ static struct bid bid_of(const struct format_driver *d, struct listing *l,
 
 /* The driver that bids most for the directory (file NULL) or the file, or NULL. */
 static const struct format_driver *winner(struct listing *l, const char *file,
-                                          bool *piece)
+                                          bool *piece, int *best_score)
 {
     const struct format_driver *best = NULL;
     int score = 0;
@@ -54,6 +90,7 @@ static const struct format_driver *winner(struct listing *l, const char *file,
             *piece = b.piece;
         }
     }
+    *best_score = score;
     return best;
 }
 
@@ -123,6 +160,7 @@ static int find_files(struct listing *l, struct place *p, struct err *e)
 {
     size_t cap = 0;
     bool piece;
+    int score;
 
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
@@ -130,7 +168,9 @@ static int find_files(struct listing *l, struct place *p, struct err *e)
 
         if (entry->st.kind != ENTRY_FILE)
             continue;
-        file.driver = winner(l, entry->name, &piece);
+        file.driver = winner(l, entry->name, &piece, &score);
+        if (!file.driver && may_be_weights(entry->name))
+            file.driver = content_of(l, entry->name);
         if (file.driver && !piece && add_file(p, &cap, &file, e) < 0)
             break;
     }
@@ -165,12 +205,15 @@ static int place_of_file(struct listing *l, const char *name, struct place *out,
     const struct listing_entry *entry = listing_find(l, name);
     const struct format_driver *d;
     bool piece; /* asked for by name it stands for all of them */
+    int score;
 
     if (!entry)
         return place_of_set(l, name, out, e);
     if (entry->st.kind != ENTRY_FILE)
         return 0;
-    d = winner(l, entry->name, &piece);
+    d = winner(l, entry->name, &piece, &score);
+    if (score <= BY_NAME && content_of(l, entry->name))
+        d = content_of(l, entry->name);
     if (d)
         set_one_file(out, entry->name, d);
     return 0;
@@ -245,10 +288,11 @@ static const struct err *trouble_of(const struct listing *l, const char *only)
 static int judge(struct listing *l, const char *only, struct place *out, struct err *e)
 {
     bool piece;
+    int score;
 
     if (only)
         return place_of_file(l, only, out, e);
-    out->driver = winner(l, NULL, &piece);
+    out->driver = winner(l, NULL, &piece, &score);
     if (out->driver)
         out->kind = PLACE_CHECKPOINT;
     else if (find_files(l, out, e) < 0)

@@ -280,6 +280,15 @@ static bool same_files(const struct hf_candidate *a, const struct hf_candidate *
            memcmp(x->stem, y->stem, x->stem_len) == 0;
 }
 
+/* A set by its numbers is nothing to be told where an index names the same files. */
+static bool is_shadow(const struct hf_choice *c, const struct hf_candidate *x)
+{
+    for (size_t i = 0; i < c->count; i++)
+        if (same_files(&c->candidate[i], x) && c->candidate[i].state == HF_WHOLE)
+            return true;
+    return false;
+}
+
 static bool has_rival(const struct hf_choice *c, const struct hf_candidate *x)
 {
     for (size_t i = 0; i < c->count; i++)
@@ -453,8 +462,6 @@ static void say_passed(const struct hf_candidate *c, const struct hf_candidate *
                  c->state == HF_PLACEHOLDER && better ? "; the model is elsewhere" : "");
     else if (better)
         snprintf(out, size, "%s is the model", better);
-    else if (best && same_files(best, c))
-        snprintf(out, size, "%s decides about the same files", best->main);
     else
         snprintf(out, size, "%s comes first in transformers' order",
                  best ? best->main : "another");
@@ -512,13 +519,16 @@ static int pass(struct listing *l, const struct hf_candidate *c, const char *bet
 static int tell_best(const struct hf_choice *c, struct sink *sink)
 {
     char rule[300], more[80] = "";
+    size_t count = 0;
 
+    for (size_t i = 0; i < c->count; i++)
+        count += !is_shadow(c, &c->candidate[i]);
     say_rule(c->best, rule, sizeof rule);
-    if (c->count > 1)
+    if (count > 1)
         snprintf(more, sizeof more,
                  c->best->state == HF_WHOLE ? "; the first whole one of %zu candidates"
                                             : "; none of %zu candidates is whole",
-                 c->count);
+                 count);
     return sink_rule(sink, "%s%s", rule, more);
 }
 
@@ -529,7 +539,8 @@ int hf_choice_report(struct listing *l, struct sink *sink, struct err *e)
     if (c->best && tell_best(c, sink) < 0)
         return err_nomem(e);
     for (size_t i = 0; i < c->count; i++)
-        if (&c->candidate[i] != c->best && pass(l, &c->candidate[i], NULL, sink, e) < 0)
+        if (&c->candidate[i] != c->best && !is_shadow(c, &c->candidate[i]) &&
+            pass(l, &c->candidate[i], NULL, sink, e) < 0)
             return -e->code;
     return 0;
 }
@@ -540,7 +551,8 @@ int hf_choice_pass(struct listing *l, const char *better, struct sink *sink,
     const struct hf_choice *c = hf_choose(l);
 
     for (size_t i = 0; i < c->count; i++)
-        if (pass(l, &c->candidate[i], better, sink, e) < 0)
+        if (!is_shadow(c, &c->candidate[i]) &&
+            pass(l, &c->candidate[i], better, sink, e) < 0)
             return -e->code;
     return 0;
 }

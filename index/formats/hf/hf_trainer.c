@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/deepspeed/deepspeed.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/hf/hf_config.h"
 #include "index/formats/hf/hf_model.h"
 #include "index/formats/hf/safetensors_dir.h"
@@ -56,6 +57,8 @@ static void trainer_bid(struct listing *l, struct bid *out)
         say(out, 88, "pytorch_model_fsdp files of ranks are of torch.save");
     else if (s.count[TRAIN_MODEL_FILE])
         say(out, 86, "pytorch_model_fsdp.bin is a torch.save file");
+    else if (s.passed)
+        say(out, 86, "DeepSpeed's directory has what the Hugging Face model lacks");
     else if (s.main == MAIN_HF && train_has_optimizer(&s))
         say(out, 86, "an optimizer beside a Hugging Face model");
     else if (s.main == MAIN_HF && s.count[TRAIN_ARGS])
@@ -97,12 +100,35 @@ static int warned(int r, struct err *e)
     return r < 0 ? err_nomem(e) : 0;
 }
 
+static bool is_trainer(const struct train_survey *s)
+{
+    return s->json || s->count[TRAIN_ARGS];
+}
+
+static const char *model_text(const struct train_survey *s)
+{
+    static const char *const texts[] = {
+        [MAIN_NONE] = "none",
+        [MAIN_HF] = "Hugging Face",
+        [MAIN_DCP] = "FSDP, sharded",
+        [MAIN_RANK] = "FSDP, a file a rank",
+        [MAIN_LOCAL] = "FSDP, a file a rank",
+        [MAIN_FILE] = "FSDP, in one file",
+        [MAIN_DEEPSPEED] = "DeepSpeed",
+        [MAIN_LORA] = "diffusers' LoRA",
+    };
+
+    return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];
+}
+
 static int report_hf(struct scan *s, struct err *e)
 {
     const struct hf_model *hf = &s->has.hf;
 
     if (!hf->driver)
         return 0;
+    if (s->has.passed)
+        return hf_choice_pass(s->c->listing, model_text(&s->has), s->sink, e);
     if (s->has.main != MAIN_HF)
         return hf_adapter_report(hf, s->c, s->sink, e) < 0
                    ? -e->code
@@ -363,9 +389,28 @@ static int report_json(struct scan *s, struct err *e)
     return 0;
 }
 
+/* Why the tensors of this part are there. */
+static int set_rule(struct scan *s, const char *name, const struct train_part *part,
+                    struct err *e)
+{
+    static const enum train_main mains[TRAIN_KINDS] = {
+        [TRAIN_MODEL_DCP] = MAIN_DCP,   [TRAIN_MODEL_FILE] = MAIN_FILE,
+        [TRAIN_MODEL_RANK] = MAIN_RANK, [TRAIN_MODEL_LOCAL] = MAIN_LOCAL,
+        [TRAIN_LORA] = MAIN_LORA,       [TRAIN_DEEPSPEED] = MAIN_DEEPSPEED,
+    };
+    bool is_main = mains[part->kind] != MAIN_NONE && mains[part->kind] == s->has.main;
+
+    return warned(sink_rule(s->sink, "%s of a directory of %s%s", name,
+                            is_trainer(&s->has) ? "Trainer" : "Accelerate",
+                            is_main ? ", which has the model" : ""),
+                  e);
+}
+
 static int report_part(struct scan *s, const char *name, const struct train_part *part,
                        struct err *e)
 {
+    if (set_rule(s, name, part, e) < 0)
+        return -e->code;
     switch (part->kind) {
     case TRAIN_MODEL_DCP:
         return report_model_dcp(s, name, part, e);
@@ -401,7 +446,12 @@ static int report_ranks(struct scan *s, struct err *e)
 {
     for (size_t i = 0; i < s->has.nsets; i++) {
         const struct train_rank_set *set = &s->has.set[i];
-        int r = set->kind == TRAIN_OPTIM_RANK ? report_optim_ranks(s, set, e)
+        int r = set_rule(s, "the files of all ranks",
+                         &(struct train_part){.kind = set->kind}, e);
+
+        if (r < 0)
+            return r;
+        r = set->kind == TRAIN_OPTIM_RANK ? report_optim_ranks(s, set, e)
                                               : report_model_ranks(s, set, e);
 
         if (r < 0)
@@ -432,11 +482,6 @@ static int report_parts(struct scan *s, struct err *e)
 
 /* ---- the checkpoint as a whole ---- */
 
-static bool is_trainer(const struct train_survey *s)
-{
-    return s->json || s->count[TRAIN_ARGS];
-}
-
 static const char *format_of(const struct train_survey *s)
 {
     if (is_trainer(s))
@@ -447,22 +492,6 @@ static const char *format_of(const struct train_survey *s)
                    s->count[TRAIN_OPTIM_DCP]
                ? "accelerate-fsdp"
                : "accelerate";
-}
-
-static const char *model_text(const struct train_survey *s)
-{
-    static const char *const texts[] = {
-        [MAIN_NONE] = "none",
-        [MAIN_HF] = "Hugging Face",
-        [MAIN_DCP] = "FSDP, sharded",
-        [MAIN_RANK] = "FSDP, a file a rank",
-        [MAIN_LOCAL] = "FSDP, a file a rank",
-        [MAIN_FILE] = "FSDP, in one file",
-        [MAIN_DEEPSPEED] = "DeepSpeed",
-        [MAIN_LORA] = "diffusers' LoRA",
-    };
-
-    return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];
 }
 
 static const char *optimizer_text(const struct train_survey *s)

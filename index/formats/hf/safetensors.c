@@ -119,6 +119,12 @@ static void st_bid_file(struct listing *l, const char *name, struct bid *out)
         say_damaged(out, name);
 }
 
+static void st_bid_content(struct listing *l, const char *name, struct bid *out)
+{
+    if (has_magic(l, name))
+        say(out, 50, "a safetensors file by its first bytes");
+}
+
 /* ---- files of the model ---- */
 
 struct scan {
@@ -666,7 +672,8 @@ static int tell_checkpoint(struct scan *s, const char *main, struct err *e)
 static bool is_rank_of_checkpointing(struct listing *l, const char *name)
 {
     static const char mark[] = "nested_path_to_metadata";
-    size_t len = strlen(name) - strlen(".safetensors"), digits = len;
+    const char *end = strstr(name, ".safetensors");
+    size_t len = end ? (size_t)(end - name) : 0, digits = len;
     char head[INDEX_HEAD];
     size_t got = 0;
 
@@ -745,8 +752,10 @@ static int st_scan(const struct scan_context *c, struct sink *sink, struct err *
     /* First without what the headers tell: also a scan that fails has a format. */
     if (tell_checkpoint(&s, main, e) < 0 ||
         (!c->among && hf_choice_report(c->listing, sink, e) < 0) ||
-        scan_model(&s, main, e) < 0 ||
-        scan_beside(&s, e) < 0 || tell_tied(&s, e) < 0)
+        scan_model(&s, main, e) < 0)
+        return -e->code;
+    sink_rule_end(sink);
+    if (scan_beside(&s, e) < 0 || tell_tied(&s, e) < 0)
         return -e->code;
     return tell_checkpoint(&s, main, e);
 }
@@ -760,6 +769,7 @@ const struct format_driver format_safetensors = {
     .title = "Hugging Face safetensors: single file, sharded with index, PEFT adapter",
     .bid = st_bid,
     .bid_file = st_bid_file,
+    .bid_content = st_bid_content,
     .scan = st_scan,
     .codecs = st_codecs,
     .writers = st_writers,

@@ -28,6 +28,7 @@ enum train_main {
 struct train_survey {
     struct hf_model hf;
     enum train_main main;
+    bool passed; /* `hf` is not whole, and something else is: it is not shown */
     uint64_t count[TRAIN_KINDS]; /* of those that are what their names say */
     uint64_t ranks;              /* as files of random states tell */
     struct train_rank_set set[TRAIN_MAX_RANK_SETS];

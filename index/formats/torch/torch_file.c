@@ -192,6 +192,14 @@ static void tf_bid_file(struct listing *l, const char *name, struct bid *out)
         say(out, 20, "%s by its first bytes", kind_name(kind));
 }
 
+static void tf_bid_content(struct listing *l, const char *name, struct bid *out)
+{
+    enum torch_kind kind = kind_of(l, name);
+
+    if (kind == TORCH_ZIP || kind == TORCH_LEGACY)
+        say(out, 50, "%s by its first bytes", kind_name(kind));
+}
+
 /* ---- one file ---- */
 
 struct about {
@@ -331,6 +339,7 @@ static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *
         rc = scan_file(c, sink, c->file, false, &about, e);
     else
         rc = scan_layout(c, sink, &layout, &about, e);
+    sink_rule_end(sink);
     if (rc == 0 && layout.beside)
         rc = hf_beside_report(layout.beside, c, sink, e);
     if (rc == 0 && !c->file)
@@ -347,6 +356,7 @@ const struct format_driver format_torch_file = {
     .title = "PyTorch torch.save: .pt/.pth/.ckpt files, TorchScript, pytorch_model.bin",
     .bid = tf_bid,
     .bid_file = tf_bid_file,
+    .bid_content = tf_bid_content,
     .scan = tf_scan,
     .codecs = tf_codecs,
     .writers = torch_writers,
