@@ -280,6 +280,16 @@ static bool same_files(const struct hf_candidate *a, const struct hf_candidate *
            memcmp(x->stem, y->stem, x->stem_len) == 0;
 }
 
+/* By a name that no loader looks for: it may be anything, an optimizer, another model. */
+static bool is_other(const struct hf_candidate *x)
+{
+    enum hf_rank rank =
+        x->family == HF_SAFETENSORS ? x->safetensors.rank : x->torch.rank;
+
+    return rank == HF_RANK_OTHER_INDEX || rank == HF_RANK_OTHER_VARIANT ||
+           rank == HF_RANK_NUMBERED_OTHER;
+}
+
 /* A set by its numbers is nothing to be told where an index names the same files. */
 static bool is_shadow(const struct hf_choice *c, const struct hf_candidate *x)
 {
@@ -293,7 +303,7 @@ static bool has_rival(const struct hf_choice *c, const struct hf_candidate *x)
 {
     for (size_t i = 0; i < c->count; i++)
         if (&c->candidate[i] != x && c->candidate[i].state == HF_WHOLE &&
-            !same_files(x, &c->candidate[i]))
+            is_other(&c->candidate[i]) == is_other(x) && !same_files(x, &c->candidate[i]))
             return true;
     return false;
 }
@@ -302,15 +312,16 @@ static bool has_rival(const struct hf_choice *c, const struct hf_candidate *x)
  * The first whole one. Those before it were looked into, those behind it need not be: they
  * would not be taken.
  */
-static const struct hf_candidate *best_of(struct listing *l, struct hf_choice *c)
+static const struct hf_candidate *best_of(struct listing *l, struct hf_choice *c,
+                                          bool others)
 {
     const struct hf_candidate *best = NULL;
 
-    for (size_t i = 0; i < c->count; i++)
-        judge_names(l, &c->candidate[i]);
     for (size_t i = 0; i < c->count; i++) {
         struct hf_candidate *x = &c->candidate[i];
 
+        if (is_other(x) != others)
+            continue;
         if (x->state == HF_WHOLE && has_rival(c, x))
             look_into(l, x);
         if (x->state == HF_WHOLE)
@@ -398,7 +409,15 @@ static bool is_beside_others(const struct hf_candidate *x)
 static void choose(struct listing *l, struct hf_choice *c)
 {
     find(l, c);
-    c->best = c->count > 0 ? best_of(l, c) : NULL;
+    for (size_t i = 0; i < c->count; i++)
+        judge_names(l, &c->candidate[i]);
+    c->best = best_of(l, c, false);
+    if (!c->best || c->best->state == HF_ABSENT) {
+        const struct hf_candidate *other = best_of(l, c, true);
+
+        if (other && (!c->best || other->state < c->best->state))
+            c->best = other;
+    }
     if (c->best && is_beside_others(c->best)) {
         c->best = NULL;
         c->safetensors = (struct safetensors_layout){0};

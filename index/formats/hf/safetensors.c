@@ -459,7 +459,7 @@ static int find_set(struct scan *s, struct err *e)
     struct safetensors_number n;
     size_t count = 0;
 
-    if (safetensors_files_new(&s->files, s->layout.present, e) < 0)
+    if (safetensors_files_new(&s->files, s->layout.files, e) < 0)
         return -e->code;
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);

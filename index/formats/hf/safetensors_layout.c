@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/keyset.h"
 #include "index/formats/hf/hf_index.h"
 #include "remote/listing.h"
 
@@ -13,6 +14,7 @@ static const char index_suffix[] = ".safetensors.index.json";
 
 enum {
     MAX_DIGITS = 9, /* what fits 32 bits; nearly all writers use five */
+    RANK_DIGITS = 5, /* of torch's writer, at least */
     MAX_SETS = 8,   /* old and new saves, variants: further ones are side files */
 };
 
@@ -88,10 +90,13 @@ bool safetensors_has_stem(const char *name, const char *stem, size_t stem_len,
 bool safetensors_piece(const char *name, struct safetensors_piece *out)
 {
     struct safetensors_number n;
+    size_t end;
 
     if (!safetensors_numbered(name, &n) || n.k == 0 ||
-        !take_text(name, &n.stem_len, "-model") ||
-        !take_number(name, &n.stem_len, &out->rank))
+        !take_text(name, &n.stem_len, "-model"))
+        return false;
+    end = n.stem_len;
+    if (!take_number(name, &n.stem_len, &out->rank) || end - n.stem_len < RANK_DIGITS)
         return false;
     out->k = n.k;
     out->n = n.n;
@@ -213,8 +218,18 @@ static struct safetensors_layout *set_of(struct safetensors_layout *sets, size_t
     return &sets[(*count)++];
 }
 
+/* A number that is written in two ways is one of them twice. */
+static bool is_first(struct keyset *seen, const struct safetensors_layout *sets,
+                     const struct safetensors_layout *set, uint32_t k)
+{
+    const uint64_t pair[] = {(uint64_t)(set - sets), k};
+
+    return keyset_add(seen, pair, sizeof pair) != 0;
+}
+
 static void find_numbered(struct finding *f)
 {
+    CLEANUP(keyset_release) struct keyset seen = {0};
     struct safetensors_layout sets[MAX_SETS], *set;
     struct safetensors_number n;
     size_t count = 0;
@@ -233,15 +248,14 @@ static void find_numbered(struct finding *f)
         set = set_of(sets, &count, entry->name, &n);
         if (!set)
             continue;
-        set->present++;
+        set->files++;
+        set->present += is_first(&seen, sets, set, n.k);
         set->from_zero |= n.k == 0;
         set->has_last |= n.k == n.n;
     }
     for (size_t i = 0; i < count; i++) {
         /* gpt-oss: 00000 to 0000N, which are N + 1. */
         sets[i].total += sets[i].from_zero && sets[i].has_last;
-        /* A number that is written in two ways is one of them twice. */
-        sets[i].present = MIN(sets[i].present, sets[i].total);
         add(f, &sets[i]);
     }
 }

@@ -44,6 +44,7 @@ struct safetensors_layout {
     uint32_t n;       /* of a numbered set: N in its names */
     uint32_t total;   /* the same: how many files it has */
     uint32_t present; /* of a numbered set; beside an index all .safetensors files */
+    uint32_t files;   /* the same: that are there, where numbers come twice as well */
     bool from_zero, has_last; /* the same: files 00000 and 0000N are there */
     const char *adapter;      /* an adapter beside a model, or NULL */
     enum hf_rank rank;        /* of what may be a model */
