@@ -399,6 +399,14 @@ static int verify_one(void *user, const char *dir, const char *file,
     return 0;
 }
 
+static int tell_unfinished(void *user, const char *dir, const char *why)
+{
+    struct verify *v = user;
+
+    v->checkpoints++;
+    return print_unreadable(v, dir, why);
+}
+
 static int verify_source(struct verify *v)
 {
     CLEANUP(listing_freep) struct listing *l = NULL;
@@ -412,7 +420,8 @@ static int verify_source(struct verify *v)
         return ret;
     if (place.kind == PLACE_CHECKPOINT && store->file)
         return verify_one(v, "", place.file, place.driver);
-    return scanner_walk(v->source->scanner, "", verify_one, v, &v->c->err);
+    return scanner_walk_all(v->source->scanner, "", verify_one, tell_unfinished, v,
+                            &v->c->err);
 }
 
 static int run(struct cli *c)

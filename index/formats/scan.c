@@ -277,6 +277,32 @@ static bool is_unfinished(const struct listing *l)
            step_is_temporary(l);
 }
 
+/* Shards of DCP, and nothing that says where in tensors they belong. */
+static size_t shards_alone(const struct listing *l)
+{
+    size_t shards = 0;
+
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const char *dot = strrchr(listing_at(l, i)->name, '.');
+
+        if (dot && strcmp(dot, ".metadata") == 0)
+            return 0;
+        shards += dot && strcmp(dot, ".distcp") == 0;
+    }
+    return shards;
+}
+
+static void tell_unfinished(const struct listing *l, struct place *out)
+{
+    size_t shards = shards_alone(l);
+
+    if (shards > 0)
+        snprintf(out->unfinished, sizeof out->unfinished,
+                 "%zu .distcp files, and no .metadata beside them: the save is not "
+                 "finished, or .metadata was not copied along",
+                 shards);
+}
+
 /* Among many files some are often other people's; one that was asked for is not. */
 static const struct err *trouble_of(const struct listing *l, const char *only)
 {
@@ -304,7 +330,11 @@ static int judge(struct listing *l, const char *only, struct place *out, struct 
     if (out->kind != PLACE_PLAIN && is_unfinished(l)) {
         place_release(out);
         out->kind = PLACE_PLAIN;
+        snprintf(out->unfinished, sizeof out->unfinished,
+                 "it has the mark of a save that is not finished");
     }
+    if (out->kind == PLACE_PLAIN && !out->unfinished[0])
+        tell_unfinished(l, out);
     return 0;
 }
 

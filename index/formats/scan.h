@@ -38,6 +38,8 @@ struct place {
      * it may be one; the listing's. NULL: none.
      */
     const struct err *trouble;
+    /* Of PLACE_PLAIN: why it is none although its files are those of a save; or "". */
+    char unfinished[200];
 };
 
 /*
@@ -104,8 +106,15 @@ void scanner_suspect_all(struct scanner *s, const char *dir);
  * All checkpoints below `path`, outermost first, in byte order; calls fn with their place
  * (not scanned yet). For `unshard ls` and verify of a tree. Links to directories are not
  * followed. An error at the end, when all others were told: a file could not be read that may
- * be one.
+ * be one. Saves that are not finished are no checkpoints: `unfinished` is called with them.
  */
+typedef int unfinished_fn(void *user, const char *dir, const char *why);
+int scanner_walk_all(struct scanner *s, const char *path,
+                     int (*fn)(void *user, const char *dir, const char *file,
+                               const struct format_driver *d),
+                     unfinished_fn *unfinished, void *user, struct err *e);
+
+/* The same without those that are not finished. */
 int scanner_walk(struct scanner *s, const char *path,
                  int (*fn)(void *user, const char *dir, const char *file,
                            const struct format_driver *d),

@@ -36,6 +36,7 @@ struct walk {
     struct err unread; /* the first file that may be a checkpoint, or part of one */
     int (*fn)(void *user, const char *dir, const char *file,
               const struct format_driver *d);
+    unfinished_fn *unfinished; /* or NULL */
     void *user;
 };
 
@@ -150,6 +151,8 @@ static int tell_place(struct walk *w, const char *path, const struct place *p,
 {
     int rc = 0;
 
+    if (p->kind == PLACE_PLAIN && p->unfinished[0] && w->unfinished)
+        return w->unfinished(w->user, path, p->unfinished);
     if (p->kind == PLACE_CHECKPOINT)
         return w->fn(w->user, path, only, p->driver);
     for (size_t i = 0; rc == 0 && i < p->nfiles; i++)
@@ -223,7 +226,16 @@ int scanner_walk(struct scanner *s, const char *path,
                            const struct format_driver *d),
                  void *user, struct err *e)
 {
-    CLEANUP(walk_release) struct walk w = {.s = s, .fn = fn, .user = user};
+    return scanner_walk_all(s, path, fn, NULL, user, e);
+}
+
+int scanner_walk_all(struct scanner *s, const char *path,
+                     int (*fn)(void *user, const char *dir, const char *file,
+                               const struct format_driver *d),
+                     unfinished_fn *unfinished, void *user, struct err *e)
+{
+    CLEANUP(walk_release)
+    struct walk w = {.s = s, .fn = fn, .unfinished = unfinished, .user = user};
     int rc = push(&w, path, NULL, e);
 
     while (rc == 0 && w.count > 0) {

@@ -158,6 +158,16 @@ static int role_of_model(const struct scan *s, const struct train_part *part,
     return first && s->has.main != kind ? ROLE_OTHER : ROLE_MODEL;
 }
 
+/* Its save was not finished, or what says where its shards belong was not copied along. */
+static int tell_unfinished(struct scan *s, const char *name, struct err *e)
+{
+    return warned(sink_warning(s->sink, "missing-part",
+                               "%s has .distcp files and no .metadata: the save is not "
+                               "finished, or .metadata was not copied along",
+                               name),
+                  e);
+}
+
 static int report_model_dcp(struct scan *s, const char *name,
                             const struct train_part *part, struct err *e)
 {
@@ -165,6 +175,8 @@ static int report_model_dcp(struct scan *s, const char *name,
     struct dcp_told told;
     int r;
 
+    if (train_is_unfinished(s->c->listing, name))
+        return tell_unfinished(s, name, e);
     if (add_part(s, name, e) < 0)
         return -e->code;
     how.role = role_of_model(s, part, MAIN_DCP, name, &how.part);
@@ -319,6 +331,8 @@ static int report_optim_dcp(struct scan *s, const char *name,
     struct dcp_told told;
     struct err why = {0};
 
+    if (train_is_unfinished(s->c->listing, name))
+        return tell_unfinished(s, name, e);
     if (add_part(s, name, e) < 0)
         return -e->code;
     if (dcp_report(s->c, s->sink, &how, &told, &why) == 0) {

@@ -198,6 +198,11 @@ void train_survey(struct listing *l, struct train_survey *s)
     s->passed = s->hf.driver && !s->hf.adapter && s->main != MAIN_HF;
 }
 
+bool train_is_unfinished(struct listing *l, const char *name)
+{
+    return !is_dcp(l, name) && has_distcp(listing_sub(l, name));
+}
+
 bool train_is_deepspeed(const struct train_survey *s, struct listing *l,
                         const char *name, const struct train_part *part)
 {

@@ -44,6 +44,9 @@ struct train_survey {
 /* A pure function of names and first bytes: for bids, too. */
 void train_survey(struct listing *l, struct train_survey *out);
 
+/* .distcp files in the directory `name`, and no metadata that names them. */
+bool train_is_unfinished(struct listing *l, const char *name);
+
 bool train_has_optimizer(const struct train_survey *s);
 
 /*
