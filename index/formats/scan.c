@@ -26,6 +26,14 @@ bool place_is_apart(const char *name)
     return strcmp(name, "modelopt_state") == 0;
 }
 
+/* blobs/ of Hugging Face's cache: what snapshots/ has links to. */
+static bool is_digest(const char *name)
+{
+    size_t len = strlen(name);
+
+    return len >= 32 && strspn(name, "0123456789abcdef") == len;
+}
+
 /*
  * May a file of this name be a model although no driver knows its name? One without an
  * extension, and some that people give to weights. Others are not looked into, unless they
@@ -39,7 +47,7 @@ static bool may_be_weights(const char *name)
     for (size_t i = 0; dot && i < ARRAY_SIZE(odd); i++)
         if (strcasecmp(dot, odd[i]) == 0)
             return true;
-    return !dot;
+    return !dot && !is_digest(name);
 }
 
 /* The driver that knows the file's content, whatever it is called, or NULL. */
