@@ -274,6 +274,26 @@ static int copy_sides(struct convert *v, const struct checkpoint_info *info)
     return ret == 0 ? cli_side_files(v->c, v->source, info, copy_side, v) : ret;
 }
 
+static int see_safetensors(void *user, const char *name, const char *path)
+{
+    static const char end[] = ".safetensors";
+    struct convert *v = user;
+    size_t len = strlen(name), n = sizeof end - 1;
+
+    (void)path;
+    v->options.index |= len > n && strcmp(name + len - n, end) == 0;
+    return 0;
+}
+
+/*
+ * Loaders that take all *.safetensors drop those that the index does not name: where others
+ * go along beside the model's, there is one.
+ */
+static int look_at_sides(struct convert *v, const struct checkpoint_info *info)
+{
+    return cli_side_files(v->c, v->source, info, see_safetensors, v);
+}
+
 /* ---- the run ---- */
 
 static void add_progress(void *user, uint64_t bytes)
@@ -373,6 +393,8 @@ static int convert_checkpoint(struct convert *v)
 
     if (ret == 0)
         ret = look_at_source(v, &info);
+    if (ret == 0)
+        ret = look_at_sides(v, &info);
     if (ret == 0)
         ret = save_input_new(&v->source->env, info.id, &v->choice, &v->input, e);
     if (ret == 0)
