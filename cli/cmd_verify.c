@@ -403,6 +403,8 @@ static int tell_unfinished(void *user, const char *dir, const char *why)
 {
     struct verify *v = user;
 
+    if (!*dir) /* the source itself: there is nothing to be verified */
+        return 0;
     v->checkpoints++;
     return print_unreadable(v, dir, why);
 }

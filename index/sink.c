@@ -32,6 +32,7 @@ static void sink_free(struct sink *s)
     buf_release(&s->rule);
     keyset_release(&s->keys);
     keyset_release(&s->passed);
+    keyset_release(&s->told);
     sink_files_release(&s->files);
     stage_close(s->stage);
     for (size_t i = 0; i < ARRAY_SIZE(s->about_text); i++)
@@ -314,6 +315,8 @@ int sink_warning(struct sink *s, const char *code, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     s->warnings++;
+    if (keyset_add(&s->told, text, strlen(text)) < 0)
+        return -ENOMEM;
     return stage_warning(s->stage, code, text, &e);
 }
 
@@ -401,6 +404,30 @@ static int find_owner(struct sink *s, struct stage_rights *owner, struct err *e)
     return owner->any ? 0 : sink_files_first(&s->files, owner, e);
 }
 
+/*
+ * A storage file that is not there, and that no driver has told: where a tensor lies in it,
+ * its fault does; but it may have held objects only.
+ */
+static int warn_missing(struct sink *s, struct err *e)
+{
+    size_t skip = strlen(s->path);
+
+    for (uint32_t i = 0; i < s->files.count; i++) {
+        const struct sink_file *f = &s->files.file[i];
+        char name[400], text[420];
+
+        if (!f->storage || f->problem != ENOENT || f->tensors > 0)
+            continue;
+        if (sink_files_name(&s->files, i, skip, name, sizeof name, e) < 0)
+            return -e->code;
+        snprintf(text, sizeof text, "%s is missing", name);
+        if (!keyset_has(&s->told, text, strlen(text)) &&
+            sink_warning(s, "missing-file", "%s", text) < 0)
+            return err_nomem(e);
+    }
+    return 0;
+}
+
 static int warn_dropped(struct sink *s, struct err *e)
 {
     char text[100];
@@ -438,6 +465,8 @@ static int commit(struct sink *s, const char *error, int64_t *id, struct err *e)
     for (uint32_t i = 0; i < s->files.count; i++)
         if (s->files.file[i].storage)
             rights_add(&r.all, &s->files.file[i].rights);
+    if (rc == 0 && !error)
+        rc = warn_missing(s, e);
     if (rc == 0)
         rc = warn_dropped(s, e);
     /* Settling needs memory of its own. */

@@ -338,11 +338,12 @@ static int judge(struct listing *l, const char *only, struct place *out, struct 
     if (out->kind != PLACE_PLAIN && is_unfinished(l)) {
         place_release(out);
         out->kind = PLACE_PLAIN;
-        snprintf(out->unfinished, sizeof out->unfinished,
-                 "it has the mark of a save that is not finished");
-    }
-    if (out->kind == PLACE_PLAIN && !out->unfinished[0])
+        if (!step_is_ours(l))
+            snprintf(out->unfinished, sizeof out->unfinished,
+                     "it has the mark of a save that is not finished");
+    } else if (out->kind == PLACE_PLAIN && !step_is_ours(l)) {
         tell_unfinished(l, out);
+    }
     return 0;
 }
 

@@ -169,7 +169,7 @@ int unread_tell(struct listing *l, const char *only, const char *source, struct 
     const struct unread_kind *kind;
 
     if (stand_in_find(l, only, e) < 0)
-        return err_wrap(e, "%s: no checkpoint", source);
+        return err_wrap(e, "%s: no checkpoint that a driver recognises", source);
     kind = unread_find(l, only, &name);
     if (!kind)
         return 0;

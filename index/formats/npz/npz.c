@@ -14,7 +14,7 @@
 #include "index/formats/torch/torch_file.h"
 #include "index/formats/torch/zip.h"
 
-static const char NPY[] = ".npy", NPZ[] = ".npz";
+static const char NPY[] = ".npy", NPZ[] = ".npz", EQX[] = ".eqx";
 
 static bool has_suffix(const char *name, size_t len, const char *suffix)
 {
@@ -72,7 +72,10 @@ static char kind_of(struct listing *l, const char *name)
 
 static void npz_bid_content(struct listing *l, const char *name, struct bid *out)
 {
-    *out = (struct bid){.score = kind_of(l, name) ? 50 : 0};
+    *out = (struct bid){0};
+    if (has_suffix(name, strlen(name), EQX)) /* arrays without names, one after another */
+        return;
+    out->score = kind_of(l, name) ? 50 : 0;
     if (out->score > 0)
         snprintf(out->reason, sizeof out->reason, "arrays of numpy by its first bytes");
 }
