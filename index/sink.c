@@ -32,7 +32,6 @@ static void sink_free(struct sink *s)
     buf_release(&s->rule);
     keyset_release(&s->keys);
     keyset_release(&s->passed);
-    keyset_release(&s->told);
     sink_files_release(&s->files);
     stage_close(s->stage);
     for (size_t i = 0; i < ARRAY_SIZE(s->about_text); i++)
@@ -315,8 +314,7 @@ int sink_warning(struct sink *s, const char *code, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     s->warnings++;
-    if (keyset_add(&s->told, text, strlen(text)) < 0)
-        return -ENOMEM;
+    s->tells_loss |= warning_is_loss(code);
     return stage_warning(s->stage, code, text, &e);
 }
 
@@ -405,24 +403,22 @@ static int find_owner(struct sink *s, struct stage_rights *owner, struct err *e)
 }
 
 /*
- * A storage file that is not there, and that no driver has told: where a tensor lies in it,
- * its fault does; but it may have held objects only.
+ * A storage file that is not there makes the checkpoint incomplete also where it held objects
+ * only: where neither a tensor's fault nor the driver says so, it is told here.
  */
 static int warn_missing(struct sink *s, struct err *e)
 {
     size_t skip = strlen(s->path);
 
-    for (uint32_t i = 0; i < s->files.count; i++) {
+    for (uint32_t i = 0; i < s->files.count && !s->tells_loss; i++) {
         const struct sink_file *f = &s->files.file[i];
-        char name[400], text[420];
+        char name[400];
 
-        if (!f->storage || f->problem != ENOENT || f->tensors > 0)
+        if (!f->storage || f->problem != ENOENT)
             continue;
         if (sink_files_name(&s->files, i, skip, name, sizeof name, e) < 0)
             return -e->code;
-        snprintf(text, sizeof text, "%s is missing", name);
-        if (!keyset_has(&s->told, text, strlen(text)) &&
-            sink_warning(s, "missing-file", "%s", text) < 0)
+        if (sink_warning(s, "missing-file", "%s is missing", name) < 0)
             return err_nomem(e);
     }
     return 0;

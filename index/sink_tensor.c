@@ -492,6 +492,7 @@ static int put_tensor(struct sink *s, struct err *e)
         .pieces_len = s->pieces.len,
     };
 
+    s->tells_loss |= row.fault != NULL;
     return stage_tensor(s->stage, &row, e);
 }
 

@@ -722,7 +722,8 @@ static void test_report(void **state)
                         "rng.pt={\"$type\":\"opaque\",\"class\":\"unreadable\","
                         "\"error\":\"rng.pt is missing\"}\n");
     all_warnings(&o, &warnings);
-    assert_string_equal(warnings.data, "object: rng.pt: rng.pt is missing\n");
+    assert_string_equal(warnings.data, "object: rng.pt: rng.pt is missing\n"
+                                       "missing-file: rng.pt is missing\n");
     world_close(&w);
 }
 

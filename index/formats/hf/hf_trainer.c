@@ -570,6 +570,30 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
     return sink_checkpoint(s->sink, &about, e);
 }
 
+/*
+ * Trainer and Accelerate save a model with each optimizer, Trainer a scheduler with it, and
+ * each rank its random states.
+ */
+static int tell_lost(struct scan *s, struct err *e)
+{
+    const struct train_survey *has = &s->has;
+    bool optimizer = train_has_optimizer(has) || has->count[TRAIN_DEEPSPEED];
+    int rc = 0;
+
+    if (has->main == MAIN_NONE && !has->unfinished && train_has_optimizer(has))
+        rc = sink_warning(s->sink, "missing-part",
+                          "there is no model beside the optimizer");
+    if (rc == 0 && has->json && !optimizer && !has->unfinished &&
+        listing_find(s->c->listing, "scheduler.pt"))
+        rc = sink_warning(s->sink, "missing-file",
+                          "there is no optimizer.pt: Trainer saves it with scheduler.pt");
+    if (rc == 0 && has->ranks > has->random_states)
+        rc = sink_warning(s->sink, "missing-file",
+                          "random states of %" PRIu64 " of %" PRIu64 " ranks are missing",
+                          has->ranks - has->random_states, has->ranks);
+    return warned(rc, e);
+}
+
 static int trainer_scan(const struct scan_context *c, struct sink *sink, struct err *e)
 {
     struct scan s = {.c = c, .sink = sink};
@@ -578,8 +602,8 @@ static int trainer_scan(const struct scan_context *c, struct sink *sink, struct 
     train_survey(c->listing, &s.has);
     if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
         return -e->code;
-    if (report_hf(&s, &failed) == 0 && report_parts(&s, &failed) == 0 &&
-        report_ranks(&s, &failed) == 0)
+    if (tell_lost(&s, &failed) == 0 && report_hf(&s, &failed) == 0 &&
+        report_parts(&s, &failed) == 0 && report_ranks(&s, &failed) == 0)
         hide_latest(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
     if (tell_checkpoint(&s, e) < 0)

@@ -165,9 +165,10 @@ static void count_part(struct train_survey *s, const char *name, const char *lat
                        const struct train_part *part)
 {
     s->count[part->kind]++;
-    if (part->kind == TRAIN_RNG)
+    if (part->kind == TRAIN_RNG) {
         s->ranks = MAX(s->ranks, part->rank + 1);
-    else if (part->kind == TRAIN_DEEPSPEED)
+        s->random_states++;
+    } else if (part->kind == TRAIN_DEEPSPEED)
         take_tag(s, name, latest, part);
     else if (part->kind == TRAIN_LORA && (!s->lora || part->safetensors))
         s->lora = name; /* diffusers takes this one of two */

@@ -31,6 +31,7 @@ struct train_survey {
     bool passed; /* `hf` is not whole, and something else is: it is not shown */
     uint64_t count[TRAIN_KINDS]; /* of those that are what their names say */
     uint64_t ranks;              /* as files of random states tell */
+    uint64_t random_states;      /* of ranks that have such a file */
     struct train_rank_set set[TRAIN_MAX_RANK_SETS];
     size_t nsets;
     bool too_many;     /* sets of files a rank */
