@@ -308,9 +308,9 @@ static int print_complete(struct cli *c, struct reading *s,
     if (i->faults)
         buf_addf(&b, "%" PRIu64 " of %" PRIu64 " tensors cannot be read", i->faults,
                  i->tensors);
-    if (losses)
-        buf_addf(&b, "%s%s", i->faults ? "; " : "", first.data);
-    if (losses > 1)
+    else if (losses)
+        buf_adds(&b, first.data);
+    if (!i->faults && losses > 1)
         buf_addf(&b, ", and %" PRIu64 " more warnings", losses - 1);
     return field_of(c, "complete", i->faults || losses ? STYLE_BAD : STYLE_GOOD, &b);
 }

@@ -294,7 +294,7 @@ static bool is_other(const struct hf_candidate *x)
 static bool is_shadow(const struct hf_choice *c, const struct hf_candidate *x)
 {
     for (size_t i = 0; i < c->count; i++)
-        if (same_files(&c->candidate[i], x) && c->candidate[i].state == HF_WHOLE)
+        if (same_files(&c->candidate[i], x) && c->candidate[i].state <= x->state)
             return true;
     return false;
 }
