@@ -378,8 +378,8 @@ static int refuse_incomplete(struct convert *v, const struct checkpoint_info *in
 
 static int look_at_source(struct convert *v, const struct checkpoint_info *info)
 {
-    int ret = catalog_warnings(v->source->catalog, info->id, print_warning, v,
-                               &v->c->err);
+    int ret =
+        catalog_warnings(v->source->catalog, info->id, print_warning, v, &v->c->err);
 
     return ret == 0 ? refuse_incomplete(v, info) : ret;
 }

@@ -29,7 +29,7 @@ struct ls {
     int key_width, shape_width;
     size_t shown;
     uint64_t bytes;
-    struct table table; /* for people */
+    struct table table;                 /* for people */
     const struct checkpoint_info *info; /* whose tensors are listed */
     struct cli_origin origin;
 };

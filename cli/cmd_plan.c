@@ -129,8 +129,8 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
 }
 
 /* Also of a tensor that cannot be read: why it is looked for there. */
-static int tell_plan(struct cli *c, struct reading *s, const struct checkpoint_info *info,
-                     const struct tensor_info *t)
+static int tell_plan(struct cli *c, struct reading *s,
+                     const struct checkpoint_info *info, const struct tensor_info *t)
 {
     CLEANUP(reader_closep) struct reader *r = NULL;
     struct cli_origin origin = {0};

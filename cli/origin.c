@@ -11,7 +11,7 @@
 enum { ORIGIN_MEMORY = 1 << 20 };
 
 int cli_origin_of(struct cli *c, struct reading *s, const struct checkpoint_info *info,
-              const struct tensor_info *t, struct cli_origin *out)
+                  const struct tensor_info *t, struct cli_origin *out)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(ORIGIN_MEMORY);
     struct catalog_file file = {0};
@@ -38,7 +38,8 @@ int cli_origin_of(struct cli *c, struct reading *s, const struct checkpoint_info
     return buf_failed(&out->file) || buf_failed(&out->rule) ? err_nomem(&c->err) : 0;
 }
 
-int cli_origin_text(const struct cli_origin *o, const struct tensor_info *t, struct buf *out)
+int cli_origin_text(const struct cli_origin *o, const struct tensor_info *t,
+                    struct buf *out)
 {
     if (o->file.len)
         buf_add(out, o->file.data, o->file.len);
@@ -85,7 +86,7 @@ static int see_warning(void *user, const char *code, const char *text)
 }
 
 int cli_origin_losses(struct cli *c, struct reading *s, int64_t checkpoint,
-                  uint64_t *count, struct buf *first)
+                      uint64_t *count, struct buf *first)
 {
     struct loss l = {.first = first};
     int ret = catalog_warnings(s->catalog, checkpoint, see_warning, &l, &c->err);

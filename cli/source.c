@@ -240,7 +240,8 @@ static int not_one_checkpoint(struct cli *c, struct reading *s)
     struct found found = {.names = {.max = 4096}};
     struct err ignored = {0};
 
-    scanner_walk_all(s->scanner, "", note_checkpoint, note_unfinished, &found, &ignored);
+    scanner_walk_all(s->scanner, "", note_checkpoint, note_unfinished, &found,
+                     &ignored);
     if (!found.count) {
         cli_no_checkpoint(c, s);
     } else {

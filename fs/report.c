@@ -30,8 +30,8 @@ static int index_of(enum inside kind)
     return kind == INSIDE_OBJECTS_JSON ? REPORT_OBJECTS : REPORT_CHECKPOINT;
 }
 
-static int write_report(struct fs *fs, const struct slot *slot, enum inside kind, int fd,
-                        struct err *e)
+static int write_report(struct fs *fs, const struct slot *slot, enum inside kind,
+                        int fd, struct err *e)
 {
     if (kind == INSIDE_INDEX)
         return report_index(fs->catalog, slot->info.id, fs->options.prefix, fd, e);

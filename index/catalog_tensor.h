@@ -40,8 +40,8 @@ enum tensor_column {
     t "id, " t "key, " t "name, " t "name_npy, " t "part, " t "wrapper, " t            \
       "dtype, " t "stored, " t "bits, " t "shape, " t "role, " t "bytes, " t           \
       "chunks, " t "fault, " t "codec_key, " t "attributes, " t "ino, " t "mode, " t   \
-      "uid, " t "gid, " t "mtime_ns, " t "single_file, " t "rule, " t                  \
-      "first_file, " t "pieces_sum, " t "sum"
+      "uid, " t "gid, " t "mtime_ns, " t "single_file, " t "rule, " t "first_file, " t \
+      "pieces_sum, " t "sum"
 
 struct tensor_row {
     struct tensor_info info;

@@ -44,7 +44,7 @@ struct commit {
     bool kept;
     struct totals totals;
     uint32_t objects, warnings, origins; /* rows that were put */
-    struct name_ref *names;     /* malloc */
+    struct name_ref *names;              /* malloc */
     size_t nnames, names_cap;
     struct buf scratch;
 };

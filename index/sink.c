@@ -284,8 +284,7 @@ int sink_small_files(struct sink *s, uint64_t min, uint64_t max,
     int rc = stage_files(s->stage, note_small, &f, e);
 
     names = f.names;
-    for (size_t at = 0; rc == 0 && at < names.len;
-         at += strlen(names.data + at) + 1)
+    for (size_t at = 0; rc == 0 && at < names.len; at += strlen(names.data + at) + 1)
         rc = fn(user, names.data + at, e);
     return rc;
 }
@@ -424,6 +423,20 @@ static int warn_missing(struct sink *s, struct err *e)
     return 0;
 }
 
+/* One tensor without elements is what somebody saved; a model of such is none. */
+static int warn_empty(struct sink *s, struct err *e)
+{
+    if (s->model < 2 || s->model_empty < s->model)
+        return 0;
+    if (sink_warning(s, "no-elements",
+                     "none of the model's %" PRIu64
+                     " tensors has elements: DeepSpeed's "
+                     "ZeRO-3 leaves such a file, and the model in its global_stepN",
+                     s->model) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 static int warn_dropped(struct sink *s, struct err *e)
 {
     char text[100];
@@ -463,6 +476,8 @@ static int commit(struct sink *s, const char *error, int64_t *id, struct err *e)
             rights_add(&r.all, &s->files.file[i].rights);
     if (rc == 0 && !error)
         rc = warn_missing(s, e);
+    if (rc == 0 && !error)
+        rc = warn_empty(s, e);
     if (rc == 0)
         rc = warn_dropped(s, e);
     /* Settling needs memory of its own. */

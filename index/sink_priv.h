@@ -58,13 +58,14 @@ struct sink {
     struct sink_checkpoint about;
     char *about_text[6]; /* what `about` points to */
     struct sink_filter *filter;
-    struct keyset keys;   /* of what the driver (then the filter) reports */
-    struct keyset passed; /* with a filter: of what it let pass */
-    bool tells_loss;      /* a warning, or a tensor's fault */
-    uint64_t first_part;  /* hash of the part of the first tensor */
+    struct keyset keys;          /* of what the driver (then the filter) reports */
+    struct keyset passed;        /* with a filter: of what it let pass */
+    bool tells_loss;             /* a warning, or a tensor's fault */
+    uint64_t model, model_empty; /* tensors of the model, and those of shape [0] */
+    uint64_t first_part;         /* hash of the part of the first tensor */
     bool many_parts;
-    struct buf rule;  /* the texts of rules that were set, each with a NUL */
-    uint32_t rules;   /* of origin rows: rules, and what was passed over */
+    struct buf rule; /* the texts of rules that were set, each with a NUL */
+    uint32_t rules;  /* of origin rows: rules, and what was passed over */
     uint32_t rule_now;
     uint64_t tensors, warnings, dropped_warnings;
     uint64_t max_tensors, max_chunks, max_keys;

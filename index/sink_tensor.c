@@ -493,6 +493,9 @@ static int put_tensor(struct sink *s, struct err *e)
     };
 
     s->tells_loss |= row.fault != NULL;
+    s->model += row.role == ROLE_MODEL;
+    s->model_empty += row.role == ROLE_MODEL && !row.fault && t->shape.nd == 1 &&
+                      t->shape.dim[0] == 0;
     return stage_tensor(s->stage, &row, e);
 }
 

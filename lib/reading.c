@@ -267,8 +267,8 @@ int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_inf
         ret = r->store->file ? 0 : find_only(r, &only, e);
         if (ret <= 0)
             return ret < 0 ? ret : 1;
-        ret = scanner_get(r->scanner, only.dir, only.has_file ? only.file : NULL, a, out,
-                          e);
+        ret = scanner_get(r->scanner, only.dir, only.has_file ? only.file : NULL, a,
+                          out, e);
     }
     return ret < 0 || !out->error ? ret : tell_failed(r, out, e);
 }

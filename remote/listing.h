@@ -22,7 +22,7 @@ struct entry_stat {
     enum entry_kind kind;
     bool is_link;
     bool is_junk; /* a file named ._*, which macOS leaves beside others */
-    mode_t mode; /* permission bits */
+    mode_t mode;  /* permission bits */
     uid_t uid;
     gid_t gid;
     struct file_id id; /* of the target when it is a link */

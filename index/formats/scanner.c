@@ -541,8 +541,7 @@ static int tell_stand_ins(const struct known *k, struct listing *l, struct sink 
         *failed = why;
         return -why.code;
     }
-    if (rc < 0 && main &&
-        stand_in_find(l, slash ? slash + 1 : main, &why) < 0) {
+    if (rc < 0 && main && stand_in_find(l, slash ? slash + 1 : main, &why) < 0) {
         *failed = why;
         failed->code = EBADMSG;
         return -EBADMSG;

@@ -67,10 +67,11 @@ static bool is_text_of_link(const char *name, const char *text, size_t len)
 
 static int say_text(const char *name, const char *text, size_t len, struct err *why)
 {
-    err_set(why, ENOENT, "%s holds the text of a link, %.*s, in place of the file", name,
-            (int)len, text);
-    return err_hint(why, "git writes it so where core.symlinks is false: make it a link; "
-                         "one that leads out of the source needs -o follow_symlinks");
+    err_set(why, ENOENT, "%s holds the text of a link, %.*s, in place of the file",
+            name, (int)len, text);
+    return err_hint(why,
+                    "git writes it so where core.symlinks is false: make it a link; "
+                    "one that leads out of the source needs -o follow_symlinks");
 }
 
 static bool is_link_to_nothing(struct listing *l, const char *name, struct err *why)
@@ -116,13 +117,13 @@ int stand_in_find(struct listing *l, const char *only, struct err *e)
     return 0;
 }
 
-static int warn(struct sink *sink, const char *name, const struct err *why,
-                struct err *e)
+/* A link is no loss by itself: where the model lacks its file, the driver says so. */
+static int warn(struct sink *sink, const struct listing_entry *entry,
+                const struct err *why, struct err *e)
 {
-    bool lost = why->code != EXDEV || is_weights(name);
     char line[1400];
 
-    if (sink_warning(sink, lost ? "missing-file" : "link-out", "%s",
+    if (sink_warning(sink, entry->st.is_link ? "link" : "missing-file", "%s",
                      err_line(why, line, sizeof line)) < 0)
         return err_nomem(e);
     return 0;
@@ -152,7 +153,7 @@ static int see_storage(void *user, const char *name, struct err *e)
     if (!entry || entry->st.kind != ENTRY_FILE || !stand_in_is(l, entry, &why))
         return 0;
     err_wrap(&why, "%s", dir);
-    return warn(b->sink, name, &why, e);
+    return warn(b->sink, entry, &why, e);
 }
 
 int stand_in_report(struct listing *l, const char *only, struct sink *sink,
@@ -166,7 +167,7 @@ int stand_in_report(struct listing *l, const char *only, struct sink *sink,
 
         if (only && strcmp(entry->name, only) != 0)
             continue;
-        if (stand_in_is(l, entry, &why) && warn(sink, entry->name, &why, e) < 0)
+        if (stand_in_is(l, entry, &why) && warn(sink, entry, &why, e) < 0)
             return -e->code;
     }
     return only ? 0 : sink_small_files(sink, POINTER_MIN, 200, see_storage, &below, e);

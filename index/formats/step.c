@@ -85,8 +85,8 @@ bool step_is_temporary(const struct listing *l)
     static const char partial[] = ".partial_save"; /* Orbax's, before its finalize() */
 
     return strstr(listing_path(l), partial) || strstr(listing_name(l), partial) ||
-           step_is_ours(l) ||
-           strstr(listing_path(l), mark) || strstr(listing_name(l), mark) ||
+           step_is_ours(l) || strstr(listing_path(l), mark) ||
+           strstr(listing_name(l), mark) ||
            (strncmp(listing_name(l), "tmp_", 4) == 0 &&
             listing_find(l, "metadata.pkl"));
 }

@@ -157,8 +157,8 @@ int mapping_hf_dir(const char *dir, char out[PATH_MAX], struct err *e)
     if (n == 0)
         return err_set(e, ENOENT, "hf=%s: it has no snapshot", dir);
     if (n > 1) {
-        err_set(e, EINVAL, "hf=%s: it has %u snapshots, and refs/main names none of them",
-                dir, n);
+        err_set(e, EINVAL,
+                "hf=%s: it has %u snapshots, and refs/main names none of them", dir, n);
         return err_hint(e, "name one: %s/REVISION", snapshots);
     }
     snprintf(out, PATH_MAX, "%s/%s", snapshots, rev);

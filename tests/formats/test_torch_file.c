@@ -363,12 +363,15 @@ static void test_index(void **state)
     open_checkpoint(f.dir, &o);
     assert_null(o.info.error);
     assert_string_equal(o.info.format, "hf-bin");
-    assert_int_equal(o.info.tensors, 4);
-    assert_int_equal(o.info.faults, 2);
+    assert_int_equal(o.info.tensors, 5);
+    assert_int_equal(o.info.faults, 3);
     assert_null(tensor(&o, "a")->fault);
     assert_null(tensor(&o, "b")->fault);
-    check_warning(&o, "missing-tensor: pytorch_model.bin.index.json lists 1 tensors that "
-                      "its files do not hold, as c");
+    check_fault(&o, "c", "which does not hold it");
+    assert_int_equal(tensor(&o, "c")->role, ROLE_OTHER);
+    check_warning(&o,
+                  "missing-tensor: pytorch_model.bin.index.json lists 1 tensors that "
+                  "its files do not hold, as c");
     check_fault(&o, "d", "no plain file name");
     check_fault(&o, "e", "gone.bin is missing");
     check_warning(&o, "missing-file: gone.bin is missing");
@@ -378,10 +381,12 @@ static void test_index(void **state)
     write_text(&f, "pytorch_model.bin.index.json",
                "{\"weight_map\": {\"b\": \"pytorch_model-00001-of-00003.bin\"}}");
     open_checkpoint(f.dir, &o);
-    assert_int_equal(o.info.tensors, 1);
+    assert_int_equal(o.info.tensors, 2);
     assert_null(tensor(&o, "a")->fault);
-    check_warning(&o, "missing-tensor: pytorch_model.bin.index.json lists 1 tensors that "
-                      "its files do not hold, as b");
+    check_fault(&o, "b", "which does not hold it");
+    check_warning(&o,
+                  "missing-tensor: pytorch_model.bin.index.json lists 1 tensors that "
+                  "its files do not hold, as b");
     check_warning(&o, "unlisted-tensor: pytorch_model.bin.index.json does not list 1 "
                       "tensors of the files that it names, as a");
     close_checkpoint(&o);
@@ -835,7 +840,7 @@ static void test_bids_beside(void **state)
     } cases[] = {
         {{"config.json", "{}", 2}, 73},
         {{"model.safetensors", "\x02\0\0\0\0\0\0\0{}", 10}, 15},
-        {{"model.safetensors", "x", 1}, 58}, /* damaged */
+        {{"model.safetensors", "x", 1}, 58},             /* damaged */
         {{"model.safetensors.index.json", "{}", 2}, 58}, /* of files elsewhere */
         {{"readme.txt", "x", 1}, 58},
     };

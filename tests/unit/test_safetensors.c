@@ -492,7 +492,8 @@ static const struct {
      SAFETENSORS_NUMBERED, "model-00001-of-000002.safetensors", 55},
     {"m-9-of-10.safetensors m-10-of-10.safetensors", SAFETENSORS_NUMBERED,
      "m-10-of-10.safetensors", 40},
-    {"model.safetensors pytorch_model.bin", SAFETENSORS_SINGLE, "model.safetensors", 60},
+    {"model.safetensors pytorch_model.bin", SAFETENSORS_SINGLE, "model.safetensors",
+     60},
     {"m-00000-of-00002.safetensors m-00001-of-00002.safetensors "
      "m-00002-of-00002.safetensors",
      SAFETENSORS_NUMBERED, "m-00000-of-00002.safetensors", 55},

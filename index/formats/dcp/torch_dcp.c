@@ -124,9 +124,10 @@ static int tell_unmarked(const struct scan_context *c, struct sink *sink, struct
     if (!listing_find(c->listing, "common.pt") ||
         listing_find(c->listing, "metadata.json"))
         return 0;
-    if (sink_warning(sink, "missing-file",
-                     "metadata.json is missing, which Megatron Core writes last: the save "
-                     "is not finished, or it was not copied along") < 0)
+    if (sink_warning(
+            sink, "missing-file",
+            "metadata.json is missing, which Megatron Core writes last: the save "
+            "is not finished, or it was not copied along") < 0)
         return err_nomem(e);
     return 0;
 }

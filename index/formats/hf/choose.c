@@ -127,6 +127,12 @@ static void count_named(const struct listing *l, const struct hf_index *x,
     }
 }
 
+/* Beside an index: files of its kind in the directory. */
+static uint32_t files_of_family(const struct hf_candidate *c)
+{
+    return c->family == HF_SAFETENSORS ? c->safetensors.present : c->torch.present;
+}
+
 static void judge_index(struct listing *l, struct hf_candidate *c)
 {
     CLEANUP(hf_index_release) struct hf_index x = {0};
@@ -144,11 +150,12 @@ static void judge_index(struct listing *l, struct hf_candidate *c)
     c->files = x.nfiles;
     if (x.count == 0)
         judge(c, HF_ABSENT, "it lists nothing");
-    else if (named.there == 0 && !named.fault)
+    else if (named.there == 0 && !named.fault && files_of_family(c) == 0)
         judge(c, HF_ABSENT, "none of the %zu files that it names is there, as %.120s",
               named.missing, named.first);
     else if (named.missing > 0)
-        judge(c, HF_PARTIAL, "%zu of the %zu files that it names are missing, as %.120s",
+        judge(c, HF_PARTIAL,
+              "%zu of the %zu files that it names are missing, as %.120s",
               named.missing, x.nfiles, named.first);
     else if (named.fault)
         judge(c, HF_PARTIAL, "%s", named.fault);
@@ -181,8 +188,8 @@ static int see_tensor(void *user, const struct torch_item *item, struct err *e U
     struct hf_candidate *c = user;
 
     c->tensors++;
-    c->empty += item->tensor && item->tensor->shape.nd == 1 &&
-                item->tensor->shape.dim[0] == 0;
+    c->empty +=
+        item->tensor && item->tensor->shape.nd == 1 && item->tensor->shape.dim[0] == 0;
     return 0;
 }
 
@@ -261,8 +268,9 @@ static void look_into(struct listing *l, struct hf_candidate *c)
     if (rc == -EBADMSG || rc == -ENOTSUP || rc == -ENOENT || rc == -EFBIG)
         judge(c, HF_PARTIAL, "%.300s", e.text);
     else if (rc == 0 && c->empty > 0 && (c->empty == c->tensors || has_deepspeed(l)))
-        judge(c, HF_PLACEHOLDER, "%" PRIu64 " of its %" PRIu64 " tensors have no elements",
-              c->empty, c->tensors);
+        judge(c, HF_PLACEHOLDER,
+              "%" PRIu64 " of its %" PRIu64 " tensors have no elements", c->empty,
+              c->tensors);
 }
 
 /* ---- compared ---- */
@@ -303,7 +311,8 @@ static bool has_rival(const struct hf_choice *c, const struct hf_candidate *x)
 {
     for (size_t i = 0; i < c->count; i++)
         if (&c->candidate[i] != x && c->candidate[i].state == HF_WHOLE &&
-            is_other(&c->candidate[i]) == is_other(x) && !same_files(x, &c->candidate[i]))
+            is_other(&c->candidate[i]) == is_other(x) &&
+            !same_files(x, &c->candidate[i]))
             return true;
     return false;
 }
@@ -403,7 +412,8 @@ static void set_families(struct hf_choice *c)
 static bool is_beside_others(const struct hf_candidate *x)
 {
     return x->state == HF_ABSENT &&
-           (x->family == HF_SAFETENSORS ? x->safetensors.present : x->torch.present) > 0;
+           (x->family == HF_SAFETENSORS ? x->safetensors.present : x->torch.present) >
+               0;
 }
 
 static void choose(struct listing *l, struct hf_choice *c)
@@ -475,10 +485,11 @@ static void say_passed(const struct hf_candidate *c, const struct hf_candidate *
                        const char *better, char *out, size_t size)
 {
     if (c->state != HF_WHOLE)
-        snprintf(out, size, "%s%s%s%s", c->why,
-                 misleads(c) ? "; transformers goes by it: remove " : "",
-                 misleads(c) ? c->main : "",
-                 c->state == HF_PLACEHOLDER && better ? "; the model is elsewhere" : "");
+        snprintf(
+            out, size, "%s%s%s%s", c->why,
+            misleads(c) ? "; transformers goes by it: get it again, or remove " : "",
+            misleads(c) ? c->main : "",
+            c->state == HF_PLACEHOLDER && better ? "; the model is elsewhere" : "");
     else if (better)
         snprintf(out, size, "%s is the model", better);
     else

@@ -28,10 +28,10 @@ struct hf_candidate {
     struct safetensors_layout safetensors; /* of its family, */
     struct torch_layout torch;             /* or this one */
     enum hf_state state;
-    bool looked;              /* into each file, not only at names */
-    uint64_t files;           /* that belong to it */
-    uint64_t tensors, empty;  /* where it was looked: all, and those of shape [0] */
-    char why[320];            /* for a state other than whole, in words */
+    bool looked;             /* into each file, not only at names */
+    uint64_t files;          /* that belong to it */
+    uint64_t tensors, empty; /* where it was looked: all, and those of shape [0] */
+    char why[320];           /* for a state other than whole, in words */
 };
 
 enum { HF_CANDIDATES = 24 };

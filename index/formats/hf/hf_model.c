@@ -18,8 +18,8 @@ static void take_safetensors(struct listing *l, struct hf_model *out)
 {
     const struct safetensors_layout *x = &hf_choose(l)->safetensors;
 
-    *out = (struct hf_model){&format_safetensors, x->main,
-                             x->kind == SAFETENSORS_ADAPTER};
+    *out =
+        (struct hf_model){&format_safetensors, x->main, x->kind == SAFETENSORS_ADAPTER};
 }
 
 static void take_torch(struct listing *l, struct hf_model *out)

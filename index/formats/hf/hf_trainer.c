@@ -466,7 +466,7 @@ static int report_ranks(struct scan *s, struct err *e)
         if (r < 0)
             return r;
         r = set->kind == TRAIN_OPTIM_RANK ? report_optim_ranks(s, set, e)
-                                              : report_model_ranks(s, set, e);
+                                          : report_model_ranks(s, set, e);
 
         if (r < 0)
             return r;
@@ -585,11 +585,13 @@ static int tell_lost(struct scan *s, struct err *e)
                           "there is no model beside the optimizer");
     if (rc == 0 && has->json && !optimizer && !has->unfinished &&
         listing_find(s->c->listing, "scheduler.pt"))
-        rc = sink_warning(s->sink, "missing-file",
-                          "there is no optimizer.pt: Trainer saves it with scheduler.pt");
+        rc = sink_warning(
+            s->sink, "missing-file",
+            "there is no optimizer.pt: Trainer saves it with scheduler.pt");
     if (rc == 0 && has->ranks > has->random_states)
         rc = sink_warning(s->sink, "missing-file",
-                          "random states of %" PRIu64 " of %" PRIu64 " ranks are missing",
+                          "random states of %" PRIu64 " of %" PRIu64
+                          " ranks are missing",
                           has->ranks - has->random_states, has->ranks);
     return warned(rc, e);
 }

@@ -245,11 +245,14 @@ static int set_fault(struct sink *sink, const struct safetensors_file *f)
                           : sink_fault(sink, "%s", f->fault);
     if (f->missing)
         return sink_fault(sink, "%.200s is missing", f->name);
-    return sink_fault(sink, "%s", f->err.text);
+    if (!f->read)
+        return sink_fault(sink, "%s", f->err.text);
+    return sink_fault(
+        sink, "the index says that it is in %.200s, which does not hold it", f->name);
 }
 
 /* A tensor of which only the name is known: shown as empty bytes that cannot be read. */
-static int add_unknown(struct scan *s, const char *key,
+static int add_unknown(struct scan *s, const char *key, enum role role,
                        const struct safetensors_file *f, struct err *e)
 {
     static const struct shape none = {.nd = 1};
@@ -257,7 +260,7 @@ static int add_unknown(struct scan *s, const char *key,
                             .key_len = strlen(key),
                             .dtype = DTYPE_U8,
                             .shape = &none,
-                            .role = -1};
+                            .role = (int)role};
 
     s->has_head |= hf_is_head(key, strlen(key));
     if (sink_tensor_begin(s->sink, &t, e) < 0)
@@ -377,22 +380,23 @@ static int add_read(struct scan *s, const struct owner *o, size_t count,
 }
 
 /*
- * Keys of the index that are in no file. One whose file cannot be read is listed and gives
- * EIO. One that its file does not hold is missing for no loader, but may be lost.
+ * Keys of the index that are in no file: they are listed, and give EIO. One that its file does
+ * not hold is missing for no loader: it is no part of model.safetensors.
  */
 static int add_unread(struct scan *s, struct unlike *u, struct err *e)
 {
     for (size_t i = 0; i < s->index.count; i++) {
         const struct hf_index_entry *x = &s->index.entry[i];
+        bool lost;
 
         if (s->found[i])
             continue;
-        if (!s->files.file[x->file].read) {
-            if (add_unknown(s, x->key, &s->files.file[x->file], e) < 0)
-                return -e->code;
-        } else if (u->lost++ == 0) {
+        lost = s->files.file[x->file].read;
+        if (lost && u->lost++ == 0)
             u->first_lost = x->key;
-        }
+        if (add_unknown(s, x->key, lost ? ROLE_OTHER : ROLE_MODEL,
+                        &s->files.file[x->file], e) < 0)
+            return -e->code;
     }
     return 0;
 }
@@ -403,22 +407,25 @@ static int tell_unlike(struct scan *s, const struct unlike *u, struct err *e)
     int rc = 0;
 
     if (u->unlisted > 0)
-        rc = sink_warning(s->sink, "unlisted-tensor",
-                          "%s does not list %zu tensors of the files that it names, as "
-                          "%.200s in %s: they are part of the model, as for all loaders",
-                          index, u->unlisted, u->first_unlisted->t->name,
-                          s->files.file[u->first_unlisted->file].name);
+        rc =
+            sink_warning(s->sink, "unlisted-tensor",
+                         "%s does not list %zu tensors of the files that it names, as "
+                         "%.200s in %s: they are part of the model, as for all loaders",
+                         index, u->unlisted, u->first_unlisted->t->name,
+                         s->files.file[u->first_unlisted->file].name);
     if (rc == 0 && u->twice > 0)
-        rc = sink_warning(s->sink, "duplicate-key",
-                          "%zu tensors are in several files, as %.200s: that of the last "
-                          "file by name counts, %s, as for transformers",
-                          u->twice, u->first_twice->t->name,
-                          s->files.file[u->first_twice->file].name);
+        rc = sink_warning(
+            s->sink, "duplicate-key",
+            "%zu tensors are in several files, as %.200s: that of the last "
+            "file by name counts, %s, as for transformers",
+            u->twice, u->first_twice->t->name,
+            s->files.file[u->first_twice->file].name);
     if (rc == 0 && u->lost > 0)
-        rc = sink_warning(s->sink, "missing-tensor",
-                          "%s lists %zu tensors that its files do not hold, as %.200s: "
-                          "they are lost, or the index is of another save: then remove %s",
-                          index, u->lost, u->first_lost, index);
+        rc = sink_warning(
+            s->sink, "missing-tensor",
+            "%s lists %zu tensors that its files do not hold, as %.200s: "
+            "they are lost, or the index is of another save: then remove %s",
+            index, u->lost, u->first_lost, index);
     return rc < 0 ? err_nomem(e) : 0;
 }
 
@@ -428,8 +435,8 @@ static int add_indexed(struct scan *s, struct err *e)
     struct unlike u = {0};
     size_t count;
 
-    if (list_owners(s, &owner, &count, e) < 0 ||
-        add_read(s, owner, count, &u, e) < 0 || add_unread(s, &u, e) < 0)
+    if (list_owners(s, &owner, &count, e) < 0 || add_read(s, owner, count, &u, e) < 0 ||
+        add_unread(s, &u, e) < 0)
         return -e->code;
     return tell_unlike(s, &u, e);
 }

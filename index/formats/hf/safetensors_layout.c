@@ -13,9 +13,9 @@ static const char suffix[] = ".safetensors";
 static const char index_suffix[] = ".safetensors.index.json";
 
 enum {
-    MAX_DIGITS = 9, /* what fits 32 bits; nearly all writers use five */
+    MAX_DIGITS = 9,  /* what fits 32 bits; nearly all writers use five */
     RANK_DIGITS = 5, /* of torch's writer, at least */
-    MAX_SETS = 8,   /* old and new saves, variants: further ones are side files */
+    MAX_SETS = 8,    /* old and new saves, variants: further ones are side files */
 };
 
 /* The names that loaders look for, in their order. */
@@ -146,8 +146,7 @@ static void add_index(struct finding *f, const char *name, enum hf_rank rank)
     add(f, &(struct safetensors_layout){.kind = SAFETENSORS_INDEXED,
                                         .main = name,
                                         .stem = name,
-                                        .stem_len =
-                                            strlen(name) - strlen(index_suffix),
+                                        .stem_len = strlen(name) - strlen(index_suffix),
                                         .rank = rank});
 }
 
@@ -207,14 +206,14 @@ static struct safetensors_layout *set_of(struct safetensors_layout *sets, size_t
             return &sets[i];
     if (*count == MAX_SETS)
         return NULL;
-    sets[*count] = (struct safetensors_layout){
-        .kind = SAFETENSORS_NUMBERED,
-        .main = name,
-        .stem = name,
-        .stem_len = n->stem_len,
-        .n = n->n,
-        .total = n->n,
-        .rank = known ? HF_RANK_NUMBERED : HF_RANK_NUMBERED_OTHER};
+    sets[*count] = (struct safetensors_layout){.kind = SAFETENSORS_NUMBERED,
+                                               .main = name,
+                                               .stem = name,
+                                               .stem_len = n->stem_len,
+                                               .n = n->n,
+                                               .total = n->n,
+                                               .rank = known ? HF_RANK_NUMBERED
+                                                             : HF_RANK_NUMBERED_OTHER};
     return &sets[(*count)++];
 }
 
@@ -346,8 +345,8 @@ size_t safetensors_layouts(const struct listing *l, struct safetensors_layout *o
         out[i].adapter = adapter;
     }
     if (f.count == 0 && adapter)
-        add(&f, &(struct safetensors_layout){.kind = SAFETENSORS_ADAPTER,
-                                             .main = adapter});
+        add(&f,
+            &(struct safetensors_layout){.kind = SAFETENSORS_ADAPTER, .main = adapter});
     if (f.count > 0)
         qsort(out, f.count, sizeof *out, by_rank);
     return f.count;

@@ -268,11 +268,10 @@ static int put_shards(struct set *s, struct err *e)
 static int layout_hf(const struct layout_input *in, const struct layout_options *o,
                      struct layout *out, struct err *e)
 {
-    struct set s = {
-        .in = in,
-        .out = out,
-        .stem = in->adapter ? "adapter_model" : "model",
-        .index = o->index && !in->adapter};
+    struct set s = {.in = in,
+                    .out = out,
+                    .stem = in->adapter ? "adapter_model" : "model",
+                    .index = o->index && !in->adapter};
     int ret;
 
     if (o->ranks > 1 || o->mesh[0] || o->codec)

@@ -406,7 +406,8 @@ static int refuse_local(const struct scan_context *c, struct sink *sink, struct 
  */
 static int tell_unmarked(struct scan *s, struct err *e)
 {
-    static const char *const backends[] = {"ckpt_format: torch_dist", "ckpt_format: zarr"};
+    static const char *const backends[] = {"ckpt_format: torch_dist",
+                                           "ckpt_format: zarr"};
     CLEANUP_FREE char *text = NULL;
     struct err ignored = {0};
     size_t len;

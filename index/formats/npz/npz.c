@@ -73,7 +73,8 @@ static char kind_of(struct listing *l, const char *name)
 static void npz_bid_content(struct listing *l, const char *name, struct bid *out)
 {
     *out = (struct bid){0};
-    if (has_suffix(name, strlen(name), EQX)) /* arrays without names, one after another */
+    if (has_suffix(name, strlen(name),
+                   EQX)) /* arrays without names, one after another */
         return;
     out->score = kind_of(l, name) ? 50 : 0;
     if (out->score > 0)

@@ -139,19 +139,22 @@ static int set_fault(struct sink *sink, const struct shard *f)
                             : sink_fault(sink, "%s", f->fault);
     if (f->missing)
         return sink_fault(sink, "%.200s is missing", f->f.path);
-    return sink_fault(sink, "%s", f->err.text);
+    if (!f->f.zip)
+        return sink_fault(sink, "%s", f->err.text);
+    return sink_fault(
+        sink, "the index says that it is in %.200s, which does not hold it", f->f.path);
 }
 
 /* Only the name is known: shown as empty bytes. `f` NULL: it is in several files. */
-static int add_unknown(struct scan *s, const char *key, const struct shard *f,
-                       struct err *e)
+static int add_unknown(struct scan *s, const char *key, enum role role,
+                       const struct shard *f, struct err *e)
 {
     static const struct shape none = {.nd = 1};
     const struct sink_tensor t = {.key = key,
                                   .key_len = strlen(key),
                                   .dtype = DTYPE_U8,
                                   .shape = &none,
-                                  .role = ROLE_MODEL};
+                                  .role = (int)role};
     int rc = sink_tensor_begin(s->sink, &t, e);
 
     if (rc < 0)
@@ -218,22 +221,23 @@ static int report_read(struct scan *s, size_t i, struct err *e)
 }
 
 /*
- * Keys of the index that are in no file. One whose file cannot be read is listed and gives
- * EIO. One that its file does not hold is missing for no loader, but may be lost.
+ * Keys of the index that are in no file: they are listed, and give EIO. One that its file does
+ * not hold is missing for no loader: it is no part of model.safetensors.
  */
 static int add_unread(struct scan *s, size_t *lost, const char **first, struct err *e)
 {
     *lost = 0;
     for (size_t i = 0; i < s->index.count; i++) {
         const struct hf_index_entry *x = &s->index.entry[i];
+        bool is_lost;
 
         if (s->found[i])
             continue;
-        if (s->shard[x->file].f.zip) {
-            *first = (*lost)++ == 0 ? x->key : *first;
-            continue;
-        }
-        if (add_unknown(s, x->key, &s->shard[x->file], e) < 0)
+        is_lost = s->shard[x->file].f.zip != NULL;
+        if (is_lost && (*lost)++ == 0)
+            *first = x->key;
+        if (add_unknown(s, x->key, is_lost ? ROLE_OTHER : ROLE_MODEL,
+                        &s->shard[x->file], e) < 0)
             return -e->code;
     }
     return 0;
@@ -251,17 +255,19 @@ static int tell_unlike(struct scan *s, const char *index, struct err *e)
         rc = sink_warning(s->sink, "unlisted-tensor",
                           "%s does not list %zu tensors of the files that it names, as "
                           "%s: they are part of the model, as for all loaders",
-                          index, s->unlisted, s->first_unlisted ? s->first_unlisted : "");
+                          index, s->unlisted,
+                          s->first_unlisted ? s->first_unlisted : "");
     if (rc == 0 && s->again > 0)
         rc = sink_warning(s->sink, "duplicate-key",
                           "%zu tensors are in several files, as %s: that of the last "
                           "file by name counts, as for transformers",
                           s->again, s->first_again ? s->first_again : "");
     if (rc == 0 && lost > 0)
-        rc = sink_warning(s->sink, "missing-tensor",
-                          "%s lists %zu tensors that its files do not hold, as %.200s: "
-                          "they are lost, or the index is of another save: then remove %s",
-                          index, lost, first_lost, index);
+        rc = sink_warning(
+            s->sink, "missing-tensor",
+            "%s lists %zu tensors that its files do not hold, as %.200s: "
+            "they are lost, or the index is of another save: then remove %s",
+            index, lost, first_lost, index);
     return rc < 0 ? err_nomem(e) : 0;
 }
 
@@ -348,7 +354,7 @@ static bool is_single(void *user, const char *key, size_t len)
 static int add_twice(struct scan *s, struct err *e)
 {
     for (size_t i = 0; i < s->ntwice; i++) {
-        if (add_unknown(s, s->twice[i], NULL, e) == 0)
+        if (add_unknown(s, s->twice[i], ROLE_MODEL, NULL, e) == 0)
             continue;
         if (e->code != EEXIST)
             return -e->code;
