@@ -208,9 +208,12 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     if (staging_is_named(entry->name))
         return 0; /* a save in the making */
     if (entry->st.kind == ENTRY_OTHER) {
+        bool weights = entry->st.is_link && hf_is_weights(entry->name) &&
+                       !atomic_exchange(&b->fs->warned_link, true);
+
         log_msg(
-            LOG_FS, LOG_DEBUG,
-            "%s/%s is not shown: no file, no directory, or a link that leads out of the source",
+            LOG_FS, weights ? LOG_WARN : LOG_DEBUG,
+            "%s/%s is not shown: no file, no directory, or a link that leads out of the source, which -o follow_symlinks follows",
             b->dir->path, entry->name);
         return 0;
     }
