@@ -323,6 +323,7 @@ struct origins {
     const struct checkpoint_info *info;
     struct cli_origin of; /* of one tensor */
     bool any_passed;
+    bool tell_passed; /* now: what was passed over, else the rules */
 };
 
 static int see_passed(void *user, const char *text, bool passed)
@@ -338,7 +339,7 @@ static int print_origin(void *user, const char *text, bool passed)
 {
     struct origins *o = user;
 
-    if (passed || o->any_passed || o->c->opt.verbose)
+    if (passed == o->tell_passed && (o->any_passed || o->c->opt.verbose))
         field(o->c, passed ? "passed over" : "origin", STYLE_HEAD, text);
     return 0;
 }
@@ -365,6 +366,9 @@ static int print_origins(struct cli *c, struct reading *s,
     struct origins o = {.c = c, .source = s, .info = i};
     int ret = catalog_origins(s->catalog, i->id, see_passed, &o, &c->err);
 
+    if (ret == 0)
+        ret = catalog_origins(s->catalog, i->id, print_origin, &o, &c->err);
+    o.tell_passed = true;
     if (ret == 0)
         ret = catalog_origins(s->catalog, i->id, print_origin, &o, &c->err);
     if (ret == 0 && c->opt.verbose)

@@ -335,25 +335,35 @@ static uint32_t find_rule(const struct sink *s, const char *text)
 
 int sink_rule(struct sink *s, const char *fmt, ...)
 {
-    char text[600];
-    struct err e = {0};
     va_list args;
 
     va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
+    vsnprintf(s->rule_text, sizeof s->rule_text, fmt, args);
     va_end(args);
-    s->rule_now = find_rule(s, text);
+    s->rule_waits = true;
+    return 0;
+}
+
+/* The number of the rule that holds now: it gets one with its first tensor. */
+int sink_rule_settle(struct sink *s, struct err *e)
+{
+    if (!s->rule_waits)
+        return 0;
+    s->rule_waits = false;
+    s->rule_now = find_rule(s, s->rule_text);
     if (s->rule_now || s->rules == MAX_RULES)
         return 0;
     s->rule_now = ++s->rules;
     buf_add(&s->rule, &s->rule_now, sizeof s->rule_now);
-    buf_add(&s->rule, text, strlen(text) + 1);
-    return buf_failed(&s->rule) ? -ENOMEM : stage_origin(s->stage, text, false, &e);
+    buf_add(&s->rule, s->rule_text, strlen(s->rule_text) + 1);
+    return buf_failed(&s->rule) ? err_nomem(e)
+                                : stage_origin(s->stage, s->rule_text, false, e);
 }
 
 void sink_rule_end(struct sink *s)
 {
     s->rule_now = 0;
+    s->rule_waits = false;
 }
 
 int sink_passed_over(struct sink *s, const char *fmt, ...)

@@ -67,6 +67,8 @@ struct sink {
     struct buf rule; /* the texts of rules that were set, each with a NUL */
     uint32_t rules;  /* of origin rows: rules, and what was passed over */
     uint32_t rule_now;
+    char rule_text[600]; /* of the rule that is to be used from now on */
+    bool rule_waits;     /* it has no number yet */
     uint64_t tensors, warnings, dropped_warnings;
     uint64_t max_tensors, max_chunks, max_keys;
     uint64_t key_bytes; /* also of those that were there already */
@@ -75,5 +77,7 @@ struct sink {
 };
 
 void tensor_release(struct open_tensor *t);
+
+int sink_rule_settle(struct sink *s, struct err *e);
 
 #endif

@@ -549,6 +549,8 @@ int sink_tensor_end(struct sink *s, struct err *e)
     if (rc == 0 && s->filter)
         rc = offer(s, e);
     if (rc == 0)
+        rc = sink_rule_settle(s, e);
+    if (rc == 0)
         rc = put_tensor(s, e);
     tensor_clear(t);
     return MIN(rc, 0);
