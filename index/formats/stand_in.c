@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/hf/choose.h"
 #include "index/sink.h"
 #include "remote/listing.h"
 #include "remote/source.h"
@@ -117,6 +118,36 @@ int stand_in_find(struct listing *l, const char *only, struct err *e)
     return 0;
 }
 
+/* By its name, the same model once more: of another library, or in another form. */
+static bool is_other_form(const char *name)
+{
+    static const struct {
+        const char *stem, *suffix;
+    } forms[] = {
+        {"model", ".safetensors"},
+        {"model", ".bin"},
+        {"pytorch_model", ".bin"},
+        {"pytorch_model", ".safetensors"},
+        {"consolidated", ".safetensors"},
+        {"consolidated", ".pth"},
+        {"tf_model", ".h5"},
+        {"flax_model", ".msgpack"},
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(forms); i++)
+        if (strncmp(name, forms[i].stem, strlen(forms[i].stem)) == 0 &&
+            strcmp(suffix_of(name), forms[i].suffix) == 0)
+            return true;
+    return false;
+}
+
+/* Nothing is lost with it where the model was found whole: then it is none of its files. */
+static bool is_spare(struct listing *l, const struct listing_entry *entry)
+{
+    return entry->st.kind == ENTRY_FILE && is_other_form(entry->name) &&
+           hf_choice_look(l) == HF_WHOLE;
+}
+
 /* A link is no loss by itself: where the model lacks its file, the driver says so. */
 static int warn(struct sink *sink, const struct listing_entry *entry,
                 const struct err *why, struct err *e)
@@ -127,6 +158,13 @@ static int warn(struct sink *sink, const struct listing_entry *entry,
                      err_line(why, line, sizeof line)) < 0)
         return err_nomem(e);
     return 0;
+}
+
+static int pass(struct sink *sink, const struct err *why, struct err *e)
+{
+    return sink_passed_over(sink, "%s; the model is whole without it", why->text) < 0
+               ? err_nomem(e)
+               : 0;
 }
 
 struct below {
@@ -164,10 +202,15 @@ int stand_in_report(struct listing *l, const char *only, struct sink *sink,
     for (size_t i = 0; i < MIN(listing_count(l), (size_t)LOOKS); i++) {
         const struct listing_entry *entry = listing_at(l, i);
         struct err why = {0};
+        int rc;
 
         if (only && strcmp(entry->name, only) != 0)
             continue;
-        if (stand_in_is(l, entry, &why) && warn(sink, entry, &why, e) < 0)
+        if (!stand_in_is(l, entry, &why))
+            continue;
+        rc = !only && is_spare(l, entry) ? pass(sink, &why, e)
+                                         : warn(sink, entry, &why, e);
+        if (rc < 0)
             return -e->code;
     }
     return only ? 0 : sink_small_files(sink, POINTER_MIN, 200, see_storage, &below, e);

@@ -81,6 +81,11 @@ ROWS = [
     ("a pointer in place of a shard", {ONE: weights(a=(2, 1)), TWO: POINTER, INDEX: index(a=ONE, b=TWO)}, {"a": 1, "b": None}, ["git lfs pull"], [], 1),
     ("a pointer in place of a side file", {"model.safetensors": weights(a=(2, 1)), "tokenizer.model": POINTER}, {"a": 1},
      ["complete     no: tokenizer.model is a pointer", "git lfs pull"], [], 1),
+    ("a pointer in place of another form of the model",
+     {"model.safetensors": weights(a=(2, 1)), "pytorch_model.bin": POINTER, "consolidated.safetensors": POINTER, "tf_model.h5": POINTER}, {"a": 1},
+     ["complete     yes", "passed over  tf_model.h5 is a pointer", "passed over  consolidated.safetensors is a pointer"], ["git lfs pull"], 0),
+    ("a pointer in place of another form of a model that is not whole",
+     {ONE: weights(a=(2, 1)), INDEX: index(a=ONE, b=TWO), "tf_model.h5": POINTER}, {"a": 1, "b": None}, ["complete     no", "git lfs pull"], [], 1),
     ("AppleDouble files", {"model.safetensors": weights(a=(2, 1)), "._model.safetensors": b"\0\5\x16\7" + bytes(100)}, {"a": 1}, ["complete     yes"], ["damaged"], 0),
     ("whole, and nothing to tell", {**SHARDS, INDEX: index(a=ONE, b=TWO)}, {"a": 1, "b": 2}, ["complete     yes"], ["passed over", "warning"], 0),
 ]
