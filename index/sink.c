@@ -438,7 +438,7 @@ static int warn_empty(struct sink *s, struct err *e)
 {
     if (s->model < 2 || s->model_empty < s->model)
         return 0;
-    if (sink_warning(s, "no-elements",
+    if (sink_warning(s, "lost-elements",
                      "none of the model's %" PRIu64
                      " tensors has elements: DeepSpeed's "
                      "ZeRO-3 leaves such a file, and the model in its global_stepN",
