@@ -288,11 +288,15 @@ static bool same_files(const struct hf_candidate *a, const struct hf_candidate *
            memcmp(x->stem, y->stem, x->stem_len) == 0;
 }
 
+static enum hf_rank rank_of(const struct hf_candidate *x)
+{
+    return x->family == HF_SAFETENSORS ? x->safetensors.rank : x->torch.rank;
+}
+
 /* By a name that no loader looks for: it may be anything, an optimizer, another model. */
 static bool is_other(const struct hf_candidate *x)
 {
-    enum hf_rank rank =
-        x->family == HF_SAFETENSORS ? x->safetensors.rank : x->torch.rank;
+    enum hf_rank rank = rank_of(x);
 
     return rank == HF_RANK_OTHER_INDEX || rank == HF_RANK_OTHER_VARIANT ||
            rank == HF_RANK_NUMBERED_OTHER;
@@ -464,10 +468,19 @@ enum hf_state hf_choice_look(struct listing *l)
 
 /* ---- reported ---- */
 
-/* What is taken by its names although transformers would stumble over it. */
-static bool misleads(const struct hf_candidate *c)
+/*
+ * The loader that would stumble over this index, or NULL. transformers takes the first name of
+ * its order that is there, vLLM this index before any file; an index of a variant is opened only
+ * by who asks for it.
+ */
+static const char *misled_by(const struct hf_choice *choice,
+                             const struct hf_candidate *c)
 {
-    return is_index(c) && c->state != HF_WHOLE;
+    if (!is_index(c) || c->state == HF_WHOLE || rank_of(c) >= HF_RANK_OTHER_INDEX)
+        return NULL;
+    if (c == &choice->candidate[0])
+        return "transformers";
+    return rank_of(c) == HF_RANK_SAFETENSORS_INDEX ? "vLLM" : NULL;
 }
 
 static void say_rule(const struct hf_candidate *c, char *out, size_t size)
@@ -481,15 +494,19 @@ static void say_rule(const struct hf_candidate *c, char *out, size_t size)
         snprintf(out, size, "the file %s", c->main);
 }
 
-static void say_passed(const struct hf_candidate *c, const struct hf_candidate *best,
+static void say_passed(const struct hf_choice *choice, const struct hf_candidate *c,
                        const char *better, char *out, size_t size)
 {
-    if (c->state != HF_WHOLE)
-        snprintf(
-            out, size, "%s%s%s%s", c->why,
-            misleads(c) ? "; transformers goes by it: get it again, or remove " : "",
-            misleads(c) ? c->main : "",
-            c->state == HF_PLACEHOLDER && better ? "; the model is elsewhere" : "");
+    const struct hf_candidate *best = choice->best;
+    const char *misled = misled_by(choice, c);
+    const char *elsewhere =
+        c->state == HF_PLACEHOLDER && better ? "; the model is elsewhere" : "";
+
+    if (misled)
+        snprintf(out, size, "%s; %s goes by it: get it again, or remove %s%s", c->why,
+                 misled, c->main, elsewhere);
+    else if (c->state != HF_WHOLE)
+        snprintf(out, size, "%s%s", c->why, elsewhere);
     else if (better)
         snprintf(out, size, "%s is the model", better);
     else
@@ -540,7 +557,7 @@ static int pass(struct listing *l, const struct hf_candidate *c, const char *bet
 {
     char why[600];
 
-    say_passed(c, hf_choose(l)->best, better, why, sizeof why);
+    say_passed(hf_choose(l), c, better, why, sizeof why);
     if (watch(l, c, sink, better || is_in_the_way(c), e) < 0)
         return -e->code;
     return sink_passed_over(sink, "%s: %s", c->main, why) < 0 ? err_nomem(e) : 0;
