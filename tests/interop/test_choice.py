@@ -258,6 +258,11 @@ class Ours:
                        for t in report.get("tensors", [])}
 
     @property
+    def is_of_others(self):
+        """The model is an adapter, or the one file here, whatever it is: what the config tells of is not here under names that count."""
+        return {self.origin[k] for k in self.tensors} <= {"adapter_model.safetensors", "other.safetensors"}
+
+    @property
     def silent(self):
         return not self.refused and self.complete and not self.passed and not self.warnings
 
@@ -288,12 +293,24 @@ def tells_more(theirs, ours):
     return losses and not faults and all(w["code"] == "missing-tensor" or any(k in w["text"] for k in known) for w in losses)
 
 
+def check_advice(path, ours):
+    """An index that transformers is said to go by is the one that it opens."""
+    for line in ours.passed:
+        if "transformers goes by it" not in line:
+            continue
+        opened = [name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+                  if (path / name).is_file()]
+        if opened[:1] != [line.partition(":")[0]]:
+            raise Wrong("advice", f"{line}; transformers opens {opened[:1]}")
+
+
 def check_choice(path, theirs, ours):
+    check_advice(path, ours)
     if not theirs.loads:
         if ours.silent and not reads_more(path, theirs, ours):
             raise Wrong("silent", f"transformers: {theirs.fault or f'random: {theirs.random}'}; unshard says nothing")
         lacking = [k for k in KEYS if tuple(ours.tensors.get(k, ())) != SHAPES[k]]
-        if lacking and ours.complete and ours.format != "hf-peft":
+        if lacking and ours.complete and not ours.is_of_others:
             raise Wrong("not whole", f"called complete, without {lacking}")
         return
     if ours.refused:
@@ -313,8 +330,8 @@ def check_choice(path, theirs, ours):
 def check_bytes(path, ours, mount):
     """What a mount shows is what the file has that a tensor is said to come from, each tensor once."""
     seen, held = {}, {}
-    if ours.format == "hf-peft":
-        return  # the model beside an adapter alone is a file like any other
+    if ours.is_of_others:
+        return  # what lies beside an adapter is a file like any other
     for f in for_vllm(str(mount)):
         try:
             part = of_safetensors(f)
