@@ -29,7 +29,7 @@ enum cli_status {
 /* What convert takes beside the common options. */
 struct convert_options {
     const char *to, *only, *drop, *mesh, *part, *max_shard_size, *ranks, *codec;
-    bool finish;
+    bool finish, incomplete;
 };
 
 /* What diff takes beside --only and --drop, which are convert's too. */

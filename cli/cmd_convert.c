@@ -9,6 +9,7 @@
 #include "base/keyset.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/origin.h"
 #include "fs/overlay.h"
 #include "index/formats/format.h"
 #include "index/layout.h"
@@ -102,6 +103,7 @@ static int take_drop(struct convert *v)
     char *text = list, *word;
 
     v->choice.only = v->c->opt.convert.only;
+    v->choice.leave_faults = v->c->opt.convert.incomplete;
     if (!v->c->opt.convert.drop)
         return 0;
     if (snprintf(list, sizeof list, "%s", v->c->opt.convert.drop) >= (int)sizeof list)
@@ -272,6 +274,26 @@ static int copy_sides(struct convert *v, const struct checkpoint_info *info)
     return ret == 0 ? cli_side_files(v->c, v->source, info, copy_side, v) : ret;
 }
 
+static int see_safetensors(void *user, const char *name, const char *path)
+{
+    static const char end[] = ".safetensors";
+    struct convert *v = user;
+    size_t len = strlen(name), n = sizeof end - 1;
+
+    (void)path;
+    v->options.index |= len > n && strcmp(name + len - n, end) == 0;
+    return 0;
+}
+
+/*
+ * Loaders that take all *.safetensors drop those that the index does not name: where others
+ * go along beside the model's, there is one.
+ */
+static int look_at_sides(struct convert *v, const struct checkpoint_info *info)
+{
+    return cli_side_files(v->c, v->source, info, see_safetensors, v);
+}
+
 /* ---- the run ---- */
 
 static void add_progress(void *user, uint64_t bytes)
@@ -327,6 +349,41 @@ static int open_target(struct convert *v)
     return ret;
 }
 
+/* ---- what the source says of itself ---- */
+
+static int print_warning(void *user, const char *code, const char *text)
+{
+    const struct convert *v = user;
+
+    if (v->c->opt.quiet)
+        return 0;
+    fprintf(stderr, "unshard: warning: %s: ", code);
+    out_text(stderr, text, strlen(text), 0);
+    fputc('\n', stderr);
+    return 0;
+}
+
+/* What is written of a checkpoint that is not complete looks complete. */
+static int refuse_incomplete(struct convert *v, const struct checkpoint_info *info)
+{
+    CLEANUP(buf_release) struct buf first = {0};
+    uint64_t losses;
+    int ret = cli_origin_losses(v->c, v->source, info->id, &losses, &first);
+
+    if (ret < 0 || !losses || v->c->opt.convert.incomplete)
+        return ret;
+    err_set(&v->c->err, EBADMSG, "%s: not complete: %s", v->source->name, first.data);
+    return err_hint(&v->c->err, "--incomplete writes what is there");
+}
+
+static int look_at_source(struct convert *v, const struct checkpoint_info *info)
+{
+    int ret =
+        catalog_warnings(v->source->catalog, info->id, print_warning, v, &v->c->err);
+
+    return ret == 0 ? refuse_incomplete(v, info) : ret;
+}
+
 static int convert_checkpoint(struct convert *v)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
@@ -334,6 +391,10 @@ static int convert_checkpoint(struct convert *v)
     struct err *e = &v->c->err;
     int ret = a ? cli_checkpoint(v->c, v->source, a, &info) : err_nomem(e);
 
+    if (ret == 0)
+        ret = look_at_source(v, &info);
+    if (ret == 0)
+        ret = look_at_sides(v, &info);
     if (ret == 0)
         ret = save_input_new(&v->source->env, info.id, &v->choice, &v->input, e);
     if (ret == 0)

@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/json.h"
 #include "cli/cli.h"
+#include "cli/origin.h"
 #include "index/fault_groups.h"
 #include "index/names.h"
 #include "remote/store.h"
@@ -367,16 +368,89 @@ static int count_storage(void *user, const struct catalog_file *f)
     return 0;
 }
 
-static int print_complete(struct cli *c, const struct checkpoint_info *i)
+static int print_complete(struct cli *c, struct reading *s,
+                          const struct checkpoint_info *i)
 {
-    CLEANUP(buf_release) struct buf b = {0};
+    CLEANUP(buf_release) struct buf b = {0}, first = {0};
+    uint64_t losses;
+    int ret = cli_origin_losses(c, s, i->id, &losses, &first);
 
-    if (!i->faults)
+    if (ret < 0)
+        return ret;
+    if (!i->faults && !losses)
         buf_adds(&b, "yes");
     else
-        buf_addf(&b, "no: %" PRIu64 " of %" PRIu64 " tensors cannot be read", i->faults,
+        buf_adds(&b, "no: ");
+    if (i->faults)
+        buf_addf(&b, "%" PRIu64 " of %" PRIu64 " tensors cannot be read", i->faults,
                  i->tensors);
-    return field_of(c, "complete", i->faults ? STYLE_BAD : STYLE_GOOD, &b);
+    else if (losses)
+        buf_adds(&b, first.data);
+    if (!i->faults && losses > 1)
+        buf_addf(&b, ", and %" PRIu64 " more warnings", losses - 1);
+    return field_of(c, "complete", i->faults || losses ? STYLE_BAD : STYLE_GOOD, &b);
+}
+
+/* ---- where the model comes from ---- */
+
+struct origins {
+    struct cli *c;
+    struct reading *source;
+    const struct checkpoint_info *info;
+    struct cli_origin of; /* of one tensor */
+    bool any_passed;
+    bool tell_passed; /* now: what was passed over, else the rules */
+};
+
+static int see_passed(void *user, const char *text, bool passed)
+{
+    struct origins *o = user;
+
+    (void)text;
+    o->any_passed |= passed;
+    return 0;
+}
+
+static int print_origin(void *user, const char *text, bool passed)
+{
+    struct origins *o = user;
+
+    if (passed == o->tell_passed && (o->any_passed || o->c->opt.verbose))
+        field(o->c, passed ? "passed over" : "origin", STYLE_HEAD, text);
+    return 0;
+}
+
+static int print_tensor_origin(void *user, const struct tensor_info *t)
+{
+    CLEANUP(buf_release) struct buf b = {0};
+    struct origins *o = user;
+    int ret = cli_origin_of(o->c, o->source, o->info, t, &o->of);
+
+    if (ret < 0)
+        return ret;
+    buf_add(&b, t->key, t->key_len);
+    buf_addf(&b, " %s ", dtype_name(t->dtype));
+    shape_format(&t->shape, &b);
+    buf_adds(&b, ": ");
+    cli_origin_text(&o->of, t, &b);
+    return field_of(o->c, "tensor", STYLE_HEAD, &b);
+}
+
+static int print_origins(struct cli *c, struct reading *s,
+                         const struct checkpoint_info *i)
+{
+    struct origins o = {.c = c, .source = s, .info = i};
+    int ret = catalog_origins(s->catalog, i->id, see_passed, &o, &c->err);
+
+    if (ret == 0)
+        ret = catalog_origins(s->catalog, i->id, print_origin, &o, &c->err);
+    o.tell_passed = true;
+    if (ret == 0)
+        ret = catalog_origins(s->catalog, i->id, print_origin, &o, &c->err);
+    if (ret == 0 && c->opt.verbose)
+        ret = catalog_tensors(s->catalog, i->id, 0, print_tensor_origin, &o, &c->err);
+    cli_origin_release(&o.of);
+    return ret;
 }
 
 static int print_totals(struct cli *c, struct reading *s,
@@ -397,7 +471,7 @@ static int print_totals(struct cli *c, struct reading *s,
              out_size(i->bytes, size), i->bytes, i->tensors, i->chunks, files,
              i->objects);
     ret = field_of(c, "size", STYLE_HEAD, &b);
-    return ret == 0 ? print_complete(c, i) : ret;
+    return ret == 0 ? print_complete(c, s, i) : ret;
 }
 
 static int print_info(struct cli *c, struct reading *s, const struct checkpoint_info *i)
@@ -414,6 +488,8 @@ static int print_info(struct cli *c, struct reading *s, const struct checkpoint_
         return ret;
     field(c, "format", STYLE_HEAD, i->format);
     ret = print_sides(c, s, i);
+    if (ret == 0)
+        ret = print_origins(c, s, i);
     if (ret == 0)
         ret = print_warnings(c, s, i);
     return ret == 0 ? print_faults(c, s, i) : ret;
@@ -442,7 +518,7 @@ static int run(struct cli *c)
 
 const struct cli_command cmd_info = {
     .name = "info",
-    .usage = "info SOURCE [--json]",
+    .usage = "info SOURCE [-v] [--json]",
     .summary = "format, framework, step, topology, totals, warnings",
     .min_args = 1,
     .max_args = 1,

@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "cli/cli.h"
+#include "cli/origin.h"
 #include "cli/table.h"
 #include "index/formats/scan.h"
 #include "index/names.h"
@@ -28,7 +29,9 @@ struct ls {
     int key_width, shape_width;
     size_t shown;
     uint64_t bytes;
-    struct table table; /* for people */
+    struct table table;                 /* for people */
+    const struct checkpoint_info *info; /* whose tensors are listed */
+    struct cli_origin origin;
 };
 
 /* `*` stands for dots too: people write "model.layers.0.*". */
@@ -166,6 +169,8 @@ static int json_row(void *user, const struct tensor_info *t)
 
     if (!wanted(ls, t->key))
         return 0;
+    if (cli_origin_of(ls->c, ls->source, ls->info, t, &ls->origin) < 0)
+        return -ls->c->err.code;
     shape_format(&t->shape, &shape);
     fputs(ls->shown++ ? ",\n    {\"key\": " : "\n    {\"key\": ", stdout);
     out_json(stdout, t->key, t->key_len);
@@ -176,6 +181,7 @@ static int json_row(void *user, const struct tensor_info *t)
         fputs(", \"fault\": ", stdout);
         out_json(stdout, t->fault, strlen(t->fault));
     }
+    cli_origin_json(&ls->origin);
     putchar('}');
     return ferror(stdout) ? -EIO : 0;
 }
@@ -184,6 +190,8 @@ static int list_tensors(struct ls *ls, const struct checkpoint_info *info)
 {
     struct catalog *cat = ls->source->catalog;
     int ret;
+
+    ls->info = info;
 
     if (ls->c->opt.json) {
         fputs("{\"schema\": 1, \"tensors\": [", stdout);
@@ -196,6 +204,7 @@ static int list_tensors(struct ls *ls, const struct checkpoint_info *info)
         if (ret == 0)
             ret = catalog_tensors(cat, info->id, 0, text_row, ls, &ls->c->err);
     }
+    cli_origin_release(&ls->origin);
     if (ret < 0)
         return ret;
     if (ls->pattern && !ls->shown)
@@ -387,6 +396,10 @@ static int ls_source(struct cli *c, struct reading *s)
     if (ret == 0)
         return list_checkpoints(&ls);
     ret = cli_checkpoint(c, s, a, &info);
+    if (ret == -EBADMSG && s->below && !ls.pattern) { /* its line says why */
+        c->err = (struct err){0};
+        return list_checkpoints(&ls);
+    }
     return ret < 0 ? ret : list_tensors(&ls, &info);
 }
 

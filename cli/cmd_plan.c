@@ -6,6 +6,7 @@
 #include "base/arena.h"
 #include "base/fsutil.h"
 #include "cli/cli.h"
+#include "cli/origin.h"
 #include "gpu/plan_wire.h"
 #include "gpu/tensor.h"
 #include "index/plan.h"
@@ -66,7 +67,21 @@ static void json_row(const struct row *r, bool first)
            r->chunk->offset, r->chunk->length, r->chunk->encoding, r->place.flags);
 }
 
-static int print_plan(struct cli *c, struct reader *r, const struct tensor_info *t)
+static int print_origin(struct cli *c, const struct tensor_info *t,
+                        const struct cli_origin *origin)
+{
+    CLEANUP(buf_release) struct buf text = {0};
+
+    if (cli_origin_text(origin, t, &text))
+        return err_nomem(&c->err);
+    fputs("  origin ", stdout);
+    out_text(stdout, text.data, text.len, 0);
+    putchar('\n');
+    return 0;
+}
+
+static int print_plan(struct cli *c, struct reader *r, const struct tensor_info *t,
+                      const struct cli_origin *origin)
 {
     const struct plan *plan = reader_plan(r);
     CLEANUP(buf_release) struct buf shape = {0};
@@ -80,9 +95,10 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
         fputs("{\"schema\": 1, \"key\": ", stdout);
         out_json(stdout, t->key, t->key_len);
         printf(
-            ", \"dtype\": \"%s\", \"stored\": \"%s\", \"shape\": %s, \"bytes\": %" PRIu64
-            ", \"chunks\": [",
+            ", \"dtype\": \"%s\", \"stored\": \"%s\", \"shape\": %s, \"bytes\": %" PRIu64,
             dtype_name(t->dtype), dtype_name(t->stored), shape.data, t->bytes);
+        cli_origin_json(origin);
+        fputs(", \"chunks\": [", stdout);
     } else {
         out_text(stdout, t->key, t->key_len, 0);
         printf("  %s %s, %" PRIu64 " bytes of %zu chunks", dtype_name(t->dtype),
@@ -90,6 +106,9 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
         if (t->stored != t->dtype)
             printf(", stored as %s", dtype_name(t->stored));
         putchar('\n');
+        ret = print_origin(c, t, origin);
+        if (ret < 0)
+            return ret;
     }
     room.list = NULL;
     for (size_t i = 0; i < plan_chunks(plan); i++) {
@@ -107,6 +126,24 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
     if (c->opt.json)
         fputs("\n]}\n", stdout);
     return STATUS_DONE;
+}
+
+/* Also of a tensor that cannot be read: why it is looked for there. */
+static int tell_plan(struct cli *c, struct reading *s,
+                     const struct checkpoint_info *info, const struct tensor_info *t)
+{
+    CLEANUP(reader_closep) struct reader *r = NULL;
+    struct cli_origin origin = {0};
+    int ret = cli_origin_of(c, s, info, t, &origin);
+
+    if (ret == 0)
+        ret = reader_open_tensor(&s->env, info->id, t->ord, false, &r, &c->err);
+    if (ret == 0)
+        ret = print_plan(c, r, t, &origin);
+    else if (!c->opt.json && origin.rule.len)
+        print_origin(c, t, &origin);
+    cli_origin_release(&origin);
+    return ret;
 }
 
 /* The directory that paths of the store's files are relative to. */
@@ -138,16 +175,13 @@ static int binary_plan(struct cli *c, struct reading *s, int64_t checkpoint,
 static int plan_tensor(struct cli *c, struct reading *s)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(PLAN_MEMORY);
-    CLEANUP(reader_closep) struct reader *r = NULL;
     struct checkpoint_info info;
     struct tensor_info t;
     int ret = a ? cli_tensor(c, s, c->arg[1], a, &info, &t) : err_nomem(&c->err);
 
     if (ret == 0 && c->opt.binary)
         return binary_plan(c, s, info.id, t.ord);
-    if (ret == 0)
-        ret = reader_open_tensor(&s->env, info.id, t.ord, false, &r, &c->err);
-    return ret < 0 ? ret : print_plan(c, r, &t);
+    return ret < 0 ? ret : tell_plan(c, s, &info, &t);
 }
 
 static int run(struct cli *c)

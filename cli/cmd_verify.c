@@ -322,15 +322,12 @@ static void tell_copy(void *user, const char *key, size_t key_len, const char *w
 /* What the scan found wrong that belongs to no tensor: a part or a file that is lost. */
 static int tell_loss(void *user, const char *code, const char *text)
 {
-    static const char *const losses[] = {"damaged-", "missing-", "lost-"};
     struct verify *v = user;
-    bool lost = false, broken;
+    bool broken;
 
-    for (size_t i = 0; i < ARRAY_SIZE(losses); i++)
-        lost |= strncmp(code, losses[i], strlen(losses[i])) == 0;
-    if (!lost)
+    if (!warning_is_loss(code))
         return 0;
-    broken = strncmp(code, losses[0], strlen(losses[0])) == 0;
+    broken = strncmp(code, "damaged-", 8) == 0;
     *(broken ? &v->damaged : &v->lost) += 1;
     if (v->c->opt.json) {
         printf("%s\n    {\"warning\": ", v->shown++ ? "," : "");
@@ -453,6 +450,16 @@ static int verify_one(void *user, const char *dir, const char *file,
     return 0;
 }
 
+static int tell_unfinished(void *user, const char *dir, const char *why)
+{
+    struct verify *v = user;
+
+    if (!*dir) /* the source itself: there is nothing to be verified */
+        return 0;
+    v->checkpoints++;
+    return print_unreadable(v, dir, why);
+}
+
 static int verify_source(struct verify *v)
 {
     CLEANUP(listing_freep) struct listing *l = NULL;
@@ -466,7 +473,8 @@ static int verify_source(struct verify *v)
         return ret;
     if (place.kind == PLACE_CHECKPOINT && store->file)
         return verify_one(v, "", place.file, place.driver);
-    return scanner_walk(v->source->scanner, "", verify_one, v, &v->c->err);
+    return scanner_walk_all(v->source->scanner, "", verify_one, tell_unfinished, v,
+                            &v->c->err);
 }
 
 static int run(struct cli *c)

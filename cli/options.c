@@ -176,6 +176,8 @@ static const struct option_row rows[] = {
      .takers = "c", TEXT(convert.part)},
     {"finish", .words = "publish what all parts have written", .takers = "c",
      FLAG(convert.finish)},
+    {"incomplete", .words = "also a source of which something is missing",
+     .takers = "c", FLAG(convert.incomplete)},
     {"map", .of = "FILE", .words = "other names and shapes: unshard-maps(5)",
      .takers = "ct", TEXT(mapping.map)},
     {"hf", .of = "DIR", .words = "the model's config and tokenizer", .takers = "ct",

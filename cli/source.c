@@ -167,18 +167,15 @@ void cli_library_options(const struct cli *c, struct unshard_options *out)
 
 int cli_is_checkpoint(struct cli *c, struct reading *s)
 {
-    CLEANUP(listing_freep) struct listing *l = NULL;
-    CLEANUP(place_release) struct place place = {0};
-    int ret = s->store->ops->list(s->store, "", &l, &c->err);
+    int ret = reading_is_tree(s, &c->err);
 
-    if (ret == 0)
-        ret = place_of(l, s->store->file, &place, &c->err);
-    return ret < 0 ? ret : place.kind == PLACE_CHECKPOINT;
+    return ret < 0 ? ret : !ret;
 }
 
 struct found {
     struct buf names;
     size_t count;
+    char unfinished[300]; /* the first, and why */
 };
 
 static int note_checkpoint(void *user, const char *dir, const char *file,
@@ -191,6 +188,15 @@ static int note_checkpoint(void *user, const char *dir, const char *file,
         buf_addf(&f->names, "%s%s%s%s", f->count > 1 ? ", " : "", dir,
                  file && *dir ? "/" : "", file ? file : "");
     return f->count > 1000; /* enough to tell a person */
+}
+
+static int note_unfinished(void *user, const char *dir, const char *why)
+{
+    struct found *f = user;
+
+    if (!f->unfinished[0])
+        snprintf(f->unfinished, sizeof f->unfinished, "; %s: %s", dir, why);
+    return 0;
 }
 
 /* A save that is not finished has its shards and not yet what tells where they belong. */
@@ -233,17 +239,18 @@ static int not_one_checkpoint(struct cli *c, struct reading *s)
 {
     struct found found = {.names = {.max = 4096}};
     struct err why = {0};
-    int rc = scanner_walk(s->scanner, "", note_checkpoint, &found, &why);
+    int rc = scanner_walk_all(s->scanner, "", note_checkpoint, note_unfinished, &found,
+                              &why);
 
     if (!found.count && rc == -EFBIG) {
         c->err = why;
     } else if (!found.count) {
         cli_no_checkpoint(c, s);
     } else {
-        err_set(&c->err, ENOENT, "%s: a tree with %zu%s checkpoint%s (%s%s)", s->name,
+        err_set(&c->err, ENOENT, "%s: a tree with %zu%s checkpoint%s (%s%s)%s", s->name,
                 found.count, found.count > 1000 ? " or more" : "",
                 found.count > 1 ? "s" : "", found.names.data ? found.names.data : "",
-                found.count > NAMED_CHECKPOINTS ? ", ..." : "");
+                found.count > NAMED_CHECKPOINTS ? ", ..." : "", found.unfinished);
         err_hint(&c->err, "name one: %s/CHECKPOINT", s->name);
     }
     buf_release(&found.names);

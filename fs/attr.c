@@ -91,6 +91,7 @@ static const char *const inside_names[] = {
     [INSIDE_LAST_ERROR] = ".unshard/last-error",
     [INSIDE_LATEST] = ".unshard/latest",
     [INSIDE_OVERLAY] = "hf",
+    [INSIDE_INDEX] = "model.safetensors.index.json",
 };
 
 /* What all of a checkpoint's own directories and generated files have in common. */
@@ -120,8 +121,7 @@ static struct attr report_attr(const struct slot *slot, enum inside kind)
 {
     struct attr a = slot_attr(slot, kind, 0);
 
-    if (slot->info.error ||
-        (kind != INSIDE_CHECKPOINT_JSON && kind != INSIDE_OBJECTS_JSON))
+    if (slot->info.error || !inside_is_report(kind))
         return a;
     a.mode = slot->info.mode & 0444;
     a.uid = slot->info.uid;
@@ -255,6 +255,7 @@ int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t ind
     case INSIDE_OBJECTS_JSON:
     case INSIDE_COUNTERS_JSON:
     case INSIDE_LAST_ERROR:
+    case INSIDE_INDEX:
     default:
         a = report_attr(slot, kind);
         rc = report_size(fs, slot, kind, &a.size, e);

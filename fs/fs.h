@@ -59,7 +59,8 @@ struct fs {
 
     struct session *owner; /* the server that runs it */
     struct fuse_session *session;
-    bool can_expire; /* the kernel knows FUSE_EXPIRE_ONLY */
+    bool can_expire;         /* the kernel knows FUSE_EXPIRE_ONLY */
+    atomic_bool warned_link; /* of one in place of weights, which is not followed */
 
     struct nodes *nodes;
     struct slots *slots;

@@ -114,6 +114,7 @@ static int open_kind(struct request *r, struct handle *h, struct err *e)
         return open_view(r->fs, h, VIEW_OPTIMIZER, e);
     case INSIDE_CHECKPOINT_JSON:
     case INSIDE_OBJECTS_JSON:
+    case INSIDE_INDEX:
         if (!r->may_block && !report_made(h->slot, kind))
             return FS_LATER;
         return open_report(r->fs, h, kind, e);

@@ -336,6 +336,7 @@ static int find_inside(struct request *r, struct slot *slot, struct err *e)
     case INSIDE_LAST_ERROR:
     case INSIDE_LATEST:
     case INSIDE_OVERLAY:
+    case INSIDE_INDEX:
     default:
         rc = -ENOTDIR;
         break;
@@ -416,6 +417,11 @@ static int lookup_outside(struct request *r, struct err *e)
     if (rc != 0)
         return rc;
     entry = shown_find(shown, r->name);
+    if (entry && entry->kind == SHOWN_INSIDE &&
+        takes_time(r, shown->slot, entry->inside)) {
+        shown_put(r->fs, shown);
+        return FS_LATER;
+    }
     if (entry) {
         rc = entry_shown(r->fs, dir, shown, entry, &out, e);
         if (rc == 0)

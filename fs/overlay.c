@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "fs/side.h"
 #include "index/formats/hf/hf_index.h"
+#include "index/map/mapping.h"
 
 struct overlay {
     struct store *store;
@@ -57,12 +58,15 @@ static int list_files(struct overlay *o, struct err *e)
     return 0;
 }
 
-int overlay_open(const char *dir, struct overlay **out, struct err *e)
+int overlay_open(const char *named, struct overlay **out, struct err *e)
 {
     const struct store_options anywhere = {.follow_symlinks = true};
     struct overlay *o = calloc(1, sizeof *o);
-    int rc = o ? store_open_local(dir, &anywhere, &o->store, e) : err_nomem(e);
+    char dir[PATH_MAX];
+    int rc = o ? mapping_hf_dir(named, dir, e) : err_nomem(e);
 
+    if (rc == 0)
+        rc = store_open_local(dir, &anywhere, &o->store, e);
     if (rc == 0 && o->store->file)
         rc = err_set(e, ENOTDIR, "%s is no directory", dir);
     if (rc == 0)

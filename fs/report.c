@@ -23,26 +23,38 @@ static int report_file(const struct fs *fs, struct err *e)
     return fd < 0 ? err_set(e, errno, "temporary file: %s", strerror(errno)) : fd;
 }
 
+static int index_of(enum inside kind)
+{
+    if (kind == INSIDE_INDEX)
+        return REPORT_INDEX;
+    return kind == INSIDE_OBJECTS_JSON ? REPORT_OBJECTS : REPORT_CHECKPOINT;
+}
+
+static int write_report(struct fs *fs, const struct slot *slot, enum inside kind,
+                        int fd, struct err *e)
+{
+    if (kind == INSIDE_INDEX)
+        return report_index(fs->catalog, slot->info.id, fs->options.prefix, fd, e);
+    return kind == INSIDE_OBJECTS_JSON
+               ? report_objects(fs->catalog, slot->info.id, fd, e)
+               : report_checkpoint(fs->catalog, slot->info.id, fd, e);
+}
+
 static int make(struct fs *fs, const struct slot *slot, enum inside kind,
                 struct source **out, struct err *e)
 {
+    static const char *const names[] = {[REPORT_CHECKPOINT] = "checkpoint.json",
+                                        [REPORT_OBJECTS] = "objects.json",
+                                        [REPORT_INDEX] =
+                                            "model.safetensors.index.json"};
     CLEANUP_FD int fd = report_file(fs, e);
-    bool objects = kind == INSIDE_OBJECTS_JSON;
-    int rc;
+    const char *name = names[index_of(kind)];
 
     if (fd < 0)
         return fd;
-    rc = objects ? report_objects(fs->catalog, slot->info.id, fd, e)
-                 : report_checkpoint(fs->catalog, slot->info.id, fd, e);
-    if (rc < 0)
-        return err_wrap(e, "%s", objects ? "objects.json" : "checkpoint.json");
-    return source_from_fd(steal_fd(&fd), objects ? "objects.json" : "checkpoint.json",
-                          out, e);
-}
-
-static int report_index(enum inside kind)
-{
-    return kind == INSIDE_OBJECTS_JSON ? REPORT_OBJECTS : REPORT_CHECKPOINT;
+    if (write_report(fs, slot, kind, fd, e) < 0)
+        return err_wrap(e, "%s", name);
+    return source_from_fd(steal_fd(&fd), name, out, e);
 }
 
 static struct source *report_find(struct slot *slot, enum inside kind)
@@ -50,7 +62,7 @@ static struct source *report_find(struct slot *slot, enum inside kind)
     struct source *src;
 
     pthread_mutex_lock(&slot->lock);
-    src = slot->report[report_index(kind)];
+    src = slot->report[index_of(kind)];
     src = src ? source_get(src) : NULL;
     pthread_mutex_unlock(&slot->lock);
     return src;
@@ -60,7 +72,7 @@ bool report_made(struct slot *slot, enum inside kind)
 {
     CLEANUP(source_putp) struct source *src = NULL;
 
-    if (kind != INSIDE_CHECKPOINT_JSON && kind != INSIDE_OBJECTS_JSON)
+    if (!inside_is_report(kind))
         return true;
     src = report_find(slot, kind);
     return src != NULL;
@@ -69,7 +81,7 @@ bool report_made(struct slot *slot, enum inside kind)
 int report_get(struct fs *fs, struct slot *slot, enum inside kind, struct source **out,
                struct err *e)
 {
-    struct source *mine = NULL, **kept = &slot->report[report_index(kind)];
+    struct source *mine = NULL, **kept = &slot->report[index_of(kind)];
     int rc;
 
     *out = report_find(slot, kind);

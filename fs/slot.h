@@ -25,6 +25,7 @@ enum inside {
     INSIDE_LAST_ERROR,
     INSIDE_LATEST,
     INSIDE_OVERLAY, /* index: of the file in the overlay */
+    INSIDE_INDEX,   /* model.safetensors.index.json, of the model's one file */
 };
 
 static inline bool inside_is_dir(enum inside kind)
@@ -41,8 +42,14 @@ static inline bool inside_is_of_mount(enum inside kind)
 /* Ceiling of what is known of one checkpoint as a whole (topology is the largest). */
 enum { INFO_MEMORY = 64 << 20 };
 
-/* The two generated files, made once a generation when their size is first asked for. */
-enum { REPORT_CHECKPOINT, REPORT_OBJECTS, REPORTS };
+/* The generated files, made once a generation when their size is first asked for. */
+enum { REPORT_CHECKPOINT, REPORT_OBJECTS, REPORT_INDEX, REPORTS };
+
+static inline bool inside_is_report(enum inside kind)
+{
+    return kind == INSIDE_CHECKPOINT_JSON || kind == INSIDE_OBJECTS_JSON ||
+           kind == INSIDE_INDEX;
+}
 
 /* Names of a checkpoint's directory that its mount does not show. */
 struct hidden {

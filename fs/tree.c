@@ -207,9 +207,12 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     if (staging_is_named(entry->name))
         return 0; /* a save in the making */
     if (entry->st.kind == ENTRY_OTHER) {
+        bool weights = entry->st.is_link && hf_is_weights(entry->name) &&
+                       !atomic_exchange(&b->fs->warned_link, true);
+
         log_msg(
-            LOG_FS, LOG_DEBUG,
-            "%s/%s is not shown: no file, no directory, or a link that leads out of the source",
+            LOG_FS, weights ? LOG_WARN : LOG_DEBUG,
+            "%s/%s is not shown: no file, no directory, or a link that leads out of the source, which -o follow_symlinks follows",
             b->dir->path, entry->name);
         return 0;
     }
@@ -329,6 +332,40 @@ static int add_second_name(struct builder *b)
     return found ? add_inside(b, found, INSIDE_MODEL) : 0;
 }
 
+static bool is_safetensors(const char *name)
+{
+    static const char end[] = ".safetensors";
+    size_t len = strlen(name), n = sizeof end - 1;
+
+    return len > n && strcmp(name + len - n, end) == 0;
+}
+
+/*
+ * Loaders that take all *.safetensors (vLLM's and SGLang's weight utilities) drop those that
+ * the index does not name. Where others stand beside the model's file, an index names it alone.
+ * An rw mount lists nothing that the source does not have.
+ */
+static int add_index(struct builder *b)
+{
+    static const char name[] = "model.safetensors.index.json";
+    const struct shown *s = b->shown;
+    bool model = false, others = false;
+
+    if (b->fs->stages)
+        return 0;
+    for (size_t i = 0; i < s->count; i++) {
+        if (strcmp(s->entry[i].name, name) == 0)
+            return 0;
+        if (!is_safetensors(s->entry[i].name))
+            continue;
+        if (strcmp(s->entry[i].name, "model.safetensors") == 0)
+            model = s->entry[i].kind == SHOWN_INSIDE;
+        else
+            others = true;
+    }
+    return model && others ? add_inside(b, name, INSIDE_INDEX) : 0;
+}
+
 /* The source's own files and directories beside the tensors. */
 static int add_beside(struct builder *b)
 {
@@ -410,7 +447,7 @@ static int add_checkpoint(struct builder *b)
         rc = add_beside(b);
     for (size_t i = 0; rc == 0 && i < hidden->nparts; i++)
         rc = add_lifted(b, hidden->part[i]);
-    return rc;
+    return rc == 0 ? add_index(b) : rc;
 }
 
 /* `latest`, and .unshard where the directory has none by being a checkpoint. */

@@ -256,6 +256,7 @@ int checkpoint_delete(struct conn *n, int64_t checkpoint, struct err *e)
         "DELETE FROM tree WHERE dir BETWEEN ?1 AND ?2",
         "DELETE FROM object WHERE id BETWEEN ?1 AND ?2",
         "DELETE FROM warning WHERE id BETWEEN ?1 AND ?2",
+        "DELETE FROM origin WHERE id BETWEEN ?1 AND ?2",
     };
     const int64_t range[] = {row_id(checkpoint, 0), row_id_last(checkpoint)};
     int rc = 0;
@@ -489,6 +490,68 @@ int catalog_warnings(struct catalog *c, int64_t checkpoint,
             return rc;
     }
     return rc;
+}
+
+bool warning_is_loss(const char *code)
+{
+    static const char *const losses[] = {"damaged-", "missing-", "lost-"};
+    bool lost = false;
+
+    for (size_t i = 0; i < ARRAY_SIZE(losses); i++)
+        lost |= strncmp(code, losses[i], strlen(losses[i])) == 0;
+    return lost;
+}
+
+int catalog_origins(struct catalog *c, int64_t checkpoint,
+                    int (*fn)(void *user, const char *text, bool passed), void *user,
+                    struct err *e)
+{
+    static const char sql[] = "SELECT text, passed FROM origin"
+                              " WHERE id BETWEEN ?1 AND ?2 ORDER BY id";
+    CLEANUP(conn_putp) struct conn *n = NULL;
+    CLEANUP(query_end) struct query q = {0};
+    struct cell cell[2];
+    int rc = conn_take(c, false, &n, e);
+
+    if (rc == 0)
+        rc = check_there(n, checkpoint, e);
+    if (rc == 0)
+        rc = begin_range(n, sql, checkpoint, &q, e);
+    if (rc < 0)
+        return rc;
+    while ((rc = query_step(&q, e)) == 1) {
+        CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+        const char *text = NULL;
+
+        rc = a ? query_row(&q, cell, 2, e) : err_nomem(e);
+        if (rc == 0)
+            rc = text_of(a, &cell[0], &text, e);
+        if (rc == 0 && !text)
+            rc = conn_damaged(n, e, "an origin is impossible");
+        if (rc == 0)
+            rc = fn(user, text, cell[1].num != 0);
+        if (rc != 0)
+            return rc;
+    }
+    return rc;
+}
+
+int catalog_rule(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
+                 struct arena *a, const char **out, struct err *e)
+{
+    static const char sql[] = "SELECT text FROM origin WHERE id = ?1";
+    CLEANUP(conn_putp) struct conn *n = NULL;
+    CLEANUP(query_end) struct query q = {0};
+    struct cell cell;
+    int rc = conn_take(c, false, &n, e);
+
+    *out = NULL;
+    if (rc < 0 || t->rule == 0)
+        return rc;
+    rc = conn_find(n, sql, (const int64_t[]){row_id(checkpoint, t->rule)}, 1, &q, e);
+    if (rc == 1)
+        rc = query_row(&q, &cell, 1, e);
+    return rc == 0 && cell.kind == CELL_BLOB ? text_of(a, &cell, out, e) : rc;
 }
 
 /*

@@ -117,6 +117,8 @@ struct tensor_info {
     const char *codec_key; /* the key inside the shard; often the same as key */
     size_t codec_key_len;
     const char *attributes; /* JSON object or NULL */
+    uint32_t rule;          /* why it is taken from there: catalog_origin(); 0: none */
+    int64_t first_file;     /* that it lies in, or whose absence is its fault; or -1 */
     uint64_t ino;           /* of the raw file; the .npy has ino + 1 */
     mode_t mode;
     uid_t uid;
@@ -192,6 +194,19 @@ int catalog_objects(struct catalog *c, int64_t checkpoint,
 int catalog_warnings(struct catalog *c, int64_t checkpoint,
                      int (*fn)(void *user, const char *code, const char *text),
                      void *user, struct err *e);
+
+/*
+ * Why the files of the model are those, and what else might have been (`passed`), in the
+ * order reported. Of one tensor: its rule, into `out`.
+ */
+int catalog_origins(struct catalog *c, int64_t checkpoint,
+                    int (*fn)(void *user, const char *text, bool passed), void *user,
+                    struct err *e);
+int catalog_rule(struct catalog *c, int64_t checkpoint, const struct tensor_info *t,
+                 struct arena *a, const char **out, struct err *e);
+
+/* Does a warning of this code say that something of the checkpoint is lost? */
+bool warning_is_loss(const char *code);
 
 /* A scan in progress: one transaction. The sink's functions work on it. */
 struct catalog_place {

@@ -13,6 +13,7 @@ static const char tables[] =
     "CREATE TABLE hidden (name BLOB PRIMARY KEY, part) WITHOUT ROWID;"
     "CREATE TABLE object (seq INTEGER PRIMARY KEY, key BLOB, json BLOB);"
     "CREATE TABLE warning (seq INTEGER PRIMARY KEY, code BLOB, text BLOB);"
+    "CREATE TABLE origin (seq INTEGER PRIMARY KEY, text BLOB, passed);"
     "CREATE TABLE tensor (seq INTEGER PRIMARY KEY, " STAGED_LIST ");"
     "CREATE TABLE tree (path BLOB PRIMARY KEY, ord) WITHOUT ROWID;"
     "BEGIN";

@@ -25,21 +25,23 @@ enum {
     NAMES_MEMORY = 4 << 20,
     OBJECTS_MEMORY = 16 << 20,
     WARNINGS_MEMORY = 4 << 20,
+    ORIGINS_MEMORY = 4 << 20,
 };
 
-enum { ROW_FILE = 1, ROW_HIDDEN, ROW_OBJECT, ROW_WARNING, ROW_TENSOR };
+enum { ROW_FILE = 1, ROW_HIDDEN, ROW_OBJECT, ROW_WARNING, ROW_TENSOR, ROW_ORIGIN };
 
 static const char put_file[] =
     "INSERT INTO file VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
 static const char put_tensor[] =
     "INSERT INTO tensor (" STAGED_LIST ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9,"
-    " ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)";
+    " ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23)";
 static const char put_place[] = "INSERT OR IGNORE INTO tree VALUES (?1, ?2)";
 static const char put_hidden[] =
     "INSERT INTO hidden VALUES (?1, ?2)"
     " ON CONFLICT (name) DO UPDATE SET part = max(part, excluded.part)";
 static const char put_object[] = "INSERT INTO object (key, json) VALUES (?1, ?2)";
 static const char put_warning[] = "INSERT INTO warning (code, text) VALUES (?1, ?2)";
+static const char put_origin[] = "INSERT INTO origin (text, passed) VALUES (?1, ?2)";
 
 int stage_open(bool memory, struct stage **out, struct err *e)
 {
@@ -54,6 +56,7 @@ int stage_open(bool memory, struct stage **out, struct err *e)
     held_init(&st->hidden, put_hidden, 2, NAMES_MEMORY);
     held_init(&st->object, put_object, 2, OBJECTS_MEMORY);
     held_init(&st->warning, put_warning, 2, WARNINGS_MEMORY);
+    held_init(&st->origin, put_origin, 2, ORIGINS_MEMORY);
     *out = st;
     return 0;
 }
@@ -69,6 +72,7 @@ void stage_close(struct stage *st)
     held_release(&st->hidden);
     held_release(&st->object);
     held_release(&st->warning);
+    held_release(&st->origin);
     keyset_release(&st->taken);
     buf_release(&st->text);
     buf_release(&st->dirs);
@@ -290,6 +294,23 @@ int stage_each_warning(struct stage *st,
     return each_held(st, &st->warning, sql, fn, user, e);
 }
 
+int stage_origin(struct stage *st, const char *text, bool passed, struct err *e)
+{
+    const struct cell row[] = {cell_text(text), cell_int(passed)};
+
+    note_row(st, ROW_ORIGIN, row, ARRAY_SIZE(row));
+    return held_add(st, &st->origin, row, e);
+}
+
+int stage_each_origin(struct stage *st,
+                      int (*fn)(void *user, const struct cell *row, struct err *e),
+                      void *user, struct err *e)
+{
+    static const char sql[] = "SELECT text, passed FROM origin ORDER BY seq";
+
+    return each_held(st, &st->origin, sql, fn, user, e);
+}
+
 /* ---- tensors ---- */
 
 void rights_add(struct stage_rights *r, const struct stage_rights *file)
@@ -351,6 +372,8 @@ int stage_tensor(struct stage *st, const struct stage_tensor *t, struct err *e)
     row[STAGED_GID] = cell_unless(r->mixed_groups, r->gid);
     row[STAGED_MTIME] = cell_int(r->mtime_ns);
     row[STAGED_SINGLE_FILE] = cell_unless(t->single_file < 0, (uint64_t)t->single_file);
+    row[STAGED_RULE] = cell_int(t->rule);
+    row[STAGED_FIRST_FILE] = cell_unless(t->first_file < 0, (uint64_t)t->first_file);
     row[STAGED_PIECES] = cell_blob(t->pieces, t->pieces_len);
     st->tensors++;
     note_row(st, ROW_TENSOR, row, ARRAY_SIZE(row));

@@ -24,7 +24,7 @@ struct stage {
     struct conn *conn; /* NULL until something spills or has to be settled */
     uint32_t tensors, objects, warnings;
     uint64_t print; /* of all rows, in whatever order they came; see stage_print */
-    struct held files, rows, places, hidden, object, warning;
+    struct held files, rows, places, hidden, object, warning, origin;
     struct keyset taken; /* places in memory */
     struct buf text;     /* scratch */
     struct buf dirs;     /* of the last place in tree/ */
@@ -103,6 +103,8 @@ enum staged {
     STAGED_GID,  /* NULL: several */
     STAGED_MTIME,
     STAGED_SINGLE_FILE, /* NULL: none */
+    STAGED_RULE,
+    STAGED_FIRST_FILE, /* NULL: none */
     STAGED_PIECES,
     STAGED_COLUMNS
 };
@@ -110,7 +112,7 @@ enum staged {
 #define STAGED_LIST                                                                    \
     "name, key, raw_key, part, wrapper, dtype, stored, shape, role, bytes, chunks, "   \
     "fault, codec_key, attributes, identity, mode, uid, gid, mtime, single_file, "     \
-    "pieces"
+    "rule, first_file, pieces"
 
 /* Tensors in byte order of their names, of one name in the order in which they came. */
 int stage_order(struct stage *st, struct held_walk *out, struct err *e);
@@ -127,6 +129,9 @@ int stage_each_object(struct stage *st,
 int stage_each_warning(struct stage *st,
                        int (*fn)(void *user, const struct cell *row, struct err *e),
                        void *user, struct err *e);
+int stage_each_origin(struct stage *st,
+                      int (*fn)(void *user, const struct cell *row, struct err *e),
+                      void *user, struct err *e);
 
 /*
  * All that the scan found, as one number, the same for the same; 0: it failed. Of directories

@@ -153,6 +153,11 @@ static int read_numbers(const struct cell *row, struct tensor_row *out, struct e
     out->single_file = -1;
     if (single->kind == CELL_INT && single->num <= UINT32_MAX)
         out->single_file = (int64_t)single->num;
+    t->first_file = -1;
+    if (row[TENSOR_FIRST_FILE].kind == CELL_INT &&
+        row[TENSOR_FIRST_FILE].num <= UINT32_MAX)
+        t->first_file = (int64_t)row[TENSOR_FIRST_FILE].num;
+    t->rule = (uint32_t)row[TENSOR_RULE].num;
     t->ord = (uint32_t)row[TENSOR_ID].num;
     t->wrapper = row[TENSOR_WRAPPER].num & ~(uint64_t)WRAPPER_MODULES;
     t->modules = row[TENSOR_WRAPPER].num & WRAPPER_MODULES;

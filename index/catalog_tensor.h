@@ -31,6 +31,8 @@ enum tensor_column {
     TENSOR_GID,
     TENSOR_MTIME,
     TENSOR_SINGLE_FILE,
+    TENSOR_RULE,
+    TENSOR_FIRST_FILE,
     TENSOR_PIECES_SUM,
     TENSOR_COLUMNS
 };
@@ -39,7 +41,8 @@ enum tensor_column {
     t "id, " t "key, " t "name, " t "name_npy, " t "part, " t "wrapper, " t            \
       "dtype, " t "stored, " t "bits, " t "shape, " t "role, " t "bytes, " t           \
       "chunks, " t "fault, " t "codec_key, " t "attributes, " t "ino, " t "mode, " t   \
-      "uid, " t "gid, " t "mtime_ns, " t "single_file, " t "pieces_sum, " t "sum"
+      "uid, " t "gid, " t "mtime_ns, " t "single_file, " t "rule, " t "first_file, " t \
+      "pieces_sum, " t "sum"
 
 struct tensor_row {
     struct tensor_info info;

@@ -43,8 +43,8 @@ struct commit {
     uint64_t print;
     bool kept;
     struct totals totals;
-    uint32_t objects, warnings; /* rows that were put */
-    struct name_ref *names;     /* malloc */
+    uint32_t objects, warnings, origins; /* rows that were put */
+    struct name_ref *names;              /* malloc */
     size_t nnames, names_cap;
     struct buf scratch;
 };
@@ -210,6 +210,8 @@ static void fill_row(const struct commit *c, const struct cell *staged, uint32_t
     row[TENSOR_GID] = cell_int(c->result->owner.gid);
     row[TENSOR_MTIME] = cell_int((uint64_t)r.mtime_ns);
     row[TENSOR_SINGLE_FILE] = staged[STAGED_SINGLE_FILE];
+    row[TENSOR_RULE] = staged[STAGED_RULE];
+    row[TENSOR_FIRST_FILE] = staged[STAGED_FIRST_FILE];
     row[TENSOR_PIECES_SUM] = cell_int(XXH3_64bits(pieces->data, pieces->len));
     row[TENSOR_COLUMNS] = cell_int(cells_sum(row, TENSOR_COLUMNS));
     row[TENSOR_COLUMNS + 1] = *pieces;
@@ -220,7 +222,7 @@ static int put_tensor(struct commit *c, const struct cell *staged, struct err *e
     static const char sql[] = "INSERT INTO tensor (" TENSOR_LIST(
         "") ", pieces) VALUES (?1, ?2, ?3, ?4, ?5, ?6,"
             " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,"
-            " ?23, ?24, ?25)";
+            " ?23, ?24, ?25, ?26, ?27)";
     CLEANUP(query_end) struct query q = {0};
     const struct cell *key = &staged[STAGED_KEY];
     struct cell row[TENSOR_COLUMNS + 2];
@@ -358,6 +360,14 @@ static int put_warning(void *user, const struct cell *staged, struct err *e)
     struct commit *c = user;
 
     return copy_row(c, to, c->warnings++, staged, false, e);
+}
+
+static int put_origin(void *user, const struct cell *staged, struct err *e)
+{
+    static const char to[] = "INSERT INTO origin VALUES (?1, ?2, ?3)";
+    struct commit *c = user;
+
+    return copy_row(c, to, ++c->origins, staged, false, e);
 }
 
 /* Of what tells of all of it: the metadata file counts as well. */
@@ -512,6 +522,8 @@ static int write_new(struct commit *c, struct held_walk *order, struct err *e)
         rc = stage_each_object(c->st, put_object, c, e);
     if (rc == 0)
         rc = stage_each_warning(c->st, put_warning, c, e);
+    if (rc == 0)
+        rc = stage_each_origin(c->st, put_origin, c, e);
     if (rc == 0)
         rc = put_checkpoint(c, e);
     if (rc == 0)

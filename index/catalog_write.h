@@ -39,6 +39,9 @@ int stage_object(struct stage *st, const char *key, size_t key_len, const char *
                  size_t len, struct err *e);
 int stage_warning(struct stage *st, const char *code, const char *text, struct err *e);
 
+/* A rule, or what was passed over; the first one has number 1. */
+int stage_origin(struct stage *st, const char *text, bool passed, struct err *e);
+
 /* Who the files of a tensor belong to, and what all of them allow. */
 struct stage_rights {
     bool any;   /* false: no file contributes */
@@ -66,6 +69,8 @@ struct stage_tensor {
     uint64_t identity; /* hash of its shards and the places in them, in any order */
     struct stage_rights rights;
     int64_t single_file; /* or -1 */
+    uint32_t rule;       /* number of stage_origin(), from 1; 0: none */
+    int64_t first_file;  /* or -1 */
     const char *pieces;
     size_t pieces_len;
 };

@@ -81,6 +81,7 @@ struct layout_options {
     unsigned mesh[2];        /* ranks along dim 0 and dim 1; overrides ranks */
     uint64_t max_shard_size; /* bytes */
     const char *codec;       /* "none", "blosc-lz4"; NULL: the default */
+    bool index; /* of a single safetensors file too: others come beside it */
 };
 
 /* A file in the making; belongs to the layout. */

@@ -4,6 +4,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/json.h"
 #include "index/names.h"
 
 #include <errno.h>
@@ -191,8 +192,44 @@ static int out_tensor(void *user, const struct tensor_info *t)
     out_number(o, "chunks", t->chunks);
     out_optional(o, "fault", t->fault);
     out_optional(o, "part", t->part);
+    out_open(o, "origin", '{');
+    if (t->first_file >= 0)
+        out_number(o, "file", (uint64_t)t->first_file);
+    if (t->rule > 0)
+        out_number(o, "rule", t->rule - 1);
+    out_close(o, '}');
     out_close(o, '}');
     return o->rc;
+}
+
+static int out_origin(void *user, const char *text, bool passed)
+{
+    struct out *o = user;
+
+    out_open(o, NULL, '{');
+    out_text(o, passed ? "passed_over" : "rule", text);
+    out_close(o, '}');
+    return o->rc;
+}
+
+static int see_loss(void *user, const char *code, const char *text)
+{
+    bool *lost = user;
+
+    (void)text;
+    *lost |= warning_is_loss(code);
+    return 0;
+}
+
+static int out_complete(struct out *o, struct catalog *c,
+                        const struct checkpoint_info *cp)
+{
+    bool lost = cp->faults > 0 || cp->error;
+    int rc = catalog_warnings(c, cp->id, see_loss, &lost, o->e);
+
+    out_name(o, "complete");
+    buf_adds(&o->buf, lost ? "false" : "true");
+    return rc;
 }
 
 /* The members that are lists, in turn. */
@@ -208,6 +245,10 @@ static int out_lists(struct out *o, struct catalog *c, int64_t checkpoint)
     out_open(o, "warnings", '[');
     if (rc == 0)
         rc = catalog_warnings(c, checkpoint, out_warning, o, o->e);
+    out_close(o, ']');
+    out_open(o, "origins", '[');
+    if (rc == 0)
+        rc = catalog_origins(c, checkpoint, out_origin, o, o->e);
     out_close(o, ']');
     out_open(o, "files", '[');
     if (rc == 0)
@@ -242,7 +283,9 @@ int report_checkpoint(struct catalog *c, int64_t checkpoint, int fd, struct err 
     buf_addc(&o.buf, '{');
     out_about(&o, &cp);
     out_counts(&o, &cp);
-    rc = out_lists(&o, c, checkpoint);
+    rc = out_complete(&o, c, &cp);
+    if (rc == 0)
+        rc = out_lists(&o, c, checkpoint);
     return out_end(&o, rc);
 }
 
@@ -266,5 +309,79 @@ int report_objects(struct catalog *c, int64_t checkpoint, int fd, struct err *e)
 
     buf_addc(&o.buf, '{');
     rc = catalog_objects(c, checkpoint, out_object, &o, e);
+    return out_end(&o, rc);
+}
+
+/* ---- an index of the model's one file ---- */
+
+struct mapped {
+    struct out *o;
+    const char *file;
+};
+
+static void out_mapped(const struct mapped *m, const char *name, size_t len)
+{
+    separate(m->o);
+    buf_adds(&m->o->buf, "\n");
+    buf_add_json(&m->o->buf, name, len);
+    buf_adds(&m->o->buf, ":");
+    buf_add_json(&m->o->buf, m->file, strlen(m->file));
+}
+
+static int map_tensor(void *user, const struct tensor_info *t)
+{
+    const struct mapped *m = user;
+
+    if (t->role == ROLE_MODEL)
+        out_mapped(m, t->key, t->key_len);
+    return m->o->rc;
+}
+
+static int map_member(void *user, const char *key, size_t len,
+                      const struct json *value UNUSED, struct err *e UNUSED)
+{
+    const struct mapped *m = user;
+
+    if (strcmp(key, "__metadata__") != 0)
+        out_mapped(m, key, len);
+    return m->o->rc;
+}
+
+/* The names of a view are in its header; a file of the source has those of its tensors. */
+static int map_view(struct catalog *c, int64_t checkpoint, const struct view_info *v,
+                    const struct mapped *m, struct err *e)
+{
+    static const struct json_limits limits = {.nul_ok = true};
+    CLEANUP_FREE char *text = NULL;
+    int rc;
+
+    if (v->whole_file >= 0)
+        return catalog_tensors(c, checkpoint, 0, map_tensor, (void *)(uintptr_t)m, e);
+    text = malloc(v->header + 1);
+    if (!text)
+        return err_nomem(e);
+    rc = view_header(c, v, 0, v->header, text, e);
+    if (rc < 0 || v->header <= sizeof(uint64_t))
+        return rc;
+    return json_each_member(text + sizeof(uint64_t), v->header - sizeof(uint64_t),
+                            &limits, map_member, (void *)(uintptr_t)m, e);
+}
+
+int report_index(struct catalog *c, int64_t checkpoint, enum view_prefix prefix, int fd,
+                 struct err *e)
+{
+    CLEANUP(arena_freep) struct arena *a = arena_new(1 << 20);
+    struct out o = {.fd = fd, .e = e};
+    struct view_info v;
+    struct mapped m = {.o = &o};
+    int rc = a ? view_get(c, checkpoint, VIEW_MODEL, prefix, a, &v, e) : err_nomem(e);
+
+    if (rc < 0)
+        return rc;
+    m.file = v.name;
+    buf_addf(&o.buf, "{\"metadata\":{\"total_size\":%" PRIu64 "},\"weight_map\":{",
+             v.size - v.header);
+    rc = map_view(c, checkpoint, &v, &m, e);
+    buf_addc(&o.buf, '}');
     return out_end(&o, rc);
 }

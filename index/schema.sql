@@ -8,7 +8,7 @@
 -- the id (checkpoint << 32) + number. A change here needs a new user_version.
 
 PRAGMA application_id = 0x55465349; -- "UFSI"
-PRAGMA user_version = 6;
+PRAGMA user_version = 7;
 
 CREATE TABLE source (
     identity BLOB NOT NULL -- the store's; another one: the file is not for this source
@@ -100,6 +100,8 @@ CREATE TABLE tensor (
     gid INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL,
     single_file INTEGER,    -- all of it is one plain chunk of this file, under this key
+    rule INTEGER NOT NULL,  -- number of its row of origin, why it is taken from there; 0: none
+    first_file INTEGER,     -- number of the file that its first chunk lies in; NULL: none
     pieces_sum INTEGER NOT NULL, -- XXH3 of pieces
     sum INTEGER NOT NULL,   -- of all above
     pieces BLOB NOT NULL    -- chunks_pack(); empty when the chunks do not cover it
@@ -136,6 +138,12 @@ CREATE TABLE warning (
     id INTEGER PRIMARY KEY, -- number: in the order reported
     code BLOB NOT NULL,
     text BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE origin (
+    id INTEGER PRIMARY KEY, -- number, from 1: as tensors name it
+    text BLOB NOT NULL,
+    passed INTEGER NOT NULL -- 1: what was passed over as the model, 0: a rule
 ) STRICT;
 
 CREATE TABLE view (

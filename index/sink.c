@@ -6,6 +6,7 @@
 #include "base/interrupt.h"
 #include "index/catalog.h"
 #include "index/catalog_open.h"
+#include "index/catalog_stage.h"
 #include "index/catalog_write.h"
 #include "index/key_text.h"
 #include "remote/source.h"
@@ -16,7 +17,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_WARNINGS = 1000 }; /* who has more does not read them */
+enum {
+    MAX_WARNINGS = 1000, /* who has more does not read them */
+    MAX_RULES = 1000,    /* some for each part of a checkpoint */
+    MAX_SMALL = 256,     /* who copied pointers copied many */
+};
 
 static void sink_free(struct sink *s)
 {
@@ -24,6 +29,7 @@ static void sink_free(struct sink *s)
         return;
     tensor_release(&s->t);
     buf_release(&s->pieces);
+    buf_release(&s->rule);
     keyset_release(&s->keys);
     keyset_release(&s->passed);
     sink_files_release(&s->files);
@@ -246,6 +252,45 @@ int sink_whole_file(struct sink *s, uint32_t file, struct err *e)
     return 0;
 }
 
+struct small {
+    struct buf names; /* each with a NUL */
+    size_t count, skip;
+    uint64_t min, max;
+    const struct sink *sink;
+};
+
+static int note_small(void *user, const struct cell *file, struct err *e)
+{
+    struct small *f = user;
+    const struct cell *path = &file[STAGED_FILE_PATH];
+    uint64_t size = file[STAGED_FILE_SIZE].num;
+
+    if (file[STAGED_FILE_DIR].num || size < f->min || size > f->max ||
+        path->len <= f->skip || f->count == MAX_SMALL ||
+        !f->sink->files.file[file[STAGED_FILE_NUMBER].num].storage)
+        return 0;
+    f->count++;
+    buf_add(&f->names, path->data + f->skip, path->len - f->skip);
+    return buf_addc(&f->names, '\0') < 0 ? err_nomem(e) : 0;
+}
+
+int sink_small_files(struct sink *s, uint64_t min, uint64_t max,
+                     int (*fn)(void *user, const char *name, struct err *e), void *user,
+                     struct err *e)
+{
+    CLEANUP(buf_release) struct buf names = {0};
+    struct small f = {.skip = s->path[0] ? strlen(s->path) + 1 : 0,
+                      .min = min,
+                      .max = max,
+                      .sink = s};
+    int rc = stage_files(s->stage, note_small, &f, e);
+
+    names = f.names;
+    for (size_t at = 0; rc == 0 && at < names.len; at += strlen(names.data + at) + 1)
+        rc = fn(user, names.data + at, e);
+    return rc;
+}
+
 /* --- objects and warnings --- */
 
 int sink_object(struct sink *s, const char *key, size_t key_len, const char *json,
@@ -270,7 +315,72 @@ int sink_warning(struct sink *s, const char *code, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     s->warnings++;
+    s->tells_loss |= warning_is_loss(code);
     return stage_warning(s->stage, code, text, &e);
+}
+
+/* A text again has the number that it has. */
+static uint32_t find_rule(const struct sink *s, const char *text)
+{
+    uint32_t number;
+
+    for (size_t at = 0; at < s->rule.len;) {
+        size_t len = strlen(s->rule.data + at + sizeof number);
+
+        memcpy(&number, s->rule.data + at, sizeof number);
+        if (strcmp(s->rule.data + at + sizeof number, text) == 0)
+            return number;
+        at += sizeof number + len + 1;
+    }
+    return 0;
+}
+
+int sink_rule(struct sink *s, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(s->rule_text, sizeof s->rule_text, fmt, args);
+    va_end(args);
+    s->rule_waits = true;
+    return 0;
+}
+
+/* The number of the rule that holds now: it gets one with its first tensor. */
+int sink_rule_settle(struct sink *s, struct err *e)
+{
+    if (!s->rule_waits)
+        return 0;
+    s->rule_waits = false;
+    s->rule_now = find_rule(s, s->rule_text);
+    if (s->rule_now || s->rules == MAX_RULES)
+        return 0;
+    s->rule_now = ++s->rules;
+    buf_add(&s->rule, &s->rule_now, sizeof s->rule_now);
+    buf_add(&s->rule, s->rule_text, strlen(s->rule_text) + 1);
+    return buf_failed(&s->rule) ? err_nomem(e)
+                                : stage_origin(s->stage, s->rule_text, false, e);
+}
+
+void sink_rule_end(struct sink *s)
+{
+    s->rule_now = 0;
+    s->rule_waits = false;
+}
+
+int sink_passed_over(struct sink *s, const char *fmt, ...)
+{
+    char text[1000];
+    struct err e = {0};
+    va_list args;
+
+    if (s->rules == MAX_RULES)
+        return 0;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    s->rules++;
+    return stage_origin(s->stage, text, true, &e);
 }
 
 /* --- the end --- */
@@ -301,6 +411,42 @@ static int find_owner(struct sink *s, struct stage_rights *owner, struct err *e)
         *owner = s->files.file[number].rights;
     }
     return owner->any ? 0 : sink_files_first(&s->files, owner, e);
+}
+
+/*
+ * A storage file that is not there makes the checkpoint incomplete also where it held objects
+ * only: where neither a tensor's fault nor the driver says so, it is told here.
+ */
+static int warn_missing(struct sink *s, struct err *e)
+{
+    size_t skip = strlen(s->path);
+
+    for (uint32_t i = 0; i < s->files.count && !s->tells_loss; i++) {
+        const struct sink_file *f = &s->files.file[i];
+        char name[400];
+
+        if (!f->storage || f->problem != ENOENT)
+            continue;
+        if (sink_files_name(&s->files, i, skip, name, sizeof name, e) < 0)
+            return -e->code;
+        if (sink_warning(s, "missing-file", "%s is missing", name) < 0)
+            return err_nomem(e);
+    }
+    return 0;
+}
+
+/* One tensor without elements is what somebody saved; a model of such is none. */
+static int warn_empty(struct sink *s, struct err *e)
+{
+    if (s->model < 2 || s->model_empty < s->model)
+        return 0;
+    if (sink_warning(s, "lost-elements",
+                     "none of the model's %" PRIu64
+                     " tensors has elements: DeepSpeed's "
+                     "ZeRO-3 leaves such a file, and the model in its global_stepN",
+                     s->model) < 0)
+        return err_nomem(e);
+    return 0;
 }
 
 static int warn_dropped(struct sink *s, struct err *e)
@@ -340,6 +486,10 @@ static int commit(struct sink *s, const char *error, int64_t *id, struct err *e)
     for (uint32_t i = 0; i < s->files.count; i++)
         if (s->files.file[i].storage)
             rights_add(&r.all, &s->files.file[i].rights);
+    if (rc == 0 && !error)
+        rc = warn_missing(s, e);
+    if (rc == 0 && !error)
+        rc = warn_empty(s, e);
     if (rc == 0)
         rc = warn_dropped(s, e);
     /* Settling needs memory of its own. */
@@ -359,6 +509,8 @@ static int finish_filter(struct sink *s, struct err *failed)
     s->filter = NULL;
     s->keys = s->passed;
     s->passed = taken;
+    if (sink_rule(s, "made by the map, of the tensors that its rules name") < 0)
+        return err_nomem(failed);
     return f->finish(f, s, failed);
 }
 

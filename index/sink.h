@@ -67,6 +67,14 @@ int sink_watch(struct sink *s, const char *name, struct err *e);
 bool sink_file_id(const struct sink *s, uint32_t number, struct file_id *out);
 
 /*
+ * Calls fn for the registered storage files below the checkpoint's directory that have `min` to
+ * `max` bytes, of which it looks at some hundred.
+ */
+int sink_small_files(struct sink *s, uint64_t min, uint64_t max,
+                     int (*fn)(void *user, const char *name, struct err *e), void *user,
+                     struct err *e);
+
+/*
  * Hides a name of the checkpoint's directory that is format machinery and no shard (an
  * index, stale .distcp files, lock files); `watch`: a change of it makes the index stale.
  */
@@ -134,6 +142,18 @@ int sink_object(struct sink *s, const char *key, size_t key_len, const char *jso
  * ("missing-file", "stale-file", ...).
  */
 int sink_warning(struct sink *s, const char *code, const char *fmt, ...) PRINTF(3, 4);
+
+/*
+ * Why tensors that come from now on are taken from where they are: "the files that
+ * model.safetensors.index.json names, read whole". Kept with each of them (origin).
+ */
+int sink_rule(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
+
+/* From now on no rule is known but the format's own. */
+void sink_rule_end(struct sink *s);
+
+/* What might have been the model and is not: "FILE: WHY". */
+int sink_passed_over(struct sink *s, const char *fmt, ...) PRINTF(2, 3);
 
 /*
  * What may stand between a driver and the index: a map, which takes tensors aside and

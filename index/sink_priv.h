@@ -59,10 +59,17 @@ struct sink {
     struct sink_checkpoint about;
     char *about_text[7]; /* what `about` points to */
     struct sink_filter *filter;
-    struct keyset keys;   /* of what the driver (then the filter) reports */
-    struct keyset passed; /* with a filter: of what it let pass */
-    uint64_t first_part;  /* hash of the part of the first tensor */
+    struct keyset keys;          /* of what the driver (then the filter) reports */
+    struct keyset passed;        /* with a filter: of what it let pass */
+    bool tells_loss;             /* a warning, or a tensor's fault */
+    uint64_t model, model_empty; /* tensors of the model, and those of shape [0] */
+    uint64_t first_part;         /* hash of the part of the first tensor */
     bool many_parts;
+    struct buf rule; /* the texts of rules that were set, each with a NUL */
+    uint32_t rules;  /* of origin rows: rules, and what was passed over */
+    uint32_t rule_now;
+    char rule_text[600]; /* of the rule that is to be used from now on */
+    bool rule_waits;     /* it has no number yet */
     uint64_t tensors, warnings, dropped_warnings;
     uint64_t max_tensors, max_chunks, max_keys;
     uint64_t key_bytes; /* also of those that were there already */
@@ -71,5 +78,7 @@ struct sink {
 };
 
 void tensor_release(struct open_tensor *t);
+
+int sink_rule_settle(struct sink *s, struct err *e);
 
 #endif

@@ -489,10 +489,16 @@ static int put_tensor(struct sink *s, struct err *e)
         .identity = t->identity,
         .rights = t->rights,
         .single_file = single_file(t),
+        .rule = s->rule_now,
+        .first_file = t->nchunk > 0 ? (int64_t)t->chunk[0].file : -1,
         .pieces = s->pieces.data,
         .pieces_len = s->pieces.len,
     };
 
+    s->tells_loss |= row.fault != NULL;
+    s->model += row.role == ROLE_MODEL;
+    s->model_empty += row.role == ROLE_MODEL && !row.fault && t->shape.nd == 1 &&
+                      t->shape.dim[0] == 0;
     return stage_tensor(s->stage, &row, e);
 }
 
@@ -546,6 +552,8 @@ int sink_tensor_end(struct sink *s, struct err *e)
         rc = err_nomem(e);
     if (rc == 0 && s->filter)
         rc = offer(s, e);
+    if (rc == 0)
+        rc = sink_rule_settle(s, e);
     if (rc == 0)
         rc = put_tensor(s, e);
     tensor_clear(t);

@@ -63,4 +63,11 @@ int view_members(struct catalog *c, const struct view_info *v, struct view_membe
 int report_checkpoint(struct catalog *c, int64_t checkpoint, int fd, struct err *e);
 int report_objects(struct catalog *c, int64_t checkpoint, int fd, struct err *e);
 
+/*
+ * An index of the model's one file, as save_pretrained writes it of several: loaders that take
+ * all *.safetensors drop those that it does not name.
+ */
+int report_index(struct catalog *c, int64_t checkpoint, enum view_prefix prefix, int fd,
+                 struct err *e);
+
 #endif

@@ -3,6 +3,8 @@
 #include "lib/reading.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/fsutil.h"
@@ -193,26 +195,100 @@ static bool has_hint(const char *error)
     return len > 0 && error[len - 1] == ')';
 }
 
+/* The only checkpoint of a tree. */
+struct only {
+    char dir[PATH_MAX], file[NAME_MAX + 1];
+    bool has_file;
+    unsigned count;
+};
+
+static int note_only(void *user, const char *dir, const char *file,
+                     const struct format_driver *d)
+{
+    struct only *o = user;
+
+    (void)d;
+    if (o->count++ > 0)
+        return 1;
+    snprintf(o->dir, sizeof o->dir, "%s", dir);
+    snprintf(o->file, sizeof o->file, "%s", file ? file : "");
+    o->has_file = file != NULL;
+    return 0;
+}
+
+static int note_unfinished(void *user, const char *dir, const char *why)
+{
+    struct only *o = user;
+
+    (void)dir;
+    (void)why;
+    o->count += 2;
+    return 1;
+}
+
+/* 1: there is exactly one; 0: there is not, or nobody can know: there is no end of them. */
+static int find_only(struct reading *r, struct only *out, struct err *e)
+{
+    int ret;
+
+    *out = (struct only){0};
+    ret = scanner_walk_all(r->scanner, "", note_only, note_unfinished, out, e);
+    if (ret == -EFBIG) {
+        *e = (struct err){0};
+        return 0;
+    }
+    return ret < 0 ? ret : out->count == 1;
+}
+
+static int tell_failed(const struct reading *r, const struct checkpoint_info *info,
+                       struct err *e)
+{
+    err_set(e, EBADMSG, "%s", info->error);
+    if (!has_hint(info->error))
+        err_hint(e, "the tensors cannot be found without it: get that file anew");
+    return err_wrap(e, "%s", r->name);
+}
+
 int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_info *out,
                        struct err *e)
 {
     CLEANUP(listing_freep) struct listing *l = NULL;
     CLEANUP(place_release) struct place place = {0};
+    struct only only = {0};
     int ret = r->store->ops->list(r->store, "", &l, e);
 
     if (ret == 0)
         ret = place_of(l, r->store->file, &place, e);
     if (ret < 0)
         return ret;
-    if (place.trouble)
+    if (place.kind != PLACE_CHECKPOINT && place.trouble) {
         *e = *place.trouble;
-    if (place.kind != PLACE_CHECKPOINT)
-        return place.trouble ? -e->code : 1;
-    ret = scanner_get(r->scanner, "", place.file, a, out, e);
-    if (ret < 0 || !out->error)
-        return ret;
-    err_set(e, EBADMSG, "%s", out->error);
-    if (!has_hint(out->error))
-        err_hint(e, "the tensors cannot be found without it: get that file anew");
-    return err_wrap(e, "%s", r->name);
+        return -e->code;
+    }
+    if (place.kind == PLACE_CHECKPOINT) {
+        ret = scanner_get(r->scanner, "", place.file, a, out, e);
+    } else {
+        ret = r->store->file ? 0 : find_only(r, &only, e);
+        if (ret <= 0)
+            return ret < 0 ? ret : 1;
+        r->below = true;
+        ret = scanner_get(r->scanner, only.dir, only.has_file ? only.file : NULL, a,
+                          out, e);
+    }
+    return ret < 0 || !out->error ? ret : tell_failed(r, out, e);
+}
+
+int reading_is_tree(struct reading *r, struct err *e)
+{
+    CLEANUP(listing_freep) struct listing *l = NULL;
+    CLEANUP(place_release) struct place place = {0};
+    struct only only;
+    int ret = r->store->ops->list(r->store, "", &l, e);
+
+    if (ret == 0)
+        ret = place_of(l, r->store->file, &place, e);
+    if (ret < 0 || place.kind == PLACE_CHECKPOINT)
+        return MIN(ret, 0);
+    ret = r->store->file ? 0 : find_only(r, &only, e);
+    return ret < 0 ? ret : !ret;
 }

@@ -54,6 +54,7 @@ struct reading {
     struct decoded_cache *decoded;
     struct reader_env env; /* what readers of its tensors are opened with */
     char *cache_dir;       /* absolute; NULL: there is none, the index is in memory */
+    bool below;            /* the checkpoint is the only one below a tree */
     struct err why_memory; /* why, where nobody asked for that; code 0: it is not */
 };
 
@@ -72,10 +73,14 @@ void reading_close(struct reading *r);
 int reading_writes_to(const struct reading_options *options, struct buf *dir);
 
 /*
- * The source's own checkpoint, scanned or from the index. 1: it is none (a tree of some, or
- * nothing that a driver recognises); no words are set then. -EBADMSG: its scan failed.
+ * The source's own checkpoint, scanned or from the index; of a tree with one checkpoint, and
+ * nothing unfinished beside it, that one. 1: it is none (a tree of some, or nothing that a
+ * driver recognises); no words are set then. -EBADMSG: its scan failed.
  */
 int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_info *out,
                        struct err *e);
+
+/* 1: no one checkpoint stands for it (none, or several); 0: one does. */
+int reading_is_tree(struct reading *r, struct err *e);
 
 #endif

@@ -51,6 +51,8 @@ struct listing {
     struct listing *above;           /* whose subdirectory it is, or NULL */
     struct listing_trouble *trouble; /* NULL: none */
     struct asked *asked;             /* NULL: nobody wanted to know */
+    void *kept;                      /* see listing_keep() */
+    bool skips_junk;
 };
 
 /* The last part of the path; the root is called as its directory is. */
@@ -100,6 +102,7 @@ void listing_free(struct listing *l)
     for (size_t i = 0; i < l->count; i++)
         extra_free(l->items[i].extra);
     free(l->items);
+    free(l->kept);
     free(l->asked);
     free(l->trouble);
     arena_free(l->names);
@@ -254,6 +257,38 @@ static int set_head(struct item *item, const void *head, size_t len, bool whole)
     return 0;
 }
 
+static const char junk[] = "._"; /* AppleDouble, RFC 1740 */
+
+static bool is_junk(const char *name, const struct entry_stat *st)
+{
+    return st->kind == ENTRY_FILE && strncmp(name, junk, sizeof junk - 1) == 0;
+}
+
+/* The first entry of which the name is not before this text; all are sorted. */
+static size_t first_from(const struct listing *l, const char *text)
+{
+    size_t low = 0, high = l->count;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+
+        if (strcmp(l->items[mid].pub.name, text) < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+void listing_skip_junk(struct listing *l, bool skip)
+{
+    l->skips_junk = skip;
+    for (size_t i = first_from(l, junk);
+         i < l->count && strncmp(l->items[i].pub.name, junk, sizeof junk - 1) == 0; i++)
+        if (l->items[i].pub.st.is_junk)
+            l->items[i].pub.st.kind = skip ? ENTRY_OTHER : ENTRY_FILE;
+}
+
 int listing_add(struct listing *l, const char *name, const struct entry_stat *st,
                 const void *head, size_t head_len, struct err *e)
 {
@@ -267,6 +302,7 @@ int listing_add(struct listing *l, const char *name, const struct entry_stat *st
         return err_nomem(e);
     item = &l->items[l->count];
     *item = (struct item){.pub = {.name = copy, .st = *st}};
+    item->pub.st.is_junk = is_junk(copy, st);
     if (head &&
         set_head(item, head, head_len, !l->store || head_len >= st->id.size) < 0) {
         extra_free(item->extra);
@@ -363,6 +399,7 @@ static int find_file(const struct listing *l, const char *name, struct item **ou
 static void note_trouble(struct listing *l, const char *name, int rc,
                          const struct err *e)
 {
+    const struct item *item = look_for(l, name);
     char path[PATH_MAX];
 
     if (!source_is_trouble(rc) && rc != -EACCES && rc != -EPERM)
@@ -373,6 +410,7 @@ static void note_trouble(struct listing *l, const char *name, int rc,
         if (l->trouble || !(l->trouble = malloc(sizeof *l->trouble)))
             continue;
         l->trouble->err = *e;
+        l->trouble->is_dir = item && item->pub.st.kind == ENTRY_DIR;
         memcpy(l->trouble->path, path, strlen(path) + 1);
     }
 }
@@ -454,6 +492,17 @@ static int read_whole(struct source *src, size_t max, char **data, size_t *len,
     return 0;
 }
 
+/* What is known of it already serves, where that is all of it. */
+static int open_whole(struct listing *l, const struct item *item, struct source **out,
+                      struct err *e)
+{
+    const struct extra *x = item->extra;
+
+    if (head_serves(item, SIZE_MAX))
+        return source_from_memory(x->head, x->head_len, false, item->pub.name, out, e);
+    return open_entry(l, item, out, e);
+}
+
 int listing_read(struct listing *l, const char *name, size_t max, char **data,
                  size_t *len, struct err *e)
 {
@@ -463,15 +512,45 @@ int listing_read(struct listing *l, const char *name, size_t max, char **data,
 
     if (rc < 0)
         return rc;
-    if (head_serves(item, SIZE_MAX))
-        rc = source_from_memory(item->extra->head, item->extra->head_len, false, name,
-                                &src, e);
-    else
-        rc = open_entry(l, item, &src, e);
+    rc = open_whole(l, item, &src, e);
     if (rc == 0)
         rc = read_whole(src, max, data, len, e);
     note_trouble(l, name, rc, e);
     return rc;
+}
+
+int listing_open(struct listing *l, const char *name, struct source **out,
+                 struct err *e)
+{
+    struct item *item = NULL;
+    int rc = find_file(l, name, &item, e);
+
+    if (rc < 0)
+        return rc;
+    rc = open_whole(l, item, out, e);
+    note_trouble(l, name, rc, e);
+    return rc;
+}
+
+int listing_open_link(struct listing *l, const char *name, struct source **out,
+                      struct err *e)
+{
+    char path[PATH_MAX];
+
+    if (!l->store || store_join(l->path, name, path, sizeof path) < 0)
+        return err_set(e, EINVAL, "%s: not a link of a source", name);
+    return l->store->ops->open(l->store, path, out, e);
+}
+
+void *listing_kept(const struct listing *l)
+{
+    return l->kept;
+}
+
+void listing_keep(struct listing *l, void *conclusion)
+{
+    free(l->kept);
+    l->kept = conclusion;
 }
 
 static bool may_be_listed(const struct item *item)
@@ -492,11 +571,14 @@ struct listing *listing_sub(struct listing *l, const char *name)
         store_join(l->path, name, path, sizeof path) == 0) {
         int rc = l->store->ops->list(l->store, path, &item->extra->sub, &e);
 
-        if (rc < 0)
+        /* The root of a file system has one that only root may read, and nothing in it. */
+        if (rc < 0 && strcmp(name, "lost+found") != 0)
             note_trouble(l, name, rc, &e);
-        else
+        else if (rc == 0)
             item->extra->sub->above = l;
     }
+    if (item->extra->sub)
+        listing_skip_junk(item->extra->sub, l->skips_junk);
     return item->extra->sub;
 }
 

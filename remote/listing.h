@@ -21,7 +21,8 @@ enum entry_kind {
 struct entry_stat {
     enum entry_kind kind;
     bool is_link;
-    mode_t mode; /* permission bits */
+    bool is_junk; /* a file named ._*, which macOS leaves beside others */
+    mode_t mode;  /* permission bits */
     uid_t uid;
     gid_t gid;
     struct file_id id; /* of the target when it is a link */
@@ -69,6 +70,28 @@ int listing_peek(struct listing *l, const char *name, void *dst, size_t len,
 int listing_read(struct listing *l, const char *name, size_t max, char **data,
                  size_t *len, struct err *e);
 
+/* Opens a regular file of it; -ESTALE when it is not the file that was listed any more. */
+struct source;
+int listing_open(struct listing *l, const char *name, struct source **out,
+                 struct err *e);
+
+/* The same of a link that leads to no file: -ENOENT, or -EXDEV and what to do. */
+int listing_open_link(struct listing *l, const char *name, struct source **out,
+                      struct err *e);
+
+/*
+ * Until it is called with false: files that are junk are ENTRY_OTHER, here and below. For
+ * those who judge what a directory is; one thread at a time.
+ */
+void listing_skip_junk(struct listing *l, bool skip);
+
+/*
+ * What was concluded from its names and files, so that it is concluded once: freed with free()
+ * when the listing is. One thread at a time.
+ */
+void *listing_kept(const struct listing *l);
+void listing_keep(struct listing *l, void *conclusion);
+
 /*
  * The first file or directory, here or below, that was asked for and could not be read: what
  * it is was never seen, and "not of this format" is no answer. NULL: none.
@@ -76,6 +99,7 @@ int listing_read(struct listing *l, const char *name, size_t max, char **data,
 struct listing_trouble {
     struct err err;
     char path[PATH_MAX]; /* in the store */
+    bool is_dir;
 };
 const struct listing_trouble *listing_trouble(const struct listing *l);
 

@@ -92,9 +92,11 @@ static int add_tensor(void *user, const struct tensor_info *t)
 
     if (!is_wanted(in, t))
         return 0;
+    if (t->fault && in->choice.leave_faults)
+        return 0;
     if (t->fault) {
         err_set(in->e, EBADMSG, "tensor %s: %s", t->key, t->fault);
-        return err_hint(in->e, "leave it out with --only or --drop");
+        return err_hint(in->e, "leave it out with --incomplete, --only or --drop");
     }
     if (grow(in, in->e) < 0)
         return -in->e->code;

@@ -16,6 +16,7 @@ struct save_choice {
     const char *only;   /* a pattern of keys as fnmatch(3) has them, or NULL */
     bool drop_roles[3]; /* by enum role */
     bool drop_objects;
+    bool leave_faults; /* tensors that cannot be read are left out */
     /* Which of what is left: NULL, all. With it, nothing may be left. */
     bool (*wanted)(void *user, const struct tensor_info *t);
     void *user;

@@ -77,6 +77,8 @@ struct format_driver {
     void (*bid)(struct listing *l, struct bid *out);
     /* Optional: is this single file by itself a checkpoint? Same scores. */
     void (*bid_file)(struct listing *l, const char *name, struct bid *out);
+    /* Optional: the same by its content alone, where no driver knows its name. */
+    void (*bid_content)(struct listing *l, const char *name, struct bid *out);
     /*
      * Optional: calls fn for each checkpoint that is a set of files in subdirectories, until
      * it returns other than 0; that, or -ENOMEM. Where there are some, subdirectories of

@@ -12,6 +12,7 @@
 enum {
     FIRST_FILES = 8,
     MARKED_LEVELS = 2, /* epoch_E_step_S/model/consolidated */
+    BY_NAME = 39,      /* bids up to this one saw nothing but a name */
 };
 
 void place_release(struct place *p)
@@ -23,6 +24,49 @@ void place_release(struct place *p)
 bool place_is_apart(const char *name)
 {
     return strcmp(name, "modelopt_state") == 0;
+}
+
+/* blobs/ of Hugging Face's cache: what snapshots/ has links to. */
+static bool is_digest(const char *name)
+{
+    size_t len = strlen(name);
+
+    return len >= 32 && strspn(name, "0123456789abcdef") == len;
+}
+
+/*
+ * May a file of this name be a model although no driver knows its name? One without an
+ * extension, and some that people give to weights. Others are not looked into, unless they
+ * are asked for.
+ */
+static bool may_be_weights(const char *name)
+{
+    static const char *const odd[] = {".sft", ".tar", ".t7", ".weights", ".dat"};
+    const char *dot = strrchr(name, '.');
+
+    for (size_t i = 0; dot && i < ARRAY_SIZE(odd); i++)
+        if (strcasecmp(dot, odd[i]) == 0)
+            return true;
+    return !dot && !is_digest(name);
+}
+
+/* The driver that knows the file's content, whatever it is called, or NULL. */
+static const struct format_driver *content_of(struct listing *l, const char *name)
+{
+    const struct format_driver *best = NULL;
+    int score = 0;
+
+    for (const struct format_driver *const *d = format_drivers; *d; d++) {
+        struct bid b = {0};
+
+        if ((*d)->bid_content)
+            (*d)->bid_content(l, name, &b);
+        if (b.score > score) {
+            score = b.score;
+            best = *d;
+        }
+    }
+    return best;
 }
 
 static struct bid bid_of(const struct format_driver *d, struct listing *l,
@@ -39,7 +83,7 @@ static struct bid bid_of(const struct format_driver *d, struct listing *l,
 
 /* The driver that bids most for the directory (file NULL) or the file, or NULL. */
 static const struct format_driver *winner(struct listing *l, const char *file,
-                                          bool *piece)
+                                          bool *piece, int *best_score)
 {
     const struct format_driver *best = NULL;
     int score = 0;
@@ -54,6 +98,7 @@ static const struct format_driver *winner(struct listing *l, const char *file,
             *piece = b.piece;
         }
     }
+    *best_score = score;
     return best;
 }
 
@@ -123,6 +168,7 @@ static int find_files(struct listing *l, struct place *p, struct err *e)
 {
     size_t cap = 0;
     bool piece;
+    int score;
 
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
@@ -130,7 +176,9 @@ static int find_files(struct listing *l, struct place *p, struct err *e)
 
         if (entry->st.kind != ENTRY_FILE)
             continue;
-        file.driver = winner(l, entry->name, &piece);
+        file.driver = winner(l, entry->name, &piece, &score);
+        if (!file.driver && may_be_weights(entry->name))
+            file.driver = content_of(l, entry->name);
         if (file.driver && !piece && add_file(p, &cap, &file, e) < 0)
             break;
     }
@@ -165,12 +213,15 @@ static int place_of_file(struct listing *l, const char *name, struct place *out,
     const struct listing_entry *entry = listing_find(l, name);
     const struct format_driver *d;
     bool piece; /* asked for by name it stands for all of them */
+    int score;
 
     if (!entry)
         return place_of_set(l, name, out, e);
     if (entry->st.kind != ENTRY_FILE)
         return 0;
-    d = winner(l, entry->name, &piece);
+    d = winner(l, entry->name, &piece, &score);
+    if (score <= BY_NAME && content_of(l, entry->name))
+        d = content_of(l, entry->name);
     if (d)
         set_one_file(out, entry->name, d);
     return 0;
@@ -234,6 +285,32 @@ static bool is_unfinished(const struct listing *l)
            step_is_temporary(l);
 }
 
+/* Shards of DCP, and nothing that says where in tensors they belong. */
+static size_t shards_alone(const struct listing *l)
+{
+    size_t shards = 0;
+
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const char *dot = strrchr(listing_at(l, i)->name, '.');
+
+        if (dot && strcmp(dot, ".metadata") == 0)
+            return 0;
+        shards += dot && strcmp(dot, ".distcp") == 0;
+    }
+    return shards;
+}
+
+static void tell_unfinished(const struct listing *l, struct place *out)
+{
+    size_t shards = shards_alone(l);
+
+    if (shards > 0)
+        snprintf(out->unfinished, sizeof out->unfinished,
+                 "%zu .distcp files, and no .metadata beside them: the save is not "
+                 "finished, or .metadata was not copied along",
+                 shards);
+}
+
 /* Among many files some are often other people's; one that was asked for is not. */
 static const struct err *trouble_of(const struct listing *l, const char *only)
 {
@@ -245,10 +322,11 @@ static const struct err *trouble_of(const struct listing *l, const char *only)
 static int judge(struct listing *l, const char *only, struct place *out, struct err *e)
 {
     bool piece;
+    int score;
 
     if (only)
         return place_of_file(l, only, out, e);
-    out->driver = winner(l, NULL, &piece);
+    out->driver = winner(l, NULL, &piece, &score);
     if (out->driver)
         out->kind = PLACE_CHECKPOINT;
     else if (find_files(l, out, e) < 0)
@@ -260,15 +338,25 @@ static int judge(struct listing *l, const char *only, struct place *out, struct 
     if (out->kind != PLACE_PLAIN && is_unfinished(l)) {
         place_release(out);
         out->kind = PLACE_PLAIN;
+        if (!step_is_ours(l))
+            snprintf(out->unfinished, sizeof out->unfinished,
+                     "it has the mark of a save that is not finished");
+    } else if (out->kind == PLACE_PLAIN && !step_is_ours(l)) {
+        tell_unfinished(l, out);
     }
     return 0;
 }
 
 int place_of(struct listing *l, const char *only, struct place *out, struct err *e)
 {
+    int rc;
+
     *out = (struct place){.kind = PLACE_PLAIN};
-    if (judge(l, only, out, e) < 0)
-        return -e->code;
+    listing_skip_junk(l, !only);
+    rc = judge(l, only, out, e);
+    listing_skip_junk(l, false);
+    if (rc < 0)
+        return rc;
     if (out->kind != PLACE_CHECKPOINT)
         out->trouble = trouble_of(l, only);
     return 0;

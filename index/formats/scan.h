@@ -38,6 +38,8 @@ struct place {
      * it may be one; the listing's. NULL: none.
      */
     const struct err *trouble;
+    /* Of PLACE_PLAIN: why it is none although its files are those of a save; or "". */
+    char unfinished[200];
 };
 
 /*
@@ -105,8 +107,16 @@ void scanner_suspect_all(struct scanner *s, const char *dir);
  * (not scanned yet). For `unshard ls` and verify of a tree. Links to directories are not
  * followed. An error at the end, when all others were told: a file could not be read that may
  * be one. -EFBIG: there was no end of directories, or they lay too deep; the deepest are left
- * out, and after 4,000 on a server (for each checkpoint 100 more) it ends.
+ * out, and after 4,000 on a server (for each checkpoint 100 more) it ends. Saves that are not
+ * finished are no checkpoints: `unfinished` is called with them.
  */
+typedef int unfinished_fn(void *user, const char *dir, const char *why);
+int scanner_walk_all(struct scanner *s, const char *path,
+                     int (*fn)(void *user, const char *dir, const char *file,
+                               const struct format_driver *d),
+                     unfinished_fn *unfinished, void *user, struct err *e);
+
+/* The same without those that are not finished. */
 int scanner_walk(struct scanner *s, const char *path,
                  int (*fn)(void *user, const char *dir, const char *file,
                            const struct format_driver *d),

@@ -18,6 +18,7 @@
 #include "index/formats/hf/hf_index.h"
 #include "index/formats/scan_priv.h"
 #include "index/formats/scan_time.h"
+#include "index/formats/stand_in.h"
 #include "index/map/map.h"
 #include "index/map/mapping.h"
 #include "index/watched.h"
@@ -510,11 +511,42 @@ static int tell_unread(const struct known *k, const struct listing *l,
 
     if (!t)
         return 0;
+    if (listing_denied(t) && t->is_dir)
+        return sink_warning(sink, "not-read",
+                            "%s: what is in it is no part of what is shown",
+                            t->err.text) < 0
+                   ? err_nomem(e)
+                   : 0;
     if (!listing_denied(t))
         sink_unsure(sink);
     if (sink_enter(sink, "", e) < 0 || sink_watch(sink, t->path + skip, e) < 0)
         return -e->code;
     return sink_warning(sink, "damaged-file", "%s", t->err.text);
+}
+
+/*
+ * Pointers and links in the place of files: where the scan failed because of one, that is the
+ * reason.
+ */
+static int tell_stand_ins(const struct known *k, struct listing *l, struct sink *sink,
+                          int rc, struct err *failed)
+{
+    const char *main = sink_told(sink)->metadata_file;
+    const char *slash = main ? strrchr(main, '/') : NULL;
+    struct err why = {0};
+
+    if (sink_enter(sink, "", &why) == 0)
+        stand_in_report(l, k->file, sink, &why);
+    if (is_ours(why.code)) {
+        *failed = why;
+        return -why.code;
+    }
+    if (rc < 0 && main && stand_in_find(l, slash ? slash + 1 : main, &why) < 0) {
+        *failed = why;
+        failed->code = EBADMSG;
+        return -EBADMSG;
+    }
+    return rc;
 }
 
 /* One try; -ESTALE before anything was kept when `again` is still possible. */
@@ -546,6 +578,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         *e = *place.trouble;
     if (place.kind != PLACE_CHECKPOINT)
         return place.trouble ? -e->code : drop(s, k, e);
+    listing_skip_junk(l, !k->file);
     context.file = place.file;
     context.among = k->file != NULL;
     if (k->file && where.names_hash == 0)
@@ -561,6 +594,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
         rc = place.driver->scan(&context, sink, &failed);
     if (rc == 0)
         rc = tell_unread(k, l, sink, &failed);
+    rc = tell_stand_ins(k, l, sink, rc, &failed);
     if (rc == 0 && !k->file)
         rc = hide_indexes(l, ".safetensors", sink, &failed);
     if (rc == 0 && !k->file)

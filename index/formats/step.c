@@ -72,14 +72,21 @@ bool step_is_of_run(const char *name)
            (ends_in_word(name, len) || ends_in(name, len, "epoch"));
 }
 
+static const char ours[] = ".unshard-staging-";
+
+bool step_is_ours(const struct listing *l)
+{
+    return strstr(listing_path(l), ours) || strstr(listing_name(l), ours);
+}
+
 bool step_is_temporary(const struct listing *l)
 {
-    static const char mark[] = ".orbax-checkpoint-tmp", ours[] = ".unshard-staging-";
+    static const char mark[] = ".orbax-checkpoint-tmp";
     static const char partial[] = ".partial_save"; /* Orbax's, before its finalize() */
 
     return strstr(listing_path(l), partial) || strstr(listing_name(l), partial) ||
-           strstr(listing_path(l), ours) || strstr(listing_name(l), ours) ||
-           strstr(listing_path(l), mark) || strstr(listing_name(l), mark) ||
+           step_is_ours(l) || strstr(listing_path(l), mark) ||
+           strstr(listing_name(l), mark) ||
            (strncmp(listing_name(l), "tmp_", 4) == 0 &&
             listing_find(l, "metadata.pkl"));
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "index/formats/stand_in.h"
 #include "remote/listing.h"
 
 enum {
@@ -165,8 +166,11 @@ const struct unread_kind *unread_find(struct listing *l, const char *only,
 int unread_tell(struct listing *l, const char *only, const char *source, struct err *e)
 {
     const char *name;
-    const struct unread_kind *kind = unread_find(l, only, &name);
+    const struct unread_kind *kind;
 
+    if (stand_in_find(l, only, e) < 0)
+        return err_wrap(e, "%s: no checkpoint that a driver recognises", source);
+    kind = unread_find(l, only, &name);
     if (!kind)
         return 0;
     err_set(e, ENOENT, "%s: no checkpoint that a driver recognises: %s is %s", source,

@@ -50,6 +50,7 @@ struct walk {
     struct err unread; /* the first file that may be a checkpoint, or part of one */
     int (*fn)(void *user, const char *dir, const char *file,
               const struct format_driver *d);
+    unfinished_fn *unfinished; /* or NULL */
     void *user;
 };
 
@@ -185,6 +186,8 @@ static int tell_place(struct walk *w, const char *path, const struct place *p,
     int rc = 0;
 
     w->left += p->kind == PLACE_CHECKPOINT || p->nfiles ? DIRS_A_CHECKPOINT : 0;
+    if (p->kind == PLACE_PLAIN && p->unfinished[0] && w->unfinished)
+        return w->unfinished(w->user, path, p->unfinished);
     if (p->kind == PLACE_CHECKPOINT)
         return w->fn(w->user, path, only, p->driver);
     for (size_t i = 0; rc == 0 && i < p->nfiles; i++)
@@ -205,7 +208,9 @@ static int list_dir(struct walk *w, const char *path, struct listing **out,
         *e = failed;
         return -e->code;
     }
-    if (failed.code != ENOENT) /* gone meanwhile */
+    if (failed.code == EACCES || failed.code == EPERM) /* somebody else's */
+        log_msg(LOG_FORMAT, LOG_INFO, "%s", failed.text);
+    else if (failed.code != ENOENT) /* gone meanwhile */
         log_err(LOG_FORMAT, &failed);
     return 0;
 }
@@ -267,10 +272,21 @@ int scanner_walk(struct scanner *s, const char *path,
                            const struct format_driver *d),
                  void *user, struct err *e)
 {
+    return scanner_walk_all(s, path, fn, NULL, user, e);
+}
+
+int scanner_walk_all(struct scanner *s, const char *path,
+                     int (*fn)(void *user, const char *dir, const char *file,
+                               const struct format_driver *d),
+                     unfinished_fn *unfinished, void *user, struct err *e)
+{
     bool remote = scanner_store(s)->remote;
     CLEANUP(walk_release)
-    struct walk w = {
-        .s = s, .left = remote ? DIRS_MAX : LOCAL_DIRS_MAX, .fn = fn, .user = user};
+    struct walk w = {.s = s,
+                     .left = remote ? DIRS_MAX : LOCAL_DIRS_MAX,
+                     .fn = fn,
+                     .unfinished = unfinished,
+                     .user = user};
     int rc = push(&w, path, NULL, e);
 
     while (rc == 0 && w.count > 0) {

@@ -3,6 +3,7 @@
 #include "index/map/mapping.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -16,7 +17,7 @@
 #include "index/map/map.h"
 #include "index/map/map_priv.h"
 
-enum { FILE_MAX = 16 << 20 };
+enum { FILE_MAX = 16 << 20, REVISION_MAX = 256 };
 
 struct mapping {
     struct map *map;
@@ -109,10 +110,67 @@ static int load_map(const struct mapping_choice *choice, struct mapping *m,
     return ret;
 }
 
-static int load_config(const char *dir, struct buf *out, struct err *e)
+/* The revision of refs/main, or "" */
+static void read_ref(const char *dir, char rev[REVISION_MAX])
 {
+    CLEANUP(buf_release) struct buf text = {.max = REVISION_MAX - 1};
     char path[PATH_MAX];
+    struct err ignored = {0};
 
+    rev[0] = '\0';
+    if (snprintf(path, sizeof path, "%s/refs/main", dir) >= (int)sizeof path ||
+        read_path(path, &text, &ignored) < 0 || !text.len)
+        return;
+    snprintf(rev, REVISION_MAX, "%.*s", (int)strcspn(text.data, " \r\n/"), text.data);
+}
+
+/* How many snapshots there are, and the last one's name. */
+static unsigned count_snapshots(const char *dir, char name[REVISION_MAX])
+{
+    DIR *d = opendir(dir);
+    unsigned n = 0;
+
+    for (struct dirent *f; d && (f = readdir(d));)
+        if (f->d_name[0] != '.' && strlen(f->d_name) < REVISION_MAX && ++n)
+            memcpy(name, f->d_name, strlen(f->d_name) + 1);
+    if (d)
+        closedir(d);
+    return n;
+}
+
+int mapping_hf_dir(const char *dir, char out[PATH_MAX], struct err *e)
+{
+    char snapshots[PATH_MAX - REVISION_MAX - 1], rev[REVISION_MAX];
+    unsigned n;
+
+    if (snprintf(snapshots, sizeof snapshots, "%s/snapshots", dir) >=
+        (int)sizeof snapshots)
+        return err_set(e, ENAMETOOLONG, "hf=%.100s...", dir);
+    snprintf(out, PATH_MAX, "%s", dir);
+    if (access(snapshots, F_OK) < 0)
+        return 0;
+    read_ref(dir, rev);
+    snprintf(out, PATH_MAX, "%s/%s", snapshots, rev);
+    if (rev[0] && access(out, F_OK) == 0)
+        return 0;
+    n = count_snapshots(snapshots, rev);
+    if (n == 0)
+        return err_set(e, ENOENT, "hf=%s: it has no snapshot", dir);
+    if (n > 1) {
+        err_set(e, EINVAL,
+                "hf=%s: it has %u snapshots, and refs/main names none of them", dir, n);
+        return err_hint(e, "name one: %s/REVISION", snapshots);
+    }
+    snprintf(out, PATH_MAX, "%s/%s", snapshots, rev);
+    return 0;
+}
+
+static int load_config(const char *named, struct buf *out, struct err *e)
+{
+    char path[PATH_MAX], dir[PATH_MAX];
+
+    if (mapping_hf_dir(named, dir, e) < 0)
+        return -e->code;
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
         return err_set(e, ENAMETOOLONG, "hf=%.100s...", dir);
     if (read_path(path, out, e) == 0)

@@ -3,6 +3,8 @@
 #ifndef UFS_INDEX_MAP_MAPPING_H
 #define UFS_INDEX_MAP_MAPPING_H
 
+#include <limits.h>
+
 #include "base/base.h"
 #include "base/buf.h"
 #include "index/dtype.h"
@@ -19,6 +21,13 @@ struct mapping_choice {
     enum dtype dtype;
     bool module_weights; /* DeepSpeed: the 16-bit copy is the model, not the master */
 };
+
+/*
+ * The directory that hf= means: itself, or of a models--ORG--NAME of Hugging Face's cache the
+ * snapshot that refs/main names, else the only one. -ENOENT: it has no snapshot, -EINVAL: which
+ * of several is not told.
+ */
+int mapping_hf_dir(const char *dir, char out[PATH_MAX], struct err *e);
 
 /* The type of a cast by its name, in either case ("bf16"); false: none that we cast to. */
 bool mapping_dtype(const char *name, enum dtype *out);

@@ -681,7 +681,9 @@ def test_what_no_driver_reads_has_a_name(t):
     cli.error("info", t + "/none", status=SOURCE, words=["(`unshard probe"])
     shutil.copytree(DCP, t + "/run/step1")
     write_file(t + "/run/logs.gz", b"\x1f\x8b\x08")
-    cli.error("info", t + "/run", status=SOURCE, words=["a tree with 1 checkpoint"])
+    assert "torch-dcp" in cli.run("info", t + "/run").stdout  # the only one stands for the run
+    shutil.copytree(DCP, t + "/run/step2")
+    cli.error("info", t + "/run", status=SOURCE, words=["a tree with 2 checkpoints"])
 
 
 def test_maps_have_their_way_back(t):

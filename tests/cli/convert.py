@@ -74,8 +74,10 @@ def test_a_save_that_is_not_done_is_not_listed(t):
     os.makedirs(t + "/run/.unshard-staging-new")
     shutil.copytree(DCP, t + "/run/.unshard-staging-new/data")
     shutil.copytree(DCP, t + "/run/old")
-    same("listed", [c["path"] for c in cli.json("ls", t + "/run")["checkpoints"]], ["old"])
-    same("verified", [line.split(":")[0] for line in cli.run("verify", t + "/run").stdout.splitlines()], ["old"])
+    same("stands for the run", "tensors" in cli.json("ls", t + "/run"), True)
+    shutil.copytree(DCP, t + "/run/older")
+    same("listed", [c["path"] for c in cli.json("ls", t + "/run")["checkpoints"]], ["old", "older"])
+    same("verified", [line.split(":")[0] for line in cli.run("verify", t + "/run").stdout.splitlines()], ["old", "older"])
 
 
 def test_pickles_of_olmo_stay_in_one_piece(t):
@@ -174,7 +176,7 @@ def test_faulty_source(t):
     shutil.copytree(DCP, t + "/src")
     os.unlink(t + "/src/__1_0.distcp")
     cli = Cli(t)
-    cli.error("convert", t + "/src", t + "/x", "--to", "dcp", status=SOURCE, words=["tensor", "--only"])
+    cli.error("convert", "-q", t + "/src", t + "/x", "--to", "dcp", status=SOURCE, words=["__1_0.distcp is missing", "--incomplete"])
     same("nothing was made", sorted(os.listdir(t)), ["cache", "src"])
 
 

@@ -152,7 +152,7 @@ static void test_single_wins_over_index(void **state)
     assert_null(k.info.error);
     assert_int_equal(k.count, 1);
     whole(&k, "a", 3, 'm');
-    assert_string_equal(k.warnings.data, "unlisted-file two-models .");
+    assert_string_equal(k.warnings.data, "unlisted-file .");
     assert_has(k.hidden.data, "model-00001-of-00002.safetensors ");
     assert_has(k.hidden.data, "model.safetensors.index.json ");
     assert_null(strstr(k.hidden.data, "other"));
@@ -172,10 +172,11 @@ static void test_index_and_its_leftovers(void **state)
              "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\","
              "\"b\":\"model-00002-of-00002.safetensors\"}}");
     look_at(&k, t, "");
-    assert_int_equal(k.count, 2);
+    assert_int_equal(k.count, 3); /* files are read whole, as by all loaders */
     assert_int_equal(k.info.faults, 0);
     whole(&k, "a", 3, 'm');
     whole(&k, "b", 5, 'm');
+    whole(&k, "extra", 4, 'm' + 3);
     assert_string_equal(k.info.framework, "PyTorch");
     assert_string_equal(k.info.topology, "{\"files\": 2}");
     assert_string_equal(k.info.metadata_file, "model.safetensors.index.json");

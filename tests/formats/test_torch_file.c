@@ -344,9 +344,9 @@ static void test_vision_tower(void **state)
 
 static const char index_text[] =
     "{\"metadata\": {\"total_size\": 1},"
-    " \"weight_map\": {\"a\": \"pytorch_model-00001-of-00002.bin\","
-    "  \"b\": \"pytorch_model-00002-of-00002.bin\","
-    "  \"c\": \"pytorch_model-00002-of-00002.bin\","
+    " \"weight_map\": {\"a\": \"pytorch_model-00001-of-00003.bin\","
+    "  \"b\": \"pytorch_model-00002-of-00003.bin\","
+    "  \"c\": \"pytorch_model-00002-of-00003.bin\","
     "  \"d\": \"../pytorch_model.bin\", \"e\": \"gone.bin\"}}";
 
 static void test_index(void **state)
@@ -356,9 +356,9 @@ static void test_index(void **state)
 
     make_folder(&f);
     copy_file(state, "numbered/pytorch_model-00001-of-00002.bin", &f,
-              "pytorch_model-00001-of-00002.bin");
+              "pytorch_model-00001-of-00003.bin");
     copy_file(state, "numbered/pytorch_model-00002-of-00002.bin", &f,
-              "pytorch_model-00002-of-00002.bin");
+              "pytorch_model-00002-of-00003.bin");
     write_text(&f, "pytorch_model.bin.index.json", index_text);
     open_checkpoint(f.dir, &o);
     assert_null(o.info.error);
@@ -368,19 +368,27 @@ static void test_index(void **state)
     assert_null(tensor(&o, "a")->fault);
     assert_null(tensor(&o, "b")->fault);
     check_fault(&o, "c", "which does not hold it");
+    assert_int_equal(tensor(&o, "c")->role, ROLE_OTHER);
+    check_warning(&o,
+                  "missing-tensor: pytorch_model.bin.index.json lists 1 tensors that "
+                  "its files do not hold, as c");
     check_fault(&o, "d", "no plain file name");
     check_fault(&o, "e", "gone.bin is missing");
     check_warning(&o, "missing-file: gone.bin is missing");
     close_checkpoint(&o);
 
-    /* The index decides where a tensor is; loaders never see the others. */
+    /* The index chooses files, and loaders read them whole. */
     write_text(&f, "pytorch_model.bin.index.json",
-               "{\"weight_map\": {\"b\": \"pytorch_model-00001-of-00002.bin\"}}");
+               "{\"weight_map\": {\"b\": \"pytorch_model-00001-of-00003.bin\"}}");
     open_checkpoint(f.dir, &o);
-    assert_int_equal(o.info.tensors, 1);
+    assert_int_equal(o.info.tensors, 2);
+    assert_null(tensor(&o, "a")->fault);
     check_fault(&o, "b", "which does not hold it");
-    check_warning(&o, "unlisted-tensor: pytorch_model-00001-of-00002.bin holds 1 "
-                      "tensors that the index does not put there, as \"a\"");
+    check_warning(&o,
+                  "missing-tensor: pytorch_model.bin.index.json lists 1 tensors that "
+                  "its files do not hold, as b");
+    check_warning(&o, "unlisted-tensor: pytorch_model.bin.index.json does not list 1 "
+                      "tensors of the files that it names, as a");
     close_checkpoint(&o);
 
     write_text(&f, "pytorch_model.bin.index.json",
@@ -719,7 +727,8 @@ static void test_report(void **state)
                         "rng.pt={\"$type\":\"opaque\",\"class\":\"unreadable\","
                         "\"error\":\"rng.pt is missing\"}\n");
     all_warnings(&o, &warnings);
-    assert_string_equal(warnings.data, "object: rng.pt: rng.pt is missing\n");
+    assert_string_equal(warnings.data, "object: rng.pt: rng.pt is missing\n"
+                                       "missing-file: rng.pt is missing\n");
     world_close(&w);
 }
 
@@ -803,13 +812,15 @@ static void test_bids_of_an_index(void **state)
     static const struct {
         const char *head;
         int score;
-    } cases[] = {{"{\"weight_map\": {", 78}, {"{", 43}};
+    } cases[] = {
+        {"{\"weight_map\": {\"a\": \"pytorch_model-00001-of-00002.bin\"}}", 78},
+        {"{", 43}};
 
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         const struct made files[] = {
             {"pytorch_model.bin.index.json", cases[i].head, strlen(cases[i].head)},
-            {"pytorch_model-00001-of-00001.bin", zip_head, sizeof zip_head - 1},
+            {"pytorch_model-00001-of-00002.bin", zip_head, sizeof zip_head - 1},
         };
         CLEANUP(listing_freep) struct listing *l = made_listing(files, 2);
         struct bid bid = {0};
@@ -828,7 +839,8 @@ static void test_bids_beside(void **state)
         int score;
     } cases[] = {
         {{"config.json", "{}", 2}, 73},
-        {{"model.safetensors", "x", 1}, 15},
+        {{"model.safetensors", "\x02\0\0\0\0\0\0\0{}", 10}, 15},
+        {{"model.safetensors", "x", 1}, 58},             /* damaged */
         {{"model.safetensors.index.json", "{}", 2}, 58}, /* of files elsewhere */
         {{"readme.txt", "x", 1}, 58},
     };

@@ -24,6 +24,8 @@ WHOLE, DAMAGED, UNREADABLE = 0, 1, 3
 # Statuses of `verify --deep` that a verdict allows. What is no checkpoint by itself cannot be read as one.
 STATUSES = {"accept": {WHOLE}, "opaque": {WHOLE, DAMAGED, UNREADABLE}, "escape": {WHOLE, DAMAGED}, "tensor": {DAMAGED},
             "reject": {DAMAGED, UNREADABLE}, "either": {WHOLE, DAMAGED, UNREADABLE}}
+# An index that lists nothing beside file 1 of 2: what is there is read, and the second file is missing.
+INCOMPLETE = {"hf_index/unlisted_tensor"}
 KINDS = sorted(n[:-5] for n in os.listdir(DATA) if n.endswith(".json"))
 # An opaque object may be all that was needed (os.system for the Metadata): then nothing is shown. A pickle by itself is a
 # side file. dcp/name_escape has three tensors without data beside the names that it is about.
@@ -102,7 +104,7 @@ def by_command(t, kind):
     wrong = []
     for case, verdict in cases(kind):
         status, words = verify(f"{DATA}/{kind}/{case}", t + "/cache")
-        if status not in STATUSES["opaque" if kind == "pickle" else verdict]:
+        if status not in STATUSES["opaque" if kind == "pickle" else "tensor" if f"{kind}/{case}" in INCOMPLETE else verdict]:
             wrong.append(f"{kind}/{case}: {verdict}, verify --deep gives {status}: {words}")
     assert not wrong, "\n".join(wrong)
     print(f"# {kind}: {len(cases(kind))} cases", flush=True)

@@ -9,6 +9,7 @@
 #include "base/endian.h"
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/hf/hf_index.h"
 #include "index/formats/hf/safetensors_header.h"
 #include "index/formats/hf/safetensors_layout.h"
@@ -432,7 +433,7 @@ static struct listing *listing_of(const char *names)
         if (name[len - 1] == '!')
             head = "0123456789";
         if (name[len - 1] == '=') { /* an index */
-            head = "{\"weight_map\":{}}";
+            head = "{\"weight_map\":{\"a\":\"x.safetensors\"}}";
             st.id.size = strlen(head);
         }
         if (strchr("/!=", name[len - 1]))
@@ -485,14 +486,22 @@ static const struct {
      SAFETENSORS_NUMBERED, "model-00001-of-00002.safetensors", 55},
     {"a-00001-of-00001.safetensors model-00001-of-00002.safetensors",
      SAFETENSORS_NUMBERED, "model-00001-of-00002.safetensors", 40},
+    {"model.safetensors.index.json= model-00001-of-00001.safetensors",
+     SAFETENSORS_NUMBERED, "model-00001-of-00001.safetensors", 55},
+    {"model-00001-of-000002.safetensors model-00002-of-000002.safetensors",
+     SAFETENSORS_NUMBERED, "model-00001-of-000002.safetensors", 55},
+    {"m-9-of-10.safetensors m-10-of-10.safetensors", SAFETENSORS_NUMBERED,
+     "m-10-of-10.safetensors", 40},
+    {"model.safetensors pytorch_model.bin", SAFETENSORS_SINGLE, "model.safetensors",
+     60},
     {"m-00000-of-00002.safetensors m-00001-of-00002.safetensors "
      "m-00002-of-00002.safetensors",
      SAFETENSORS_NUMBERED, "m-00000-of-00002.safetensors", 55},
     {"shard-00001-model-00000-of-00001.safetensors m-00003-of-00002.safetensors",
      SAFETENSORS_NUMBERED, "shard-00001-model-00000-of-00001.safetensors", 55},
-    {"m-00003-of-00002.safetensors "
-     "m-1-of-2.safetensors m-000001-of-00002.safetensors -of-00002.safetensors",
-     SAFETENSORS_NONE, NULL, 0},
+    {"m-00003-of-00002.safetensors -of-00002.safetensors", SAFETENSORS_NONE, NULL, 0},
+    {"m-1-of-2.safetensors m-000001-of-00002.safetensors", SAFETENSORS_NUMBERED,
+     "m-000001-of-00002.safetensors", 40},
     {"shard-00001-model-00001-of-00001.safetensors model-00001-of-00001.safetensors",
      SAFETENSORS_PIECES, "shard-00001-model-00001-of-00001.safetensors", 0},
 };
@@ -535,10 +544,9 @@ static void test_layouts_and_bids(void **state)
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(layouts); i++) {
         CLEANUP(listing_freep) struct listing *l = listing_of(layouts[i].names);
-        struct safetensors_layout x;
+        struct safetensors_layout x = hf_choose(l)->safetensors;
         struct bid bid = {0};
 
-        safetensors_layout(l, &x);
         format_safetensors.bid(l, &bid);
         if (x.kind != layouts[i].kind || bid.score != layouts[i].score ||
             !x.main != !layouts[i].main ||
@@ -574,11 +582,9 @@ static void test_adapter_beside(void **state)
     CLEANUP(listing_freep)
     struct listing *l =
         listing_of("adapter_model.safetensors adapter_config.json model.safetensors");
-    struct safetensors_layout x;
 
     (void)state;
-    safetensors_layout(l, &x);
-    assert_string_equal(x.adapter, "adapter_model.safetensors");
+    assert_string_equal(hf_choose(l)->safetensors.adapter, "adapter_model.safetensors");
 }
 
 int main(void)

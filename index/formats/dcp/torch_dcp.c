@@ -118,6 +118,20 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
     return sink_checkpoint(sink, &about, e);
 }
 
+/* Megatron Core wrote common.pt, and metadata.json last; it loads nothing without that. */
+static int tell_unmarked(const struct scan_context *c, struct sink *sink, struct err *e)
+{
+    if (!listing_find(c->listing, "common.pt") ||
+        listing_find(c->listing, "metadata.json"))
+        return 0;
+    if (sink_warning(
+            sink, "missing-file",
+            "metadata.json is missing, which Megatron Core writes last: the save "
+            "is not finished, or it was not copied along") < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 static int dcp_scan(const struct scan_context *c, struct sink *sink, struct err *e)
 {
     struct dcp_origin from = {0};
@@ -129,6 +143,8 @@ static int dcp_scan(const struct scan_context *c, struct sink *sink, struct err 
     struct err failed = {0};
     int r = dcp_report(c, sink, &how, &told, &failed);
 
+    if (r == 0 && tell_unmarked(c, sink, e) < 0)
+        return -e->code;
     if (tell_checkpoint(c, sink, &told, &from, r < 0, e) < 0)
         return -e->code;
     if (r < 0)

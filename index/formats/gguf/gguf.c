@@ -67,6 +67,13 @@ static void gguf_bid_file(struct listing *l, const char *name, struct bid *out)
                              : "*.gguf by its name, but it does not begin with GGUF");
 }
 
+static void gguf_bid_content(struct listing *l, const char *name, struct bid *out)
+{
+    *out = (struct bid){.score = has_magic(l, name) ? 55 : 0};
+    if (out->score > 0)
+        snprintf(out->reason, sizeof out->reason, "GGUF by its first bytes");
+}
+
 /* ---- tensors ---- */
 
 struct scan {
@@ -513,5 +520,6 @@ const struct format_driver format_gguf = {
     .title = "GGUF: models of llama.cpp, one file or a split set",
     .bid = gguf_bid,
     .bid_file = gguf_bid_file,
+    .bid_content = gguf_bid_content,
     .scan = gguf_scan,
 };

@@ -7,30 +7,27 @@
 
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/hf/safetensors_dir.h"
-#include "index/formats/hf/safetensors_layout.h"
 #include "index/formats/torch/torch_file.h"
-#include "index/formats/torch/torch_layout.h"
 #include "remote/listing.h"
 
 extern const struct format_driver format_safetensors, format_torch_file;
 
-static void take_safetensors(const struct listing *l, struct hf_model *out)
+static void take_safetensors(struct listing *l, struct hf_model *out)
 {
-    struct safetensors_layout x;
+    const struct safetensors_layout *x = &hf_choose(l)->safetensors;
 
-    safetensors_layout(l, &x);
     *out =
-        (struct hf_model){&format_safetensors, x.main, x.kind == SAFETENSORS_ADAPTER};
+        (struct hf_model){&format_safetensors, x->main, x->kind == SAFETENSORS_ADAPTER};
 }
 
-static void take_torch(const struct listing *l, struct hf_model *out)
+static void take_torch(struct listing *l, struct hf_model *out)
 {
-    struct torch_layout x;
+    const struct torch_layout *x = &hf_choose(l)->torch;
 
-    torch_layout(l, &x);
     *out =
-        (struct hf_model){&format_torch_file, x.main, x.kind == TORCH_LAYOUT_ADAPTER};
+        (struct hf_model){&format_torch_file, x->main, x->kind == TORCH_LAYOUT_ADAPTER};
 }
 
 /* The drivers know best which of two kinds of files transformers would load. */

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/deepspeed/deepspeed.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/hf/hf_config.h"
 #include "index/formats/hf/hf_model.h"
 #include "index/formats/hf/safetensors_dir.h"
@@ -56,6 +57,8 @@ static void trainer_bid(struct listing *l, struct bid *out)
         say(out, 88, "pytorch_model_fsdp files of ranks are of torch.save");
     else if (s.count[TRAIN_MODEL_FILE])
         say(out, 86, "pytorch_model_fsdp.bin is a torch.save file");
+    else if (s.passed)
+        say(out, 86, "DeepSpeed's directory has what the Hugging Face model lacks");
     else if (s.main == MAIN_HF && train_has_optimizer(&s))
         say(out, 86, "an optimizer beside a Hugging Face model");
     else if (s.main == MAIN_HF && s.count[TRAIN_ARGS])
@@ -97,12 +100,35 @@ static int warned(int r, struct err *e)
     return r < 0 ? err_nomem(e) : 0;
 }
 
+static bool is_trainer(const struct train_survey *s)
+{
+    return s->json || s->count[TRAIN_ARGS];
+}
+
+static const char *model_text(const struct train_survey *s)
+{
+    static const char *const texts[] = {
+        [MAIN_NONE] = "none",
+        [MAIN_HF] = "Hugging Face",
+        [MAIN_DCP] = "FSDP, sharded",
+        [MAIN_RANK] = "FSDP, a file a rank",
+        [MAIN_LOCAL] = "FSDP, a file a rank",
+        [MAIN_FILE] = "FSDP, in one file",
+        [MAIN_DEEPSPEED] = "DeepSpeed",
+        [MAIN_LORA] = "diffusers' LoRA",
+    };
+
+    return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];
+}
+
 static int report_hf(struct scan *s, struct err *e)
 {
     const struct hf_model *hf = &s->has.hf;
 
     if (!hf->driver)
         return 0;
+    if (s->has.passed)
+        return hf_choice_pass(s->c->listing, model_text(&s->has), s->sink, e);
     if (s->has.main != MAIN_HF)
         return hf_adapter_report(hf, s->c, s->sink, e) < 0
                    ? -e->code
@@ -132,6 +158,16 @@ static int role_of_model(const struct scan *s, const struct train_part *part,
     return first && s->has.main != kind ? ROLE_OTHER : ROLE_MODEL;
 }
 
+/* Its save was not finished, or what says where its shards belong was not copied along. */
+static int tell_unfinished(struct scan *s, const char *name, struct err *e)
+{
+    return warned(sink_warning(s->sink, "missing-part",
+                               "%s has .distcp files and no .metadata: the save is not "
+                               "finished, or .metadata was not copied along",
+                               name),
+                  e);
+}
+
 static int report_model_dcp(struct scan *s, const char *name,
                             const struct train_part *part, struct err *e)
 {
@@ -139,6 +175,8 @@ static int report_model_dcp(struct scan *s, const char *name,
     struct dcp_told told;
     int r;
 
+    if (train_is_unfinished(s->c->listing, name))
+        return tell_unfinished(s, name, e);
     if (add_part(s, name, e) < 0)
         return -e->code;
     how.role = role_of_model(s, part, MAIN_DCP, name, &how.part);
@@ -293,6 +331,8 @@ static int report_optim_dcp(struct scan *s, const char *name,
     struct dcp_told told;
     struct err why = {0};
 
+    if (train_is_unfinished(s->c->listing, name))
+        return tell_unfinished(s, name, e);
     if (add_part(s, name, e) < 0)
         return -e->code;
     if (dcp_report(s->c, s->sink, &how, &told, &why) == 0) {
@@ -363,9 +403,28 @@ static int report_json(struct scan *s, struct err *e)
     return 0;
 }
 
+/* Why the tensors of this part are there. */
+static int set_rule(struct scan *s, const char *name, const struct train_part *part,
+                    struct err *e)
+{
+    static const enum train_main mains[TRAIN_KINDS] = {
+        [TRAIN_MODEL_DCP] = MAIN_DCP,   [TRAIN_MODEL_FILE] = MAIN_FILE,
+        [TRAIN_MODEL_RANK] = MAIN_RANK, [TRAIN_MODEL_LOCAL] = MAIN_LOCAL,
+        [TRAIN_LORA] = MAIN_LORA,       [TRAIN_DEEPSPEED] = MAIN_DEEPSPEED,
+    };
+    bool is_main = mains[part->kind] != MAIN_NONE && mains[part->kind] == s->has.main;
+
+    return warned(sink_rule(s->sink, "%s of a directory of %s%s", name,
+                            is_trainer(&s->has) ? "Trainer" : "Accelerate",
+                            is_main ? ", which has the model" : ""),
+                  e);
+}
+
 static int report_part(struct scan *s, const char *name, const struct train_part *part,
                        struct err *e)
 {
+    if (set_rule(s, name, part, e) < 0)
+        return -e->code;
     switch (part->kind) {
     case TRAIN_MODEL_DCP:
         return report_model_dcp(s, name, part, e);
@@ -401,8 +460,13 @@ static int report_ranks(struct scan *s, struct err *e)
 {
     for (size_t i = 0; i < s->has.nsets; i++) {
         const struct train_rank_set *set = &s->has.set[i];
-        int r = set->kind == TRAIN_OPTIM_RANK ? report_optim_ranks(s, set, e)
-                                              : report_model_ranks(s, set, e);
+        int r = set_rule(s, "the files of all ranks",
+                         &(struct train_part){.kind = set->kind}, e);
+
+        if (r < 0)
+            return r;
+        r = set->kind == TRAIN_OPTIM_RANK ? report_optim_ranks(s, set, e)
+                                          : report_model_ranks(s, set, e);
 
         if (r < 0)
             return r;
@@ -432,11 +496,6 @@ static int report_parts(struct scan *s, struct err *e)
 
 /* ---- the checkpoint as a whole ---- */
 
-static bool is_trainer(const struct train_survey *s)
-{
-    return s->json || s->count[TRAIN_ARGS];
-}
-
 static const char *format_of(const struct train_survey *s)
 {
     if (is_trainer(s))
@@ -447,22 +506,6 @@ static const char *format_of(const struct train_survey *s)
                    s->count[TRAIN_OPTIM_DCP]
                ? "accelerate-fsdp"
                : "accelerate";
-}
-
-static const char *model_text(const struct train_survey *s)
-{
-    static const char *const texts[] = {
-        [MAIN_NONE] = "none",
-        [MAIN_HF] = "Hugging Face",
-        [MAIN_DCP] = "FSDP, sharded",
-        [MAIN_RANK] = "FSDP, a file a rank",
-        [MAIN_LOCAL] = "FSDP, a file a rank",
-        [MAIN_FILE] = "FSDP, in one file",
-        [MAIN_DEEPSPEED] = "DeepSpeed",
-        [MAIN_LORA] = "diffusers' LoRA",
-    };
-
-    return s->main == MAIN_HF && s->hf.adapter ? "a PEFT adapter" : texts[s->main];
 }
 
 static const char *optimizer_text(const struct train_survey *s)
@@ -527,6 +570,32 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
     return sink_checkpoint(s->sink, &about, e);
 }
 
+/*
+ * Trainer and Accelerate save a model with each optimizer, Trainer a scheduler with it, and
+ * each rank its random states.
+ */
+static int tell_lost(struct scan *s, struct err *e)
+{
+    const struct train_survey *has = &s->has;
+    bool optimizer = train_has_optimizer(has) || has->count[TRAIN_DEEPSPEED];
+    int rc = 0;
+
+    if (has->main == MAIN_NONE && !has->unfinished && train_has_optimizer(has))
+        rc = sink_warning(s->sink, "missing-part",
+                          "there is no model beside the optimizer");
+    if (rc == 0 && has->json && !optimizer && !has->unfinished &&
+        listing_find(s->c->listing, "scheduler.pt"))
+        rc = sink_warning(
+            s->sink, "missing-file",
+            "there is no optimizer.pt: Trainer saves it with scheduler.pt");
+    if (rc == 0 && has->ranks > has->random_states)
+        rc = sink_warning(s->sink, "missing-file",
+                          "random states of %" PRIu64 " of %" PRIu64
+                          " ranks are missing",
+                          has->ranks - has->random_states, has->ranks);
+    return warned(rc, e);
+}
+
 static int trainer_scan(const struct scan_context *c, struct sink *sink, struct err *e)
 {
     struct scan s = {.c = c, .sink = sink};
@@ -535,8 +604,8 @@ static int trainer_scan(const struct scan_context *c, struct sink *sink, struct 
     train_survey(c->listing, &s.has);
     if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
         return -e->code;
-    if (report_hf(&s, &failed) == 0 && report_parts(&s, &failed) == 0 &&
-        report_ranks(&s, &failed) == 0)
+    if (tell_lost(&s, &failed) == 0 && report_hf(&s, &failed) == 0 &&
+        report_parts(&s, &failed) == 0 && report_ranks(&s, &failed) == 0)
         hide_latest(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
     if (tell_checkpoint(&s, e) < 0)

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/hf/hf_config.h"
 #include "index/formats/hf/hf_index.h"
 #include "index/formats/hf/hf_model.h"
@@ -100,10 +101,12 @@ static void bid_layout(struct listing *l, const struct safetensors_layout *x,
 
 static void st_bid(struct listing *l, struct bid *out)
 {
-    struct safetensors_layout layout;
+    const struct hf_choice *c = hf_choose(l);
 
-    safetensors_layout(l, &layout);
-    bid_layout(l, &layout, out);
+    bid_layout(l, &c->safetensors, out);
+    if (c->best && c->best->family != HF_SAFETENSORS && out->score > 15 &&
+        c->safetensors.kind != SAFETENSORS_ADAPTER)
+        say(out, 15, "%s, but there is %s as well", c->safetensors.main, c->best->main);
 }
 
 static void st_bid_file(struct listing *l, const char *name, struct bid *out)
@@ -114,6 +117,12 @@ static void st_bid_file(struct listing *l, const char *name, struct bid *out)
         say(out, 50, "a safetensors file");
     else
         say_damaged(out, name);
+}
+
+static void st_bid_content(struct listing *l, const char *name, struct bid *out)
+{
+    if (has_magic(l, name))
+        say(out, 50, "a safetensors file by its first bytes");
 }
 
 /* ---- files of the model ---- */
@@ -243,7 +252,7 @@ static int set_fault(struct sink *sink, const struct safetensors_file *f)
 }
 
 /* A tensor of which only the name is known: shown as empty bytes that cannot be read. */
-static int add_unknown(struct scan *s, const char *key,
+static int add_unknown(struct scan *s, const char *key, enum role role,
                        const struct safetensors_file *f, struct err *e)
 {
     static const struct shape none = {.nd = 1};
@@ -251,7 +260,7 @@ static int add_unknown(struct scan *s, const char *key,
                             .key_len = strlen(key),
                             .dtype = DTYPE_U8,
                             .shape = &none,
-                            .role = -1};
+                            .role = (int)role};
 
     s->has_head |= hf_is_head(key, strlen(key));
     if (sink_tensor_begin(s->sink, &t, e) < 0)
@@ -298,91 +307,7 @@ static int read_index(struct scan *s, const char *name, struct err *e)
     return s->found ? 0 : err_nomem(e);
 }
 
-/* The tensors of one file that the index puts there; loaders ignore all others. */
-static int add_indexed_file(struct scan *s, size_t file, struct err *e)
-{
-    const struct safetensors_file *f = &s->files.file[file];
-    const struct safetensors_tensor *first = NULL;
-    size_t unlisted = 0;
-
-    for (size_t i = 0; i < f->h.count; i++) {
-        const struct safetensors_tensor *t = &f->h.tensor[i];
-        ptrdiff_t at = hf_index_find(&s->index, t->name, t->name_len);
-
-        if (at < 0 || s->index.entry[at].file != file) {
-            first = first ? first : t;
-            unlisted++;
-            continue;
-        }
-        s->found[at] = true;
-        if (add_tensor(s, f, t, NULL, NULL, e) < 0)
-            return -e->code;
-    }
-    if (unlisted > 0 &&
-        sink_warning(s->sink, "unlisted-tensor",
-                     "%s holds %zu tensors that the index does not put there, as "
-                     "\"%.200s\": they are not shown",
-                     f->name, unlisted, first->name) < 0)
-        return err_nomem(e);
-    return 0;
-}
-
-static int scan_indexed(struct scan *s, struct err *e)
-{
-    /* First watched, then read: also a damaged index is read anew when it changes. */
-    if (sink_hide(s->sink, s->layout.main, true, e) < 0 ||
-        read_index(s, s->layout.main, e) < 0 ||
-        safetensors_files_new(&s->files, s->index.nfiles, e) < 0)
-        return -e->code;
-    for (size_t i = 0; i < s->files.count; i++) {
-        s->files.file[i].name = s->index.file[i].name;
-        s->files.file[i].fault = s->index.file[i].fault;
-    }
-    if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
-        check_all_whole(s, e) < 0)
-        return -e->code;
-    for (size_t i = 0; i < s->files.count; i++)
-        if (add_indexed_file(s, i, e) < 0)
-            return -e->code;
-    for (size_t i = 0; i < s->index.count; i++)
-        if (!s->found[i] && add_unknown(s, s->index.entry[i].key,
-                                        &s->files.file[s->index.entry[i].file], e) < 0)
-            return -e->code;
-    return 0;
-}
-
-/* ---- a numbered set without an index ---- */
-
-static int find_set(struct scan *s, struct err *e)
-{
-    const struct listing *l = s->c->listing;
-    struct safetensors_number n;
-    size_t count = 0;
-
-    if (safetensors_files_new(&s->files, s->layout.present, e) < 0)
-        return -e->code;
-    for (size_t i = 0; i < listing_count(l); i++) {
-        const struct listing_entry *entry = listing_at(l, i);
-
-        if (count < s->files.count && entry->st.kind == ENTRY_FILE &&
-            safetensors_has_stem(entry->name, s->layout.stem, s->layout.stem_len, &n) &&
-            n.n == s->layout.n)
-            s->files.file[count++].name = entry->name;
-    }
-    if (s->layout.from_zero && !s->layout.has_last &&
-        sink_warning(s->sink, "numbered-from-zero",
-                     "%s and its set have no file %u: it may be missing, or they are "
-                     "counted from 0",
-                     s->layout.main, s->layout.n) < 0)
-        return err_nomem(e);
-    if (s->layout.present == s->layout.total)
-        return 0;
-    return sink_warning(
-        s->sink, "missing-file", "%u of the %u files that %s counts are missing",
-        s->layout.total - s->layout.present, s->layout.total, s->layout.main);
-}
-
-/* Which file had the key first; two files with one key make it worthless. */
+/* Whose tensor of this key counts: loaders read all files, and the last one stays. */
 struct owner {
     const struct safetensors_tensor *t;
     uint32_t file;
@@ -405,6 +330,166 @@ static bool same_key(const struct owner *x, const struct owner *y)
            memcmp(x->t->name, y->t->name, x->t->name_len) == 0;
 }
 
+/* All tensors of all files, by key and then by file. */
+static int list_owners(const struct scan *s, struct owner **out, size_t *count,
+                       struct err *e)
+{
+    size_t n = 0;
+
+    *count = 0;
+    for (size_t i = 0; i < s->files.count; i++)
+        *count += s->files.file[i].h.count;
+    *out = calloc(*count + 1, sizeof **out);
+    if (!*out)
+        return err_nomem(e);
+    for (size_t i = 0; i < s->files.count; i++)
+        for (size_t k = 0; k < s->files.file[i].h.count; k++)
+            (*out)[n++] = (struct owner){&s->files.file[i].h.tensor[k], (uint32_t)i};
+    if (n > 0)
+        qsort(*out, n, sizeof **out, compare_owners);
+    return 0;
+}
+
+/* What loaders read and the index does not say, or says otherwise. */
+struct unlike {
+    size_t unlisted, twice, lost;
+    const struct owner *first_unlisted, *first_twice;
+    const char *first_lost;
+};
+
+static int add_read(struct scan *s, const struct owner *o, size_t count,
+                    struct unlike *u, struct err *e)
+{
+    for (size_t i = 0, n; i < count; i += n) {
+        const struct owner *last;
+        ptrdiff_t at = hf_index_find(&s->index, o[i].t->name, o[i].t->name_len);
+
+        for (n = 1; i + n < count && same_key(&o[i], &o[i + n]); n++)
+            ;
+        last = &o[i + n - 1];
+        if (at >= 0)
+            s->found[at] = true;
+        else if (u->unlisted++ == 0)
+            u->first_unlisted = last;
+        if (n > 1 && u->twice++ == 0)
+            u->first_twice = last;
+        if (add_tensor(s, &s->files.file[last->file], last->t, NULL, NULL, e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+/*
+ * Keys of the index that are in no file: they are listed, and give EIO. One that its file does
+ * not hold is missing for no loader: it is no part of model.safetensors.
+ */
+static int add_unread(struct scan *s, struct unlike *u, struct err *e)
+{
+    for (size_t i = 0; i < s->index.count; i++) {
+        const struct hf_index_entry *x = &s->index.entry[i];
+        bool lost;
+
+        if (s->found[i])
+            continue;
+        lost = s->files.file[x->file].read;
+        if (lost && u->lost++ == 0)
+            u->first_lost = x->key;
+        if (add_unknown(s, x->key, lost ? ROLE_OTHER : ROLE_MODEL,
+                        &s->files.file[x->file], e) < 0)
+            return -e->code;
+    }
+    return 0;
+}
+
+static int tell_unlike(struct scan *s, const struct unlike *u, struct err *e)
+{
+    const char *index = s->layout.main;
+    int rc = 0;
+
+    if (u->unlisted > 0)
+        rc =
+            sink_warning(s->sink, "unlisted-tensor",
+                         "%s does not list %zu tensors of the files that it names, as "
+                         "%.200s in %s: they are part of the model, as for all loaders",
+                         index, u->unlisted, u->first_unlisted->t->name,
+                         s->files.file[u->first_unlisted->file].name);
+    if (rc == 0 && u->twice > 0)
+        rc = sink_warning(
+            s->sink, "duplicate-key",
+            "%zu tensors are in several files, as %.200s: that of the last "
+            "file by name counts, %s, as for transformers",
+            u->twice, u->first_twice->t->name,
+            s->files.file[u->first_twice->file].name);
+    if (rc == 0 && u->lost > 0)
+        rc = sink_warning(
+            s->sink, "missing-tensor",
+            "%s lists %zu tensors that its files do not hold, as %.200s: "
+            "they are lost, or the index is of another save: then remove %s",
+            index, u->lost, u->first_lost, index);
+    return rc < 0 ? err_nomem(e) : 0;
+}
+
+static int add_indexed(struct scan *s, struct err *e)
+{
+    CLEANUP_FREE struct owner *owner = NULL;
+    struct unlike u = {0};
+    size_t count;
+
+    if (list_owners(s, &owner, &count, e) < 0 || add_read(s, owner, count, &u, e) < 0 ||
+        add_unread(s, &u, e) < 0)
+        return -e->code;
+    return tell_unlike(s, &u, e);
+}
+
+static int scan_indexed(struct scan *s, struct err *e)
+{
+    /* First watched, then read: also a damaged index is read anew when it changes. */
+    if (sink_hide(s->sink, s->layout.main, true, e) < 0 ||
+        read_index(s, s->layout.main, e) < 0 ||
+        safetensors_files_new(&s->files, s->index.nfiles, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < s->files.count; i++) {
+        s->files.file[i].name = s->index.file[i].name;
+        s->files.file[i].fault = s->index.file[i].fault;
+    }
+    if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
+        check_all_whole(s, e) < 0)
+        return -e->code;
+    return add_indexed(s, e);
+}
+
+/* ---- a numbered set without an index ---- */
+
+static int find_set(struct scan *s, struct err *e)
+{
+    const struct listing *l = s->c->listing;
+    struct safetensors_number n;
+    size_t count = 0;
+
+    if (safetensors_files_new(&s->files, s->layout.files, e) < 0)
+        return -e->code;
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        if (count < s->files.count && entry->st.kind == ENTRY_FILE &&
+            safetensors_has_stem(entry->name, s->layout.stem, s->layout.stem_len, &n) &&
+            n.n == s->layout.n)
+            s->files.file[count++].name = entry->name;
+    }
+    if (s->layout.from_zero && !s->layout.has_last &&
+        sink_warning(s->sink, "numbered-from-zero",
+                     "%s and its set have no file %u: it may be missing, or they are "
+                     "counted from 0",
+                     s->layout.main, s->layout.n) < 0)
+        return err_nomem(e);
+    if (s->layout.present == s->layout.total)
+        return 0;
+    return sink_warning(
+        s->sink, "missing-file", "%u of the %u files that %s counts are missing",
+        s->layout.total - s->layout.present, s->layout.total, s->layout.main);
+}
+
+/* Two files with one key make it worthless. */
 static int add_owned(struct scan *s, const struct owner *o, size_t count, struct err *e)
 {
     for (size_t i = 0, n; i < count; i += n) {
@@ -425,17 +510,10 @@ static int add_owned(struct scan *s, const struct owner *o, size_t count, struct
 static int add_set(struct scan *s, struct err *e)
 {
     CLEANUP_FREE struct owner *owner = NULL;
-    size_t count = 0, n = 0;
+    size_t count;
 
-    for (size_t i = 0; i < s->files.count; i++)
-        count += s->files.file[i].h.count;
-    owner = calloc(count + 1, sizeof *owner);
-    if (!owner)
-        return err_nomem(e);
-    for (size_t i = 0; i < s->files.count; i++)
-        for (size_t k = 0; k < s->files.file[i].h.count; k++)
-            owner[n++] = (struct owner){&s->files.file[i].h.tensor[k], (uint32_t)i};
-    qsort(owner, count, sizeof *owner, compare_owners);
+    if (list_owners(s, &owner, &count, e) < 0)
+        return -e->code;
     return add_owned(s, owner, count, e);
 }
 
@@ -525,23 +603,6 @@ static int hide_stale(struct scan *s, struct err *e)
                         first, s->layout.main);
 }
 
-/* transformers takes the single file and never looks at the index beside it. */
-static int hide_index(struct scan *s, struct err *e)
-{
-    char name[NAME_MAX + 1];
-    const struct listing_entry *entry;
-
-    snprintf(name, sizeof name, "%s.index.json", s->layout.main);
-    entry = listing_find(s->c->listing, name);
-    if (s->layout.kind != SAFETENSORS_SINGLE || !entry)
-        return 0;
-    if (sink_hide(s->sink, entry->name, true, e) < 0)
-        return -e->code;
-    return sink_warning(s->sink, "two-models",
-                        "%s and %s are both there: the single file is the model",
-                        s->layout.main, entry->name);
-}
-
 /* ---- the checkpoint as a whole ---- */
 
 /* safetensors cannot hold two names of one storage: the writer left one out. */
@@ -618,7 +679,8 @@ static int tell_checkpoint(struct scan *s, const char *main, struct err *e)
 static bool is_rank_of_checkpointing(struct listing *l, const char *name)
 {
     static const char mark[] = "nested_path_to_metadata";
-    size_t len = strlen(name) - strlen(".safetensors"), digits = len;
+    const char *end = strstr(name, ".safetensors");
+    size_t len = end ? (size_t)(end - name) : 0, digits = len;
     char head[INDEX_HEAD];
     size_t got = 0;
 
@@ -680,9 +742,7 @@ static int scan_beside(struct scan *s, struct err *e)
         return -e->code;
     if (s->layout.kind == SAFETENSORS_ADAPTER)
         return 0;
-    if (scan_adapter_beside(s, e) < 0 || hide_stale(s, e) < 0)
-        return -e->code;
-    return hide_index(s, e);
+    return scan_adapter_beside(s, e) < 0 ? -e->code : hide_stale(s, e);
 }
 
 static int st_scan(const struct scan_context *c, struct sink *sink, struct err *e)
@@ -691,14 +751,18 @@ static int st_scan(const struct scan_context *c, struct sink *sink, struct err *
     const char *main = c->file;
 
     if (!main) {
-        safetensors_layout(c->listing, &s.layout);
+        s.layout = hf_choose(c->listing)->safetensors;
         main = s.layout.main;
     }
     if (!main)
         return err_set(e, ESTALE, "no safetensors files any more");
     /* First without what the headers tell: also a scan that fails has a format. */
-    if (tell_checkpoint(&s, main, e) < 0 || scan_model(&s, main, e) < 0 ||
-        scan_beside(&s, e) < 0 || tell_tied(&s, e) < 0)
+    if (tell_checkpoint(&s, main, e) < 0 ||
+        (!c->among && hf_choice_report(c->listing, sink, e) < 0) ||
+        scan_model(&s, main, e) < 0)
+        return -e->code;
+    sink_rule_end(sink);
+    if (scan_beside(&s, e) < 0 || tell_tied(&s, e) < 0)
         return -e->code;
     return tell_checkpoint(&s, main, e);
 }
@@ -712,6 +776,7 @@ const struct format_driver format_safetensors = {
     .title = "Hugging Face safetensors: single file, sharded with index, PEFT adapter",
     .bid = st_bid,
     .bid_file = st_bid_file,
+    .bid_content = st_bid_content,
     .scan = st_scan,
     .codecs = st_codecs,
     .writers = st_writers,

@@ -2,8 +2,10 @@
 /* index/formats/hf/safetensors_layout.c - which safetensors files of a directory are a model. */
 #include "index/formats/hf/safetensors_layout.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/keyset.h"
 #include "index/formats/hf/hf_index.h"
 #include "remote/listing.h"
 
@@ -11,9 +13,9 @@ static const char suffix[] = ".safetensors";
 static const char index_suffix[] = ".safetensors.index.json";
 
 enum {
-    MIN_DIGITS = 5, /* as all writers do, */
-    MAX_DIGITS = 9, /* and what fits 32 bits */
-    MAX_SETS = 8,   /* old and new saves, variants: further ones are side files */
+    MAX_DIGITS = 9,  /* what fits 32 bits; nearly all writers use five */
+    RANK_DIGITS = 5, /* of torch's writer, at least */
+    MAX_SETS = 8,    /* old and new saves, variants: further ones are side files */
 };
 
 /* The names that loaders look for, in their order. */
@@ -46,9 +48,7 @@ static bool take_number(const char *name, size_t *len, uint32_t *out)
 
     while (start > 0 && name[start - 1] >= '0' && name[start - 1] <= '9')
         start--;
-    if (*len - start < MIN_DIGITS || *len - start > MAX_DIGITS ||
-        (*len - start > MIN_DIGITS &&
-         name[start] == '0')) /* one way to write a number */
+    if (*len == start || *len - start > MAX_DIGITS)
         return false;
     for (size_t i = start; i < *len; i++)
         value = value * 10 + (uint32_t)(name[i] - '0');
@@ -90,10 +90,13 @@ bool safetensors_has_stem(const char *name, const char *stem, size_t stem_len,
 bool safetensors_piece(const char *name, struct safetensors_piece *out)
 {
     struct safetensors_number n;
+    size_t end;
 
     if (!safetensors_numbered(name, &n) || n.k == 0 ||
-        !take_text(name, &n.stem_len, "-model") ||
-        !take_number(name, &n.stem_len, &out->rank))
+        !take_text(name, &n.stem_len, "-model"))
+        return false;
+    end = n.stem_len;
+    if (!take_number(name, &n.stem_len, &out->rank) || end - n.stem_len < RANK_DIGITS)
         return false;
     out->k = n.k;
     out->n = n.n;
@@ -107,59 +110,44 @@ bool safetensors_is_piece(const char *name)
     return safetensors_piece(name, &p);
 }
 
-static bool set_single(const struct listing *l, const char *stem,
-                       struct safetensors_layout *out)
+/* Where candidates are put. */
+struct finding {
+    const struct listing *l;
+    struct safetensors_layout *out;
+    size_t count, max;
+};
+
+static struct safetensors_layout *add(struct finding *f,
+                                      const struct safetensors_layout *x)
+{
+    if (f->count == f->max)
+        return NULL;
+    f->out[f->count] = *x;
+    return &f->out[f->count++];
+}
+
+static void add_single(struct finding *f, const char *stem, enum hf_rank rank)
 {
     char name[64];
+    const char *main;
 
     stpcpy(stpcpy(name, stem), suffix);
-    out->main = file_named(l, name);
-    if (!out->main)
-        return false;
-    out->kind = SAFETENSORS_SINGLE;
-    out->stem = out->main;
-    out->stem_len = strlen(stem);
-    return true;
+    main = file_named(f->l, name);
+    if (main)
+        add(f, &(struct safetensors_layout){.kind = SAFETENSORS_SINGLE,
+                                            .main = main,
+                                            .stem = main,
+                                            .stem_len = strlen(stem),
+                                            .rank = rank});
 }
 
-static void set_index(const char *name, struct safetensors_layout *out)
+static void add_index(struct finding *f, const char *name, enum hf_rank rank)
 {
-    out->kind = SAFETENSORS_INDEXED;
-    out->main = out->stem = name;
-    out->stem_len = strlen(name) - strlen(index_suffix);
-}
-
-/* transformers and diffusers take the single file where both are there. */
-static bool find_known(const struct listing *l, struct safetensors_layout *out)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(stems); i++) {
-        char name[64];
-        const char *index;
-
-        if (set_single(l, stems[i], out))
-            return true;
-        stpcpy(stpcpy(name, stems[i]), index_suffix);
-        index = file_named(l, name);
-        if (index) {
-            set_index(index, out);
-            return true;
-        }
-    }
-    return false;
-}
-
-/* An index of another stem. */
-static bool find_index(const struct listing *l, struct safetensors_layout *out)
-{
-    for (size_t i = 0; i < listing_count(l); i++) {
-        const struct listing_entry *entry = listing_at(l, i);
-
-        if (entry->st.kind == ENTRY_FILE && ends_with(entry->name, index_suffix)) {
-            set_index(entry->name, out);
-            return true;
-        }
-    }
-    return false;
+    add(f, &(struct safetensors_layout){.kind = SAFETENSORS_INDEXED,
+                                        .main = name,
+                                        .stem = name,
+                                        .stem_len = strlen(name) - strlen(index_suffix),
+                                        .rank = rank});
 }
 
 static bool is_stem(const char *name, size_t len, const char *stem)
@@ -167,18 +155,41 @@ static bool is_stem(const char *name, size_t len, const char *stem)
     return len == strlen(stem) && memcmp(name, stem, len) == 0;
 }
 
-/* The better set: that of a known stem, then the one with all its files. */
-static bool is_better(const struct safetensors_layout *a,
-                      const struct safetensors_layout *b)
+static bool is_known_stem(const char *name, size_t len)
+{
+    for (size_t i = 0; i < ARRAY_SIZE(stems); i++)
+        if (is_stem(name, len, stems[i]))
+            return true;
+    return false;
+}
+
+/* transformers and diffusers take the single file where both are there. */
+static void find_known(struct finding *f)
 {
     for (size_t i = 0; i < ARRAY_SIZE(stems); i++) {
-        bool x = is_stem(a->stem, a->stem_len, stems[i]);
-        bool y = is_stem(b->stem, b->stem_len, stems[i]);
+        enum hf_rank base = i == 0 ? 0 : HF_RANK_DIFFUSERS;
+        char name[64];
+        const char *index;
 
-        if (x != y)
-            return x;
+        add_single(f, stems[i], base + HF_RANK_SAFETENSORS);
+        stpcpy(stpcpy(name, stems[i]), index_suffix);
+        index = file_named(f->l, name);
+        if (index)
+            add_index(f, index, base + HF_RANK_SAFETENSORS_INDEX);
     }
-    return a->present == a->total && b->present != b->total;
+}
+
+/* Indexes of other stems. */
+static void find_index(struct finding *f)
+{
+    for (size_t i = 0; i < listing_count(f->l); i++) {
+        const struct listing_entry *entry = listing_at(f->l, i);
+        size_t len = strlen(entry->name), end = strlen(index_suffix);
+
+        if (entry->st.kind == ENTRY_FILE && ends_with(entry->name, index_suffix) &&
+            !is_known_stem(entry->name, len - end))
+            add_index(f, entry->name, HF_RANK_OTHER_INDEX);
+    }
 }
 
 /* The set of this file among those seen, or a new one; NULL when there are too many. */
@@ -187,6 +198,7 @@ static struct safetensors_layout *set_of(struct safetensors_layout *sets, size_t
                                          const struct safetensors_number *n)
 {
     struct safetensors_number other;
+    bool known = is_known_stem(name, n->stem_len);
 
     for (size_t i = 0; i < *count; i++)
         if (sets[i].n == n->n &&
@@ -199,89 +211,91 @@ static struct safetensors_layout *set_of(struct safetensors_layout *sets, size_t
                                                .stem = name,
                                                .stem_len = n->stem_len,
                                                .n = n->n,
-                                               .total = n->n};
+                                               .total = n->n,
+                                               .rank = known ? HF_RANK_NUMBERED
+                                                             : HF_RANK_NUMBERED_OTHER};
     return &sets[(*count)++];
 }
 
-static void find_numbered(const struct listing *l, struct safetensors_layout *out)
+/* A number that is written in two ways is one of them twice. */
+static bool is_first(struct keyset *seen, const struct safetensors_layout *sets,
+                     const struct safetensors_layout *set, uint32_t k)
 {
+    const uint64_t pair[] = {(uint64_t)(set - sets), k};
+
+    return keyset_add(seen, pair, sizeof pair) != 0;
+}
+
+static void find_numbered(struct finding *f)
+{
+    CLEANUP(keyset_release) struct keyset seen = {0};
     struct safetensors_layout sets[MAX_SETS], *set;
     struct safetensors_number n;
     size_t count = 0;
 
-    for (size_t i = 0; i < listing_count(l); i++) {
-        const struct listing_entry *entry = listing_at(l, i);
+    for (size_t i = 0; i < listing_count(f->l); i++) {
+        const struct listing_entry *entry = listing_at(f->l, i);
 
         if (entry->st.kind != ENTRY_FILE || !safetensors_numbered(entry->name, &n))
             continue;
         if (safetensors_is_piece(entry->name)) {
-            *out = (struct safetensors_layout){.kind = SAFETENSORS_PIECES,
-                                               .main = entry->name};
+            if (f->count == 0)
+                add(f, &(struct safetensors_layout){.kind = SAFETENSORS_PIECES,
+                                                    .main = entry->name});
             return;
         }
         set = set_of(sets, &count, entry->name, &n);
         if (!set)
             continue;
-        set->present++;
+        set->files++;
+        set->present += is_first(&seen, sets, set, n.k);
         set->from_zero |= n.k == 0;
         set->has_last |= n.k == n.n;
     }
-    /* gpt-oss: 00000 to 0000N, which are N + 1. */
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        /* gpt-oss: 00000 to 0000N, which are N + 1. */
         sets[i].total += sets[i].from_zero && sets[i].has_last;
-    for (size_t i = 0; i < count; i++)
-        if (out->kind == SAFETENSORS_NONE || is_better(&sets[i], out))
-            *out = sets[i];
-}
-
-static bool is_known_stem(const char *name, size_t len)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(stems); i++)
-        if (is_stem(name, len, stems[i]))
-            return true;
-    return false;
+        add(f, &sets[i]);
+    }
 }
 
 /* Its files are STEM.VARIANT-0000K-of-0000N.safetensors; diffusers before 0.32 called
  * them STEM-0000K-of-0000N.VARIANT.safetensors, which have no stem here. */
-static void set_variant(const struct listing *l, const char *index,
-                        const struct hf_index_name *x, struct safetensors_layout *out)
+static void add_variant(struct finding *f, const char *index,
+                        const struct hf_index_name *x)
 {
+    bool known = is_known_stem(index, x->stem_len);
+    struct safetensors_layout v = {.kind = SAFETENSORS_INDEXED,
+                                   .main = index,
+                                   .stem = index,
+                                   .rank =
+                                       known ? HF_RANK_VARIANT : HF_RANK_OTHER_VARIANT};
     struct safetensors_number n;
 
-    *out = (struct safetensors_layout){
-        .kind = SAFETENSORS_INDEXED, .main = index, .stem = index};
-    for (size_t i = 0; i < listing_count(l); i++) {
-        const char *name = listing_at(l, i)->name;
+    for (size_t i = 0; i < listing_count(f->l); i++) {
+        const char *name = listing_at(f->l, i)->name;
 
         if (!safetensors_numbered(name, &n) ||
             n.stem_len != x->stem_len + 1 + x->variant_len ||
             memcmp(name, index, x->stem_len) != 0 || name[x->stem_len] != '.' ||
             memcmp(name + x->stem_len + 1, x->variant, x->variant_len) != 0)
             continue;
-        out->stem = name;
-        out->stem_len = n.stem_len;
-        return;
+        v.stem = name;
+        v.stem_len = n.stem_len;
+        break;
     }
+    add(f, &v);
 }
 
-/* The index of a variant, where no numbered files of a known stem are the model. */
-static void find_variant(const struct listing *l, struct safetensors_layout *out)
+static void find_variants(struct finding *f)
 {
-    bool known = false;
-
-    if (out->kind == SAFETENSORS_PIECES || is_known_stem(out->stem, out->stem_len))
-        return;
-    for (size_t i = 0; i < listing_count(l) && !known; i++) {
-        const struct listing_entry *entry = listing_at(l, i);
+    for (size_t i = 0; i < listing_count(f->l); i++) {
+        const struct listing_entry *entry = listing_at(f->l, i);
         struct hf_index_name x;
 
-        if (entry->st.kind != ENTRY_FILE || !hf_index_name(entry->name, suffix, &x) ||
-            !x.variant)
-            continue;
-        known = is_known_stem(entry->name, x.stem_len);
-        if (known || out->kind != SAFETENSORS_INDEXED)
-            set_variant(l, entry->name, &x, out);
+        if (entry->st.kind == ENTRY_FILE && hf_index_name(entry->name, suffix, &x) &&
+            x.variant)
+            add_variant(f, entry->name, &x);
     }
 }
 
@@ -301,19 +315,39 @@ static uint32_t count_files(const struct listing *l)
     return n;
 }
 
-void safetensors_layout(const struct listing *l, struct safetensors_layout *out)
+static int by_rank(const void *a, const void *b)
 {
-    *out = (struct safetensors_layout){0};
-    if (!find_known(l, out) && !find_index(l, out)) {
-        find_numbered(l, out);
-        find_variant(l, out);
+    const struct safetensors_layout *x = a, *y = b;
+
+    if (x->rank != y->rank)
+        return (x->rank > y->rank) - (x->rank < y->rank);
+    /* Of sets of one rank the whole ones, then by name. */
+    if ((x->present == x->total) != (y->present == y->total))
+        return x->present == x->total ? -1 : 1;
+    return strcmp(x->main, y->main);
+}
+
+size_t safetensors_layouts(const struct listing *l, struct safetensors_layout *out,
+                           size_t max)
+{
+    struct finding f = {.l = l, .out = out, .max = max};
+    const char *adapter = find_adapter(l);
+    uint32_t files = count_files(l);
+
+    find_known(&f);
+    find_index(&f);
+    find_numbered(&f);
+    if (f.count == 0 || out[0].kind != SAFETENSORS_PIECES)
+        find_variants(&f);
+    for (size_t i = 0; i < f.count; i++) {
+        if (out[i].kind == SAFETENSORS_INDEXED)
+            out[i].present = files;
+        out[i].adapter = adapter;
     }
-    if (out->kind == SAFETENSORS_INDEXED)
-        out->present = count_files(l);
-    if (out->kind == SAFETENSORS_NONE) {
-        out->main = find_adapter(l);
-        out->kind = out->main ? SAFETENSORS_ADAPTER : SAFETENSORS_NONE;
-    } else {
-        out->adapter = find_adapter(l);
-    }
+    if (f.count == 0 && adapter)
+        add(&f,
+            &(struct safetensors_layout){.kind = SAFETENSORS_ADAPTER, .main = adapter});
+    if (f.count > 0)
+        qsort(out, f.count, sizeof *out, by_rank);
+    return f.count;
 }

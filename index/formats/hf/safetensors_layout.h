@@ -7,6 +7,25 @@
 
 struct listing;
 
+/*
+ * The order of candidates: that in which transformers looks for them (modeling_utils.py of
+ * 4.30 to 5.x), then diffusers, then what neither loads.
+ */
+enum hf_rank {
+    HF_RANK_SAFETENSORS,
+    HF_RANK_SAFETENSORS_INDEX,
+    HF_RANK_BIN,
+    HF_RANK_BIN_INDEX,
+    HF_RANK_DIFFUSERS = 10, /* the same four again */
+    HF_RANK_OTHER_INDEX = 20,
+    HF_RANK_NUMBERED, /* of a stem that loaders know, without an index */
+    HF_RANK_VARIANT,  /* the same: of a variant, by an index */
+    HF_RANK_OTHER_VARIANT,
+    HF_RANK_NUMBERED_OTHER,
+    HF_RANK_NUMBERED_BIN,
+    HF_RANK_VARIANT_BIN,
+};
+
 enum safetensors_kind {
     SAFETENSORS_NONE,
     SAFETENSORS_SINGLE,   /* one file that is the model */
@@ -25,12 +44,18 @@ struct safetensors_layout {
     uint32_t n;       /* of a numbered set: N in its names */
     uint32_t total;   /* the same: how many files it has */
     uint32_t present; /* of a numbered set; beside an index all .safetensors files */
+    uint32_t files;   /* the same: that are there, where numbers come twice as well */
     bool from_zero, has_last; /* the same: files 00000 and 0000N are there */
     const char *adapter;      /* an adapter beside a model, or NULL */
+    enum hf_rank rank;        /* of what may be a model */
 };
 
-/* Decides by names alone. */
-void safetensors_layout(const struct listing *l, struct safetensors_layout *out);
+/*
+ * All that may be a model by names alone, in the order in which they are taken: none, or up
+ * to `max`. Pieces, or an adapter without a model, are the only one.
+ */
+size_t safetensors_layouts(const struct listing *l, struct safetensors_layout *out,
+                           size_t max);
 
 /* STEM-0000K-of-0000N.safetensors taken apart; K is 0..N. */
 struct safetensors_number {

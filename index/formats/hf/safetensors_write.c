@@ -144,6 +144,7 @@ struct set {
     size_t *first; /* entry of each shard, and one behind the last */
     size_t shards;
     uint64_t total;
+    bool index; /* of a single file too */
 };
 
 /* What the model names itself; other roles have no place in a model's directory. */
@@ -229,7 +230,7 @@ static int put_index(struct set *s, struct err *e)
     struct layout_file *f;
     char name[100];
 
-    if (s->shards == 1)
+    if (s->shards == 1 && !s->index)
         return 0;
     buf_addf(&text,
              "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64
@@ -272,8 +273,10 @@ static int put_shards(struct set *s, struct err *e)
 static int layout_hf(const struct layout_input *in, const struct layout_options *o,
                      struct layout *out, struct err *e)
 {
-    struct set s = {
-        .in = in, .out = out, .stem = in->adapter ? "adapter_model" : "model"};
+    struct set s = {.in = in,
+                    .out = out,
+                    .stem = in->adapter ? "adapter_model" : "model",
+                    .index = o->index && !in->adapter};
     int ret;
 
     if (o->ranks > 1 || o->mesh[0] || o->codec)

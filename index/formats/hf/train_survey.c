@@ -6,6 +6,7 @@
 
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/formats/deepspeed/deepspeed.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/torch/torch_file.h"
 #include "remote/listing.h"
 
@@ -93,10 +94,19 @@ static bool is_real(struct listing *l, const char *name, const struct train_part
     return true;
 }
 
-/* Shards win over full copies, names of the model's own library over others. */
-static enum train_main main_of(const struct train_survey *s)
+/* Has somebody else the model, whole, where the files of Hugging Face's names are not? */
+static bool is_elsewhere(const struct train_survey *s)
 {
-    if (s->hf.driver && !s->hf.adapter)
+    return s->count[TRAIN_MODEL_DCP] || s->count[TRAIN_MODEL_RANK] ||
+           s->count[TRAIN_MODEL_LOCAL] || s->count[TRAIN_MODEL_FILE] ||
+           s->count[TRAIN_DEEPSPEED];
+}
+
+/* Shards win over full copies, names of the model's own library over others. */
+static enum train_main main_of(struct listing *l, const struct train_survey *s)
+{
+    if (s->hf.driver && !s->hf.adapter &&
+        (!is_elsewhere(s) || hf_choice_look(l) == HF_WHOLE))
         return MAIN_HF;
     if (s->count[TRAIN_MODEL_DCP])
         return MAIN_DCP;
@@ -155,9 +165,10 @@ static void count_part(struct train_survey *s, const char *name, const char *lat
                        const struct train_part *part)
 {
     s->count[part->kind]++;
-    if (part->kind == TRAIN_RNG)
+    if (part->kind == TRAIN_RNG) {
         s->ranks = MAX(s->ranks, part->rank + 1);
-    else if (part->kind == TRAIN_DEEPSPEED)
+        s->random_states++;
+    } else if (part->kind == TRAIN_DEEPSPEED)
         take_tag(s, name, latest, part);
     else if (part->kind == TRAIN_LORA && (!s->lora || part->safetensors))
         s->lora = name; /* diffusers takes this one of two */
@@ -184,7 +195,13 @@ void train_survey(struct listing *l, struct train_survey *s)
             s->unfinished |= has_distcp(listing_sub(l, entry->name));
     }
     s->json = s->count[TRAIN_JSON] && is_trainer_state(l);
-    s->main = main_of(s);
+    s->main = main_of(l, s);
+    s->passed = s->hf.driver && !s->hf.adapter && s->main != MAIN_HF;
+}
+
+bool train_is_unfinished(struct listing *l, const char *name)
+{
+    return !is_dcp(l, name) && has_distcp(listing_sub(l, name));
 }
 
 bool train_is_deepspeed(const struct train_survey *s, struct listing *l,

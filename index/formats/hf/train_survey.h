@@ -28,8 +28,10 @@ enum train_main {
 struct train_survey {
     struct hf_model hf;
     enum train_main main;
+    bool passed; /* `hf` is not whole, and something else is: it is not shown */
     uint64_t count[TRAIN_KINDS]; /* of those that are what their names say */
     uint64_t ranks;              /* as files of random states tell */
+    uint64_t random_states;      /* of ranks that have such a file */
     struct train_rank_set set[TRAIN_MAX_RANK_SETS];
     size_t nsets;
     bool too_many;     /* sets of files a rank */
@@ -42,6 +44,9 @@ struct train_survey {
 
 /* A pure function of names and first bytes: for bids, too. */
 void train_survey(struct listing *l, struct train_survey *out);
+
+/* .distcp files in the directory `name`, and no metadata that names them. */
+bool train_is_unfinished(struct listing *l, const char *name);
 
 bool train_has_optimizer(const struct train_survey *s);
 

@@ -459,11 +459,44 @@ static int refuse_local(const struct scan_context *c, struct sink *sink, struct 
     return err_hint(e, "save with non_persistent_ckpt_type global, or persistently");
 }
 
+/*
+ * Bridge says in run_config.yaml what it saved; of torch_dist Megatron Core writes metadata.json
+ * last, and loads nothing without it.
+ */
+static int tell_unmarked(struct scan *s, struct err *e)
+{
+    static const char *const backends[] = {"ckpt_format: torch_dist",
+                                           "ckpt_format: zarr"};
+    CLEANUP_FREE char *text = NULL;
+    struct err ignored = {0};
+    size_t len;
+    bool marked = false;
+
+    if (listing_read(s->c->listing, CONFIG, MAX_CONFIG, &text, &len, &ignored) < 0)
+        return 0;
+    for (size_t i = 0; i < ARRAY_SIZE(backends); i++)
+        marked |= memmem(text, len, backends[i], strlen(backends[i])) != NULL;
+    if (marked &&
+        sink_warning(s->sink, "missing-file",
+                     "%s is missing, which Megatron Core writes last: the save is not "
+                     "finished, or it was not copied along",
+                     METADATA) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 static int read_head(struct scan *s, struct err *e)
 {
     s->fsdp = is_fsdp(s->c->listing);
+    if (s->fsdp && tell_unmarked(s, e) < 0)
+        return -e->code;
     if (s->fsdp)
         snprintf(s->metadata.name, sizeof s->metadata.name, "fsdp_dtensor");
+    if (has_file(s->c->listing, CONFIG) && !has_file(s->c->listing, TRAIN_STATE) &&
+        sink_warning(s->sink, "missing-file",
+                     "%s is missing, which Megatron Bridge saves with %s", TRAIN_STATE,
+                     CONFIG) < 0)
+        return err_nomem(e);
     if (hide_machinery(s, e) < 0)
         return -e->code;
     if (s->fsdp)

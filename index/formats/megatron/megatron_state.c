@@ -118,6 +118,22 @@ static int report_states(struct legacy *l, struct rank *r, struct err *e)
     return 0;
 }
 
+/* Ranks save their optimizer each, or none of them does. */
+static int tell_lost_optimizer(struct legacy *l, const struct rank *r, struct err *e)
+{
+    bool others = false;
+
+    for (size_t i = 0; i < l->nranks && !others; i++) {
+        struct listing *dir = listing_sub(l->c->listing, l->rank[i].dir);
+
+        others = dir && listing_find(dir, OPTIMIZER);
+    }
+    if (others && sink_warning(l->sink, "missing-file", "%s/%s is missing", r->dir,
+                               OPTIMIZER) < 0)
+        return err_nomem(e);
+    return 0;
+}
+
 static int report_rank(struct legacy *l, struct rank *r, struct err *e)
 {
     static const struct torch_report how = {.role = ROLE_OPTIMIZER};
@@ -133,7 +149,7 @@ static int report_rank(struct legacy *l, struct rank *r, struct err *e)
         report_entries(l, r, PART_OPTIMIZER, e) < 0)
         return -e->code;
     if (!optimizer || optimizer->st.kind != ENTRY_FILE)
-        return 0;
+        return tell_lost_optimizer(l, r, e);
     snprintf(path, sizeof path, "%s/%s", r->dir, OPTIMIZER);
     return torch_file_report(l->c, l->sink, path, &how, e);
 }

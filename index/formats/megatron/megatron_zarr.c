@@ -117,7 +117,19 @@ static int report_objects(struct zarr *z, const struct listing *dir, struct err 
 
 /* ---- directories ---- */
 
-enum content { CONTENT_OTHER, CONTENT_ARRAY, CONTENT_OBJECTS, CONTENT_LOCKS };
+enum content {
+    CONTENT_OTHER,
+    CONTENT_ARRAY,
+    CONTENT_OBJECTS,
+    CONTENT_LOCKS,
+    CONTENT_CHUNKS, /* of an array whose .zarray is lost */
+};
+
+/* "0", "0.3": numbers and dots. */
+static bool is_chunk(const char *name)
+{
+    return name[0] && strspn(name, "0123456789.") == strlen(name) && name[0] != '.';
+}
 
 /*
  * Ranks that wrote parts of one chunk locked files in "KEY.sync", among them an empty
@@ -146,6 +158,9 @@ static enum content content_of(const struct listing *dir)
     for (size_t i = 0; i < listing_count(dir); i++)
         if (cell_of_file("x", listing_at(dir, i)->name, &name, &cell))
             return CONTENT_OBJECTS;
+    for (size_t i = 0; i < listing_count(dir); i++)
+        if (is_chunk(listing_at(dir, i)->name))
+            return CONTENT_CHUNKS;
     return CONTENT_OTHER;
 }
 
@@ -162,8 +177,13 @@ static int report_dir(struct zarr *z, struct listing *dir, struct err *e)
         return report_array(z, dir, e);
     case CONTENT_OBJECTS:
         return report_objects(z, dir, e);
-    case CONTENT_LOCKS:
+    case CONTENT_CHUNKS:
+        if (sink_warning(z->sink, "missing-file",
+                         "%s/.zarray is missing: its chunks cannot be read without it",
+                         listing_name(dir)) < 0)
+            return err_nomem(e);
         break;
+    case CONTENT_LOCKS:
     case CONTENT_OTHER:
         break;
     }

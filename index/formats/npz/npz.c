@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/endian.h"
 #include "base/err.h"
 #include "base/utf8.h"
 #include "index/formats/format.h"
@@ -13,7 +14,7 @@
 #include "index/formats/torch/torch_file.h"
 #include "index/formats/torch/zip.h"
 
-static const char NPY[] = ".npy", NPZ[] = ".npz";
+static const char NPY[] = ".npy", NPZ[] = ".npz", EQX[] = ".eqx";
 
 static bool has_suffix(const char *name, size_t len, const char *suffix)
 {
@@ -49,6 +50,35 @@ static void npz_bid_file(struct listing *l, const char *name, struct bid *out)
         out->score = 50;
         snprintf(out->reason, sizeof out->reason, "a zip archive called .npz");
     }
+}
+
+enum { ZIP_HEADER = 30, HEAD = 512 };
+
+/* By its first bytes: 'y' an array, 'z' an archive whose first member is one, 0: neither. */
+static char kind_of(struct listing *l, const char *name)
+{
+    char head[HEAD];
+    size_t got = 0, len;
+
+    if (listing_peek(l, name, head, sizeof head, &got) < 0)
+        return 0;
+    if (got >= 6 && memcmp(head, "\x93NUMPY", 6) == 0)
+        return 'y';
+    if (got < ZIP_HEADER || memcmp(head, "PK\3\4", 4) != 0)
+        return 0;
+    len = get_le16(head + 26);
+    return len <= got - ZIP_HEADER && has_suffix(head + ZIP_HEADER, len, NPY) ? 'z' : 0;
+}
+
+static void npz_bid_content(struct listing *l, const char *name, struct bid *out)
+{
+    *out = (struct bid){0};
+    if (has_suffix(name, strlen(name),
+                   EQX)) /* arrays without names, one after another */
+        return;
+    out->score = kind_of(l, name) ? 50 : 0;
+    if (out->score > 0)
+        snprintf(out->reason, sizeof out->reason, "arrays of numpy by its first bytes");
 }
 
 /* ---- arrays ---- */
@@ -144,13 +174,21 @@ static int report_foreign(const struct npz_scan *x, const char *key, size_t key_
 
 /* ---- files ---- */
 
+/* A name without its extension; all of it where there is none. */
+static size_t stem_len(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+
+    return dot && dot != name ? (size_t)(dot - name) : strlen(name);
+}
+
 static int scan_npy(const struct npz_scan *x, const char *name, struct err *e)
 {
     struct npz_array a;
 
     if (npy_file_read(x->src, &a, e) < 0)
         return err_wrap(e, "%s", name);
-    return report_array(x, name, strlen(name) - strlen(NPY), &a, e);
+    return report_array(x, name, stem_len(name), &a, e);
 }
 
 /* numpy.load takes the member KEY where there is one beside KEY.npy. */
@@ -222,7 +260,7 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
 
     if (store_join(c->dir, c->file, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", c->dir, c->file);
-    snprintf(stem, sizeof stem, "%.*s", (int)(strlen(c->file) - strlen(NPY)), c->file);
+    snprintf(stem, sizeof stem, "%.*s", (int)stem_len(c->file), c->file);
     about.has_step = step_of_name(stem, &about.step);
     return sink_checkpoint(sink, &about, e);
 }
@@ -255,7 +293,9 @@ static int npz_scan(const struct scan_context *c, struct sink *sink, struct err 
 
     if (!c->file)
         return err_set(e, ESTALE, "no single .npy or .npz file any more");
-    archive = has_suffix(c->file, strlen(c->file), NPZ);
+    archive = has_suffix(c->file, strlen(c->file), NPZ) ||
+              (!has_suffix(c->file, strlen(c->file), NPY) &&
+               kind_of(c->listing, c->file) == 'z');
     if (tell_checkpoint(c, sink, archive, e) < 0)
         return -e->code;
     rc = open_file(c, &x, e);
@@ -275,6 +315,7 @@ const struct format_driver format_npz = {
     .title = "NumPy: .npy and .npz files",
     .bid = npz_bid,
     .bid_file = npz_bid_file,
+    .bid_content = npz_bid_content,
     .scan = npz_scan,
     .codecs = npz_codecs,
     .writers = npz_writers,

@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/safetensors_dir.h"
-#include "index/formats/hf/safetensors_layout.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/rankfiles/optim_names.h"
 #include "index/formats/rankfiles/rank_set.h"
 #include "index/formats/rankfiles/verl_files.h"
@@ -43,12 +43,11 @@ static bool is_torch(struct listing *l, const char *name)
 }
 
 /* A full model of safetensors, which is read with the optimizer's files. */
-static bool has_full(const struct listing *l)
+static bool has_full(struct listing *l)
 {
-    struct safetensors_layout layout;
+    enum safetensors_kind kind = hf_choose(l)->safetensors.kind;
 
-    safetensors_layout(l, &layout);
-    return layout.kind != SAFETENSORS_NONE && layout.kind != SAFETENSORS_PIECES;
+    return kind != SAFETENSORS_NONE && kind != SAFETENSORS_PIECES;
 }
 
 static void verl_bid(struct listing *l, struct bid *out)
@@ -180,7 +179,7 @@ static int report_full(struct scan *s, struct err *e)
 {
     static const char *const dirs[] = {"", HF};
     struct safetensors_how how = {.role = ROLE_MODEL};
-    struct safetensors_layout layout;
+    const struct safetensors_layout *layout;
     struct safetensors_told told;
     struct listing *l;
 
@@ -188,13 +187,13 @@ static int report_full(struct scan *s, struct err *e)
         l = dirs[i][0] ? listing_sub(s->c->listing, dirs[i]) : s->c->listing;
         if (!l)
             continue;
-        safetensors_layout(l, &layout);
-        if (layout.kind == SAFETENSORS_NONE || layout.kind == SAFETENSORS_PIECES)
+        layout = &hf_choose(l)->safetensors;
+        if (layout->kind == SAFETENSORS_NONE || layout->kind == SAFETENSORS_PIECES)
             continue;
         how.dir = dirs[i];
-        s->adapter = layout.kind == SAFETENSORS_ADAPTER;
-        if (s->adapter || layout.kind == SAFETENSORS_SINGLE)
-            how.name = layout.main;
+        s->adapter = layout->kind == SAFETENSORS_ADAPTER;
+        if (s->adapter || layout->kind == SAFETENSORS_SINGLE)
+            how.name = layout->main;
         return safetensors_dir_report(s->c, s->sink, &how, &told, e);
     }
     return 0;

@@ -12,9 +12,8 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "index/formats/format.h"
+#include "index/formats/hf/choose.h"
 #include "index/formats/hf/hf_model.h"
-#include "index/formats/hf/safetensors_layout.h"
-#include "index/formats/torch/torch_layout.h"
 #include "index/formats/torch/torch_origin.h"
 #include "index/formats/torch/torch_shards.h"
 #include "index/names.h"
@@ -92,36 +91,34 @@ static void bid_model(struct listing *l, const struct torch_layout *x, struct bi
 }
 
 /*
- * Where both are there, transformers loads the safetensors files; the .bin files are a
- * copy and stay side files. An adapter is no copy of the model.
+ * An adapter is no copy of the model. Where files of both kinds may be the model, what
+ * choose.h decides is; those of the other kind stay side files.
  */
-static void yield_to_safetensors(const struct listing *l, const struct torch_layout *x,
-                                 struct bid *out)
+static void yield_to_safetensors(const struct hf_choice *c, struct bid *out)
 {
-    struct safetensors_layout other;
+    const struct torch_layout *x = &c->torch;
 
-    safetensors_layout(l, &other);
-    if (other.kind == SAFETENSORS_NONE ||
-        (other.kind == SAFETENSORS_INDEXED && other.present == 0))
-        return;
-    if (other.kind == SAFETENSORS_ADAPTER && x->kind != TORCH_LAYOUT_ADAPTER)
-        out->score += out->score >= 50 ? 4 : 0;
-    else
-        say(out, 15, "%s, but there is %s as well", x->main, other.main);
+    if (c->best && c->best->family == HF_TORCH) {
+        if (c->safetensors.kind == SAFETENSORS_ADAPTER)
+            out->score += out->score >= 50 ? 4 : 0;
+    } else if (c->best || c->safetensors.kind == SAFETENSORS_ADAPTER ||
+               c->safetensors.kind == SAFETENSORS_PIECES) {
+        say(out, 15, "%s, but there is %s as well", x->main, c->safetensors.main);
+    }
 }
 
 static void tf_bid(struct listing *l, struct bid *out)
 {
-    struct torch_layout layout;
+    const struct hf_choice *c = hf_choose(l);
+    const struct torch_layout *x = &c->torch;
 
-    torch_layout(l, &layout);
-    if (layout.kind == TORCH_LAYOUT_NONE)
+    if (x->kind == TORCH_LAYOUT_NONE)
         return;
-    if (layout.kind == TORCH_LAYOUT_INDEXED)
-        bid_index(l, &layout, out);
+    if (x->kind == TORCH_LAYOUT_INDEXED)
+        bid_index(l, x, out);
     else
-        bid_model(l, &layout, out);
-    yield_to_safetensors(l, &layout, out);
+        bid_model(l, x, out);
+    yield_to_safetensors(c, out);
 }
 
 static bool has_suffix(const char *name, const char *const *suffix, size_t n)
@@ -193,6 +190,14 @@ static void tf_bid_file(struct listing *l, const char *name, struct bid *out)
         say(out, 50, "%s", kind_name(kind));
     else if (is_usual && kind != TORCH_NOT)
         say(out, 20, "%s by its first bytes", kind_name(kind));
+}
+
+static void tf_bid_content(struct listing *l, const char *name, struct bid *out)
+{
+    enum torch_kind kind = kind_of(l, name);
+
+    if (kind == TORCH_ZIP || kind == TORCH_LEGACY)
+        say(out, 50, "%s by its first bytes", kind_name(kind));
 }
 
 /* ---- one file ---- */
@@ -288,24 +293,6 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
     return sink_checkpoint(sink, &out, e);
 }
 
-/* transformers takes the single file and never looks at the index beside it. */
-static int hide_index(const struct scan_context *c, struct sink *sink, const char *main,
-                      struct err *e)
-{
-    char name[NAME_MAX + 1];
-
-    snprintf(name, sizeof name, "%s.index.json", main);
-    if (!listing_find(c->listing, name))
-        return 0;
-    if (sink_hide(sink, name, true, e) < 0)
-        return -e->code;
-    return sink_warning(sink, "two-models",
-                        "%s and %s are both there: the single file is the model", main,
-                        name) < 0
-               ? err_nomem(e)
-               : 0;
-}
-
 static int scan_layout(const struct scan_context *c, struct sink *sink,
                        const struct torch_layout *x, struct about *about, struct err *e)
 {
@@ -314,9 +301,6 @@ static int scan_layout(const struct scan_context *c, struct sink *sink,
     case TORCH_LAYOUT_NUMBERED:
         return torch_shards_scan(c, sink, x, &about->files, e);
     case TORCH_LAYOUT_SINGLE:
-        if (hide_index(c, sink, x->main, e) < 0)
-            return -e->code;
-        break;
     case TORCH_LAYOUT_ADAPTER:
     case TORCH_LAYOUT_NONE:
         break;
@@ -341,19 +325,21 @@ static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *
     int rc;
 
     if (!c->file) {
-        torch_layout(c->listing, &layout);
+        layout = hf_choose(c->listing)->torch;
         about.format = format_of(&layout, c->listing);
         about.adapter = layout.kind == TORCH_LAYOUT_ADAPTER;
     }
     if (!layout.main)
         return err_set(e, ESTALE, "no torch.save files any more");
     /* First without what the file tells: also a scan that fails has a format. */
-    if (tell_checkpoint(c, sink, layout.main, &about, e) < 0)
+    if (tell_checkpoint(c, sink, layout.main, &about, e) < 0 ||
+        (!c->among && hf_choice_report(c->listing, sink, e) < 0))
         return -e->code;
     if (c->file)
         rc = scan_file(c, sink, c->file, false, &about, e);
     else
         rc = scan_layout(c, sink, &layout, &about, e);
+    sink_rule_end(sink);
     if (rc == 0 && layout.beside)
         rc = hf_beside_report(layout.beside, c, sink, e);
     if (rc == 0 && !c->file)
@@ -370,6 +356,7 @@ const struct format_driver format_torch_file = {
     .title = "PyTorch torch.save: .pt/.pth/.ckpt files, TorchScript, pytorch_model.bin",
     .bid = tf_bid,
     .bid_file = tf_bid_file,
+    .bid_content = tf_bid_content,
     .scan = tf_scan,
     .codecs = tf_codecs,
     .writers = torch_writers,

@@ -3,6 +3,7 @@
 #include "index/formats/torch/torch_layout.h"
 
 #include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "index/formats/hf/hf_index.h"
@@ -77,35 +78,65 @@ bool torch_layout_has(const struct torch_layout *x, const char *name)
            memcmp(name, x->main, n.stem_len) == 0;
 }
 
-/* The first set of numbered files; another count of files is another set. */
-static void find_numbered(const struct listing *l, struct torch_layout *out)
+/* Where candidates are put. */
+struct finding {
+    const struct listing *l;
+    struct torch_layout *out;
+    size_t count, max;
+};
+
+static struct torch_layout *add(struct finding *f, const struct torch_layout *x)
+{
+    if (f->count == f->max)
+        return NULL;
+    f->out[f->count] = *x;
+    return &f->out[f->count++];
+}
+
+/* The set that a numbered file is of, or a new one; NULL: there are too many. */
+static struct torch_layout *set_of(struct finding *f, const char *name,
+                                   const struct number *n)
+{
+    for (size_t i = 0; i < f->count; i++)
+        if (f->out[i].kind == TORCH_LAYOUT_NUMBERED &&
+            torch_layout_has(&f->out[i], name))
+            return &f->out[i];
+    return add(f, &(struct torch_layout){.kind = TORCH_LAYOUT_NUMBERED,
+                                         .main = name,
+                                         .stem_len = n->stem_len,
+                                         .total = n->n,
+                                         .rank = HF_RANK_NUMBERED_BIN});
+}
+
+/* Another count of files is another set. */
+static void find_numbered(struct finding *f)
 {
     struct number n;
 
-    for (size_t i = 0; i < listing_count(l); i++) {
-        const char *name = find_file(l, listing_at(l, i)->name);
+    for (size_t i = 0; i < listing_count(f->l); i++) {
+        const char *name = find_file(f->l, listing_at(f->l, i)->name);
+        struct torch_layout *set;
 
         if (!name || !is_numbered(name, &n) || !is_model_stem(name, n.stem_len))
             continue;
-        if (!out->main)
-            *out = (struct torch_layout){.kind = TORCH_LAYOUT_NUMBERED,
-                                         .main = name,
-                                         .stem_len = n.stem_len,
-                                         .total = n.n};
-        out->present += torch_layout_has(out, name);
+        set = set_of(f, name, &n);
+        if (set)
+            set->present = MIN(set->present + 1, set->total);
     }
 }
 
-/* The first variant's. Its files are STEM.VARIANT-0000K-of-0000N.bin, and it names them. */
-static void find_variant(const struct listing *l, struct torch_layout *out)
+/* Their files are STEM.VARIANT-0000K-of-0000N.bin, and the index names them. */
+static void find_variants(struct finding *f)
 {
-    for (size_t i = 0; i < listing_count(l) && !out->main; i++) {
-        const char *name = find_file(l, listing_at(l, i)->name);
+    for (size_t i = 0; i < listing_count(f->l); i++) {
+        const char *name = find_file(f->l, listing_at(f->l, i)->name);
         struct hf_index_name x;
 
         if (name && hf_index_name(name, suffix, &x) && x.variant &&
             is_model_stem(name, x.stem_len))
-            *out = (struct torch_layout){.kind = TORCH_LAYOUT_INDEXED, .main = name};
+            add(f, &(struct torch_layout){.kind = TORCH_LAYOUT_INDEXED,
+                                          .main = name,
+                                          .rank = HF_RANK_VARIANT_BIN});
     }
 }
 
@@ -123,6 +154,29 @@ static uint32_t count_files(const struct listing *l)
     return n;
 }
 
+static void find_known(struct finding *f)
+{
+    static const struct {
+        const char *name;
+        enum torch_layout_kind kind;
+        enum hf_rank rank;
+    } names[] = {
+        {"pytorch_model.bin", TORCH_LAYOUT_SINGLE, HF_RANK_BIN},
+        {"pytorch_model.bin.index.json", TORCH_LAYOUT_INDEXED, HF_RANK_BIN_INDEX},
+        {"diffusion_pytorch_model.bin", TORCH_LAYOUT_SINGLE,
+         HF_RANK_DIFFUSERS + HF_RANK_BIN},
+        {"diffusion_pytorch_model.bin.index.json", TORCH_LAYOUT_INDEXED,
+         HF_RANK_DIFFUSERS + HF_RANK_BIN_INDEX}};
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        const char *main = find_file(f->l, names[i].name);
+
+        if (main)
+            add(f, &(struct torch_layout){
+                       .kind = names[i].kind, .main = main, .rank = names[i].rank});
+    }
+}
+
 /* trl saves a value head so, beside the adapter that was trained with it. */
 static bool is_head(const struct listing *l, const struct torch_layout *x)
 {
@@ -130,33 +184,40 @@ static bool is_head(const struct listing *l, const struct torch_layout *x)
            strcmp(x->main, "pytorch_model.bin") == 0 && !listing_find(l, "config.json");
 }
 
-void torch_layout(const struct listing *l, struct torch_layout *out)
+static int by_rank(const void *a, const void *b)
 {
-    static const struct {
-        const char *name;
-        enum torch_layout_kind kind;
-    } names[] = {{"pytorch_model.bin", TORCH_LAYOUT_SINGLE},
-                 {"pytorch_model.bin.index.json", TORCH_LAYOUT_INDEXED},
-                 {"diffusion_pytorch_model.bin", TORCH_LAYOUT_SINGLE},
-                 {"diffusion_pytorch_model.bin.index.json", TORCH_LAYOUT_INDEXED}};
+    const struct torch_layout *x = a, *y = b;
+
+    if (x->rank != y->rank)
+        return (x->rank > y->rank) - (x->rank < y->rank);
+    if ((x->present == x->total) != (y->present == y->total))
+        return x->present == x->total ? -1 : 1;
+    return strcmp(x->main, y->main);
+}
+
+size_t torch_layouts(const struct listing *l, struct torch_layout *out, size_t max)
+{
+    struct finding f = {.l = l, .out = out, .max = max};
     bool peft = find_file(l, "adapter_config.json");
     const char *adapter = peft ? find_file(l, "adapter_model.bin") : NULL;
     const char *better = peft ? find_file(l, "adapter_model.safetensors") : NULL;
+    uint32_t files = count_files(l);
 
-    *out = (struct torch_layout){.kind = TORCH_LAYOUT_NONE};
-    for (size_t i = 0; i < ARRAY_SIZE(names) && !out->main; i++) {
-        out->main = find_file(l, names[i].name);
-        out->kind = out->main ? names[i].kind : TORCH_LAYOUT_NONE;
+    find_known(&f);
+    find_numbered(&f);
+    find_variants(&f);
+    for (size_t i = 0; i < f.count; i++) {
+        if (out[i].kind == TORCH_LAYOUT_INDEXED)
+            out[i].present = files;
+        out[i].beside = better ? better : adapter;
     }
-    if (!out->main)
-        find_numbered(l, out);
-    if (!out->main)
-        find_variant(l, out);
-    if (out->kind == TORCH_LAYOUT_INDEXED)
-        out->present = count_files(l);
-    if (adapter && !better && (!out->main || is_head(l, out)))
-        *out = (struct torch_layout){
-            .kind = TORCH_LAYOUT_ADAPTER, .main = adapter, .beside = out->main};
-    else if (out->main)
-        out->beside = better ? better : adapter;
+    if (adapter && !better && (f.count == 0 || is_head(l, &out[0]))) {
+        out[0] = (struct torch_layout){.kind = TORCH_LAYOUT_ADAPTER,
+                                       .main = adapter,
+                                       .beside = f.count ? out[0].main : NULL};
+        return 1;
+    }
+    if (f.count > 0)
+        qsort(out, f.count, sizeof *out, by_rank);
+    return f.count;
 }

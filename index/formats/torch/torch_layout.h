@@ -4,6 +4,7 @@
 #define UFS_INDEX_FORMATS_TORCH_LAYOUT_H
 
 #include "base/base.h"
+#include "index/formats/hf/safetensors_layout.h"
 
 struct listing;
 
@@ -25,10 +26,14 @@ struct torch_layout {
     uint32_t present; /* of a numbered set; beside an index all .bin files */
     const char
         *beside; /* an adapter beside the model, or the other way round; or NULL */
+    enum hf_rank rank;
 };
 
-/* Decides by names alone; transformers' own order. */
-void torch_layout(const struct listing *l, struct torch_layout *out);
+/*
+ * All that may be a model by names alone, in the order in which they are taken: none, or up to
+ * `max`. An adapter that stands for a model is the only one.
+ */
+size_t torch_layouts(const struct listing *l, struct torch_layout *out, size_t max);
 
 /* Is `name` a file of this numbered set? */
 bool torch_layout_has(const struct torch_layout *x, const char *name);

@@ -32,11 +32,11 @@ struct scan {
     /* With an index. */
     struct hf_index index;
     bool *found; /* entries of the index */
-    size_t now;  /* the shard that is reported */
-    size_t unlisted;
-    char *first_unlisted;
-    /* Without: keys that came once, and those that came again. */
-    struct keyset once;
+    size_t unlisted, again;
+    char *first_unlisted, *first_again;
+    bool no_memory;
+    struct keyset once; /* keys that came */
+    /* Without: those that came again. */
     char **twice;
     size_t ntwice;
 };
@@ -51,6 +51,7 @@ static void scan_release(struct scan *s)
     free(s->shard);
     free(s->found);
     free(s->first_unlisted);
+    free(s->first_again);
     keyset_release(&s->once);
     hf_index_release(&s->index);
 }
@@ -145,15 +146,15 @@ static int set_fault(struct sink *sink, const struct shard *f)
 }
 
 /* Only the name is known: shown as empty bytes. `f` NULL: it is in several files. */
-static int add_unknown(struct scan *s, const char *key, const struct shard *f,
-                       struct err *e)
+static int add_unknown(struct scan *s, const char *key, enum role role,
+                       const struct shard *f, struct err *e)
 {
     static const struct shape none = {.nd = 1};
     const struct sink_tensor t = {.key = key,
                                   .key_len = strlen(key),
                                   .dtype = DTYPE_U8,
                                   .shape = &none,
-                                  .role = ROLE_MODEL};
+                                  .role = (int)role};
     int rc = sink_tensor_begin(s->sink, &t, e);
 
     if (rc < 0)
@@ -178,40 +179,96 @@ static int read_index(struct scan *s, const char *name, struct err *e)
     return s->found ? new_shards(s, s->index.nfiles, e) : err_nomem(e);
 }
 
-/* The tensors of a file that the index puts there; loaders ignore all others. */
-static bool is_listed(void *user, const char *key, size_t len)
+/* Which key it was first, for a message. */
+static void note_first(char **first, const char *key, size_t len)
+{
+    if (!*first)
+        *first = strndup(key, MIN(len, (size_t)200));
+}
+
+/*
+ * Loaders read all files in the order of their names, and the last tensor of a key stays: so
+ * they are reported from the last one on, and what comes again is not.
+ */
+static bool is_read(void *user, const char *key, size_t len)
 {
     struct scan *s = user;
     ptrdiff_t at = hf_index_find(&s->index, key, len);
+    int rc = keyset_add(&s->once, key, len);
 
-    if (at >= 0 && s->index.entry[at].file == s->now) {
+    s->no_memory |= rc < 0;
+    if (at >= 0)
         s->found[at] = true;
-        return true;
+    if (rc == 0) {
+        s->again++;
+        note_first(&s->first_again, key, len);
+    } else if (at < 0) {
+        s->unlisted++;
+        note_first(&s->first_unlisted, key, len);
     }
-    if (s->unlisted++ == 0)
-        s->first_unlisted = strndup(key, MIN(len, (size_t)200));
-    return false;
+    return rc != 0;
 }
 
-static int report_listed(struct scan *s, size_t i, struct err *e)
+static int report_read(struct scan *s, size_t i, struct err *e)
 {
     struct torch_report how = plain;
 
-    how.wants = is_listed;
+    how.wants = is_read;
     how.user = s;
-    s->now = i;
-    s->unlisted = 0;
     if (torch_file_report_loaded(s->sink, &s->shard[i].f, &how, e) < 0)
         return -e->code;
-    if (s->unlisted > 0 &&
-        sink_warning(s->sink, "unlisted-tensor",
-                     "%s holds %zu tensors that the index does not put there, as "
-                     "\"%s\": they are not shown",
-                     s->shard[i].f.path, s->unlisted,
-                     s->first_unlisted ? s->first_unlisted : "") < 0)
-        return err_nomem(e);
-    free(steal(&s->first_unlisted));
+    return s->no_memory ? err_nomem(e) : 0;
+}
+
+/*
+ * Keys of the index that are in no file: they are listed, and give EIO. One that its file does
+ * not hold is missing for no loader: it is no part of model.safetensors.
+ */
+static int add_unread(struct scan *s, size_t *lost, const char **first, struct err *e)
+{
+    *lost = 0;
+    for (size_t i = 0; i < s->index.count; i++) {
+        const struct hf_index_entry *x = &s->index.entry[i];
+        bool is_lost;
+
+        if (s->found[i])
+            continue;
+        is_lost = s->shard[x->file].f.zip != NULL;
+        if (is_lost && (*lost)++ == 0)
+            *first = x->key;
+        if (add_unknown(s, x->key, is_lost ? ROLE_OTHER : ROLE_MODEL,
+                        &s->shard[x->file], e) < 0)
+            return -e->code;
+    }
     return 0;
+}
+
+static int tell_unlike(struct scan *s, const char *index, struct err *e)
+{
+    const char *first_lost = NULL;
+    size_t lost;
+    int rc = 0;
+
+    if (add_unread(s, &lost, &first_lost, e) < 0)
+        return -e->code;
+    if (s->unlisted > 0)
+        rc = sink_warning(s->sink, "unlisted-tensor",
+                          "%s does not list %zu tensors of the files that it names, as "
+                          "%s: they are part of the model, as for all loaders",
+                          index, s->unlisted,
+                          s->first_unlisted ? s->first_unlisted : "");
+    if (rc == 0 && s->again > 0)
+        rc = sink_warning(s->sink, "duplicate-key",
+                          "%zu tensors are in several files, as %s: that of the last "
+                          "file by name counts, as for transformers",
+                          s->again, s->first_again ? s->first_again : "");
+    if (rc == 0 && lost > 0)
+        rc = sink_warning(
+            s->sink, "missing-tensor",
+            "%s lists %zu tensors that its files do not hold, as %.200s: "
+            "they are lost, or the index is of another save: then remove %s",
+            index, lost, first_lost, index);
+    return rc < 0 ? err_nomem(e) : 0;
 }
 
 static int scan_indexed(struct scan *s, const char *name, struct err *e)
@@ -225,14 +282,10 @@ static int scan_indexed(struct scan *s, const char *name, struct err *e)
     }
     if (load_shards(s, e) < 0 || warn_damaged(s, e) < 0)
         return -e->code;
-    for (size_t i = 0; i < s->nshards; i++)
-        if (s->shard[i].f.zip && report_listed(s, i, e) < 0)
+    for (size_t i = s->nshards; i-- > 0;)
+        if (s->shard[i].f.zip && report_read(s, i, e) < 0)
             return -e->code;
-    for (size_t i = 0; i < s->index.count; i++)
-        if (!s->found[i] && add_unknown(s, s->index.entry[i].key,
-                                        &s->shard[s->index.entry[i].file], e) < 0)
-            return -e->code;
-    return 0;
+    return tell_unlike(s, name, e);
 }
 
 /* ---- without one ---- */
@@ -301,7 +354,7 @@ static bool is_single(void *user, const char *key, size_t len)
 static int add_twice(struct scan *s, struct err *e)
 {
     for (size_t i = 0; i < s->ntwice; i++) {
-        if (add_unknown(s, s->twice[i], NULL, e) == 0)
+        if (add_unknown(s, s->twice[i], ROLE_MODEL, NULL, e) == 0)
             continue;
         if (e->code != EEXIST)
             return -e->code;

@@ -108,18 +108,25 @@ static int tail_read(const struct zip *z, size_t want, struct tail *t, struct er
 }
 
 /*
- * The last end record whose comment reaches exactly to the end of the archive; readers
- * that disagree about which record counts are how archives with two faces are made.
+ * The last end record whose comment reaches exactly to the end of the archive; readers that
+ * disagree about which record counts are how archives with two faces are made. Where there is
+ * none, bytes follow that are no part of it (copies in whole blocks leave zeros): then it is
+ * the last one, as for miniz, which torch.load reads with, and for Python's zipfile.
  */
 static const unsigned char *find_end(const struct tail *t)
 {
+    const unsigned char *last = NULL;
+
     for (size_t i = t->len; i >= END_SIZE; i--) {
         const unsigned char *p = t->data + i - END_SIZE;
 
-        if (get_le32(p) == SIGNATURE_END && get_le16(p + 20) == t->len - i)
+        if (get_le32(p) != SIGNATURE_END || get_le16(p + 20) > t->len - i)
+            continue;
+        if (get_le16(p + 20) == t->len - i)
             return p;
+        last = last ? last : p;
     }
-    return NULL;
+    return last;
 }
 
 static int parse_end64(const struct zip *z, const unsigned char *p,
