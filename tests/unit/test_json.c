@@ -657,7 +657,7 @@ static void test_python_words(void **state)
 {
     static const char text[] = "{\"a\": [NaN, 1, Infinity, -Infinity, \"NaN\", -1],"
                                " \"Infinity\": {\"b\": Infinity}, \"n\": 7}";
-    static const char *const wrong[] = {"nan",  "+Infinity", "Inf",      "--Infinity",
+    static const char *const wrong[] = {"nan",  "+Infinity", "Inf",     "--Infinity",
                                         "NaN1", "-NaN",      "[Infini]"};
     CLEANUP(json_freep) struct json *doc = NULL;
     CLEANUP_FREE char *copy = malloc(strlen(text));
