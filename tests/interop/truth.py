@@ -92,17 +92,25 @@ def role(key):
     return "optimizer" if first in OPTIMIZER else "other" if first in OTHER else "model"
 
 
+MODULES = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "module"}
+
+
 def model_names(keys, paths):
-    """{name in model.safetensors: key} of the model's keys; paths: planner_data or None."""
+    """{name in model.safetensors: key} of the model's keys; paths: planner_data or None.
+
+    Where the saver put a wrapper before the model, what stands beside it is not the model's. Parts that wrappers of modules
+    left inside names are dropped, unless two names would be the same.
+    """
     mine = [k for k in keys if role(k) == "model"]
-    name = {}
-    for k in mine:
-        path = (paths or {}).get(k, ())
-        wrapped = len(path) > 1 and path[0] in WRAPPERS
-        name.setdefault(".".join(map(str, path[1:])) if wrapped else k, []).append(k)
-    if any(len(ks) > 1 for ks in name.values()):
+    inside = {k: (paths or {}).get(k, ())[1:] for k in mine if len((paths or {}).get(k, ())) > 1 and paths[k][0] in WRAPPERS}
+    name = {k: ".".join(map(str, inside[k])) for k in inside} or {k: k for k in mine}
+    if paths is not None:
+        short = {k: ".".join(part for part in n.split(".") if part not in MODULES) for k, n in name.items()}
+        if len(set(short.values())) == len(short):
+            name = short
+    if len(set(name.values())) < len(name):
         return {k: k for k in mine}
-    return {n: ks[0] for n, ks in name.items()}
+    return {n: k for k, n in name.items()}
 
 
 def attribute(path, name):
