@@ -62,7 +62,7 @@ struct sink {
     struct keyset keys;          /* of what the driver (then the filter) reports */
     struct keyset passed;        /* with a filter: of what it let pass */
     bool tells_loss;             /* a warning, or a tensor's fault */
-    uint64_t model, model_empty; /* tensors of the model, and those of shape [0] */
+    uint64_t model, model_empty; /* tensors of the model, and weights of shape [0] */
     uint64_t first_part;         /* hash of the part of the first tensor */
     bool many_parts;
     struct buf rule; /* the texts of rules that were set, each with a NUL */

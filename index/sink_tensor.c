@@ -497,8 +497,10 @@ static int put_tensor(struct sink *s, struct err *e)
 
     s->tells_loss |= row.fault != NULL;
     s->model += row.role == ROLE_MODEL;
-    s->model_empty += row.role == ROLE_MODEL && !row.fault && t->shape.nd == 1 &&
-                      t->shape.dim[0] == 0;
+    s->model_empty +=
+        row.role == ROLE_MODEL && !row.fault && t->shape.nd == 1 &&
+        t->shape.dim[0] == 0 &&
+        (t->dtype == DTYPE_F32 || t->dtype == DTYPE_F16 || t->dtype == DTYPE_BF16);
     return stage_tensor(s->stage, &row, e);
 }
 
