@@ -44,7 +44,9 @@ def unshard(*args, ok=(0,)):
 
 
 def described(path):
-    return {t["key"]: t for t in json.loads(unshard("ls", path, "--json").stdout)["tensors"]}
+    """What each tensor is; not the file that it comes from, which a save may change."""
+    rows = json.loads(unshard("ls", path, "--json").stdout)["tensors"]
+    return {t["key"]: {k: v for k, v in t.items() if k != "origin"} for t in rows}
 
 
 def files_of(path):
