@@ -907,7 +907,7 @@ def test_files_that_are_no_checkpoint(t):
 
 
 def test_what_is_changed_in_showing_is_not_written_back(t):
-    tensors = make_tensors(1)
+    tensors = {key: of for key, of in make_tensors(1).items() if of[0] == "F32"}  # dtype= refuses packed ones
     write_checkpoint(t + "/run/step1", tensors)
     for option in ("dtype=BF16", "prefix=drop"):
         with Mount(t + "/run", t + "/mnt", "rw," + option) as m:
