@@ -225,16 +225,16 @@ def test_a_step_by_two_numbers(t):
     key, (_, shape, data) = next(iter(make_tensors(1).items()))
     with Mount(t + "/src", t + "/mnt", "rw") as m:
         os.mkdir(m / "run/checkpoint-9")
-        with open(m / "run/checkpoint-9/part", "wb") as f:
+        with open(m / "run/checkpoint-9/.part", "wb") as f:
             f.write(image(9))
         fsync(m / "run/checkpoint-9")
-        os.stat(m / "run/checkpoint-9/part")
+        os.stat(m / "run/checkpoint-9/.part")
         before = os.open(m / "run/checkpoint-9", os.O_RDONLY | os.O_DIRECTORY)
         write_file(m / f"run/tensors/{key}.npy", npy_image("<f4", shape, bytes(len(data))))
         fsync(m / "run")
         after = os.open(m / "run/checkpoint-9", os.O_RDONLY | os.O_DIRECTORY)
-        fails("by both", errno.ESTALE, lambda: os.rename("part", "model.safetensors", src_dir_fd=before, dst_dir_fd=after))
-        os.rename("part", "model.safetensors", src_dir_fd=after, dst_dir_fd=after)
+        fails("by both", errno.ESTALE, lambda: os.rename(".part", "model.safetensors", src_dir_fd=before, dst_dir_fd=after))
+        os.rename(".part", "model.safetensors", src_dir_fd=after, dst_dir_fd=after)
         fsync(m / "run/checkpoint-9")
         os.close(before)
         os.close(after)
