@@ -29,6 +29,7 @@ struct request {
     size_t size;
     off_t off;
     struct fuse_file_info fi;
+    bool has_fi; /* of a setattr: fi is set */
     bool may_block, may_fill, plus;
 };
 

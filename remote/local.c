@@ -409,20 +409,6 @@ static int local_readlink(struct store *s, const char *path, char *dst, size_t s
     return rc < 0 ? local_fail(ls, path, rc, e) : 0;
 }
 
-/* The descriptor keeps its number: whoever uses it at the moment ends on either root. */
-static int local_reopen(struct store *s, struct err *e)
-{
-    struct local_store *ls = local_of(s);
-    CLEANUP_FD int fd = -1;
-
-    if (ls->prefix[0] || ls->base.file)
-        return err_set(e, EROFS, "%s: cannot be replaced", ls->base.url);
-    fd = open(ls->anchor.path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || dup3(fd, ls->anchor.fd, O_CLOEXEC) < 0)
-        return err_set(e, errno, "%s: %s", ls->anchor.path, strerror(errno));
-    return 0;
-}
-
 static void local_follow(struct store *s)
 {
     struct local_store *ls = local_of(s);
@@ -459,7 +445,6 @@ static const struct store_ops local_ops = {
     .list = local_list,
     .open = local_open,
     .readlink = local_readlink,
-    .reopen = local_reopen,
     .follow = local_follow,
     .readable = local_readable,
     .close = local_close,

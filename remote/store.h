@@ -32,11 +32,6 @@ struct store_ops {
     int (*readlink)(struct store *s, const char *path, char *dst, size_t size,
                     struct err *e);
     /*
-     * Optional: the root's directory was put in the place of another under its own name,
-     * and is the root from now on. -EROFS: its name says not which.
-     */
-    int (*reopen)(struct store *s, struct err *e);
-    /*
      * Optional: looks whether the file system of the root was unmounted. Then everything
      * fails (-EIO), until one is mounted there again: that is the root from then on. For
      * one thread, now and then.
@@ -125,7 +120,7 @@ void store_follow(struct store *s);
 /* Requests that were tried again since it was opened; local: 0. */
 uint64_t store_retries(struct store *s);
 
-/* What is remembered of this directory and of those above it counts no more. */
+/* This directory and those above it were written to: what is remembered counts no more. */
 void store_forget(struct store *s, const char *path);
 
 bool store_is_remote(const struct store *s);

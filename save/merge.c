@@ -13,6 +13,7 @@
 #include "index/key_text.h"
 #include "save/cuts.h"
 #include "save/input.h"
+#include "save/intake.h"
 #include "save/merge_priv.h"
 
 enum { MERGE_MEMORY = 2047 << 20 };
@@ -44,11 +45,12 @@ static int add_old(void *user, const struct tensor_info *t)
 
 static int list_old(struct merge *m, struct err *e)
 {
-    struct catalog *c = m->spec.env->catalog;
+    struct catalog *c;
     int ret;
 
     if (!m->spec.checkpoint)
         return 0;
+    c = m->spec.env->catalog;
     m->e = e;
     ret = catalog_checkpoint_by_id(c, m->spec.checkpoint, m->arena, &m->info, e);
     if (ret == 0)
@@ -116,9 +118,9 @@ static int check_files(struct merge *m, struct err *e)
         if (merge_name(m, TAG_PATH, m->spec.file[i].path, strlen(m->spec.file[i].path),
                        i, e) < 0)
             return -e->code;
-    ret = take_kind(m, INCOMING_INDEX, merge_check_index, e);
+    ret = m->spec.partial ? 0 : take_kind(m, INCOMING_INDEX, merge_check_index, e);
     for (size_t i = 0; ret == 0 && i < m->spec.files; i++) {
-        if (kind_of(m, i) == INCOMING_SAFETENSORS)
+        if (kind_of(m, i) == INCOMING_SAFETENSORS && !m->spec.partial)
             ret = merge_check_set(m, &m->spec.file[i], e);
         note_whole(m, i);
     }
@@ -197,12 +199,22 @@ static int open_old(struct merge *m, struct err *e)
     return save_input_new(m->spec.env, m->spec.checkpoint, &choice, &m->input, e);
 }
 
+/* What belongs to no batch first, then by batch, as all schedules have them. */
+static int by_batch(const struct layout_batch *x, const struct layout_batch *y)
+{
+    if (!x || !y || x->number == y->number)
+        return (x > y) - (x < y);
+    return x->number < y->number ? -1 : 1;
+}
+
 static int by_key(const void *a, const void *b, void *user)
 {
     const struct layout_tensor *t = user, *x = &t[*(const size_t *)a],
                                *y = &t[*(const size_t *)b];
-    int c = memcmp(x->key, y->key, MIN(x->key_len, y->key_len));
+    int c = by_batch(x->batch, y->batch);
 
+    if (c == 0)
+        c = memcmp(x->key, y->key, MIN(x->key_len, y->key_len));
     return c ? c : (x->key_len > y->key_len) - (x->key_len < y->key_len);
 }
 
@@ -316,7 +328,8 @@ int merge_new(const struct merge_spec *spec, struct merge **out, struct err *e)
     m->spec = *spec;
     m->arena = arena_new(MERGE_MEMORY);
     m->came = calloc(spec->files + 1, sizeof *m->came);
-    ret = m->arena && m->came ? merge_all(m, e) : err_nomem(e);
+    m->batch = calloc(spec->files + 1, sizeof *m->batch);
+    ret = m->arena && m->came && m->batch ? merge_all(m, e) : err_nomem(e);
     if (ret < 0)
         merge_free(m);
     else
@@ -333,6 +346,7 @@ void merge_free(struct merge *m)
     keyset_release(&m->whole);
     free(m->slot);
     free(m->came);
+    free(m->batch);
     free(m->wanted);
     free(m->tensor);
     free(m->from);
@@ -408,12 +422,32 @@ const struct layout_input *merge_input(const struct merge *m)
     return &m->in;
 }
 
+bool merge_origin(const struct merge *m, size_t tensor, size_t *file, uint64_t *at)
+{
+    const struct entry *x =
+        m->from[tensor] < m->entries ? &m->entry[m->from[tensor]] : NULL;
+
+    if (!x)
+        return false;
+    *file = x->file;
+    *at = x->data.at;
+    return true;
+}
+
+const struct merge_spec *merge_spec_of(const struct merge *m)
+{
+    return &m->spec;
+}
+
 static int read_incoming(const struct merge *m, const struct entry *x, uint64_t off,
                          size_t len, void *dst, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[x->file];
-    CLEANUP_FD int fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC);
+    CLEANUP_FD int fd = -1;
 
+    if (f->intake)
+        return intake_read_exact(f->intake, dst, len, x->data.at + off, e);
+    fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set(e, errno, "%s: %s", f->path, strerror(errno));
     return incoming_read(fd, &x->data, off, len, dst, e) < 0

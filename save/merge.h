@@ -10,6 +10,7 @@
 #include "save/write.h"
 
 struct err;
+struct intake_file;
 struct merge;
 
 /* A file as it came in. Borrowed for as long as the merge. */
@@ -19,8 +20,9 @@ struct merge_file {
     uint64_t order;    /* of its last close: what was closed later wins */
     uint64_t
         since; /* it has nothing of what was closed later; UINT64_MAX: it is all new */
-    const char *dtype; /* user.unshard.dtype that was set on it, or NULL */
-    bool open;         /* somebody writes it now */
+    const char *dtype;          /* user.unshard.dtype that was set on it, or NULL */
+    bool open;                  /* somebody writes it now */
+    struct intake_file *intake; /* it is received there; NULL: it is in the spool */
 };
 
 /* A name in tensors/ that was removed: what was closed later stays. */
@@ -38,6 +40,7 @@ struct merge_spec {
     const struct merge_removal *removed;
     size_t removals;
     bool drop_roles[3], drop_objects;
+    bool partial; /* other files of a set may be missing: nothing is written of it */
 };
 
 /*
@@ -52,6 +55,9 @@ void merge_freep(struct merge **m);
 
 /* Does it differ from the checkpoint that is there? If not, only side files came. */
 bool merge_changes(const struct merge *m);
+
+/* File number `file` is an index: has every tensor that it lists arrived? -EINVAL: not. */
+int merge_check_keys(struct merge *m, size_t file, struct err *e);
 
 /* Did tensors come, or an index that speaks of some? */
 bool merge_has_tensors(const struct merge *m);
@@ -85,6 +91,10 @@ int merge_verbatim(struct merge *m, uint64_t max, bool *out, struct err *e);
 bool merge_is_verbatim(const struct merge *m, size_t file);
 
 const struct layout_input *merge_input(const struct merge *m);
+
+/* The file of the spec that has this tensor of the input, and where; false: none has. */
+bool merge_origin(const struct merge *m, size_t tensor, size_t *file, uint64_t *at);
+const struct merge_spec *merge_spec_of(const struct merge *m);
 struct save_source merge_source(struct merge *m);
 
 #endif

@@ -58,8 +58,10 @@ struct merge {
         uint64_t size;
         bool pt;       /* its metadata say what transformers wants to see */
         bool verbatim; /* it can stand as it is */
-    } * came;          /* of each file of the spec */
-    bool *wanted;      /* old tensors by ord */
+        struct layout_batch *batch; /* of an intake, else NULL */
+    } * came;                       /* of each file of the spec */
+    struct layout_batch *batch;     /* of each file */
+    bool *wanted;                   /* old tensors by ord */
     size_t olds;
     struct checkpoint_info info;
     struct save_input *input; /* the old ones that stay */

@@ -83,6 +83,28 @@ int merge_check_index(struct merge *m, size_t file, struct err *e)
     return ret;
 }
 
+int merge_check_keys(struct merge *m, size_t file, struct err *e)
+{
+    static const enum tag tags[] = {TAG_MODEL, TAG_OPTIMIZER, TAG_KEY};
+    struct hf_index x;
+    int ret = read_index(m, file, &x, e);
+
+    if (ret < 0)
+        return ret;
+    for (size_t i = 0; ret == 0 && i < x.count; i++) {
+        const char *key = x.entry[i].key;
+        bool found = false;
+
+        for (size_t k = 0; k < ARRAY_SIZE(tags); k++)
+            found |= merge_find(m, tags[k], key, strlen(key)) != NOT_THERE;
+        if (!found)
+            ret = err_set(e, EINVAL, "%s lists %s, which has not arrived",
+                          m->spec.file[file].path, key);
+    }
+    hf_index_release(&x);
+    return ret;
+}
+
 /* ---- files that can stand as they are ---- */
 
 /* A file of the model's one kind: "model.safetensors", or of the set "model-N-of-M". */

@@ -10,6 +10,7 @@
 #include "index/formats/hf/safetensors_header.h"
 #include "index/names.h"
 #include "remote/source.h"
+#include "save/intake.h"
 #include "save/merge_priv.h"
 
 /*
@@ -49,8 +50,11 @@ int merge_bad_file(const struct merge_file *f, struct err *e)
 int merge_open(const struct merge *m, size_t file, struct source **out, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[file];
-    int fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd;
 
+    if (f->intake)
+        return intake_source(f->intake, out, e);
+    fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set(e, errno, "%s: %s", f->path, strerror(errno));
     return source_from_fd(fd, f->path, out, e);
@@ -142,12 +146,41 @@ static int put_named(struct merge *m, size_t file, const struct safetensors_head
         return err_nomem(e);
     x.t.key = key.data ? key.data : "";
     x.t.key_len = key.len;
+    x.t.batch = m->came[file].batch;
+    x.t.batch_at = t->begin;
     x.t.dtype = x.data.dtype = t->dtype;
     safetensors_shape(t, &x.t.shape);
     x.data.shape = x.t.shape;
     x.data.at = h->data + t->begin;
     x.data.bytes = t->end - t->begin;
     return put(m, &x, e);
+}
+
+/* Its tensors are laid out by themselves; the numbers of model and optimizer files differ. */
+static int begin_batch(struct merge *m, size_t file, struct source *src,
+                       const struct safetensors_header *h, struct err *e)
+{
+    const char *path = m->spec.file[file].path;
+    struct layout_batch *b = &m->batch[file];
+    enum role role = ROLE_MODEL;
+    unsigned number = 1;
+    size_t stem;
+    char *text;
+
+    m->came[file].batch = b;
+    (void)incoming_is_whole(path, &role);
+    if (incoming_set(path, &number, &stem) == 0)
+        number = 1;
+    *b = (struct layout_batch){.number = 2 * (number - 1) + (role == ROLE_OPTIMIZER),
+                               .tensors = h->count};
+    if (!safetensors_is_pt(h))
+        return 0;
+    text = arena_alloc(m->arena, (size_t)h->data);
+    if (!text)
+        return err_nomem(e);
+    b->header = text;
+    b->header_len = (size_t)h->data;
+    return source_read(src, 0, b->header_len, text, e);
 }
 
 int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
@@ -163,6 +196,8 @@ int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
         return merge_bad_file(f, e);
     m->came[file] = (struct came){
         .tensors = h.count, .size = src->size, .pt = safetensors_is_pt(&h)};
+    if (f->intake)
+        ret = begin_batch(m, file, src, &h, e);
     for (size_t i = 0; ret == 0 && i < h.count; i++)
         ret = put_named(m, file, &h, &h.tensor[i], e);
     safetensors_header_release(&h);
@@ -388,6 +423,7 @@ int merge_take_raw(struct merge *m, size_t file, struct err *e)
         return err_set(e, EINVAL, "%s has %" PRIu64 " bytes, the tensor %" PRIu64,
                        f->path, src->size, m->entry[i].data.bytes);
     x.t = m->entry[i].t;
+    x.t.batch = NULL;
     x.data = (struct incoming_data){
         .dtype = x.t.dtype, .shape = x.t.shape, .bytes = src->size};
     return put(m, &x, e);

@@ -11,7 +11,7 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, SANITIZED, Mount, main, safetensors_image, same, tensor_bytes, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import PATIENCE, SANITIZED, Mount, main, safetensors_image, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file  # noqa: E402
 
 KEY, OTHER, PAGE, PAGES = "w", "v", 4096, 64
 ROUNDS = 2 if SANITIZED or "UFS_YIELD_SEED" in os.environ else 12  # both make each request slow
@@ -225,9 +225,9 @@ def test_under_its_old_name(t):
 
 
 def test_a_reader_from_before(t):
-    """It keeps the bytes that it opened, and whoever writes maps what was written."""
+    """Of a view it keeps the bytes that it opened, and whoever writes maps what was written."""
     with source(t) as m:
-        for name in (f"step1/raw/{KEY}", "step1/side.bin"):
+        for name in (f"step1/raw/{KEY}", f"step1/raw/{OTHER}"):
             path = m / name
             reader = os.open(path, os.O_RDONLY)
             with mmap.mmap(reader, PAGE * PAGES, prot=mmap.PROT_READ) as old:
@@ -246,8 +246,8 @@ def test_a_reader_from_before(t):
                 same(f"{name}: the reader, at the end", old[:8], bytes(8))
             os.close(reader)
         publish(m)
-        with open(t + "/run/step1/side.bin", "rb") as f:
-            same("the source", f.read(24), b"x" * 8 + b"mapped!!" + b"x" * 8)
+    for key, (_, _, data) in stored(t + "/run/step1").items():
+        same(f"{key} in the source", data[:24], b"x" * 8 + b"mapped!!" + b"x" * 8)
 
 
 def test_a_mapping_to_read(t):
@@ -281,7 +281,7 @@ def test_opened_by_its_descriptor(t):
 def test_opened_just_after_a_change(t):
     """The kernel comes back by the path once: what it is told ESTALE for must be one thing of the two."""
     with source(t) as m:
-        for name in (f"step1/raw/{KEY}", "step1/model.safetensors", f"step1/tensors/{KEY}.npy"):
+        for name in (f"step1/raw/{KEY}", f"step1/tensors/{KEY}.npy"):
             for turn in range(8):
                 with open(m / name, "rb") as f:
                     f.read(1)
