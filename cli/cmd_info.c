@@ -71,7 +71,7 @@ static uint64_t count_warning(struct warnings *w, const char *code)
     if (i == WARNING_KINDS || strlen(code) >= sizeof w->kind[i].code)
         return 0;
     if (i == w->n)
-        strcpy(w->kind[w->n++].code, code);
+        memcpy(w->kind[w->n++].code, code, strlen(code) + 1);
     return w->kind[i].count++;
 }
 
