@@ -242,7 +242,7 @@ static int not_one_checkpoint(struct cli *c, struct reading *s)
     int rc = scanner_walk_all(s->scanner, "", note_checkpoint, note_unfinished, &found,
                               &why);
 
-    if (!found.count && rc == -EFBIG) {
+    if (!found.count && rc < 0) {
         c->err = why;
     } else if (!found.count) {
         cli_no_checkpoint(c, s);

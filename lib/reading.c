@@ -226,18 +226,19 @@ static int note_unfinished(void *user, const char *dir, const char *why)
     return 1;
 }
 
-/* 1: there is exactly one; 0: there is not, or nobody can know: there is no end of them. */
-static int find_only(struct reading *r, struct only *out, struct err *e)
+/*
+ * Is there exactly one? Not where it cannot be known: directories without end, a file that
+ * cannot be read. Whoever lists the tree then reports that, beside what it finds.
+ */
+static bool find_only(struct reading *r, struct only *out)
 {
-    int ret;
+    struct err ignored = {0};
 
     *out = (struct only){0};
-    ret = scanner_walk_all(r->scanner, "", note_only, note_unfinished, out, e);
-    if (ret == -EFBIG) {
-        *e = (struct err){0};
-        return 0;
-    }
-    return ret < 0 ? ret : out->count == 1;
+    return !r->store->file &&
+           scanner_walk_all(r->scanner, "", note_only, note_unfinished, out,
+                            &ignored) >= 0 &&
+           out->count == 1;
 }
 
 static int tell_failed(const struct reading *r, const struct checkpoint_info *info,
@@ -268,9 +269,8 @@ int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_inf
     if (place.kind == PLACE_CHECKPOINT) {
         ret = scanner_get(r->scanner, "", place.file, a, out, e);
     } else {
-        ret = r->store->file ? 0 : find_only(r, &only, e);
-        if (ret <= 0)
-            return ret < 0 ? ret : 1;
+        if (!find_only(r, &only))
+            return 1;
         r->below = true;
         ret = scanner_get(r->scanner, only.dir, only.has_file ? only.file : NULL, a,
                           out, e);
@@ -289,6 +289,5 @@ int reading_is_tree(struct reading *r, struct err *e)
         ret = place_of(l, r->store->file, &place, e);
     if (ret < 0 || place.kind == PLACE_CHECKPOINT)
         return MIN(ret, 0);
-    ret = r->store->file ? 0 : find_only(r, &only, e);
-    return ret < 0 ? ret : !ret;
+    return !find_only(r, &only);
 }
