@@ -211,7 +211,7 @@ static int place_of_file(struct listing *l, const char *name, struct place *out,
                          struct err *e)
 {
     const struct listing_entry *entry = listing_find(l, name);
-    const struct format_driver *d;
+    const struct format_driver *d, *known;
     bool piece; /* asked for by name it stands for all of them */
     int score;
 
@@ -220,8 +220,9 @@ static int place_of_file(struct listing *l, const char *name, struct place *out,
     if (entry->st.kind != ENTRY_FILE)
         return 0;
     d = winner(l, entry->name, &piece, &score);
-    if (score <= BY_NAME && content_of(l, entry->name))
-        d = content_of(l, entry->name);
+    known = score <= BY_NAME ? content_of(l, entry->name) : NULL;
+    if (known)
+        d = known;
     if (d)
         set_one_file(out, entry->name, d);
     return 0;
