@@ -89,7 +89,7 @@ static int too_deep(struct walk *w, const char *path)
 /* A directory in the one that is looked at. */
 static int push(struct walk *w, const char *path, struct above *above, struct err *e)
 {
-    if (w->level == LEVELS_MAX)
+    if (scanner_store(w->s)->remote && w->level == LEVELS_MAX)
         return too_deep(w, path);
     if (w->count == w->cap) {
         size_t cap = w->cap ? w->cap * 2 : 64;
