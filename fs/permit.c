@@ -523,6 +523,7 @@ int permit_open(const struct request *r, const struct slot *slot, struct err *e)
         return answer_view(&q, VIEW_OPTIMIZER);
     case INSIDE_CHECKPOINT_JSON:
     case INSIDE_OBJECTS_JSON:
+    case INSIDE_INDEX:
         return answer_report(&q);
     case INSIDE_OVERLAY:
         return answer_overlay(&q, ino_index(r->ino));
