@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Which of several files are the model, what is missing, and what stands in a file's place: directories made here."""
+import io
 import json
 import os
 import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 UNSHARD = os.path.abspath(os.environ["UNSHARD"])
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "ab" * 32 + "\nsize 440473133\n"
@@ -23,6 +25,24 @@ def weights(**tensors):
         data += part
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
+
+
+def saved(**tensors):
+    """The same as torch.save writes it."""
+    def text(s):
+        return b"X" + struct.pack("<I", len(s)) + s.encode()
+    graph, out = b"\x80\x02}(", io.BytesIO()
+    for name, (count, _) in tensors.items():
+        n = b"K" + bytes([count])
+        storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(name) + text("cpu") + n + b"tQ"
+        graph += text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0(" + n + b"t(K\1t\x89ccollections\nOrderedDict\n)RtR"
+    with zipfile.ZipFile(out, "w") as z:
+        z.writestr("model/data.pkl", graph + b"u.")
+        z.writestr("model/byteorder", "little")
+        for name, (count, value) in tensors.items():
+            z.writestr("model/data/" + name, struct.pack("<f", value) * count)
+        z.writestr("model/version", "3\n")
+    return out.getvalue()
 
 
 def index(**files):
@@ -56,6 +76,8 @@ class Place:
 
 
 SHARDS = {ONE: weights(a=(2, 1)), TWO: weights(b=(2, 2))}
+BIN = "pytorch_model-00001-of-00002.bin"
+BINS = {BIN: saved(a=(2, 1)), "pytorch_model-00002-of-00002.bin": saved(b=(2, 2))}
 # (what, files, the model (None: any), words of info, words that are not there, status of verify)
 ROWS = [
     ("an index of another number of files", {**SHARDS, INDEX: index(a="model-00001-of-00003.safetensors", b="model-00003-of-00003.safetensors")},
@@ -81,6 +103,23 @@ ROWS = [
     ("numbers of several widths", {"model-9-of-10.safetensors": weights(a=(2, 1)), "model-10-of-10.safetensors": weights(b=(2, 2))},
      {"a": 1, "b": 2}, ["complete     no: 8 of the 10 files"], [], 1),
     ("a variant without an index", {"model.fp16-00001-of-00001.safetensors": weights(a=(2, 1))}, {"a": 1}, ["complete     yes"], [], 0),
+    ("a set of .bin files without an index", BINS, {"a": 1, "b": 2}, ["complete     yes"], ["passed over"], 0),
+    ("such a set beside a variant in one file, which transformers loads for who asks", {**BINS, "model.fp16.safetensors": weights(a=(2, 7), b=(2, 8))},
+     {"a": 7, "b": 8}, ["complete     yes", f"passed over  {BIN}: model.fp16.safetensors goes first; transformers loads neither unless asked"], [], 0),
+    ("a part of such a set beside it", {BIN: BINS[BIN], "model.fp16.safetensors": weights(a=(2, 7), b=(2, 8))},
+     {"a": 7, "b": 8}, ["complete     yes", f"passed over  {BIN}: 1 of its 2 files are missing"], [], 0),
+    ("such a set beside files of other names",
+     {**BINS, "consolidated.safetensors": weights(a=(2, 7), b=(2, 8)), "other.safetensors": weights(a=(2, 9))}, {"a": 1, "b": 2},
+     [f"passed over  {name}: transformers loads neither this nor the set of {BIN}" for name in ("consolidated.safetensors", "other.safetensors")], [], 0),
+    ("safetensors by their numbers beside a variant of .bin", {**SHARDS, "pytorch_model.fp16.bin": saved(a=(2, 7), b=(2, 8))}, {"a": 1, "b": 2},
+     [f"passed over  pytorch_model.fp16.bin: {ONE} goes first"], [], 0),
+    ("a variant beside the model", {"model.safetensors": weights(a=(2, 1)), "model.fp16.safetensors": weights(a=(2, 7))}, {"a": 1},
+     ["passed over  model.fp16.safetensors: model.safetensors comes first in transformers' order"], [], 0),
+    ("a variant beside a model that is cut", {"model.safetensors": weights(a=(200, 1))[:300], "model.fp16.safetensors": weights(a=(2, 7))}, {"a": 7},
+     ["complete     yes", "passed over  model.safetensors: ", "it is cut"], [], 0),
+    ("a variant alone", {"model.fp16.safetensors": weights(a=(2, 7))}, {"a": 7}, ["complete     yes"], ["passed over"], 0),
+    ("files that are read beside the model", {**SHARDS, "value_head.safetensors": weights(v=(2, 3))}, {"a": 1, "b": 2}, ["complete     yes"],
+     ["passed over"], 0),
     ("names that no loader knows do not count beside those that some do",
      {ONE: weights(a=(2, 1)), "optimizer-00001-of-00001.safetensors": weights(m=(2, 5))}, {"a": 1}, ["complete     no"], [], 1),
     ("a pointer in place of a shard", {ONE: weights(a=(2, 1)), TWO: POINTER, INDEX: index(a=ONE, b=TWO)}, {"a": 1, "b": None}, ["git lfs pull"], [], 1),

@@ -252,7 +252,8 @@ class Ours:
         self.format = report.get("format")
         self.complete = report.get("complete") is True
         self.warnings = report.get("warnings", [])
-        self.passed = [o["passed_over"] for o in report.get("origins", []) if "passed_over" in o]
+        self.origins = report.get("origins", [])
+        self.passed = [o["passed_over"] for o in self.origins if "passed_over" in o]
         self.tensors = {t["key"]: t["shape"] for t in report.get("tensors", []) if t["role"] == "model"}
         self.origin = {t["key"]: files[t["origin"]["file"]]["path"] if t.get("origin") and t["origin"].get("file") is not None else None
                        for t in report.get("tensors", [])}
@@ -271,12 +272,20 @@ class Wrong(Exception):
     """What does not hold, as its kind and its words."""
 
 
+def left_out(path, ours):
+    """Files of weights that no tensor comes from, where no index decides."""
+    if any(origin.get("rule", "").startswith("the files that ") for origin in ours.origins):
+        return []
+    known = {"adapter_model.safetensors", *ours.origin.values()}
+    return [f.name for kind in ("*.safetensors", "pytorch_model*.bin") for f in path.glob(kind) if not f.name.startswith(".") and f.name not in known]
+
+
 def reads_more(path, theirs, ours):
     """Why unshard may read, and say nothing, what transformers does not load: None for what is a mistake."""
     if theirs.fault == "KeyError: 'metadata'":
         return "transformers wants `metadata` in an index; other loaders do not, and it says nothing of the tensors"
-    if theirs.fault and theirs.fault.startswith("OSError: Error no file named"):
-        return "transformers knows four names; one more that is whole is read here (a variant, numbers without an index, ...)"
+    if theirs.fault and theirs.fault.startswith("OSError: Error no file named") and (ours.is_of_others or not left_out(path, ours)):
+        return "transformers knows four names; the only other one that is there is read here (a variant, numbers without an index, ...)"
     return None
 
 

@@ -3,6 +3,7 @@
 #include "index/formats/hf/choose.h"
 
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,10 @@
 
 #include "base/err.h"
 #include "index/formats/hf/hf_index.h"
+#include "index/formats/hf/hf_model.h"
 #include "index/formats/hf/safetensors_header.h"
+#include "index/formats/hf/train_parts.h"
+#include "index/formats/stand_in.h"
 #include "index/formats/torch/torch_walk.h"
 #include "index/formats/torch/torch_zip.h"
 #include "index/sink.h"
@@ -345,28 +349,22 @@ static const struct hf_candidate *best_of(struct listing *l, struct hf_choice *c
     return best;
 }
 
-static struct hf_candidate *add(struct hf_choice *c, enum hf_family family,
-                                const char *main, enum hf_rank rank, unsigned *ranks)
+static void add(struct hf_choice *c, const struct hf_candidate *x)
 {
     size_t i = c->count;
 
     if (c->count == HF_CANDIDATES)
-        return NULL;
-    for (; i > 0 && ranks[i - 1] > rank; i--) {
+        return;
+    for (; i > 0 && rank_of(&c->candidate[i - 1]) > rank_of(x); i--)
         c->candidate[i] = c->candidate[i - 1];
-        ranks[i] = ranks[i - 1];
-    }
-    ranks[i] = rank;
-    c->candidate[i] = (struct hf_candidate){.family = family, .main = main};
+    c->candidate[i] = *x;
     c->count++;
-    return &c->candidate[i];
 }
 
 static void find(struct listing *l, struct hf_choice *c)
 {
     struct safetensors_layout st[HF_CANDIDATES];
     struct torch_layout bin[HF_CANDIDATES];
-    unsigned ranks[HF_CANDIDATES] = {0};
     size_t n = safetensors_layouts(l, st, ARRAY_SIZE(st));
     size_t m = torch_layouts(l, bin, ARRAY_SIZE(bin));
 
@@ -374,23 +372,72 @@ static void find(struct listing *l, struct hf_choice *c)
         c->safetensors = st[0];
     if (m > 0)
         c->torch = bin[0];
-    for (size_t i = 0; i < n; i++) {
-        struct hf_candidate *x;
+    for (size_t i = 0; i < n; i++)
+        if (st[i].kind != SAFETENSORS_ADAPTER && st[i].kind != SAFETENSORS_PIECES)
+            add(c, &(struct hf_candidate){.family = HF_SAFETENSORS,
+                                          .main = st[i].main,
+                                          .safetensors = st[i]});
+    for (size_t i = 0; i < m; i++)
+        if (bin[i].kind != TORCH_LAYOUT_ADAPTER)
+            add(c, &(struct hf_candidate){
+                       .family = HF_TORCH, .main = bin[i].main, .torch = bin[i]});
+}
 
-        if (st[i].kind == SAFETENSORS_ADAPTER || st[i].kind == SAFETENSORS_PIECES)
-            continue;
-        x = add(c, HF_SAFETENSORS, st[i].main, st[i].rank, ranks);
-        if (x)
-            x->safetensors = st[i];
-    }
-    for (size_t i = 0; i < m; i++) {
-        struct hf_candidate *x;
+static bool any_is_there(const struct hf_choice *c)
+{
+    for (size_t i = 0; i < c->count; i++)
+        if (c->candidate[i].state != HF_ABSENT)
+            return true;
+    return false;
+}
 
-        if (bin[i].kind == TORCH_LAYOUT_ADAPTER)
-            continue;
-        x = add(c, HF_TORCH, bin[i].main, bin[i].rank, ranks);
-        if (x)
-            x->torch = bin[i];
+static struct hf_candidate variant_file(const struct hf_choice *c, const char *name,
+                                        enum hf_family family)
+{
+    const struct safetensors_layout *st = &c->safetensors;
+    const struct torch_layout *bin = &c->torch;
+
+    return (struct hf_candidate){
+        .family = family,
+        .main = name,
+        .files = 1,
+        .safetensors = {.kind = SAFETENSORS_SINGLE,
+                        .main = name,
+                        .stem = name,
+                        .stem_len = strlen(name) - strlen(suffix_of[family]),
+                        .adapter =
+                            st->kind == SAFETENSORS_ADAPTER ? st->main : st->adapter,
+                        .rank = HF_RANK_VARIANT_FILE},
+        .torch = {.kind = TORCH_LAYOUT_SINGLE,
+                  .main = name,
+                  .beside = bin->kind == TORCH_LAYOUT_ADAPTER ? bin->main : bin->beside,
+                  .rank = HF_RANK_VARIANT_FILE_BIN}};
+}
+
+/*
+ * A variant in one file, which transformers loads for who asks for it. Without any other
+ * candidate it is a file like all others.
+ */
+static void find_variant_files(const struct listing *l, struct hf_choice *c)
+{
+    static const struct {
+        const char *pattern;
+        enum hf_family family;
+    } names[] = {{"model.*.safetensors", HF_SAFETENSORS},
+                 {"diffusion_pytorch_model.*.safetensors", HF_SAFETENSORS},
+                 {"pytorch_model.*.bin", HF_TORCH},
+                 {"diffusion_pytorch_model.*.bin", HF_TORCH}};
+
+    for (size_t i = 0; any_is_there(c) && i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        for (size_t k = 0; k < ARRAY_SIZE(names); k++) {
+            const struct hf_candidate x = variant_file(c, entry->name, names[k].family);
+
+            if (entry->st.kind == ENTRY_FILE && !strstr(entry->name, "-of-") &&
+                fnmatch(names[k].pattern, entry->name, 0) == 0)
+                add(c, &x);
+        }
     }
 }
 
@@ -425,6 +472,7 @@ static void choose(struct listing *l, struct hf_choice *c)
     find(l, c);
     for (size_t i = 0; i < c->count; i++)
         judge_names(l, &c->candidate[i]);
+    find_variant_files(l, c);
     c->best = best_of(l, c, false);
     if (!c->best || c->best->state == HF_ABSENT) {
         const struct hf_candidate *other = best_of(l, c, true);
@@ -509,6 +557,9 @@ static void say_passed(const struct hf_choice *choice, const struct hf_candidate
         snprintf(out, size, "%s%s", c->why, elsewhere);
     else if (better)
         snprintf(out, size, "%s is the model", better);
+    else if (best && rank_of(best) >= HF_RANK_OTHER_INDEX)
+        snprintf(out, size, "%s goes first; transformers loads neither unless asked",
+                 best->main);
     else
         snprintf(out, size, "%s comes first in transformers' order",
                  best ? best->main : "another");
@@ -579,11 +630,44 @@ static int tell_best(const struct hf_choice *c, struct sink *sink)
     return sink_rule(sink, "%s%s", rule, more);
 }
 
+/* A safetensors file that is neither a candidate's nor read beside the model. */
+static bool is_lone(struct listing *l, const struct hf_choice *c,
+                    const struct listing_entry *entry)
+{
+    struct safetensors_number number;
+    struct train_part part;
+    struct err why = {0};
+
+    if (!safetensors_is_named(l, entry->name) || train_part_of(entry, &part) ||
+        safetensors_numbered(entry->name, &number) || hf_is_beside(entry->name))
+        return false;
+    for (size_t i = 0; i < c->count; i++)
+        if (strcmp(c->candidate[i].main, entry->name) == 0)
+            return false;
+    return !stand_in_is(l, entry, &why);
+}
+
+/* Where only the numbers of its files tell that they are the model, others may be it. */
+static int tell_lone(struct listing *l, const struct hf_choice *c, struct sink *sink)
+{
+    for (size_t i = 0; c->best && is_numbered(c->best) && i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        if (is_lone(l, c, entry) &&
+            sink_passed_over(sink,
+                             "%s: transformers loads neither this nor the set of %s, "
+                             "which has a model's name and goes first",
+                             entry->name, c->best->main) < 0)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
 int hf_choice_report(struct listing *l, struct sink *sink, struct err *e)
 {
     const struct hf_choice *c = hf_choose(l);
 
-    if (c->best && tell_best(c, sink) < 0)
+    if (c->best && (tell_best(c, sink) < 0 || tell_lone(l, c, sink) < 0))
         return err_nomem(e);
     for (size_t i = 0; i < c->count; i++)
         if (&c->candidate[i] != c->best && !is_shadow(c, &c->candidate[i]) &&

@@ -92,11 +92,18 @@ static bool is_file(const struct listing *l, const char *name)
     return entry && entry->st.kind == ENTRY_FILE;
 }
 
+static const char *const heads[] = {"value_head.safetensors", "value_head.bin"};
+static const char vit[] = "vit.safetensors";
+
+bool hf_is_beside(const char *name)
+{
+    return strcmp(name, heads[0]) == 0 || strcmp(name, vit) == 0 ||
+           strcmp(name, "adapter_model.safetensors") == 0;
+}
+
 int hf_trained_beside_report(const struct scan_context *c, struct sink *sink,
                              struct err *e)
 {
-    static const char *const heads[] = {"value_head.safetensors", "value_head.bin"};
-    static const char vit[] = "vit.safetensors";
     size_t i = 0;
 
     while (i < ARRAY_SIZE(heads) && !is_file(c->listing, heads[i]))

@@ -44,6 +44,9 @@ int hf_adapter_report(const struct hf_model *m, const struct scan_context *c,
 int hf_beside_report(const char *name, const struct scan_context *c, struct sink *sink,
                      struct err *e);
 
+/* Is it the name of a safetensors file that is read beside a model: never the model itself? */
+bool hf_is_beside(const char *name);
+
 /*
  * What was trained beside a model or an adapter and has a file of its own, where there is one:
  * LLaMA-Factory's value head; beside an adapter ms-swift's vision tower (vit.safetensors).

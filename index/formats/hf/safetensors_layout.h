@@ -18,11 +18,13 @@ enum hf_rank {
     HF_RANK_BIN_INDEX,
     HF_RANK_DIFFUSERS = 10, /* the same four again */
     HF_RANK_OTHER_INDEX = 20,
-    HF_RANK_NUMBERED, /* of a stem that loaders know, without an index */
-    HF_RANK_VARIANT,  /* the same: of a variant, by an index */
+    HF_RANK_NUMBERED,     /* of a stem that loaders know, without an index */
+    HF_RANK_VARIANT_FILE, /* the same: of a variant, in one file */
+    HF_RANK_VARIANT,      /* the same, by an index */
     HF_RANK_OTHER_VARIANT,
     HF_RANK_NUMBERED_OTHER,
     HF_RANK_NUMBERED_BIN,
+    HF_RANK_VARIANT_FILE_BIN,
     HF_RANK_VARIANT_BIN,
 };
 
