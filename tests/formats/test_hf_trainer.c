@@ -411,6 +411,71 @@ static void test_sets(void **state)
     made_end(&m);
 }
 
+/* ---- a model file of other shapes than FSDP's files ---- */
+
+static int note_passed(void *user, const char *text, bool passed)
+{
+    return passed ? buf_addf(user, "%s\n", text) : 0;
+}
+
+/* lm_head.weight is [97, 24] in FSDP's files. */
+static void check_head(const struct made *m, unsigned rows, const char *from)
+{
+    CLEANUP(buf_release) struct buf passed = {0}, want = {0};
+    struct err e = {0};
+    struct opened o;
+    char header[200];
+
+    snprintf(header, sizeof header,
+             "{\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[%u,24],"
+             "\"data_offsets\":[0,%u]}}",
+             rows, rows * 24 * 4);
+    made_safetensors(m, "model.safetensors", header, 5, (size_t)rows * 24);
+    made_open(m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 0);
+    buf_adds(&passed, "");
+    assert_ok(catalog_origins(o.w.catalog, o.info.id, note_passed, &passed, &e), &e);
+    buf_adds(&want, "");
+    if (rows != 97)
+        buf_addf(&want,
+                 "model.safetensors: its lm_head.weight has shape [%u, 24], in %s "
+                 "[97, 24]\n",
+                 rows, from);
+    assert_string_equal(passed.data, want.data);
+    assert_int_equal(o.info.by_role[ROLE_MODEL], rows == 97 ? 1 : 21);
+    close_checkpoint(&o);
+}
+
+/* The shards are the model then: a file of one rank's slices looks whole by itself. */
+static void test_other_shapes(void **state)
+{
+    static const char *const rank_files[] = {"pytorch_model_fsdp_0_rank0.bin",
+                                             "pytorch_model_fsdp_0_rank1.bin"};
+    struct made m;
+
+    made_begin(&m, "save");
+    made_from(&m, "pytorch_model_fsdp.bin", state, model_bin);
+    check_head(&m, 97, "");
+    check_head(&m, 48, "pytorch_model_fsdp.bin");
+    made_end(&m);
+    made_begin(&m, "save");
+    for (size_t i = 0; i < ARRAY_SIZE(rank_files); i++) {
+        char path[300];
+
+        snprintf(path, sizeof path, "%s/%s", ranks, rank_files[i]);
+        made_from(&m, rank_files[i], state, path);
+    }
+    check_head(&m, 97, "");
+    check_head(&m, 48, "pytorch_model_fsdp_0_rank0.bin");
+    made_end(&m);
+    made_begin(&m, "save");
+    copy_dcp(state, &m, "pytorch_model_fsdp_0");
+    check_head(&m, 97, "");
+    check_head(&m, 48, "pytorch_model_fsdp_0");
+    made_end(&m);
+}
+
 /* ---- DeepSpeed ---- */
 
 /* global_step4/ of the fixture, under another name. */
@@ -550,6 +615,7 @@ int main(int argc, char **argv)
         {.name = "lost shard", .test_func = test_lost_shard},
         {.name = "lost rank", .test_func = test_lost_rank},
         {.name = "sets of ranks", .test_func = test_sets},
+        {.name = "other shapes", .test_func = test_other_shapes},
         {.name = "DeepSpeed's tags", .test_func = test_tags},
         {.name = "damaged DeepSpeed", .test_func = test_damaged_deepspeed},
         {.name = "bids", .test_func = test_bids},

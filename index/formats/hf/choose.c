@@ -25,14 +25,20 @@ enum { MAX_INDEX = 100000000 }; /* what the JSON reader takes */
 
 static const char *const suffix_of[] = {".safetensors", ".bin"};
 
+static void judge_list(struct hf_candidate *c, enum hf_state state, const char *fmt,
+                       va_list ap)
+{
+    c->state = state;
+    vsnprintf(c->why, sizeof c->why, fmt, ap);
+}
+
 static void PRINTF(3, 4)
     judge(struct hf_candidate *c, enum hf_state state, const char *fmt, ...)
 {
     va_list ap;
 
-    c->state = state;
     va_start(ap, fmt);
-    vsnprintf(c->why, sizeof c->why, fmt, ap);
+    judge_list(c, state, fmt, ap);
     va_end(ap);
 }
 
@@ -187,23 +193,28 @@ static void judge_names(struct listing *l, struct hf_candidate *c)
 
 /* ---- judged by what is in the files ---- */
 
-static int see_tensor(void *user, const struct torch_item *item, struct err *e UNUSED)
-{
-    struct hf_candidate *c = user;
+struct looking {
+    struct listing *l;
+    const struct hf_candidate *c;
+    hf_tensor_fn *fn;
+    void *user;
+};
 
-    c->tensors++;
-    c->empty +=
-        item->tensor && item->tensor->shape.nd == 1 && item->tensor->shape.dim[0] == 0;
-    return 0;
+static int see_tensor(void *user, const struct torch_item *item, struct err *e)
+{
+    const struct looking *k = user;
+
+    return k->fn(k->user, item->key, item->key_len,
+                 item->tensor ? &item->tensor->shape : NULL, e);
 }
 
-static int look_at_torch(struct source *src, struct hf_candidate *c, struct err *e)
+static int look_at_torch(struct looking *k, struct source *src, struct err *e)
 {
     CLEANUP(torch_zip_freep) struct torch_zip *zip = NULL;
     CLEANUP(torch_walk_release)
     struct torch_walk w = {
         .fn = see_tensor,
-        .user = c,
+        .user = k,
         .key = {.max = TORCH_MAX_PATH},
         .path = {.max = TORCH_MAX_PATH},
     };
@@ -215,23 +226,18 @@ static int look_at_torch(struct source *src, struct hf_candidate *c, struct err 
 }
 
 /* Every byte that the header counts is there, or it is not read. */
-static int look_at_safetensors(struct source *src, struct hf_candidate *c,
-                               struct err *e)
+static int look_at_safetensors(struct looking *k, struct source *src, struct err *e)
 {
     CLEANUP(safetensors_header_release) struct safetensors_header h = {0};
+    struct shape shape;
+    int rc = safetensors_read(src, 0, src->size, &h, e);
 
-    if (safetensors_read(src, 0, src->size, &h, e) < 0)
-        return -e->code;
-    c->tensors += h.count;
-    for (size_t i = 0; i < h.count; i++)
-        c->empty += h.tensor[i].nd == 1 && h.tensor[i].dim[0] == 0;
-    return 0;
+    for (size_t i = 0; rc == 0 && i < h.count; i++) {
+        safetensors_shape(&h.tensor[i], &shape);
+        rc = k->fn(k->user, h.tensor[i].name, h.tensor[i].name_len, &shape, e);
+    }
+    return rc;
 }
-
-struct looking {
-    struct listing *l;
-    struct hf_candidate *c;
-};
 
 static int look_at_file(void *user, const char *name, struct err *e)
 {
@@ -240,9 +246,9 @@ static int look_at_file(void *user, const char *name, struct err *e)
     int rc = listing_open(k->l, name, &src, e);
 
     if (rc == 0)
-        rc = k->c->family == HF_TORCH ? look_at_torch(src, k->c, e)
-                                      : look_at_safetensors(src, k->c, e);
-    return rc < 0 ? err_wrap(e, "%s", name) : 0;
+        rc = k->c->family == HF_TORCH ? look_at_torch(k, src, e)
+                                      : look_at_safetensors(k, src, e);
+    return rc < 0 ? err_wrap(e, "%s", name) : rc;
 }
 
 /* Directories in which DeepSpeed keeps what it took out of the tensors of the model. */
@@ -259,9 +265,20 @@ static bool has_deepspeed(const struct listing *l)
     return false;
 }
 
+/* hf_tensor_fn */
+static int count_tensor(void *user, const char *key UNUSED, size_t len UNUSED,
+                        const struct shape *shape, struct err *e UNUSED)
+{
+    struct hf_candidate *c = user;
+
+    c->tensors++;
+    c->empty += shape && shape->nd == 1 && shape->dim[0] == 0;
+    return 0;
+}
+
 static void look_into(struct listing *l, struct hf_candidate *c)
 {
-    struct looking k = {.l = l, .c = c};
+    struct looking k = {.l = l, .c = c, .fn = count_tensor, .user = c};
     struct err e = {0};
     int rc;
 
@@ -512,6 +529,25 @@ enum hf_state hf_choice_look(struct listing *l)
         return HF_ABSENT;
     look_into(l, (struct hf_candidate *)(uintptr_t)c->best);
     return c->best->state;
+}
+
+int hf_choice_each(struct listing *l, hf_tensor_fn *fn, void *user, struct err *e)
+{
+    const struct hf_choice *c = hf_choose(l);
+    struct looking k = {.l = l, .c = c->best, .fn = fn, .user = user};
+
+    return c->best ? each_file(l, c->best, look_at_file, &k, e) : 0;
+}
+
+void hf_choice_doubt(struct listing *l, const char *fmt, ...)
+{
+    const struct hf_choice *c = hf_choose(l);
+    va_list ap;
+
+    va_start(ap, fmt);
+    if (c->best)
+        judge_list((struct hf_candidate *)(uintptr_t)c->best, HF_PARTIAL, fmt, ap);
+    va_end(ap);
 }
 
 /* ---- reported ---- */

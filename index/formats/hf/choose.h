@@ -9,6 +9,7 @@
 
 struct err;
 struct listing;
+struct shape;
 struct sink;
 
 enum hf_family { HF_SAFETENSORS, HF_TORCH };
@@ -16,7 +17,7 @@ enum hf_family { HF_SAFETENSORS, HF_TORCH };
 /* What was found out about a candidate; in the order in which it is preferred. */
 enum hf_state {
     HF_WHOLE,       /* so far as it was looked at */
-    HF_PARTIAL,     /* files are missing, or damaged */
+    HF_PARTIAL,     /* files are missing or damaged, or their shapes are wrong */
     HF_PLACEHOLDER, /* its tensors have no elements: DeepSpeed's ZeRO-3 leaves such files */
     HF_ABSENT,      /* an index that names no file that is there */
 };
@@ -57,6 +58,16 @@ const struct hf_choice *hf_choose(struct listing *l);
  * be better. Returns its state.
  */
 enum hf_state hf_choice_look(struct listing *l);
+
+/* A tensor of a candidate's file; `shape` NULL: it is damaged. Below 0 ends it. */
+typedef int hf_tensor_fn(void *user, const char *key, size_t len,
+                         const struct shape *shape, struct err *e);
+
+/* Calls fn for each tensor of the best one's files. */
+int hf_choice_each(struct listing *l, hf_tensor_fn *fn, void *user, struct err *e);
+
+/* What stands beside the best one proves that it is not whole, for this reason. */
+void hf_choice_doubt(struct listing *l, const char *fmt, ...) PRINTF(2, 3);
 
 /*
  * Reports to the sink why the best one is the model (sink_rule) and what was passed over,

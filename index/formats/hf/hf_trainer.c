@@ -19,6 +19,7 @@
 #include "index/formats/hf/safetensors_dir.h"
 #include "index/formats/hf/train_parts.h"
 #include "index/formats/hf/train_ranks.h"
+#include "index/formats/hf/train_shapes.h"
 #include "index/formats/hf/train_survey.h"
 #include "index/formats/json_object.h"
 #include "index/formats/object_value.h"
@@ -600,8 +601,14 @@ static int trainer_scan(const struct scan_context *c, struct sink *sink, struct 
 {
     struct scan s = {.c = c, .sink = sink};
     struct err failed = {0};
+    int differ;
 
     train_survey(c->listing, &s.has);
+    differ = train_shapes_compare(c->listing, &s.has, e);
+    if (differ < 0)
+        return differ;
+    if (differ > 0)
+        train_survey(c->listing, &s.has);
     if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
         return -e->code;
     if (tell_lost(&s, &failed) == 0 && report_hf(&s, &failed) == 0 &&
