@@ -102,6 +102,25 @@ def test_ls_of_a_tree(t):
     cli.error("info", t + "/empty", status=SOURCE, words=["no checkpoint", "probe"])
 
 
+def test_ls_of_a_tree_with_files_that_cannot_be_read(t):
+    """A file that the disk refuses this user, one that is cut: the other checkpoints are listed, and these with the reason."""
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    os.chmod(t, 0o755)
+    for step in ("step1", "step2", "step3", "step4"):
+        write_checkpoint(f"{t}/run/{step}", make_tensors(step), shards=1)
+    name = "model-00001-of-00001.safetensors"
+    os.unlink(t + "/run/step2/model.safetensors.index.json")
+    os.chmod(f"{t}/run/step2/{name}", 0)
+    os.truncate(f"{t}/run/step3/{name}", 20)
+    done = subprocess.run([*user, UNSHARD, "ls", t + "/run", "--json", "-o", "index=memory"], capture_output=True, text=True, check=False)
+    same("status", (done.returncode, done.stderr), (DONE, ""))
+    rows = {r["path"]: r for r in json.loads(done.stdout)["checkpoints"]}
+    same("listed", sorted(rows), ["step1", "step2", "step3", "step4"])
+    same("whole", [(rows[step]["tensors"], rows[step]["faults"]) for step in ("step1", "step4")], [(6, 0), (6, 0)])
+    same("refused", rows["step2"].get("error"), f"step2/{name}: Permission denied")
+    same("cut", rows["step3"]["faults"], 6)
+
+
 def test_parts_are_no_checkpoints_of_a_tree(t):
     """Arrays and groups of zarr, which the mount hides below the checkpoint that they make up."""
     cli = Cli(t)

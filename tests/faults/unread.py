@@ -56,6 +56,17 @@ def test_verify_tells_of_each_file(t):
     print(f"# {tried} files of {len(FIXTURES)} checkpoints")
 
 
+def test_ls_lists_the_other_checkpoints(t):
+    """Also where the only other one might stand for the tree."""
+    sanitized()
+    for place in "bad", "step1":
+        shutil.copytree(DATA / "torch_file/math", f"{t}/run/{place}")
+    done = subprocess.run([UNSHARD, "ls", t + "/run"], env=environment(t + "/run/bad/model.pt", t + "/cache"), capture_output=True, text=True,
+                          timeout=600, check=False)
+    same("listed", [line.split()[0] for line in done.stdout.splitlines()], ["step1"])
+    same("reported", (done.returncode, done.stderr.startswith("unshard: bad/model.pt: "), "Input/output error" in done.stderr), (3, True, True))
+
+
 def test_a_mount_shows_no_checkpoint_as_its_files(t):
     sanitized()
     os.makedirs(t + "/run/step1")
