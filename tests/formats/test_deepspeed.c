@@ -127,6 +127,98 @@ static void copy_changed(const struct made *m, const char *data, const char *fix
     put_copy(&t, file, from, was, is, times);
 }
 
+/* ---- files of the optimizer that are lost ---- */
+
+static void read_bytes(struct opened *o, const char *key, struct buf *out)
+{
+    const struct tensor_info *t = tensor(o, key);
+    struct err e = {0};
+
+    if (t->fault)
+        fail_msg("%s: %s", key, t->fault);
+    assert_ok(read_tensor(&o->w, o->info.id, t, out, &e), &e);
+}
+
+/* NAME is the same as module.NAME, which the model computed with. */
+static void check_copy(struct opened *o, const char *name)
+{
+    CLEANUP(buf_release) struct buf model = {0}, copy = {0};
+    char key[64];
+
+    snprintf(key, sizeof key, "module.%s", name);
+    assert_int_equal(tensor(o, name)->role, ROLE_MODEL);
+    assert_int_equal(tensor(o, name)->dtype, DTYPE_BF16);
+    assert_int_equal(tensor(o, key)->role, ROLE_OTHER);
+    read_bytes(o, name, &model);
+    read_bytes(o, key, &copy);
+    assert_int_equal(model.len, copy.len);
+    assert_memory_equal(model.data, copy.data, copy.len);
+}
+
+/* Files of ranks from `first` to `last` are lost: what the model computed with is the model. */
+static void check_lost(void **state, const char *fixture, int first, int last,
+                       const char *why)
+{
+    static const char *const names[] = {"emb.weight", "l1.weight", "l2.bias"};
+    CLEANUP(buf_release) struct buf warning = {0};
+    char path[PATH_MAX];
+    struct opened o;
+    struct made m;
+
+    make(&m, *state, fixture, NULL);
+    for (int r = first; r <= last; r++) {
+        snprintf(path, sizeof path,
+                 "%s/bf16_zero_pp_rank_%d_mp_rank_00_optim_states.pt", m.dir, r);
+        assert_int_equal(remove(path), 0);
+    }
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 0);
+    assert_int_equal(o.info.by_role[ROLE_OPTIMIZER], 0);
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+        check_copy(&o, names[i]);
+    buf_addf(&warning,
+             "lost-files: %s: the fp32 weights and the optimizer's states are lost "
+             "with it; the model is the copy that it computed with\n",
+             why);
+    check_warnings(&o, warning.data);
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+static void test_ranks_are_missing(void **state)
+{
+    check_lost(state, "z1_bf16_gradfp32_w2", 1, 1,
+               "partition_count says 2 files of optimizer states, there are 1; rank 1 "
+               "of mp_rank_00 is missing");
+    check_lost(state, "z1_bf16_gradfp32_w2", 0, 0,
+               "rank 0 of the optimizer's files is missing (mp_rank_00)");
+    check_lost(state, "z2_bf16_padded_w8", 3, 7,
+               "partition_count says 8 files of optimizer states, there are 3; rank 3 "
+               "to 7 of mp_rank_00 is missing");
+}
+
+/* A parameter that has no copy either is lost, and listed. */
+static void test_a_copy_that_lacks_a_parameter(void **state)
+{
+    static const char fixture[] = "z1_bf16_gradfp32_w2",
+                      model[] = "mp_rank_00_model_states.pt";
+    struct opened o;
+    struct made m;
+
+    make(&m, *state, fixture, "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    copy_changed(&m, *state, fixture, model, "l1.weightq2", "l7.weightq2", 1);
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    assert_int_equal(o.info.faults, 1);
+    check_fault(&o, "l1.weight", "rank 1 of mp_rank_00 is missing");
+    check_copy(&o, "emb.weight");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
+/* ---- groups, and optimizers of stages ---- */
+
 /*
  * Python shuffles the groups of layers with several ep_size. All partitions are equally long
  * here: only partition_count tells that the second rank's are others.
@@ -830,6 +922,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_left_over_file),
         cmocka_unit_test(test_one_rank_too_many),
         cmocka_unit_test(test_first_rank_is_missing),
+        cmocka_unit_test(test_ranks_are_missing),
+        cmocka_unit_test(test_a_copy_that_lacks_a_parameter),
         cmocka_unit_test(test_ranks_that_changed_places),
         cmocka_unit_test(test_groups_in_another_order),
         cmocka_unit_test(test_optimizers_of_stages),

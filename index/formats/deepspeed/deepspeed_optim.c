@@ -365,6 +365,7 @@ static int take_counts(struct optim *o, struct err *e)
 {
     struct ds_part *p = o->p;
     uint64_t most = 0;
+    char last[32] = "", lost[96] = "";
     struct pv v;
     bool list;
 
@@ -390,9 +391,15 @@ static int take_counts(struct optim *o, struct err *e)
     if (most == p->nranks || (list && p->ngroups == 0))
         return 0;
     p->incomplete = most > p->nranks;
+    if (most > p->nranks + UINT64_C(1))
+        snprintf(last, sizeof last, " to %" PRIu64, most - 1);
+    if (p->incomplete)
+        snprintf(lost, sizeof lost, "; rank %u%s of mp_rank_%02u is missing", p->nranks,
+                 last, p->mp);
     err_set(e, EBADMSG,
-            "partition_count says %" PRIu64 " files of optimizer states, there are %u",
-            most, p->nranks);
+            "partition_count says %" PRIu64
+            " files of optimizer states, there are %u%s",
+            most, p->nranks, lost);
     return err_hint(e, "a rank did not save, or files of an older save are there");
 }
 
@@ -688,8 +695,9 @@ int ds_optim_read(struct ds_scan *s, struct ds_part *p, struct err *e)
     for (uint32_t i = 0; i < p->nranks; i++)
         if (p->optim[i].dp != i) {
             p->incomplete = true;
-            return err_set(e, EBADMSG, "rank %u of the optimizer's files is missing",
-                           i);
+            return err_set(e, EBADMSG,
+                           "rank %u of the optimizer's files is missing (mp_rank_%02u)",
+                           i, p->mp);
         }
     if (ds_notes_read(s, p, e) < 0 ||
         ds_each_file(s, p->optim, p->nranks, read_file, &x, e) < 0)

@@ -345,9 +345,11 @@ static int report_part(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     bool masters = p->has_shapes && p->nranks > 0;
 
-    if (((masters || p->lost) && ds_report_masters(s, p, e) < 0) ||
-        ds_report_frozen(s, p, e) < 0 || ds_report_tied(s, p, e) < 0 ||
+    /* Where they are lost, only what the copy does not have either is told of them. */
+    if ((masters && ds_report_masters(s, p, e) < 0) || ds_report_frozen(s, p, e) < 0 ||
+        ds_report_tied(s, p, e) < 0 ||
         ds_report_module(s, &p->model, &p->module, e) < 0 ||
+        (p->lost && ds_report_masters(s, p, e) < 0) ||
         (masters && ds_report_states(s, p, e) < 0))
         return -e->code;
     return ds_model_objects(s, p, e);
@@ -374,8 +376,7 @@ static int report_all(struct ds_scan *s, struct err *e)
 /* ---- the optimizer's files ---- */
 
 /*
- * Files of optimizer states are lost, and the copy that the model computed with is whole:
- * masters are listed with the fault, and weights=module shows the model.
+ * Files of optimizer states are lost: the copy that the model computed with is the model.
  */
 static int lose_masters(const struct ds_scan *s, struct ds_part *p, struct err *e)
 {
@@ -390,8 +391,8 @@ static int lose_masters(const struct ds_scan *s, struct ds_part *p, struct err *
     p->nranks = 0;
     *e = (struct err){0};
     return sink_warning(s->sink, "lost-files",
-                        "%s: the fp32 weights and the optimizer's states cannot be put "
-                        "together; weights=module shows the model's 16-bit weights",
+                        "%s: the fp32 weights and the optimizer's states are lost with "
+                        "it; the model is the copy that it computed with",
                         p->lost) < 0
                ? err_nomem(e)
                : 0;

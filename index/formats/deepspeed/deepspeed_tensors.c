@@ -321,7 +321,7 @@ static int report_master(struct ds_scan *s, const struct ds_part *p, struct ds_p
     if (seen < 0)
         return seen;
     if (seen == 0)
-        return note_copy(s, p, x, e);
+        return p->lost ? 0 : note_copy(s, p, x, e);
     return report_named(s, p, x, set, name.data ? name.data : "", name.len, e);
 }
 
