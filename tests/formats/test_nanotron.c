@@ -208,6 +208,26 @@ static void test_missing_weight(void **state)
     made_end(&m);
 }
 
+/* Norms have one file: only the optimizer, which has states of them, tells that it is lost. */
+static void test_missing_norm(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "3");
+    copy(state, &m, "nanotron_tp2_ep2");
+    lose(&m, "model/model/final_layer_norm/pp_block/model_weight.safetensors");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_warnings(&o, "missing-file: model/ has no file of 1 parameters that the "
+                       "optimizer has states of, as "
+                       "model.final_layer_norm.pp_block.weight\n"
+                       "not-merged: 6 tensors of the optimizer are of no parameter of "
+                       "model/: they are shown as each rank has them\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 static void test_missing_optimizer(void **state)
 {
     struct made m;
@@ -528,6 +548,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_slices),
         cmocka_unit_test(test_slices_of_other_shapes),
         cmocka_unit_test(test_missing_weight),
+        cmocka_unit_test(test_missing_norm),
         cmocka_unit_test(test_missing_optimizer),
         cmocka_unit_test(test_exchanged_weights),
         cmocka_unit_test(test_two_saves),

@@ -141,6 +141,13 @@ static int report(struct nano *n, struct err *e)
         nano_optimizer_report(n, e) < 0 || report_state(n, "lr_scheduler", e) < 0 ||
         report_state(n, "random", e) < 0)
         return -e->code;
+    if (n->lost.count > 0 &&
+        sink_warning(
+            n->sink, "missing-file",
+            "model/ has no file of %zu parameters that the optimizer has states "
+            "of, as %.200s",
+            n->lost.count, n->first_lost) < 0)
+        return err_nomem(e);
     if (n->unnamed > 0 &&
         sink_warning(n->sink, "not-merged",
                      "%" PRIu64
@@ -196,6 +203,7 @@ static int nano_scan(const struct scan_context *c, struct sink *sink, struct err
     if (tell_checkpoint(&n, e) == 0 && r < 0)
         *e = failed;
     nano_weights_release(&n);
+    keyset_release(&n.lost);
     arena_free(n.arena);
     return -e->code;
 }

@@ -319,6 +319,16 @@ static bool name_accumulator(const struct rank_tensor *x, struct entry *out)
     return true;
 }
 
+/* nanotron saves each parameter that the optimizer has a name and a state of. */
+static int note_lost(struct nano *n, const struct entry *x, struct err *e)
+{
+    int rc = keyset_add(&n->lost, x->name, x->len);
+
+    if (rc > 0 && !n->first_lost)
+        n->first_lost = arena_memdup(n->arena, x->name, x->len);
+    return rc < 0 || !n->first_lost ? err_nomem(e) : 0;
+}
+
 /* What belongs to no parameter is shown as the file has it. */
 static int report_raw(struct optim *o, const struct entry *x, struct err *e)
 {
@@ -360,8 +370,10 @@ static int add_entries(struct optim *o, uint32_t file, const struct rank_tensors
         bool named = accumulator ? name_accumulator(x.x, &x)
                                  : name_state(&o->more[file], x.x, &x);
 
-        if (named && nano_weight_find(o->n, x.name, x.len) ? add_entry(o, &x, e) < 0
-                                                           : report_raw(o, &x, e) < 0)
+        bool there = named && nano_weight_find(o->n, x.name, x.len);
+
+        if ((named && !there && !accumulator && note_lost(o->n, &x, e) < 0) ||
+            (there ? add_entry(o, &x, e) : report_raw(o, &x, e)) < 0)
             return -e->code;
     }
     return 0;

@@ -6,6 +6,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/keyset.h"
 #include "index/formats/nanotron/nanotron_names.h"
 #include "index/sink.h"
 
@@ -60,6 +61,9 @@ struct nano {
     int64_t step;
     bool zero;
     uint64_t unnamed; /* states of parameters that no file of model/ is of */
+    struct keyset
+        lost; /* such parameters, by the names that the optimizer gives them */
+    const char *first_lost;
 };
 
 /* Finds and reads all files of model/, and reports their tensors. */
