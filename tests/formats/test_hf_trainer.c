@@ -349,6 +349,39 @@ static void test_lost_shard(void **state)
 
 static const char ranks[] = "accelerate_fsdp2_rankfiles_2r";
 
+/* The shards tell how many ranks there were, numbers how many files of a kind. */
+static void test_lost_states(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    made_begin(&m, "save");
+    copy_dcp(state, &m, "pytorch_model_fsdp_0");
+    made_from(&m, "random_states_0.pkl", state, rng_bin);
+    made_from(&m, "random_states_1.pkl", state, rng_bin);
+    made_from(&m, "custom_checkpoint_0.pkl", state, small_bin);
+    made_from(&m, "custom_checkpoint_2.pkl", state, small_bin);
+    made_from(&m, "custom_checkpoint_1.pkl", state, small_bin);
+    made_from(&m, "scheduler.bin", state, small_bin);
+    made_from(&m, "scheduler_1.bin", state, small_bin);
+    made_from(&m, "sampler_1.bin", state, small_bin); /* not all loaders have one */
+    made_open(&m, &o);
+    check_warnings(&o, "");
+    close_checkpoint(&o);
+    drop(&m, "random_states_1.pkl");
+    drop(&m, "custom_checkpoint_1.pkl");
+    drop(&m, "scheduler.bin");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_warnings(&o, "missing-file: 1 of the 3 files of custom_checkpoint that their "
+                       "numbers count are missing\n"
+                       "missing-file: 1 of the 2 files of scheduler that their numbers "
+                       "count are missing\n"
+                       "missing-file: random states of 1 of 2 ranks are missing\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* Rank 1 of 2 is gone: whole is only what rank 0 holds whole. */
 static void test_lost_rank(void **state)
 {
@@ -613,6 +646,7 @@ int main(int argc, char **argv)
         {.name = "adapter", .test_func = test_adapter},
         {.name = "LoRA of diffusers", .test_func = test_lora},
         {.name = "lost shard", .test_func = test_lost_shard},
+        {.name = "lost states", .test_func = test_lost_states},
         {.name = "lost rank", .test_func = test_lost_rank},
         {.name = "sets of ranks", .test_func = test_sets},
         {.name = "other shapes", .test_func = test_other_shapes},

@@ -520,9 +520,15 @@ static const char *optimizer_text(const struct train_survey *s)
     return s->count[TRAIN_DEEPSPEED] ? "DeepSpeed" : "none";
 }
 
+/* Ranks that took part, as any of the files tells. */
+static uint64_t ranks_of(const struct scan *s)
+{
+    return MAX(MAX(s->has.ranks, s->dcp_ranks), s->file_ranks);
+}
+
 static void add_topology(const struct scan *s, struct buf *out)
 {
-    uint64_t ranks = MAX(MAX(s->has.ranks, s->dcp_ranks), s->file_ranks);
+    uint64_t ranks = ranks_of(s);
 
     buf_addc(out, '{');
     if (ranks > 0)
@@ -572,9 +578,60 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
 }
 
 /*
- * Trainer and Accelerate save a model with each optimizer, Trainer a scheduler with it, and
- * each rank its random states.
+ * Each rank saves its random states, in a file with its number; Trainer's only process in one
+ * without. There are as many ranks as any other file tells.
  */
+static int tell_random_states(struct scan *s, struct err *e)
+{
+    uint64_t ranks = ranks_of(s), there = s->has.random_states;
+
+    if (there == 0 || there >= ranks || listing_find(s->c->listing, "rng_state.pth"))
+        return 0;
+    return warned(sink_warning(s->sink, "missing-file",
+                               "random states of %" PRIu64 " of %" PRIu64
+                               " ranks are missing",
+                               ranks - there, ranks),
+                  e);
+}
+
+/* Accelerate numbers all of a kind without a gap (save_accelerator_state(), 1.15.0). */
+static int tell_gap(struct scan *s, const char *word, struct err *e)
+{
+    const struct listing *l = s->c->listing;
+    uint64_t files = 0, numbers = 0;
+    struct train_part part;
+
+    for (size_t i = 0; i < listing_count(l); i++) {
+        const struct listing_entry *entry = listing_at(l, i);
+
+        if (strncmp(entry->name, word, strlen(word)) != 0 ||
+            !train_part_of(entry, &part) ||
+            (part.kind != TRAIN_STATE && part.kind != TRAIN_OPTIM_FILE))
+            continue;
+        files++;
+        numbers = MAX(numbers, part.index + 1);
+    }
+    if (files >= numbers)
+        return 0;
+    return warned(sink_warning(s->sink, "missing-file",
+                               "%" PRIu64 " of the %" PRIu64
+                               " files of %s that their numbers count are missing",
+                               numbers - files, numbers, word),
+                  e);
+}
+
+/* What only all parts together tell. */
+static int tell_lost_files(struct scan *s, struct err *e)
+{
+    static const char *const words[] = {"custom_checkpoint", "optimizer", "scheduler"};
+
+    for (size_t i = 0; i < ARRAY_SIZE(words); i++)
+        if (tell_gap(s, words[i], e) < 0)
+            return -e->code;
+    return tell_random_states(s, e);
+}
+
+/* Trainer and Accelerate save a model with each optimizer, Trainer a scheduler with it. */
 static int tell_lost(struct scan *s, struct err *e)
 {
     const struct train_survey *has = &s->has;
@@ -589,11 +646,6 @@ static int tell_lost(struct scan *s, struct err *e)
         rc = sink_warning(
             s->sink, "missing-file",
             "there is no optimizer.pt: Trainer saves it with scheduler.pt");
-    if (rc == 0 && has->ranks > has->random_states)
-        rc = sink_warning(s->sink, "missing-file",
-                          "random states of %" PRIu64 " of %" PRIu64
-                          " ranks are missing",
-                          has->ranks - has->random_states, has->ranks);
     return warned(rc, e);
 }
 
@@ -612,7 +664,8 @@ static int trainer_scan(const struct scan_context *c, struct sink *sink, struct 
     if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
         return -e->code;
     if (tell_lost(&s, &failed) == 0 && report_hf(&s, &failed) == 0 &&
-        report_parts(&s, &failed) == 0 && report_ranks(&s, &failed) == 0)
+        report_parts(&s, &failed) == 0 && report_ranks(&s, &failed) == 0 &&
+        tell_lost_files(&s, &failed) == 0)
         hide_latest(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
     if (tell_checkpoint(&s, e) < 0)
