@@ -155,21 +155,29 @@ static void check_copy(struct opened *o, const char *name)
     assert_memory_equal(model.data, copy.data, copy.len);
 }
 
+static void remove_in(const struct made *m, const char *name)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof path, "%s/%s", m->dir, name);
+    assert_int_equal(remove(path), 0);
+}
+
 /* Files of ranks from `first` to `last` are lost: what the model computed with is the model. */
 static void check_lost(void **state, const char *fixture, int first, int last,
                        const char *why)
 {
     static const char *const names[] = {"emb.weight", "l1.weight", "l2.bias"};
     CLEANUP(buf_release) struct buf warning = {0};
-    char path[PATH_MAX];
+    char name[80];
     struct opened o;
     struct made m;
 
     make(&m, *state, fixture, NULL);
     for (int r = first; r <= last; r++) {
-        snprintf(path, sizeof path,
-                 "%s/bf16_zero_pp_rank_%d_mp_rank_00_optim_states.pt", m.dir, r);
-        assert_int_equal(remove(path), 0);
+        snprintf(name, sizeof name, "bf16_zero_pp_rank_%d_mp_rank_00_optim_states.pt",
+                 r);
+        remove_in(&m, name);
     }
     made_open(&m, &o);
     assert_null(o.info.error);
@@ -662,6 +670,29 @@ static void test_universal_without_a_file(void **state)
     made_end(&m);
 }
 
+/* A parameter's state that is lost is told by what the others have. */
+static void test_universal_without_a_state(void **state)
+{
+    struct made m;
+    struct opened o;
+
+    make(&m, *state, "ucp_z1_bf16_w2", NULL);
+    made_open(&m, &o);
+    check_warnings(&o, "");
+    close_checkpoint(&o);
+    remove_in(&m, "zero/l1.bias/step.pt");
+    remove_in(&m, "zero/norm.bias/step.pt");
+    remove_in(&m, "zero/l2.bias/exp_avg.pt");
+    made_open(&m, &o);
+    assert_null(o.info.error);
+    check_warnings(&o, "missing-file: zero/l1.bias has no step.pt, which other "
+                       "parameters with its other states have\n"
+                       "missing-file: zero/l2.bias has no exp_avg.pt, which other "
+                       "parameters with its other states have\n");
+    close_checkpoint(&o);
+    made_end(&m);
+}
+
 /* ---- checks of what the files say ---- */
 
 #define ELASTIC "z1_elastic_w2", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -946,6 +977,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_only_model_states),
         cmocka_unit_test(test_only_placeholders),
         cmocka_unit_test(test_universal_without_a_file),
+        cmocka_unit_test(test_universal_without_a_state),
         cmocka_unit_test(test_frozen_codes),
         cmocka_unit_test(test_edited),
     };

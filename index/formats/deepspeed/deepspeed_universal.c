@@ -373,6 +373,86 @@ static int report_missing(struct universal *u, const struct ds_part *p, struct e
     return 0;
 }
 
+/* ---- states that others have ---- */
+
+/* Which states parameters have: each set of them once. What passes this is not compared. */
+struct sets {
+    const char *state[32], *first[32]; /* of the set: a parameter that has it */
+    uint32_t bits[32];
+    size_t states, count;
+};
+
+/* amsgrad is a group's own choice. */
+static bool is_compared(const struct job *job)
+{
+    return !job->tied && strcmp(job->state, master) != 0 &&
+           strcmp(job->state, "max_exp_avg_sq") != 0;
+}
+
+static uint32_t state_bit(struct sets *x, const char *state)
+{
+    size_t i = 0;
+
+    while (i < x->states && strcmp(x->state[i], state) != 0)
+        i++;
+    if (i == ARRAY_SIZE(x->state))
+        return 0;
+    x->state[i] = state;
+    x->states = MAX(x->states, i + 1);
+    return UINT32_C(1) << i;
+}
+
+static void add_set(struct sets *x, uint32_t bits, const char *name)
+{
+    size_t i = 0;
+
+    while (i < x->count && x->bits[i] != bits)
+        i++;
+    if (bits == 0 || i < x->count || i == ARRAY_SIZE(x->bits))
+        return;
+    x->bits[i] = bits;
+    x->first[i] = name;
+    x->count++;
+}
+
+/* The files of a parameter follow each other. */
+static void find_sets(const struct universal *u, struct sets *x)
+{
+    uint32_t bits = 0;
+
+    for (size_t i = 0; i < u->count; i++) {
+        const struct job *job = &u->job[i];
+
+        bits |= is_compared(job) ? state_bit(x, job->state) : 0;
+        if (i + 1 == u->count || strcmp(job->name, job[1].name) != 0) {
+            add_set(x, bits, job->name);
+            bits = 0;
+        }
+    }
+}
+
+/* One optimizer gives all parameters the same states: what has some of another's lost one. */
+static int tell_lost(struct universal *u, struct err *e)
+{
+    struct sets x = {0};
+
+    find_sets(u, &x);
+    for (size_t i = 0; i < x.count; i++) {
+        uint32_t lost = 0;
+
+        for (size_t k = 0; k < x.count; k++)
+            if ((x.bits[i] & ~x.bits[k]) == 0)
+                lost |= x.bits[k] & ~x.bits[i];
+        if (lost &&
+            sink_warning(u->s->sink, "missing-file",
+                         "%s/%s has no %s%s, which other parameters with its "
+                         "other states have",
+                         zero_dir, x.first[i], x.state[__builtin_ctz(lost)], end) < 0)
+            return err_nomem(e);
+    }
+    return 0;
+}
+
 static int hide_part(struct universal *u, struct err *e)
 {
     char path[PATH_MAX];
@@ -429,7 +509,7 @@ static int run(struct universal *u, struct err *e)
                      u->slices) < 0)
         return err_nomem(e);
     u->s->told->files += u->count;
-    return report_optimizer(u, e);
+    return tell_lost(u, e) < 0 ? -e->code : report_optimizer(u, e);
 }
 
 int ds_universal_report(struct ds_scan *s, struct err *e)
