@@ -87,11 +87,10 @@ static const int refused[] = {
  * Threads are made by clone() with CLONE_THREAD; clone3() has its flags in memory, where no
  * filter sees them, so that it is said not to be there and libc takes the other one.
  */
-static bool add_rules(scmp_filter_ctx filter, bool with_rings)
+static bool add_rules(scmp_filter_ctx filter)
 {
     for (size_t i = 0; i < ARRAY_SIZE(refused); i++)
-        if (!(with_rings && refused[i] == SCMP_SYS(io_uring_enter)) &&
-            seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), refused[i], 0) < 0)
+        if (seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), refused[i], 0) < 0)
             return false;
     return seccomp_rule_add(filter, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(clone), 1,
                             SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)) == 0 &&
@@ -101,10 +100,10 @@ static bool add_rules(scmp_filter_ctx filter, bool with_rings)
            seccomp_attr_set(filter, SCMP_FLTATR_CTL_TSYNC, 1) == 0;
 }
 
-static bool confine_calls(bool with_rings)
+static bool confine_calls(void)
 {
     scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ALLOW);
-    bool held = filter && add_rules(filter, with_rings) && seccomp_load(filter) == 0;
+    bool held = filter && add_rules(filter) && seccomp_load(filter) == 0;
 
     seccomp_release(filter);
     return held;
@@ -117,7 +116,7 @@ static bool has_calls(void)
 
 #else
 
-static bool confine_calls(bool with_rings)
+static bool confine_calls(void)
 {
     (void)with_rings;
     return false;
@@ -227,7 +226,7 @@ unsigned confine(unsigned what, const char *const *writable)
         return 0;
     if (what & CONFINE_FILES && confine_files(writable))
         held |= CONFINE_FILES;
-    if (what & CONFINE_CALLS && confine_calls(what & CONFINE_WITH_RINGS))
+    if (what & CONFINE_CALLS && confine_calls())
         held |= CONFINE_CALLS;
     return held;
 }

@@ -19,8 +19,6 @@ enum confinement {
      * Neither can such a thread mount or unmount.
      */
     CONFINE_FILES = 2,
-    /* Of CONFINE_CALLS: io_urings that are there already may be used on, none be made. */
-    CONFINE_WITH_RINGS = 4,
 };
 
 /* What this build and this kernel have. */

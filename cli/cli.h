@@ -46,6 +46,7 @@ struct cli_options {
     bool npy;           /* --npy */
     bool binary;        /* --binary */
     bool time;          /* --time */
+    bool discard;       /* --discard */
     const char *device; /* --device */
     const char *budget; /* --budget */
     bool foreground;    /* -f */
@@ -77,7 +78,7 @@ struct cli_command {
     /*
      * Options it takes beside --json, --color, -q, -v and -o: letters of "ldnfc" (long rows,
      * deep, npy, foreground, those of convert), "b": binary, "g": device and time, "h":
-     * budget, "t": those of diff.
+     * budget, "t": those of diff, "x": discard.
      */
     const char *takes;
     /* It only reads: where its sources are local, all that it cannot need is taken from it. */

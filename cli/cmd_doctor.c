@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/doctor.h"
+#include "cli/options.h"
 
 static const char *const state_names[] = {
     [DOCTOR_FINE] = "ok", [DOCTOR_NOTE] = "note", [DOCTOR_PROBLEM] = "problem"};
@@ -39,17 +40,26 @@ void doctor_tell(struct doctor *d, enum doctor_state state, const char *what,
     putchar('\n');
 }
 
+static void check_machine(struct doctor *d)
+{
+    doctor_fuse(d);
+    doctor_cache(d);
+    doctor_limits(d);
+    doctor_confine(d);
+    doctor_gpu(d);
+}
+
 static int run(struct cli *c)
 {
     struct doctor d = {.c = c};
 
+    if (c->opt.discard && !c->args)
+        return options_wrong(c, &cmd_doctor,
+                             "--discard takes the PATH of what is staged");
     if (c->opt.json)
         fputs("{\"schema\": 1, \"checks\": [", stdout);
-    doctor_fuse(&d);
-    doctor_cache(&d);
-    doctor_limits(&d);
-    doctor_confine(&d);
-    doctor_gpu(&d);
+    if (!c->opt.discard)
+        check_machine(&d);
     for (int i = 0; i < c->args; i++)
         doctor_leftovers(&d, c->arg[i]);
     if (c->opt.json)
@@ -59,10 +69,10 @@ static int run(struct cli *c)
 
 const struct cli_command cmd_doctor = {
     .name = "doctor",
-    .usage = "doctor [DIR ...]",
-    .summary = "FUSE, cache, limits, GPUs; what saves have left in DIR",
+    .usage = "doctor [--discard] [PATH ...]",
+    .summary = "FUSE, cache, limits, GPUs; what is staged at PATH",
     .min_args = 0,
     .max_args = 64,
-    .takes = "",
+    .takes = "x",
     .run = run,
 };

@@ -22,7 +22,7 @@ void doctor_limits(struct doctor *d);  /* open files, memory, processors */
 void doctor_confine(struct doctor *d); /* what keeps scans to reading */
 void doctor_gpu(struct doctor *d);     /* driver, devices, their links */
 
-/* What saves that did not end have left in a directory, and whose they are. */
+/* What is staged in a directory and beside it, and whose it is; --discard removes what is dead. */
 void doctor_leftovers(struct doctor *d, const char *dir);
 
 #endif

@@ -89,19 +89,6 @@ static void check_passthrough(struct doctor *d)
                     "itself: .unshard/counters.json of a mount says whether it does");
 }
 
-/* Short reads are cheaper with it, and no distribution turns it on. */
-static void check_io_uring(struct doctor *d)
-{
-    const char *lacks = fs_io_uring_lacks();
-
-    if (lacks)
-        doctor_tell(d, DOCTOR_NOTE, "io_uring", NULL,
-                    "mounts with -o io_uring go on by /dev/fuse: %s", lacks);
-    else
-        doctor_tell(d, DOCTOR_FINE, "io_uring", NULL,
-                    "-o io_uring can be had: short reads are cheaper with it");
-}
-
 void doctor_fuse(struct doctor *d)
 {
     CLEANUP_FD int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
@@ -119,7 +106,6 @@ void doctor_fuse(struct doctor *d)
                     strerror(errno));
     check_helper(d);
     check_passthrough(d);
-    check_io_uring(d);
 }
 
 /* ---- the cache directory ---- */

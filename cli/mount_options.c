@@ -57,14 +57,6 @@ static int take_follow(const char *value, struct mount_options *o, struct err *e
     return 0;
 }
 
-static int take_keep_files(const char *value, struct mount_options *o, struct err *e)
-{
-    (void)value;
-    (void)e;
-    o->keep_files = true;
-    return 0;
-}
-
 static int take_debug(const char *value, struct mount_options *o, struct err *e)
 {
     (void)value;
@@ -243,14 +235,6 @@ static int take_rw(const char *value, struct mount_options *o, struct err *e)
     return 0;
 }
 
-static int take_io_uring(const char *value, struct mount_options *o, struct err *e)
-{
-    (void)value;
-    (void)e;
-    o->io_uring = true;
-    return 0;
-}
-
 static int take_ro(const char *value, struct mount_options *o, struct err *e)
 {
     (void)value;
@@ -290,7 +274,6 @@ static const struct option_kind kinds[] = {
     {"cache_dir=", NULL, take_cache_dir},
     {"cache_size=", NULL, take_cache_size},
     {"materialize=", NULL, take_materialize},
-    {"io_uring", NULL, take_io_uring},
     {"jobs=", NULL, take_jobs},
     {"index=", NULL, take_index},
     {"prefix=", NULL, take_prefix},
@@ -305,7 +288,7 @@ static const struct option_kind kinds[] = {
     {"gpu=", NULL, take_gpu},
     {"rw", NULL, take_rw},
     {"save=", NULL, take_save},
-    {"keep_files", NULL, take_keep_files},
+    {"keep_files", NULL, take_nothing}, /* files stay files in every mount with rw */
     {"stage_size=", NULL, take_stage_size},
     /* Computed views and what else is to come. */
     {"dequant", "weights of a quantised model as numbers", NULL},
@@ -420,18 +403,10 @@ static int check_together(const struct mount_options *o, struct err *e)
         err_set(e, EINVAL, "-o stage_size=: nothing is staged in a mount for reading");
         return err_hint(e, "add rw");
     }
-    if (o->keep_files && !o->rw) {
-        err_set(e, EINVAL, "-o keep_files: nothing is written in a mount for reading");
-        return err_hint(e, "add rw");
-    }
     if (o->materialize && (o->rw || o->memory_index)) {
         err_set(e, EINVAL, "-o materialize=: not with %s",
                 o->rw ? "rw, where files change under who reads them"
                       : "index=memory, which writes nothing to disk");
-        return err_hint(e, "leave one of the two out");
-    }
-    if (o->io_uring && o->rw) {
-        err_set(e, EINVAL, "-o io_uring: not with rw: it makes short reads cheaper");
         return err_hint(e, "leave one of the two out");
     }
     return 0;

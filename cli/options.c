@@ -150,6 +150,8 @@ static const struct option_row rows[] = {
     {"npy", .words = "with the header of a .npy file", .takers = "n", FLAG(npy)},
     {"binary", .words = "as bytes", .takers = "b", FLAG(binary)},
     {"time", .words = "seconds and rate", .takers = "g", FLAG(time)},
+    {"discard", .words = "remove what dead saves have staged there", .takers = "x",
+     FLAG(discard)},
     {"device", .of = "D", .words = "cpu, cuda:N or auto", .takers = "g", TEXT(device)},
     {"budget", .of = "SIZE", .words = "of the device's memory, at most", .takers = "h",
      TEXT(budget)},

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* cli/source.c - a command's source: how it is opened, and what of it is meant. */
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <malloc.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -16,6 +18,7 @@
 #include "lib/unshard.h"
 #include "remote/http.h"
 #include "remote/store.h"
+#include "save/publish.h"
 
 enum {
     NAMED_CHECKPOINTS = 3, /* in the message about a tree */
@@ -129,6 +132,33 @@ static void tell_of_index(const struct reading *r)
                 err_line(&r->why_memory, line, sizeof line));
 }
 
+static bool is_in_progress(const char *dir, const char *name)
+{
+    CLEANUP_FD int fd = open(*dir ? dir : "/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    return fd >= 0 && publish_in_progress(fd, name);
+}
+
+/* Of a directory between its old and its new files: what is missing there is no damage. */
+static void tell_of_step(const char *name)
+{
+    char path[PATH_MAX];
+    char *slash =
+        store_is_url(name) || !realpath(name, path) ? NULL : strrchr(path, '/');
+    bool begun = slash && is_in_progress(path, ".");
+
+    if (slash && slash[1] && !begun) {
+        *slash = '\0';
+        begun = is_in_progress(path, slash + 1);
+    }
+    if (begun)
+        log_msg(
+            LOG_CLI, LOG_WARN,
+            "%s: a publication into it was interrupted: files may be missing until it "
+            "is mounted with -o rw, which ends it",
+            name);
+}
+
 int cli_open(struct cli *c, const char *name, struct reading *out)
 {
     const struct reading_options o = options_of(c);
@@ -136,6 +166,7 @@ int cli_open(struct cli *c, const char *name, struct reading *out)
 
     keep_memory();
     raise_open_files();
+    tell_of_step(name);
     ret = reading_open(as_given(c, name), &o, out, &c->err);
     out->name = name;
     tell_of_index(out);

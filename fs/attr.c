@@ -11,7 +11,6 @@
 #include "base/arena.h"
 #include "fs/overlay.h"
 #include "fs/report.h"
-#include "fs/staged.h"
 #include "index/npy.h"
 
 enum {
@@ -27,11 +26,12 @@ enum {
 
 static mode_t plain_mode(const struct fs *fs, const struct attr *a)
 {
-    /* Whoever may change names is held to the sticky bit of their directory. */
-    mode_t mode = a->mode & (fs->stages ? PERMISSIONS : 0555);
+    mode_t mode = a->mode & (fs_writable(fs) ? 0777 : 0555);
 
     if (S_ISLNK(a->type))
         return 0777;
+    if (fs->bucket) /* that a view cannot be changed is said in words, at open */
+        mode |= 0200;
     return mode & ~fs->options.umask;
 }
 
@@ -375,41 +375,6 @@ int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *
         st->st_size = rc < 0 ? 0 : (off_t)strlen(text);
     }
     return rc;
-}
-
-int attr_unlinked(struct fs *fs, const struct node *n, struct stat *st)
-{
-    struct entry_stat entry = {.kind = ENTRY_FILE};
-    struct stat file;
-    CLEANUP_FD int fd = n->kind == NODE_FILE ? staged_plain_open(fs, n->ino) : -ENOENT;
-
-    if (fd < 0 || fstat(fd, &file) < 0)
-        return -ENOENT;
-    entry.mode = file.st_mode & PERMISSIONS;
-    entry.uid = file.st_uid;
-    entry.gid = file.st_gid;
-    entry.id = file_id_of(&file);
-    attr_entry(fs, n->path, SHOWN_FILE, &entry, st);
-    st->st_nlink = file.st_nlink;
-    return 0;
-}
-
-mode_t attr_written_mode(mode_t mode)
-{
-    return mode & ~(mode_t)(S_ISUID | (mode & S_IXGRP ? S_ISGID : 0));
-}
-
-void attr_times(const struct stat *attr, int to_set, struct timespec t[2])
-{
-    t[0] = t[1] = (struct timespec){.tv_nsec = UTIME_OMIT};
-    if (to_set & FUSE_SET_ATTR_ATIME)
-        t[0] = attr->st_atim;
-    if (to_set & FUSE_SET_ATTR_MTIME)
-        t[1] = attr->st_mtim;
-    if (to_set & FUSE_SET_ATTR_ATIME_NOW)
-        t[0].tv_nsec = UTIME_NOW;
-    if (to_set & FUSE_SET_ATTR_MTIME_NOW)
-        t[1].tv_nsec = UTIME_NOW;
 }
 
 int attr_link_text(struct fs *fs, const struct node *n, char *dst, size_t size,

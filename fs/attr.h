@@ -44,21 +44,9 @@ int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,
 /* Of a node outside, looked up in the source. -ENOENT: it is not there any more. */
 int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *e);
 
-/* Of one that was unlinked, or has another in its place, while it is open for writing. */
-int attr_unlinked(struct fs *fs, const struct node *n, struct stat *st);
-
 /* From what a listing says of it. */
 void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
                 const struct entry_stat *entry, struct stat *st);
-
-/*
- * The permission bits of a file that another than root wrote or cut, or that got another
- * owner: it runs with nobody's rights any more.
- */
-mode_t attr_written_mode(mode_t mode);
-
-/* What a setattr asks of the times, as futimens(2) takes it. */
-void attr_times(const struct stat *attr, int to_set, struct timespec t[2]);
 
 /* Text of the link that a node is. */
 int attr_link_text(struct fs *fs, const struct node *n, char *dst, size_t size,

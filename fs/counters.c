@@ -59,7 +59,6 @@ int counters_json(const struct counters *c, const struct counters_remote *remote
                   struct buf *out)
 {
     const char *passthrough = c->passthrough, *materialize = c->materialize;
-    const char *io_uring = c->io_uring;
 
     buf_adds(out, "{\"schema\": 1");
     for (int i = 0; i < COUNTERS; i++)
@@ -69,7 +68,6 @@ int counters_json(const struct counters *c, const struct counters_remote *remote
              atomic_load_explicit(&c->known_bytes, memory_order_relaxed));
     buf_addf(out, ", \"passthrough\": \"%s\"", passthrough ? passthrough : "off");
     buf_addf(out, ", \"materialize\": \"%s\"", materialize ? materialize : "off");
-    buf_addf(out, ", \"io_uring\": \"%s\"", io_uring ? io_uring : "off");
     buf_addf(out, ", \"materialized_bytes\": %" PRIuFAST64,
              atomic_load_explicit(&c->materialized_bytes, memory_order_relaxed));
     if (remote)

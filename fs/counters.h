@@ -37,7 +37,6 @@ extern const char counters_on[];
 struct counters {
     _Atomic(const char *) passthrough; /* NULL: the mount is not there yet */
     _Atomic(const char *) materialize; /* NULL: it was not asked for, or the same */
-    _Atomic(const char *) io_uring;    /* the same */
     atomic_uint_fast64_t materialized_bytes; /* of the disk, set aside for copies now */
     atomic_uint_fast64_t value[COUNTERS];
     atomic_uint_fast64_t known_bytes; /* of the checkpoints taken up now */

@@ -6,11 +6,10 @@
 #include <limits.h>
 #include <string.h>
 
-#include "fs/alias.h"
 #include "fs/dir_page.h"
+#include "fs/edit.h"
 #include "fs/lookup.h"
 #include "fs/permit.h"
-#include "fs/staged.h"
 
 /*
  * An open directory. A mirrored one keeps the snapshot of what it showed, so positions
@@ -19,19 +18,17 @@
  */
 struct dir_handle {
     struct opened opened;
-    fuse_ino_t ino;
-    pid_t pid; /* that opened it: a thread's number */
     struct shown *shown;
     struct permit_parts parts; /* of it, as who opened it may list them */
     struct slot *slot;
-    char *latest;               /* of an .unshard: there is a `latest` */
-    struct staged_name *staged; /* that were written, and are not published; or NULL */
-    pthread_mutex_t lock;       /* of `ready` */
-    struct dir_page ready;      /* made before it is asked for */
+    char *latest;            /* of an .unshard: there is a `latest` */
+    struct edit_names edits; /* of transactions, in a mount for writing */
+    pthread_mutex_t lock;    /* of `ready` */
+    struct dir_page ready;   /* made before it is asked for */
 };
 
-/* Positions from here on are of staged names. */
-#define STAGED_POS ((off_t)1 << 48)
+/* Positions from here on are of names of transactions. */
+#define EDIT_POS ((off_t)1 << 48)
 
 /* Positions: 1 is behind ".", 2 behind "..", then the entries. */
 enum { DOTS = 2 };
@@ -58,22 +55,8 @@ static void handle_free(struct fs *fs, struct opened *o)
     shown_put(fs, h->shown);
     slot_unref(fs, h->slot, 1);
     free(h->latest);
-    staged_names_free(h->staged);
+    edit_names_release(&h->edits);
     free(h);
-}
-
-/* What was written into it, as of now. */
-static void look_at_stages(const struct request *r, struct dir_handle *h)
-{
-    const struct node *n = h->slot ? NULL : node_of_ino(r->fs, r->ino);
-
-    if (r->fs->stages)
-        h->staged =
-            staged_names(r->fs, r->ino, n && n->kind == NODE_DIR ? n->path : NULL,
-                         h->slot    ? h->slot
-                         : h->shown ? h->shown->slot
-                                    : NULL,
-                         h->shown);
 }
 
 static int open_inside(const struct request *r, struct dir_handle *h, struct err *e)
@@ -112,7 +95,7 @@ static int open_outside(const struct request *r, struct dir_handle *h, struct er
 /* Will it list the same as long as the kernel knows its node? Then the kernel keeps it. */
 static bool is_frozen(const struct request *r, const struct dir_handle *h)
 {
-    return h->slot && !r->fs->stages && ino_kind(r->ino) != INSIDE_META;
+    return h->slot && !fs_writable(r->fs) && ino_kind(r->ino) != INSIDE_META;
 }
 
 int opendir_run(struct request *r, struct err *e)
@@ -124,36 +107,20 @@ int opendir_run(struct request *r, struct err *e)
         return err_nomem(e);
     pthread_mutex_init(&h->lock, NULL);
     rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
+    if (rc == 0 && r->fs->disk)
+        rc = edit_list(r, &h->edits, e);
     if (rc != 0) {
         handle_free(r->fs, &h->opened);
         return rc;
     }
-    look_at_stages(r, h);
-    h->ino = r->ino;
-    h->pid = fuse_req_ctx(r->req)->pid;
     h->opened.free = handle_free;
+    h->opened.kind = OPENED_DIR;
     opened_add(&r->fs->opened, &h->opened);
     r->fi.fh = (uintptr_t)h;
     r->fi.cache_readdir = r->fi.keep_cache = is_frozen(r, h);
     if (fuse_reply_open(r->req, &r->fi) < 0)
         opened_end(r->fs, &h->opened);
     return 0;
-}
-
-bool dir_is_open(struct fs *fs, fuse_ino_t ino, pid_t pid)
-{
-    bool open = false;
-
-    pthread_mutex_lock(&fs->opened.lock);
-    for (struct ring *at = fs->opened.ring.next; !open && at != &fs->opened.ring;
-         at = at->next) {
-        struct opened *o = container_of(at, struct opened, ring);
-        const struct dir_handle *h = container_of(o, struct dir_handle, opened);
-
-        open = o->free == handle_free && h->ino == ino && h->pid == pid;
-    }
-    pthread_mutex_unlock(&fs->opened.lock);
-    return open;
 }
 
 /* ---- a page being filled ---- */
@@ -170,11 +137,7 @@ struct listing {
 /* Is there something else of this name, or nothing any more? */
 static bool is_covered(const struct listing *l, const char *name)
 {
-    const struct slot *slot = l->slot       ? l->slot
-                              : l->h->shown ? l->h->shown->slot
-                                            : NULL;
-
-    return l->r->fs->stages && staged_hides(l->r->fs, l->r->ino, slot, name);
+    return edit_names_find(&l->h->edits, name) != NULL;
 }
 
 static bool has_room(const struct listing *l, const char *name)
@@ -297,20 +260,21 @@ static int put_fixed(struct listing *l, const struct dir_handle *h, size_t from)
 }
 
 /* Behind all others. The kernel asks for their attributes when it needs them. */
-static void put_staged(struct listing *l, off_t off)
+static void put_edits(struct listing *l, off_t off)
 {
-    const struct staged_name *name = l->h->staged;
-    off_t i = off >= STAGED_POS ? off - STAGED_POS : 0;
+    const struct edit_names *edits = &l->h->edits;
 
-    for (off_t k = 0; name && name[k].name; k++) {
+    for (size_t i = off >= EDIT_POS ? (size_t)(off - EDIT_POS) : 0; i < edits->count;
+         i++) {
+        const struct edit_name *name = &edits->name[i];
         const struct fuse_entry_param entry = {
-            .attr = {.st_ino = name[k].ino, .st_mode = name[k].type}};
+            .attr = {.st_ino = name->ino, .st_mode = name->type}};
 
-        if (k < i)
-            continue;
-        if (!has_room(l, name[k].name))
+        if (!name->type)
+            continue; /* it is hidden */
+        if (!has_room(l, name->name))
             break;
-        put_entry(l, name[k].name, &entry, STAGED_POS + k + 1);
+        put_entry(l, name->name, &entry, EDIT_POS + (off_t)i + 1);
     }
 }
 
@@ -327,8 +291,8 @@ static int list_inside(struct listing *l, const struct dir_handle *h, off_t off)
     rc = attr_inside(l->r->fs, l->slot, l->dir, ino_index(l->r->ino), &self, l->e);
     if (rc < 0 || put_dots(l, self.st_ino, &off))
         return rc;
-    if (off >= STAGED_POS) {
-        put_staged(l, off);
+    if (off >= EDIT_POS) {
+        put_edits(l, off);
         return 0;
     }
     if (off - DOTS > UINT32_MAX)
@@ -341,24 +305,11 @@ static int list_inside(struct listing *l, const struct dir_handle *h, off_t off)
     else
         rc = put_fixed(l, h, (size_t)(off - DOTS));
     if (rc == 0)
-        put_staged(l, 0);
+        put_edits(l, 0);
     return MIN(rc, 0); /* 1: the page is full */
 }
 
 /* ---- outside ---- */
-
-/*
- * A new directory is in the source before its publication ends, and has its own node there
- * until then: told to the kernel, that one would take the directory away from who stands in
- * it. The first look is for the stage: when it is gone, there is the alias.
- */
-static bool has_two_nodes(struct fs *fs, const struct node *dir, const char *name,
-                          fuse_ino_t ino)
-{
-    if (!fs->stages || ino_is_inside(ino) || ino_is_staged(ino))
-        return false;
-    return staged_comes(fs, dir->path, name) || alias_of(fs, ino) != ino;
-}
 
 static void put_shown(struct listing *l, struct node *dir, const struct shown *shown,
                       const struct shown_entry *entry, off_t next)
@@ -368,10 +319,6 @@ static void put_shown(struct listing *l, struct node *dir, const struct shown *s
     /* What cannot be looked up now is listed, and the kernel asks when it needs it. */
     bool whole = l->r->plus && entry_shown(l->r->fs, dir, shown, entry, &out, &e) == 0;
 
-    if (whole && has_two_nodes(l->r->fs, dir, entry->name, out.ino)) {
-        entry_forget(l->r->fs, out.ino, 1);
-        whole = false;
-    }
     if (!whole) {
         out = (struct fuse_entry_param){0};
         entry_brief(l->r->fs, dir, shown, entry, &out.attr);
@@ -388,18 +335,15 @@ static int list_shown(struct listing *l, struct node *dir, struct shown *shown,
         return 0;
     if (shown->slot)
         slot_used(l->r->fs, shown->slot);
-    for (size_t i = (size_t)(off - DOTS); off < STAGED_POS && i < shown_places(shown);
-         i++) {
-        const struct shown_entry *entry = shown_at(shown, i);
+    for (size_t i = (size_t)(off - DOTS); i < shown->count; i++) {
+        const struct shown_entry *entry = &shown->entry[i];
 
-        if (!entry || is_covered(l, entry->name) ||
-            !permit_lists(&l->h->parts, entry->part))
+        if (!permit_lists(&l->h->parts, entry->part))
             continue;
         if (!has_room(l, entry->name))
             return 0;
         put_shown(l, dir, shown, entry, (off_t)i + 1 + DOTS);
     }
-    put_staged(l, off);
     return 0;
 }
 
@@ -432,8 +376,6 @@ static int look_again(const struct request *r, struct dir_handle *h, struct node
     h->shown = now;
     if (permit_parts(r, n, now, &h->parts, e) < 0)
         return -ENOMEM;
-    staged_names_free(h->staged);
-    look_at_stages(r, h);
     return 0;
 }
 

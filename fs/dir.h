@@ -8,7 +8,4 @@
 int opendir_run(struct request *r, struct err *e);
 int readdir_run(struct request *r, struct err *e); /* r->plus: with attributes */
 
-/* Has this thread the directory open, of the source or of a checkpoint? */
-bool dir_is_open(struct fs *fs, fuse_ino_t ino, pid_t pid);
-
 #endif

@@ -8,16 +8,17 @@
 
 #include "base/log.h"
 #include "base/pool.h"
+#include "fs/bucket.h"
 #include "fs/copies.h"
+#include "fs/disk.h"
+#include "fs/edit.h"
 #include "fs/lane.h"
 #include "fs/node.h"
 #include "fs/overlay.h"
 #include "fs/permit.h"
 #include "fs/read.h"
 #include "fs/slot.h"
-#include "fs/stage.h"
 #include "fs/watch.h"
-#include "fs/written.h"
 #include "remote/bucket.h"
 
 enum { OPEN_FILES_MAX = 4096 };
@@ -99,11 +100,21 @@ static int open_reading(struct fs *fs, struct err *e)
 
 static int check_writable(const struct fs *fs, struct err *e)
 {
-    if (!fs->options.rw || !fs->store->remote || bucket_is_url(fs->options.source))
+    if (!fs->options.rw)
         return 0;
-    err_set(e, ENOTSUP, "%s: -o rw: nothing is saved to this kind of source",
-            fs->store->url);
-    return err_hint(e, "mount a local directory, s3:// or gs://");
+    if (fs->store->remote && !bucket_is_url(fs->options.source)) {
+        err_set(e, ENOTSUP, "%s: -o rw: nothing can be written there", fs->store->url);
+        return err_hint(e, "mount a local directory, s3:// or gs://");
+    }
+    if (fs->store->remote && fs->options.save) {
+        err_set(e, ENOTSUP, "%s: -o save=: nothing is resharded into an object store",
+                fs->store->url);
+        return err_hint(e, "mount it without save=, or use unshard convert");
+    }
+    if (!fs->store->file)
+        return 0;
+    err_set(e, EINVAL, "%s: -o rw: the source is a file", fs->options.source);
+    return err_hint(e, "mount its directory");
 }
 
 static int open_all(struct fs *fs, struct err *e)
@@ -122,10 +133,12 @@ static int open_all(struct fs *fs, struct err *e)
         rc = slots_new(&fs->slots, e);
     if (rc == 0)
         rc = permits_new(&fs->permits, e);
-    if (rc == 0 && fs->options.rw)
-        rc = stages_new(&fs->stages, e);
-    if (rc == 0 && fs->options.keep_files && !fs->store->remote)
-        rc = written_new(&fs->written, e);
+    if (rc == 0 && fs->options.rw && fs->store->remote)
+        rc = bucket_mount_new(fs, &fs->bucket, e);
+    if (rc == 0 && fs->options.rw && !fs->store->remote)
+        rc = disk_new(fs, &fs->disk, e);
+    if (rc == 0 && fs->disk)
+        rc = edits_new(fs, &fs->edits, e);
     if (rc == 0 && fs->options.materialize)
         rc = copies_new(fs, &fs->copies, e);
     return rc;
@@ -172,8 +185,9 @@ void fs_close(struct fs *fs)
     copies_free(fs->copies);
     fs->copies = NULL;
     ways_destroy(&fs->ways);
-    stages_free(fs);
-    written_free(fs->written);
+    edits_free(fs);
+    disk_free(fs);
+    bucket_mount_free(fs);
     nodes_free(fs);
     slots_free(fs->slots);
     permits_free(fs->permits);

@@ -22,7 +22,10 @@
 #include "lib/reading.h"
 #include "remote/store.h"
 
+struct bucket_mount;
 struct copies;
+struct disk;
+struct edits;
 struct lane;
 struct nodes;
 struct overlay;
@@ -30,11 +33,7 @@ struct permits;
 struct plans;
 struct session;
 struct slots;
-struct stages;
-struct saver;
-struct uring;
 struct watch;
-struct written;
 
 /*
  * How long the kernel may keep what a mirrored directory shows, and how long we keep our
@@ -64,15 +63,14 @@ struct fs {
 
     struct nodes *nodes;
     struct slots *slots;
-    struct stages *stages;             /* NULL: mounted for reading only */
-    atomic_uint_fast64_t staged_bytes; /* fs/stage_room.h */
-    struct written *written;           /* keep_files, or NULL */
-    struct saver *saver; /* publishes what was not touched for a while; or NULL */
+    struct disk *disk;             /* NULL: mounted for reading only */
+    atomic_uint_fast64_t disk_dev; /* the device of the source's root */
+    struct edits *edits;           /* with disk */
+    struct bucket_mount *bucket;   /* NULL: not for writing, or to a disk */
     struct lane *lane, *fills;
     struct permits *permits;
     struct copies *copies; /* NULL: nothing is materialised */
     struct watch *watch;
-    struct uring *uring; /* NULL: requests come by /dev/fuse */
     struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;
     struct early_room early;
@@ -96,12 +94,14 @@ static inline unsigned fs_views(const struct fs *fs)
     return fs->options.views ? fs->options.views : (unsigned)SHOW_ALL;
 }
 
+static inline bool fs_writable(const struct fs *fs)
+{
+    return fs->disk || fs->bucket;
+}
+
 /* All but the session: opened after the fork, since neither sqlite nor threads survive one. */
 int fs_open(const struct mount_options *options, struct fs **out, struct err *e);
 void fs_close(struct fs *fs);
 void fs_closep(struct fs **fs);
-
-/* The operation table of this mount. */
-extern const struct fuse_lowlevel_ops fs_operations;
 
 #endif

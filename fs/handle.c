@@ -16,8 +16,6 @@
 #include "fs/passthrough.h"
 #include "fs/permit.h"
 #include "fs/report.h"
-#include "fs/staged.h"
-#include "fs/write.h"
 
 enum { TENSOR_MEMORY = 16 << 20, NAME_SHOWN = 512 };
 
@@ -30,7 +28,6 @@ static void handle_free(struct fs *fs, struct opened *o)
     early_free(h->early);
     reader_close(h->reader);
     side_close(h->side);
-    paging_leave(fs, h->paging);
     slot_unref(fs, h->slot, 1);
     buf_release(&h->text);
     free(h->name);
@@ -152,7 +149,7 @@ static int open_inside(struct request *r, struct handle *h, struct err *e)
     r->fi.keep_cache = !h->is_text;
     if (h->reader)
         r->fi.direct_io =
-            !habit_open(&r->fs->habits, r->ino, !r->fs->stages, &h->habit);
+            !habit_open(&r->fs->habits, r->ino, !fs_writable(r->fs), &h->habit);
     else
         r->fi.direct_io = h->is_text;
     return rc;
@@ -170,11 +167,6 @@ static int open_outside(struct request *r, struct handle *h, struct err *e)
     rc = permit_node(r, n->path, n->dev, n->inode, e);
     if (rc == 0)
         rc = side_open(r->fs->store, n->path, n->dev, n->inode, &h->side, e);
-    /* Who reads it may map it, while others write it. */
-    if (rc == 0 && r->fs->stages) {
-        h->paging = paging_join(r->fs, n->dev, n->inode, r->ino);
-        rc = h->paging ? 0 : err_nomem(e);
-    }
     /* The kernel comes back by the path at once: it must not be told the same again. */
     if (rc == -ESTALE && n->parent)
         nodes_look_again(r->fs, n->parent->path);
@@ -269,20 +261,16 @@ int open_run(struct request *r, struct err *e)
     struct handle *h;
     int rc;
 
-    if (r->fs->stages) {
-        rc = write_open(r, e);
-        if (rc != STAGED_NONE)
-            return rc;
-    }
     if ((r->fi.flags & O_ACCMODE) != O_RDONLY || (r->fi.flags & O_TRUNC))
         return -EROFS;
+    r->of_bytes = true;
     h = calloc(1, sizeof *h);
     if (!h)
         return err_nomem(e);
     rc = ino_is_inside(r->ino) ? open_inside(r, h, e) : open_outside(r, h, e);
     if (rc == 0)
         rc = choose_way(r, h, e);
-    if (rc == 0 && h->reader && !r->fs->store->remote && !r->fs->uring)
+    if (rc == 0 && h->reader && !r->fs->store->remote)
         h->early = early_new(&r->fs->early, r->fs->reading.pool, h->reader);
     if (rc != 0) {
         handle_free(r->fs, &h->opened);

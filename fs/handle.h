@@ -16,7 +16,6 @@ struct handle {
     struct reader *reader; /* a tensor or a view */
     struct slot *slot;     /* its generation; NULL for side files */
     struct side *side;     /* a file of the source, or a report */
-    struct paging *paging; /* of a file of the source, where that is written too */
     bool is_text;          /* text made at open */
     struct buf text;
     char *name;        /* for messages: the key, or the name of the view */

@@ -123,7 +123,7 @@ static void prepare(struct fs *fs, fuse_ino_t ino)
         if (slot && !slot->stale && !slot_fresh(slot, now_ns()))
             slot_refresh(fs, slot, &e);
         slot_unref(fs, slot, 1);
-    } else {
+    } else if (!fs_writable(fs)) {
         struct node *node = node_pin(fs, ino);
         struct shown *shown = NULL;
 

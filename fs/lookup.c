@@ -7,9 +7,7 @@
 #include <string.h>
 
 #include "base/arena.h"
-#include "fs/alias.h"
 #include "fs/report.h"
-#include "fs/staged.h"
 
 enum { TENSOR_MEMORY = 16 << 20 };
 
@@ -21,9 +19,11 @@ void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t i
     bool live = inside_is_of_mount(kind) || kind == INSIDE_LATEST;
 
     out->ino = slot_ino(slot, kind, index);
-    out->generation = slot_generation(slot, kind);
+    out->generation = slot->generation;
     out->attr_timeout = live ? 0 : FROZEN_SECONDS;
     out->entry_timeout = kind == INSIDE_LATEST ? MIRROR_SECONDS : FROZEN_SECONDS;
+    if (fs_writable(fs)) /* what is written may take its name at any time */
+        out->entry_timeout = 0;
     slot_ref(fs, slot, 1);
 }
 
@@ -60,20 +60,12 @@ static struct node_spec spec_of(const struct node *dir, const struct shown_entry
     return spec;
 }
 
-/*
- * Attributes from the listing where it has them; where they can be set through the mount, as
- * they are now: the kernel asks nobody else whose a file is.
- */
+/* Attributes from the listing where it has them. */
 static int outside_attr(struct fs *fs, const struct node *n,
                         const struct shown_entry *entry, struct stat *st, struct err *e)
 {
     if (n->kind == NODE_LINK || n->kind == NODE_LATEST || n->kind == NODE_META)
         return attr_node(fs, n, st, e);
-    if (fs->stages && !fs->store->remote) {
-        if (attr_node(fs, n, st, e) == 0)
-            return 0;
-        *e = (struct err){0}; /* another has its place by now: who uses it is told */
-    }
     attr_entry(fs, n->path, entry->kind, &entry->st, st);
     return 0;
 }
@@ -100,9 +92,7 @@ static int entry_outside(struct fs *fs, struct node *dir,
     }
     out->ino = n->ino;
     out->generation = n->generation;
-    /* What is written may take another's place at any time: then it is asked for anew. */
-    out->attr_timeout = out->entry_timeout = fs->stages ? 0 : MIRROR_SECONDS;
-    alias_entry(fs, n, out);
+    out->attr_timeout = out->entry_timeout = MIRROR_SECONDS;
     return 0;
 }
 
@@ -142,15 +132,7 @@ void entry_brief(struct fs *fs, const struct node *dir, const struct shown *show
 
 void entry_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
 {
-    if (fs->stages && ino_is_staged(ino)) {
-        struct staged *staged;
-
-        stages_lock(fs);
-        staged = staged_of_ino(fs, ino);
-        if (staged)
-            staged_unref(fs, staged, n);
-        stages_unlock(fs);
-    } else if (ino_is_inside(ino))
+    if (ino_is_inside(ino))
         slot_forget(fs, ino, n);
     else
         node_forget(fs, ino, n);
@@ -168,7 +150,7 @@ static int reply_entry(const struct request *r, const struct fuse_entry_param *e
 /* There is no such name, and for so long the kernel need not ask again. */
 static int reply_absent(const struct request *r, double seconds)
 {
-    struct fuse_entry_param none = {.entry_timeout = seconds};
+    struct fuse_entry_param none = {.entry_timeout = fs_writable(r->fs) ? 0 : seconds};
 
     return reply_entry(r, &none);
 }
@@ -372,14 +354,14 @@ static int reply_not_shown(const struct request *r, const struct shown *shown)
 
 /*
  * What could not be read may have it: a program that asks whether a model is there is not
- * told that there is none. Who writes may put it there.
+ * told that there is none.
  */
 static int lookup_unknown(const struct request *r, const struct shown *shown,
                           struct err *e)
 {
     const struct slot *slot = shown->slot;
 
-    if (r->fs->stages || !slot || !slot->info.error)
+    if (!slot || !slot->info.error)
         return reply_not_shown(r, shown);
     for (const char *const *own = tree_own_names; *own; own++)
         if (strcmp(*own, r->name) == 0)
@@ -435,10 +417,6 @@ static int lookup_outside(struct request *r, struct err *e)
 
 int lookup_run(struct request *r, struct err *e)
 {
-    int rc = r->fs->stages ? staged_lookup(r, e) : STAGED_NONE;
-
-    if (rc != STAGED_NONE)
-        return rc;
     if (strlen(r->name) > NAME_MAX)
         return -ENAMETOOLONG;
     return ino_is_inside(r->ino) ? lookup_inside(r, e) : lookup_outside(r, e);

@@ -47,11 +47,9 @@ struct mount_options {
     unsigned views;                /* enum mount_show; 0: all */
     struct mapping_choice mapping; /* map=, hf=, dtype= */
     bool rw;
-    bool keep_files; /* what is written through it as a file stays one (fs/written.h) */
-    bool io_uring;   /* requests by io_uring where the kernel offers it */
     uint64_t stage_size; /* bytes that may be staged at a time; 0: what the disk has */
-    const char *save;    /* save=: how new checkpoints are written; NULL: hf */
-    unsigned gpu;        /* gpu=N: a holder for device N - 1; 0: none */
+    const char *save; /* save=: the format of saves (save/save_format.h); NULL: none */
+    unsigned gpu;     /* gpu=N: a holder for device N - 1; 0: none */
 };
 
 /* "tensors,raw" as bits; -EINVAL names the word that is no view. */
@@ -68,12 +66,12 @@ int mount_save_check(const char *text, struct err *e);
 int fs_mount(const struct mount_options *options, struct err *e);
 
 /*
- * Saves all that was written into MNT, as fs_umount() does first. Returns 0 where there is
- * nothing to save or nobody to ask.
+ * Publishes all complete transactions of MNT. Returns 0 where there is nothing to publish or
+ * nobody to ask; -EAGAIN: something is incomplete, and stays staged.
  */
-int fs_save(const char *mountpoint, struct err *e);
-/* Bytes written of the checkpoint that is being saved there; false: nobody can tell now. */
-bool fs_saving(const char *mountpoint, uint64_t *done, uint64_t *total);
+int fs_publish(const char *mountpoint, struct err *e);
+/* Bytes written of the checkpoint that is being published; false: none is. */
+bool fs_publishing(const char *mountpoint, uint64_t *done, uint64_t *total);
 
 /*
  * Unmounts MNT when it is one of ours and returns when it is gone. -EINVAL: it is no
@@ -86,9 +84,6 @@ int fs_umount(const char *mountpoint, struct err *e);
  * in words; NULL: nothing that can be told without a mount. `dir` is for copies.
  */
 const char *fs_passthrough_lacks(const char *dir);
-
-/* The same for -o io_uring. */
-const char *fs_io_uring_lacks(void);
 
 /* "3.14.0": the version of libfuse that runs. */
 const char *fs_fuse_version(void);

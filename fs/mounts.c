@@ -19,9 +19,10 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "fs/edit.h"
 #include "fs/inuse.h"
 #include "fs/mount.h"
-#include "fs/save.h"
+#include "save/save_format.h"
 
 enum {
     LINE_BYTES = 16 * PATH_MAX, /* of the table: two paths, escaped, and options */
@@ -519,33 +520,33 @@ static int unmount_failed(const char *path, int rc, const char *why, struct err 
 }
 
 /*
- * What was written is saved before the mount goes, as long as there is somebody to tell
- * when it cannot be. A mount for reading only has the kernel say EROFS at once.
+ * Complete transactions are published before the mount goes, as long as there is somebody
+ * to tell when that fails. A mount for reading only has the kernel say EROFS at once.
  */
-static int save_first(const char *path, struct err *e)
+static int publish_first(const char *path, struct err *e)
 {
     char why[1200];
     ssize_t n;
     int code;
 
-    if (setxattr(path, SAVE_ATTRIBUTE, "", 0, 0) == 0)
+    if (setxattr(path, PUBLISH_ATTRIBUTE, "", 0, 0) == 0)
         return 0;
     code = errno;
-    if (code != EINVAL && code != EBUSY && code != ENOSPC && code != EDQUOT &&
-        code != EIO && code != EEXIST)
-        return 0; /* nothing to save, or nobody to ask */
-    n = getxattr(path, SAVE_ATTRIBUTE, why, sizeof why - 1);
+    if (code == EROFS || code == ENOTSUP || code == ENOENT || code == ENOTCONN ||
+        code == EACCES || code == EPERM)
+        return 0; /* nothing is published there, or nobody can be asked */
+    n = getxattr(path, PUBLISH_ATTRIBUTE, why, sizeof why - 1);
     why[MAX(n, (ssize_t)0)] = '\0';
     why[strcspn(why, "\n")] = '\0';
-    err_set(e, code, "%s: something was written that cannot be saved: %s", path,
+    err_set(e, code, "%s: not all that was written is published: %s", path,
             n > 0 ? why : strerror(code));
-    return err_hint(e, "complete or remove it; to give it up: fusermount3 -u %s", path);
+    return err_hint(e, "it is kept beside its checkpoint: see unshard doctor");
 }
 
-bool fs_saving(const char *mountpoint, uint64_t *done, uint64_t *total)
+bool fs_publishing(const char *mountpoint, uint64_t *done, uint64_t *total)
 {
     char text[64];
-    ssize_t n = getxattr(mountpoint, SAVING_ATTRIBUTE, text, sizeof text - 1);
+    ssize_t n = getxattr(mountpoint, PUBLISHING_ATTRIBUTE, text, sizeof text - 1);
 
     text[MAX(n, (ssize_t)0)] = '\0';
     return sscanf(text, "%" SCNu64 " %" SCNu64, done, total) == 2 && *total > 0;
@@ -584,12 +585,19 @@ static int find_ours(const char *mountpoint, char path[PATH_MAX], struct err *e)
     return hint_mounts(e);
 }
 
-int fs_save(const char *mountpoint, struct err *e)
+int mount_save_check(const char *text, struct err *e)
+{
+    struct save_format ignored;
+
+    return save_format_parse(text, &ignored, e);
+}
+
+int fs_publish(const char *mountpoint, struct err *e)
 {
     char path[PATH_MAX];
     int rc = find_ours(mountpoint, path, e);
 
-    return rc < 0 ? rc : save_first(path, e);
+    return rc < 0 ? rc : publish_first(path, e);
 }
 
 int fs_umount(const char *mountpoint, struct err *e)
@@ -598,9 +606,6 @@ int fs_umount(const char *mountpoint, struct err *e)
     char path[PATH_MAX], why[WHY_BYTES];
     int rc = find_ours(mountpoint, path, e);
 
-    if (rc < 0)
-        return rc;
-    rc = save_first(path, e);
     if (rc < 0)
         return rc;
     rc = unmount(path, why);

@@ -17,11 +17,6 @@ enum { INIT_EXT = 1 << 30 };
 enum { INIT2_DIRECT_IO_MMAP = 1 << 4 };
 /* Flag 37 (7.40): opens may name a backing file. Needs max_stack_depth. */
 enum { INIT2_PASSTHROUGH = 1 << 5 };
-/* Flag 41 (7.42): requests come by io_uring once all queues are there. */
-enum { INIT2_OVER_IO_URING = 1 << 9 };
-
-/* FUSE_MIN_READ_BUFFER, and FUSE_DEFAULT_MAX_PAGES_PER_REQ where no number is given. */
-enum { PAYLOAD_MIN = 8192, PAGES_MIN = 32 };
 
 struct init_in {
     uint32_t major, minor, max_readahead, flags, flags2;
@@ -57,7 +52,6 @@ void negotiate_see(struct negotiation *n, const void *data, size_t len)
     memcpy(&in, bytes + HEADER_IN, sizeof in);
     n->offers_mmap = (in.flags & INIT_EXT) && (in.flags2 & INIT2_DIRECT_IO_MMAP);
     n->offers_passthrough = (in.flags & INIT_EXT) && (in.flags2 & INIT2_PASSTHROUGH);
-    n->offers_io_uring = (in.flags & INIT_EXT) && (in.flags2 & INIT2_OVER_IO_URING);
     n->unique = unique;
 }
 
@@ -67,20 +61,6 @@ bool negotiate_is_answer(const struct negotiation *n, const struct iovec *iov)
 
     memcpy(&head, iov[0].iov_base, sizeof head);
     return n->unique && head.unique == n->unique && !head.error;
-}
-
-/* As fuse_uring_create() of the kernel has it (fs/fuse/dev_uring.c, Linux 6.18). */
-size_t negotiate_payload(const struct iovec *iov, int count)
-{
-    const struct init_out *out;
-    size_t pages;
-
-    if (count < 2 || iov[1].iov_len < sizeof *out)
-        return 0;
-    out = iov[1].iov_base;
-    pages = MAX((size_t)out->max_pages, (size_t)PAGES_MIN);
-    return MAX(MAX((size_t)PAYLOAD_MIN, (size_t)out->max_write),
-               pages * (size_t)sysconf(_SC_PAGESIZE));
 }
 
 void negotiate_accept(const struct negotiation *n, struct iovec *iov, int count,
@@ -94,10 +74,6 @@ void negotiate_accept(const struct negotiation *n, struct iovec *iov, int count,
     if (n->offers_mmap) {
         out->flags |= INIT_EXT;
         out->flags2 |= INIT2_DIRECT_IO_MMAP;
-    }
-    if (n->offers_io_uring && wants.io_uring) {
-        out->flags |= INIT_EXT;
-        out->flags2 |= INIT2_OVER_IO_URING;
     }
     if (n->offers_passthrough && wants.passthrough) {
         out->flags |= INIT_EXT;

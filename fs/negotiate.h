@@ -13,7 +13,6 @@ struct negotiation {
     atomic_uint_fast64_t unique; /* of the request; 0: it has not come yet */
     bool offers_mmap;            /* files with direct I/O can be mapped shared (6.6) */
     bool offers_passthrough;     /* files of another file system behind ours (6.9) */
-    bool offers_io_uring; /* requests by io_uring (6.14, where root allowed it) */
 };
 
 /* A request as it was read from the kernel: when it is INIT, takes its offers down. */
@@ -22,12 +21,9 @@ void negotiate_see(struct negotiation *n, const void *data, size_t len);
 /* Is this the answer to INIT, and a good one? */
 bool negotiate_is_answer(const struct negotiation *n, const struct iovec *iov);
 
-/* The most bytes of a request or an answer beside its headers, as this answer has it. */
-size_t negotiate_payload(const struct iovec *iov, int count);
-
 /* Adds to the answer what the kernel offers; these if they are wanted. */
 struct negotiate_wants {
-    bool passthrough, io_uring;
+    bool passthrough;
 };
 void negotiate_accept(const struct negotiation *n, struct iovec *iov, int count,
                       struct negotiate_wants wants);

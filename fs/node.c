@@ -19,7 +19,6 @@ struct nodes {
     struct node **at; /* by path: all */
     size_t nat, known;
     uint64_t generation;
-    uint64_t turn;        /* of changes of names */
     struct node *watched; /* a list, with a reference to each */
     size_t nshown;        /* nodes that remember what they showed */
 };
@@ -408,30 +407,14 @@ struct shown *node_shown(struct fs *fs, struct node *n)
     return shown;
 }
 
-void node_look_begin(struct fs *fs, struct node *n, struct shown *shown)
+void node_set_shown(struct fs *fs, struct node *n, struct shown *shown)
 {
-    pthread_mutex_lock(&fs->nodes->lock);
-    shown->turn = n->turn;
-    shown->next = n->made;
-    n->made = shown;
-    pthread_mutex_unlock(&fs->nodes->lock);
-}
-
-void node_look_end(struct fs *fs, struct node *n, struct shown *shown, bool found)
-{
-    struct shown **p = &n->made, *old = NULL;
+    struct shown *old;
 
     pthread_mutex_lock(&fs->nodes->lock);
-    while (*p != shown)
-        p = &(*p)->next;
-    *p = steal(&shown->next);
-    if (found) {
-        old = n->shown;
-        n->shown = shown_get(shown);
-        fs->nodes->nshown += old == NULL;
-        if (shown->turn != n->turn)
-            shown->until_ns = 0;
-    }
+    old = n->shown;
+    n->shown = shown_get(shown);
+    fs->nodes->nshown += old == NULL;
     pthread_mutex_unlock(&fs->nodes->lock);
     shown_put(fs, old);
 }
@@ -490,88 +473,7 @@ void nodes_tidy(struct fs *fs)
     } while (n == TIDY_AT_ONCE);
 }
 
-static bool is_directory(const struct node *n)
-{
-    return n->kind == NODE_DIR && !n->orphan;
-}
-
-struct node *node_at(struct fs *fs, const char *path)
-{
-    struct nodes *t = fs->nodes;
-    struct node *n = NULL;
-
-    pthread_mutex_lock(&t->lock);
-    while ((n = next_at(t, path, n)) && !is_directory(n))
-        ;
-    if (n)
-        n->refs++;
-    pthread_mutex_unlock(&t->lock);
-    return n;
-}
-
-fuse_ino_t node_file_at(struct fs *fs, const char *path)
-{
-    struct nodes *t = fs->nodes;
-    const struct node *n = NULL;
-    fuse_ino_t ino;
-
-    pthread_mutex_lock(&t->lock);
-    while ((n = next_at(t, path, n)) && (n->kind != NODE_FILE || n->orphan))
-        ;
-    ino = n ? n->ino : 0;
-    pthread_mutex_unlock(&t->lock);
-    return ino;
-}
-
-void nodes_expect(struct fs *fs, const char *path, uint64_t inode)
-{
-    struct nodes *t = fs->nodes;
-    struct node *n = NULL;
-
-    pthread_mutex_lock(&t->lock);
-    while ((n = next_at(t, path, n)))
-        if (is_directory(n) && n->inode)
-            n->coming = inode; /* the root is the root, whatever it is */
-    pthread_mutex_unlock(&t->lock);
-}
-
-void nodes_replaced(struct fs *fs, const char *path, bool done)
-{
-    struct nodes *t = fs->nodes;
-    struct node *n = NULL;
-
-    pthread_mutex_lock(&t->lock);
-    while ((n = next_at(t, path, n))) {
-        if (!is_directory(n) || !n->coming)
-            continue;
-        if (done)
-            n->inode = n->coming;
-        n->coming = 0;
-    }
-    pthread_mutex_unlock(&t->lock);
-}
-
-void nodes_renew(struct fs *fs, const char *path)
-{
-    struct nodes *t = fs->nodes;
-    struct node *n = NULL;
-
-    pthread_mutex_lock(&t->lock);
-    while ((n = next_at(t, path, n)))
-        if (is_directory(n) && n->parent)
-            make_orphan(t, n);
-    pthread_mutex_unlock(&t->lock);
-}
-
 /* ---- names that change ---- */
-
-/* With the lock. */
-static void forget_shown(struct node *n)
-{
-    n->turn++;
-    if (n->shown)
-        n->shown->until_ns = 0;
-}
 
 void nodes_look_again(struct fs *fs, const char *path)
 {
@@ -580,48 +482,9 @@ void nodes_look_again(struct fs *fs, const char *path)
 
     pthread_mutex_lock(&t->lock);
     while ((n = next_at(t, path, n)))
-        forget_shown(n);
+        if (n->shown)
+            n->shown->until_ns = 0;
     pthread_mutex_unlock(&t->lock);
-}
-
-/* With the lock: false: too many look at it at once. */
-static bool take_snapshots(const struct node *n, struct node_snapshots *out)
-{
-    for (struct shown *s = n->made; s; s = s->next) {
-        if (out->count == NODE_SNAPSHOTS - 1)
-            return false;
-        out->shown[out->count++] = shown_get(s);
-    }
-    if (n->shown)
-        out->shown[out->count++] = shown_get(n->shown);
-    return true;
-}
-
-void nodes_snapshots(struct fs *fs, const char *path, struct node_snapshots *out)
-{
-    struct nodes *t = fs->nodes;
-    struct node *n = NULL;
-
-    *out = (struct node_snapshots){0};
-    pthread_mutex_lock(&t->lock);
-    out->turn = ++t->turn;
-    while ((n = next_at(t, path, n))) {
-        if (out->dir || !is_directory(n) || !take_snapshots(n, out)) {
-            forget_shown(n); /* one that lost its name, or too many */
-        } else if (out->count > 0) {
-            out->dir = n;
-            n->refs++;
-        }
-    }
-    pthread_mutex_unlock(&t->lock);
-}
-
-void nodes_snapshots_put(struct fs *fs, struct node_snapshots *s)
-{
-    for (size_t i = 0; i < s->count; i++)
-        shown_put(fs, s->shown[i]);
-    if (s->dir)
-        node_unpin(fs, s->dir);
 }
 
 int node_take_watched(struct fs *fs, struct node ***out, size_t *count)

@@ -12,6 +12,14 @@
 struct fs;
 struct opened;
 
+enum opened_kind {
+    OPENED_VIEW, /* a file inside a checkpoint, or of a mount for reading (fs/handle.h) */
+    OPENED_DIR,  /* a directory of these */
+    OPENED_FILE, /* of the source, in a mount for writing (fs/disk_file.c) */
+    OPENED_LIST, /* a directory of the source there */
+    OPENED_EDIT, /* of a transaction (fs/edit.h), a file or a directory */
+};
+
 /*
  * Handles embed this as their first member. The moment a read is answered its process
  * may go on, close the file, and the release may come on another thread: who still needs
@@ -20,7 +28,7 @@ struct opened;
 struct opened {
     struct ring ring;
     atomic_uint refs; /* one is the kernel's */
-    bool staged;      /* of what was written into the mount (fs/staged.h) */
+    enum opened_kind kind;
     void (*free)(struct fs *fs, struct opened *o);
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/ops.c - the operation table: the kernel's requests as calls of our handlers. */
+/* fs/ops.c - the operation table of a mount for reading. */
 #include "fs/fs.h"
 
 #include <errno.h>
@@ -8,31 +8,24 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
-#include "fs/alias.h"
-#include "fs/asked.h"
 #include "fs/attr.h"
 #include "fs/dir.h"
 #include "fs/handle.h"
 #include "fs/lookup.h"
+#include "fs/ops.h"
 #include "fs/passthrough.h"
 #include "fs/read.h"
 #include "fs/report.h"
 #include "fs/request.h"
-#include "fs/stage_room.h"
-#include "fs/staged.h"
-#include "fs/write.h"
 #include "fs/xattr.h"
 
 static struct request request(fuse_req_t req, request_fn *fn, fuse_ino_t ino)
 {
-    struct request r = {.fs = fuse_req_userdata(req), .req = req, .fn = fn};
+    struct request r = {.fs = fuse_req_userdata(req), .req = req, .fn = fn, .ino = ino};
 
-    r.ino = alias_resolve(r.fs, ino);
     counter_add(&r.fs->counters, COUNT_REQUESTS, 1);
     return r;
 }
-
-static void change(struct request *r);
 
 /* Newer libfuse has the flags as 64-bit numbers; those that are used here are of the first 32. */
 static void want_not(struct fuse_conn_info *conn, uint64_t flags)
@@ -47,7 +40,7 @@ static void want_if_offered(struct fuse_conn_info *conn, uint64_t flag)
 }
 #endif
 
-static void op_init(void *user, struct fuse_conn_info *conn)
+void ops_init(void *user, struct fuse_conn_info *conn)
 {
     struct fs *fs = user;
 
@@ -60,6 +53,9 @@ static void op_init(void *user, struct fuse_conn_info *conn)
      * (decision 022).
      */
     want_not(conn, FUSE_CAP_READDIRPLUS_AUTO);
+    if (fs_writable(
+            fs)) /* nothing of it may be kept: attributes are asked for when needed */
+        want_not(conn, FUSE_CAP_READDIRPLUS);
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
     /* Older ones do not know these: fs/negotiate.c adds them to the answer. */
     want_if_offered(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
@@ -108,32 +104,33 @@ static int getattr_inside(struct request *r, struct slot *slot, struct stat *st,
     return attr_inside(r->fs, slot, ino_kind(r->ino), ino_index(r->ino), st, e);
 }
 
+int getattr_inside_run(struct request *r, struct err *e)
+{
+    struct slot *slot = slot_of_ino(r->fs, r->ino);
+    struct stat st;
+    int rc = slot ? getattr_inside(r, slot, &st, e) : -ESTALE;
+
+    slot_unref(r->fs, slot, 1);
+    if (rc == 0)
+        fuse_reply_attr(r->req, &st,
+                        ino_kind(r->ino) >= INSIDE_COUNTERS_JSON ? 0 : FROZEN_SECONDS);
+    return rc;
+}
+
 static int getattr_run(struct request *r, struct err *e)
 {
-    double seconds = MIRROR_SECONDS;
+    const struct node *n;
     struct stat st;
     int rc;
 
-    if (r->fs->stages && (rc = staged_getattr(r, e)) != STAGED_NONE)
-        return rc;
-    if (ino_is_inside(r->ino)) {
-        struct slot *slot = slot_of_ino(r->fs, r->ino);
-        enum inside kind = ino_kind(r->ino);
-
-        rc = slot ? getattr_inside(r, slot, &st, e) : -ESTALE;
-        slot_unref(r->fs, slot, 1);
-        seconds = kind >= INSIDE_COUNTERS_JSON ? 0 : FROZEN_SECONDS;
-    } else {
-        const struct node *n = node_of_ino(r->fs, r->ino);
-
-        rc = n ? attr_node(r->fs, n, &st, e) : -ESTALE;
-        if (n && (rc == -ENOENT || rc == -ESTALE) && attr_unlinked(r->fs, n, &st) == 0)
-            rc = 0;
-        if (rc == -ESTALE && n && n->parent) /* the kernel looks its name up again */
-            nodes_look_again(r->fs, n->parent->path);
-    }
+    if (ino_is_inside(r->ino))
+        return getattr_inside_run(r, e);
+    n = node_of_ino(r->fs, r->ino);
+    rc = n ? attr_node(r->fs, n, &st, e) : -ESTALE;
+    if (rc == -ESTALE && n && n->parent) /* the kernel looks its name up again */
+        nodes_look_again(r->fs, n->parent->path);
     if (rc == 0)
-        fuse_reply_attr(r->req, &st, seconds);
+        fuse_reply_attr(r->req, &st, MIRROR_SECONDS);
     return rc;
 }
 
@@ -158,20 +155,28 @@ static int readlink_inside(const struct request *r, char *text, size_t size,
     return 0;
 }
 
+int readlink_inside_run(struct request *r, struct err *e)
+{
+    char text[PATH_MAX];
+    int rc = ino_kind(r->ino) == INSIDE_LATEST
+                 ? readlink_inside(r, text, sizeof text, e)
+                 : -EINVAL;
+
+    if (rc == 0)
+        fuse_reply_readlink(r->req, text);
+    return rc;
+}
+
 static int readlink_run(struct request *r, struct err *e)
 {
+    const struct node *n;
     char text[PATH_MAX];
     int rc;
 
-    if (ino_is_inside(r->ino)) {
-        rc = ino_kind(r->ino) == INSIDE_LATEST
-                 ? readlink_inside(r, text, sizeof text, e)
-                 : -EINVAL;
-    } else {
-        const struct node *n = node_of_ino(r->fs, r->ino);
-
-        rc = n ? attr_link_text(r->fs, n, text, sizeof text, e) : -ESTALE;
-    }
+    if (ino_is_inside(r->ino))
+        return readlink_inside_run(r, e);
+    n = node_of_ino(r->fs, r->ino);
+    rc = n ? attr_link_text(r->fs, n, text, sizeof text, e) : -ESTALE;
     if (rc == 0)
         fuse_reply_readlink(r->req, text);
     return rc;
@@ -200,8 +205,6 @@ static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
     r.size = size;
     r.off = off;
     r.fi = *fi;
-    if (staged_handle_of(fi))
-        r.fn = staged_read;
     request_run(&r);
 }
 
@@ -213,55 +216,10 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
     fuse_reply_err(req, 0);
 }
 
-/*
- * What is written goes to its file at once. A file is judged at the last release: close(2) of
- * a part is no error.
- */
-static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
-{
-    struct fs *fs = fuse_req_userdata(req);
-    struct staged_handle *h = staged_handle_of(fi);
-
-    (void)ino;
-    if (h && h->writes) {
-        stages_lock(fs);
-        h->killed = staged_lacks(h) && asked_was_killed(fuse_req_ctx(req)->pid);
-        if (h->node)
-            staged_closed(h);
-        stages_unlock(fs);
-    }
-    fuse_reply_err(req, 0);
-}
-
-static void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync,
-                     struct fuse_file_info *fi)
-{
-    struct request r = request(req, write_fsync, ino);
-
-    (void)datasync;
-    r.fi = *fi;
-    request_run(&r);
-}
-
-static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync,
-                        struct fuse_file_info *fi)
-{
-    struct request r = request(req, write_fsyncdir, ino);
-
-    (void)datasync;
-    (void)fi;
-    if (r.fs->stages)
-        change(&r);
-    else
-        fuse_reply_err(req, 0);
-}
-
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct request r = request(req, opendir_run, ino);
 
-    if (ino_is_staged(r.ino))
-        r.fn = staged_opendir;
     r.fi = *fi;
     request_run(&r);
 }
@@ -269,8 +227,7 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static void read_dir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
                      const struct fuse_file_info *fi, bool plus)
 {
-    struct request r =
-        request(req, staged_handle_of(fi) ? staged_readdir : readdir_run, ino);
+    struct request r = request(req, readdir_run, ino);
 
     r.size = size;
     r.off = off;
@@ -291,15 +248,6 @@ static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t of
     read_dir(req, ino, size, off, fi, true);
 }
 
-/* Programs that save look whether there is room. */
-static bool statfs_of_source(const struct fs *fs, struct statvfs *out)
-{
-    if (!fs->stages || statvfs(fs->store->url, out) < 0)
-        return false;
-    stage_room_left(fs, out);
-    return true;
-}
-
 /* From memory, so that df(1) never waits: what is known so far, and no room. */
 static void op_statfs(fuse_req_t req, fuse_ino_t ino)
 {
@@ -310,7 +258,6 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino)
                          .f_blocks = bytes / 4096 + (bytes % 4096 > 0),
                          .f_namemax = NAME_MAX};
 
-    statfs_of_source(r.fs, &st);
     fuse_reply_statfs(req, &st);
 }
 
@@ -331,258 +278,125 @@ static void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
     request_run(&r);
 }
 
-/* ---- what changes something ---- */
-
-/* Of a mount for reading only: the kernel refuses most by itself. */
-static bool refused(fuse_req_t req)
-{
-    const struct fs *fs = fuse_req_userdata(req);
-
-    if (!fs->stages)
-        fuse_reply_err(req, EROFS);
-    return !fs->stages;
-}
-
-static void finish(struct request *r, int rc, const struct err *e)
-{
-    if (rc < 0)
-        request_fail(r, rc, e);
-}
-
-/* These may wait for a scan on their own thread: who saves has few of them. */
-static void change(struct request *r)
-{
-    struct err e = {0};
-
-    r->may_block = true;
-    finish(r, r->fn(r, &e), &e);
-}
+/* ---- changes, which the kernel asks for where its own read-only flag was taken away ---- */
 
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
                        struct fuse_file_info *fi)
 {
-    struct request r;
-    struct err e = {0};
-    int rc;
-
-    if (refused(req))
-        return;
-    r = request(req, NULL, ino);
-    if (fi)
-        r.fi = *fi;
-    r.may_block = true;
-    rc = write_setattr(&r, attr, to_set, &e);
-    if (rc == STAGED_NONE)
-        op_getattr(req, ino, NULL);
-    else
-        finish(&r, rc, &e);
+    (void)ino;
+    (void)attr;
+    (void)to_set;
+    (void)fi;
+    fuse_reply_err(req, EROFS);
 }
 
-static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+static void op_mknod(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t mode,
+                     dev_t dev)
 {
-    struct request r;
-
-    if (refused(req))
-        return;
-    r = request(req, write_mkdir, parent);
-    r.name = name;
-    r.mode = mode;
-    change(&r);
+    (void)dir;
+    (void)name;
+    (void)mode;
+    (void)dev;
+    fuse_reply_err(req, EROFS);
 }
 
-static void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+static void op_mkdir(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t mode)
 {
-    struct request r;
-
-    if (refused(req))
-        return;
-    r = request(req, write_unlink, parent);
-    r.name = name;
-    change(&r);
+    (void)dir;
+    (void)name;
+    (void)mode;
+    fuse_reply_err(req, EROFS);
 }
 
-static void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
+static void op_unlink(fuse_req_t req, fuse_ino_t dir, const char *name)
 {
-    struct request r;
-
-    if (refused(req))
-        return;
-    r = request(req, write_rmdir, parent);
-    r.name = name;
-    change(&r);
+    (void)dir;
+    (void)name;
+    fuse_reply_err(req, EROFS);
 }
 
-static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name,
-                      fuse_ino_t newparent, const char *newname, unsigned int flags)
+static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t dir,
+                       const char *name)
 {
-    struct request r;
-
-    if (refused(req))
-        return;
-    r = request(req, write_rename, parent);
-    r.name = name;
-    r.to = alias_resolve(r.fs, newparent);
-    r.as = newname;
-    r.flags = flags;
-    change(&r);
+    (void)link;
+    (void)dir;
+    (void)name;
+    fuse_reply_err(req, EROFS);
 }
 
-static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+static void op_rename(fuse_req_t req, fuse_ino_t dir, const char *name, fuse_ino_t to,
+                      const char *as, unsigned int flags)
+{
+    (void)dir;
+    (void)name;
+    (void)to;
+    (void)as;
+    (void)flags;
+    fuse_reply_err(req, EROFS);
+}
+
+static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t dir, const char *name)
+{
+    (void)ino;
+    (void)dir;
+    (void)name;
+    fuse_reply_err(req, EROFS);
+}
+
+static void op_create(fuse_req_t req, fuse_ino_t dir, const char *name, mode_t mode,
                       struct fuse_file_info *fi)
 {
-    struct request r;
-
-    if (refused(req))
-        return;
-    r = request(req, write_create, parent);
-    r.name = name;
-    r.mode = mode;
-    r.fi = *fi;
-    change(&r);
-}
-
-static void op_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t size,
-                     off_t off, struct fuse_file_info *fi)
-{
-    struct request r;
-    struct err e = {0};
-
-    if (refused(req))
-        return;
-    r = request(req, NULL, ino);
-    r.size = size;
-    r.off = off;
-    r.fi = *fi;
-    finish(&r, write_bytes(&r, data, &e), &e);
-}
-
-static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
-                         struct fuse_file_info *fi)
-{
-    struct request r;
-    struct err e = {0};
-
-    if (refused(req))
-        return;
-    r = request(req, NULL, ino);
-    r.flags = (unsigned)mode;
-    r.off = off;
-    r.fi = *fi;
-    finish(&r, write_fallocate(&r, len, &e), &e);
+    (void)dir;
+    (void)name;
+    (void)mode;
+    (void)fi;
+    fuse_reply_err(req, EROFS);
 }
 
 static void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name,
                         const char *value, size_t size, int flags)
 {
-    struct request r;
-    struct err e = {0};
-
+    (void)ino;
+    (void)name;
+    (void)value;
+    (void)size;
     (void)flags;
-    if (refused(req))
-        return;
-    r = request(req, NULL, ino);
-    r.name = name;
-    r.size = size;
-    r.may_block = true;
-    finish(&r, write_setxattr(&r, value, &e), &e);
+    fuse_reply_err(req, EROFS);
 }
 
 static void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 {
     (void)ino;
     (void)name;
-    if (!refused(req))
-        fuse_reply_err(req, EOPNOTSUPP);
-}
-
-/* Programs copy by reading and writing then. */
-static void op_copy_file_range(fuse_req_t req, fuse_ino_t in, off_t off_in,
-                               struct fuse_file_info *fi_in, fuse_ino_t out,
-                               off_t off_out, struct fuse_file_info *fi_out, size_t len,
-                               int flags)
-{
-    (void)in;
-    (void)off_in;
-    (void)fi_in;
-    (void)out;
-    (void)off_out;
-    (void)fi_out;
-    (void)len;
-    (void)flags;
-    if (!refused(req))
-        fuse_reply_err(req, EOPNOTSUPP);
-}
-
-/* Devices and sockets: no checkpoint has them. mknod(2) of a file comes as create. */
-static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
-                     dev_t rdev)
-{
-    (void)parent;
-    (void)name;
-    (void)mode;
-    (void)rdev;
-    if (!refused(req))
-        fuse_reply_err(req, EPERM);
-}
-
-static void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent,
-                       const char *name)
-{
-    struct request r;
-
-    if (refused(req))
-        return;
-    r = request(req, write_symlink, parent);
-    r.name = name;
-    r.as = link;
-    change(&r);
-}
-
-static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent,
-                    const char *newname)
-{
-    struct request r;
-
-    if (refused(req))
-        return;
-    r = request(req, write_link, ino);
-    r.to = alias_resolve(r.fs, newparent);
-    r.as = newname;
-    change(&r);
+    fuse_reply_err(req, EROFS);
 }
 
 const struct fuse_lowlevel_ops fs_operations = {
-    .init = op_init,
+    .init = ops_init,
     .lookup = op_lookup,
     .forget = op_forget,
     .forget_multi = op_forget_multi,
     .getattr = op_getattr,
-    .readlink = op_readlink,
-    .open = op_open,
-    .read = op_read,
-    .release = op_release,
-    .flush = op_flush,
-    .fsync = op_fsync,
-    .opendir = op_opendir,
-    .readdir = op_readdir,
-    .readdirplus = op_readdirplus,
-    .releasedir = op_release,
-    .fsyncdir = op_fsyncdir,
-    .statfs = op_statfs,
-    .getxattr = op_getxattr,
-    .listxattr = op_listxattr,
     .setattr = op_setattr,
+    .readlink = op_readlink,
     .mknod = op_mknod,
     .mkdir = op_mkdir,
     .unlink = op_unlink,
-    .rmdir = op_rmdir,
+    .rmdir = op_unlink,
     .symlink = op_symlink,
     .rename = op_rename,
     .link = op_link,
     .create = op_create,
-    .write = op_write,
-    .fallocate = op_fallocate,
+    .open = op_open,
+    .read = op_read,
+    .release = op_release,
+    .opendir = op_opendir,
+    .readdir = op_readdir,
+    .readdirplus = op_readdirplus,
+    .releasedir = op_release,
+    .statfs = op_statfs,
+    .getxattr = op_getxattr,
     .setxattr = op_setxattr,
+    .listxattr = op_listxattr,
     .removexattr = op_removexattr,
-    .copy_file_range = op_copy_file_range,
 };

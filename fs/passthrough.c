@@ -23,7 +23,6 @@ struct backing_map {
 #define BACKING_OPEN _IOW(229, 1, struct backing_map)
 #define BACKING_CLOSE _IOW(229, 2, uint32_t)
 
-static const char off_rw[] = "off: mounted for writing";
 static const char off_rights[] =
     "off: the server has no CAP_SYS_ADMIN in the initial user namespace";
 static const char off_kernel[] = "off: the kernel does not offer it (6.9 and later do)";
@@ -42,7 +41,8 @@ static bool has_admin(void)
 
 bool passthrough_wanted(const struct fs *fs)
 {
-    return !fs->options.rw && has_admin();
+    (void)fs;
+    return has_admin();
 }
 
 static bool kernel_is_old(void)
@@ -92,9 +92,7 @@ void passthrough_begin(struct fs *fs, bool offered)
 {
     const char *state;
 
-    if (fs->options.rw)
-        state = off_rw;
-    else if (!has_admin())
+    if (!has_admin())
         state = off_rights;
     else
         state = offered ? try_it(fs) : off_kernel;
@@ -132,6 +130,13 @@ int passthrough_reply(fuse_req_t req, struct fuse_file_info *fi, int id)
     return fuse_reply_open(req, fi);
 }
 
+int passthrough_reply_create(fuse_req_t req, const struct fuse_entry_param *entry,
+                             struct fuse_file_info *fi, int id)
+{
+    fi->backing_id = id;
+    return fuse_reply_create(req, entry, fi);
+}
+
 #else
 
 /* struct fuse_open_out of protocol 7.40, and its flags. */
@@ -142,11 +147,58 @@ struct open_out {
 };
 enum { OPEN_NOFLUSH = 1 << 5, OPEN_PASSTHROUGH = 1 << 7 };
 
+static struct open_out open_out(const struct fuse_file_info *fi, int id)
+{
+    return (struct open_out){.fh = fi->fh,
+                             .flags = OPEN_PASSTHROUGH |
+                                      (fi->noflush ? (uint32_t)OPEN_NOFLUSH : 0),
+                             .backing_id = id};
+}
+
 int passthrough_reply(fuse_req_t req, struct fuse_file_info *fi, int id)
 {
-    const struct open_out out = {
-        .fh = fi->fh, .flags = OPEN_PASSTHROUGH | OPEN_NOFLUSH, .backing_id = id};
+    const struct open_out out = open_out(fi, id);
 
+    return fuse_reply_buf(req, (const char *)&out, sizeof out);
+}
+
+/* struct fuse_entry_out and struct fuse_attr of the protocol. */
+struct entry_out {
+    uint64_t nodeid, generation, entry_valid, attr_valid;
+    uint32_t entry_valid_nsec, attr_valid_nsec;
+    uint64_t ino, size, blocks, atime, mtime, ctime;
+    uint32_t atimensec, mtimensec, ctimensec, mode, nlink, uid, gid, rdev, blksize,
+        flags;
+};
+
+int passthrough_reply_create(fuse_req_t req, const struct fuse_entry_param *entry,
+                             struct fuse_file_info *fi, int id)
+{
+    const struct stat *st = &entry->attr;
+    struct {
+        struct entry_out entry;
+        struct open_out open;
+    } out = {.entry = {.nodeid = entry->ino,
+                       .generation = entry->generation,
+                       .ino = st->st_ino,
+                       .size = (uint64_t)st->st_size,
+                       .blocks = (uint64_t)st->st_blocks,
+                       .atime = (uint64_t)st->st_atim.tv_sec,
+                       .mtime = (uint64_t)st->st_mtim.tv_sec,
+                       .ctime = (uint64_t)st->st_ctim.tv_sec,
+                       .atimensec = (uint32_t)st->st_atim.tv_nsec,
+                       .mtimensec = (uint32_t)st->st_mtim.tv_nsec,
+                       .ctimensec = (uint32_t)st->st_ctim.tv_nsec,
+                       .mode = st->st_mode,
+                       .nlink = (uint32_t)st->st_nlink,
+                       .uid = st->st_uid,
+                       .gid = st->st_gid,
+                       .rdev = (uint32_t)st->st_rdev,
+                       .blksize = (uint32_t)st->st_blksize},
+             .open = open_out(fi, id)};
+
+    if (!id)
+        return fuse_reply_create(req, entry, fi);
     return fuse_reply_buf(req, (const char *)&out, sizeof out);
 }
 

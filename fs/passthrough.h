@@ -6,10 +6,8 @@
 #include "fs/fs.h"
 
 /*
- * Kernels from 6.9 on read and map a file of the mount straight from another one that the
- * answer to open(2) names. The server needs CAP_SYS_ADMIN in the initial user namespace.
- * Mounts for writing do without: an inode is read in one way at a time, and what is
- * written goes through us.
+ * Kernels from 6.9 on read, write and map a file of the mount straight from another one that
+ * the answer to open(2) names. The server needs CAP_SYS_ADMIN in the initial user namespace.
  */
 bool passthrough_wanted(const struct fs *fs);
 
@@ -25,5 +23,9 @@ void passthrough_close(struct fs *fs, int id);
 
 /* Answers an open request: the kernel shall read the file of this number. */
 int passthrough_reply(fuse_req_t req, struct fuse_file_info *fi, int id);
+
+/* Answers a create request; id 0: the server reads and writes the file. */
+int passthrough_reply_create(fuse_req_t req, const struct fuse_entry_param *entry,
+                             struct fuse_file_info *fi, int id);
 
 #endif

@@ -624,8 +624,8 @@ int permit_parts(const struct request *r, const struct node *dir, struct shown *
     int rc = shown->slot ? question_begin(r, r->fs->store, shown->slot, &q, e) : 0;
 
     *out = (struct permit_parts){.asked = rc == 1};
-    for (size_t i = 0; rc == 1 && i < shown_places(shown); i++) {
-        const struct shown_entry *entry = shown_at(shown, i);
+    for (size_t i = 0; rc == 1 && i < shown->count; i++) {
+        const struct shown_entry *entry = &shown->entry[i];
 
         if (entry && entry->part && !find_part(out, entry->part) &&
             add_part(&q, dir, entry, out) < 0)

@@ -8,13 +8,10 @@
 #include <sys/uio.h>
 
 #include "base/guard.h"
-#include "fs/around.h"
 #include "fs/handle.h"
-#include "fs/uring.h"
 #include "remote/source.h"
 
 enum {
-    READ_LATER = 2, /* another thread answers */
     /* libfuse adds its header, the kernel takes 1024. */
     MAX_PIECES = READER_PIECES,
     /* One large page, which is quicker to fill and to reply from. */
@@ -39,10 +36,7 @@ void read_buffer_free(void *buffer)
 void *read_buffer(struct fs *fs, size_t size)
 {
     struct buffer *b = pthread_getspecific(fs->buffers);
-    void *payload = uring_payload(size);
 
-    if (payload)
-        return payload;
     if (!b) {
         b = calloc(1, sizeof *b);
         if (!b || pthread_setspecific(fs->buffers, b) != 0) {
@@ -84,44 +78,6 @@ static int was_cut(const struct handle *h, uint64_t off, size_t len, struct err 
                    h->name, off, len);
 }
 
-/* Pieces into one buffer; under the guard, since they lie in shards. */
-struct gathering {
-    const struct reader_iov *v;
-    char *to;
-};
-
-static int gather(void *user)
-{
-    const struct gathering *g = user;
-    char *to = g->to;
-
-    for (int i = 0; i < g->v->count; i++) {
-        memcpy(to, g->v->iov[i].iov_base, g->v->iov[i].iov_len);
-        to += g->v->iov[i].iov_len;
-    }
-    return 0;
-}
-
-/*
- * Into the ring's buffer, from which the kernel takes it later: so that the shards can be
- * looked at once more, as after any copy of ours.
- */
-static int reply_gathered(const struct request *r, const struct handle *h,
-                          const struct reader_iov *v, void *to, uint64_t off,
-                          size_t len, struct err *e)
-{
-    struct gathering g = {.v = v, .to = to};
-    int rc = guard_run(gather, &g);
-
-    if (rc < 0)
-        was_cut(h, off, len, e);
-    for (unsigned i = 0; rc == 0 && i < v->nheld; i++)
-        rc = source_check(v->held[i], e);
-    if (rc == 0)
-        fuse_reply_buf(r->req, to, len);
-    return rc;
-}
-
 /* Straight to who asked. */
 static void reply_pieces(const struct request *r, const struct handle *h,
                          const struct reader_iov *v, uint64_t off, size_t len)
@@ -156,34 +112,20 @@ static bool pieces_are_short(const struct reader_iov *v, size_t len)
     return v->count > 2 && len / (size_t)v->count < READER_PIECE_EARLY;
 }
 
-/*
- * From mapped shards: 1 when that answered the request, 0 when it cannot be; READ_LATER when
- * it is left to a thread that may wait.
- */
+/* From mapped shards: 1 when that answered the request, 0 when it cannot be. */
 static int reply_mapped(const struct request *r, struct handle *h, uint64_t off,
                         size_t len, struct err *e)
 {
     struct iovec iov[MAX_PIECES];
-    struct reader_iov v = {.iov = iov, .max = MAX_PIECES, .ask_warm = uring_in_haste()};
-    void *to = uring_payload(len);
+    struct reader_iov v = {.iov = iov, .max = MAX_PIECES};
     int rc = reader_map(h->reader, off, len, &v, e);
 
-    if (rc == 0 && v.ask_warm && !v.warm && uring_defer(r))
-        return READ_LATER;
-    if (rc >= 0 && v.ask_warm)
-        fetch_ahead(r, h, off, len);
     if (rc != 1)
         return rc;
     gather_next(h, off, len, pieces_are_short(&v, len));
-    if (!to) {
-        reply_pieces(r, h, &v, off, len);
-    } else if ((rc = reply_gathered(r, h, &v, to, off, len, e)) == 0) {
-        counter_add(&r->fs->counters, COUNT_REPLIES_MAPPED, 1);
-        counter_add(&r->fs->counters, COUNT_BYTES_READ, len);
-        rc = 1;
-    }
+    reply_pieces(r, h, &v, off, len);
     reader_unmap(&v);
-    return rc;
+    return 1;
 }
 
 /* From what was gathered already: 1 when that answered the request, 0: it is not there. */
@@ -233,8 +175,7 @@ static int read_reader(const struct request *r, struct handle *h, struct err *e)
         fuse_reply_buf(r->req, NULL, 0);
         return 0;
     }
-    if (!uring_in_haste())
-        fetch_ahead(r, h, off, len);
+    fetch_ahead(r, h, off, len);
     rc = reply_early(r, h, off, len, e);
     if (rc == 0)
         rc = reply_mapped(r, h, off, len, e);
@@ -242,18 +183,15 @@ static int read_reader(const struct request *r, struct handle *h, struct err *e)
         rc = reply_copied(r, h, off, len, e);
     if (rc < 0)
         return err_wrap(e, "read %s, bytes %" PRIu64 "+%zu", h->name, off, len);
-    return rc == READ_LATER ? rc : 0;
+    return 0;
 }
 
 static int read_side(const struct request *r, struct handle *h, struct err *e)
 {
-    void *data;
+    void *data = read_buffer(r->fs, r->size + 1);
     size_t got;
     int rc;
 
-    if (uring_in_haste() && uring_defer(r))
-        return READ_LATER;
-    data = read_buffer(r->fs, r->size + 1);
     fetch_ahead(r, h, (uint64_t)r->off, r->size);
     rc = data ? side_read(h->side, (uint64_t)r->off, r->size, data, &got, e)
               : err_nomem(e);
@@ -286,23 +224,19 @@ static void note_read(const struct request *r, struct handle *h)
 int read_run(struct request *r, struct err *e)
 {
     struct handle *h = handle_of(&r->fi);
-    bool haste = uring_in_haste();
     int rc;
 
     if (r->off < 0)
         return -EINVAL;
+    r->of_bytes = true;
     opened_get(&h->opened);
     early_enter(&r->fs->early, &h->reads, r->size);
-    if (!haste)
-        note_read(r, h);
-    paging_note(h->paging, &r->fi);
+    note_read(r, h);
     if (h->reader)
         rc = read_reader(r, h, e);
     else
         rc = h->side ? read_side(r, h, e) : read_text(r, h);
-    if (haste && rc != READ_LATER)
-        note_read(r, h);
     early_leave(&r->fs->early, &h->reads, r->size);
     opened_put(r->fs, &h->opened);
-    return rc == READ_LATER ? 0 : rc; /* that thread notes it */
+    return rc;
 }

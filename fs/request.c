@@ -6,12 +6,9 @@
 
 #include "base/log.h"
 #include "fs/asked.h"
-#include "fs/handle.h"
 #include "fs/lane.h"
 #include "fs/node.h"
-#include "fs/read.h"
 #include "fs/slot.h"
-#include "fs/stage.h"
 
 /* What programs ask for and live without: no fault of the source or ours. */
 static bool is_ordinary(int code)
@@ -36,12 +33,8 @@ static bool is_ordinary(int code)
 /* A name that is gone is just that; a shard that is gone is a fault of what is read. */
 static int errno_for(const struct request *r, int code, const struct err *e)
 {
-    bool bytes = r->fn == open_run || r->fn == read_run;
-
-    if (!e->code || (e->code == ENOENT && !bytes))
+    if (!e->code || r->on_disk || (e->code == ENOENT && !r->of_bytes))
         return -code;
-    if (e->code == EFBIG && !r->fn) /* of what is written: the disk's own limit */
-        return EFBIG;
     return err_for_reader(e);
 }
 
@@ -72,7 +65,7 @@ void request_fail(const struct request *r, int code, const struct err *e)
     int shown = errno_for(r, code, e);
 
     /* Who mounted for writing wants to know why something cannot be written. */
-    bool refused = r->fs->stages && code == -EROFS && e->code;
+    bool refused = fs_writable(r->fs) && code == -EROFS && e->code;
 
     /* What another user may not read is no fault of the mount. */
     bool denied = code == -EACCES && fuse_req_ctx(r->req)->uid != geteuid();
@@ -82,8 +75,6 @@ void request_fail(const struct request *r, int code, const struct err *e)
 
     if (code == -ESTALE)
         look_again(r);
-    if (shown == ESTALE && r->fs->stages)
-        staged_told_stale(r->fs, fuse_req_ctx(r->req)->pid);
     if (ends || denied || (is_ordinary(-code) && is_ordinary(shown) && !refused)) {
         if (e->code)
             log_msg(LOG_FS, LOG_DEBUG, "%s", e->text);

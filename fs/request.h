@@ -29,7 +29,10 @@ struct request {
     size_t size;
     off_t off;
     struct fuse_file_info fi;
+    bool has_fi; /* of a setattr: fi is set */
     bool may_block, may_fill, plus;
+    bool of_bytes; /* what is missing is a shard, not a name */
+    bool on_disk;  /* a system call on the source: its errno is told as it is */
 };
 
 /* Runs it here or, if it asks for that, later. */

@@ -16,24 +16,22 @@
 #include "base/confine.h"
 #include "base/guard.h"
 #include "base/log.h"
-#include "fs/around.h"
+#include "fs/bucket.h"
 #include "fs/copies.h"
-#include "fs/guard.h"
+#include "fs/edit.h"
 #include "fs/holder.h"
 #include "fs/lane.h"
 #include "fs/mounts.h"
 #include "fs/negotiate.h"
 #include "fs/plans.h"
 #include "fs/notify.h"
+#include "fs/ops.h"
 #include "fs/passthrough.h"
-#include "fs/rest.h"
-#include "fs/save.h"
-#include "fs/staged.h"
-#include "fs/uring.h"
 #include "fs/watch.h"
 
 enum {
     THREADS = 10,
+    WRITING = 64,       /* an fsync waits for closes, a close for an upload */
     LOG_KEPT = 8 << 20, /* a longer log is put aside when a mount begins */
     POKE_NS = 20000000,
     END_SECONDS = 5, /* a disk may hang: do not wait for it */
@@ -49,9 +47,6 @@ struct session {
     int connection; /* /dev/fuse, as libfuse has it */
     int ready_fd;   /* to the process that waits for the mount; -1: foreground */
     int log_fd;     /* where the log goes once nobody waits; -1: nowhere */
-
-    struct guard guard;
-    struct rest rest; /* what is saved when the mount is gone */
 
     struct negotiation negotiation; /* the kernel's INIT request, until it is */
     atomic_bool answered;
@@ -97,10 +92,6 @@ static ssize_t io_read(int fd, void *data, size_t len, void *user)
 
     if (n > 0 && !s->answered)
         negotiate_see(&s->negotiation, data, (size_t)n);
-    if (n < 0 && errno == ENODEV) { /* unmounted, just now */
-        rest_begin(&s->rest, s->fs);
-        errno = ENODEV;
-    }
     return n;
 }
 
@@ -110,17 +101,11 @@ static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
     struct session *s = ((struct fs *)user)->owner;
     const struct negotiation *offer = &s->negotiation;
     struct negotiate_wants wants = {0};
-    size_t payload;
     ssize_t n;
-
-    if (uring_answer(s->fs, iov, count, &n))
-        return n;
 
     if (s->answered || !negotiate_is_answer(offer, iov))
         return writev(fd, iov, count);
-    payload = negotiate_payload(iov, count);
     wants.passthrough = passthrough_wanted(s->fs);
-    wants.io_uring = uring_prepare(s->fs, offer->offers_io_uring && payload, payload);
     negotiate_accept(offer, iov, count, wants);
     n = writev(fd, iov, count);
     if (n >= 0) {
@@ -128,7 +113,6 @@ static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
         mounts_read_ahead(s->device);
         passthrough_begin(s->fs, offer->offers_passthrough);
         copies_begin(s->fs);
-        uring_begin(s->fs);
         if (!become_ready(s)) /* nobody waits any more: ^C */
             kill(getpid(), SIGTERM);
     }
@@ -285,6 +269,15 @@ static void stop_reading(struct fs *fs)
     scanner_stop(fs->scanner);
 }
 
+/* Pages of mappings come to the server before it ends. */
+static void write_back(const struct session *s)
+{
+    CLEANUP_FD int fd = open(s->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd >= 0)
+        syncfs(fd);
+}
+
 static void *signal_thread(void *user)
 {
     struct session *s = user;
@@ -298,12 +291,13 @@ static void *signal_thread(void *user)
         if (signo == SIGUSR1) {
             counters_log(&s->fs->counters);
         } else if (!s->ended) {
-            if (!s->fs->stages) { /* else what is whole is saved first */
+            if (!fs_writable(s->fs)) { /* else what is complete is published first */
                 set_deadline(s);
                 stop_reading(s->fs);
             } else {
                 detach_below(s);
-                save_await_closed(s->fs);
+                write_back(s);
+                detach(s);
             }
             end_loop(s);
         }
@@ -350,7 +344,11 @@ static int session_mount(struct session *s, struct err *e)
     int rc = session_args(s, &args, e);
 
     if (rc == 0) {
-        fs->session = fuse_session_new(&args, &fs_operations, sizeof fs_operations, fs);
+        const struct fuse_lowlevel_ops *ops = fs->disk     ? &disk_operations
+                                              : fs->bucket ? &bucket_operations
+                                                           : &fs_operations;
+
+        fs->session = fuse_session_new(&args, ops, sizeof *ops, fs);
         if (!fs->session)
             rc = err_set(e, EINVAL, "libfuse refused the options");
     }
@@ -387,8 +385,8 @@ static int session_threads(struct session *s, struct err *e)
         rc = lane_new_fills(s->fs, &s->fs->fills, e);
     if (rc == 0) /* it looks after both lanes */
         rc = watch_new(s->fs, &s->fs->watch, e);
-    if (rc == 0 && s->fs->stages)
-        rc = saver_new(s->fs, &s->fs->saver, e);
+    if (rc == 0 && s->fs->disk)
+        rc = edits_start(s->fs, e);
     if (rc < 0)
         return rc;
     serve_plans(s->fs);
@@ -405,25 +403,19 @@ static int session_threads(struct session *s, struct err *e)
 static void confine_server(const struct fs *fs)
 {
     if (geteuid() == 0 && !fs->options.rw && !fs->store->remote &&
-        !confine(CONFINE_CALLS | (fs->uring ? CONFINE_WITH_RINGS : 0), NULL))
+        !confine(CONFINE_CALLS, NULL))
         log_msg(LOG_FS, LOG_INFO, "not confined: `unshard doctor` says why");
 }
 
-/* What is whole is saved, though umount(8) promises nothing. */
-static void save_the_rest(struct session *s)
+/* What is complete is published, though umount(8) promises nothing. */
+static void publish_the_rest(struct fs *fs)
 {
-    struct fs *fs = s->fs;
     struct err e = {0};
 
-    rest_begin(&s->rest, s->fs);
-    /* Not when it was aborted (umount -f): then it stands there, and programs still write. */
-    if (fs->stages && connection_is_dead(s) && mounts_ours(s->mountpoint) != s->device)
-        staged_end_closed(fs);
-    saver_free(fs->saver);
-    fs->saver = NULL;
-    if (fs->stages && save_all(fs, &e) < 0)
+    edits_stop(fs);
+    bucket_mount_end(fs);
+    if (fs->disk && edit_publish_all(fs, &e) < 0)
         log_err(LOG_FS, &e);
-    rest_end(&s->rest);
 }
 
 /*
@@ -447,12 +439,11 @@ static int session_loop(struct session *s, struct err *e)
         return err_nomem(e);
     load_unwinder();
     fuse_loop_cfg_set_clone_fd(config, 0);
-    fuse_loop_cfg_set_max_threads(config, THREADS);
+    fuse_loop_cfg_set_max_threads(config, fs_writable(s->fs) ? WRITING : THREADS);
     fuse_loop_cfg_set_idle_threads(config, THREADS);
     rc = fuse_session_loop_mt(s->fs->session, config);
     fuse_loop_cfg_destroy(config);
-    uring_pause(s->fs->uring);
-    save_the_rest(s);
+    publish_the_rest(s->fs);
     stop_reading(s->fs);
     s->ended = true;
     set_deadline(s);
@@ -472,28 +463,19 @@ static int session_serve(struct session *s, struct err *e)
 {
     int rc;
 
-    rest_await(s->fs);
     rc = session_mount(s, e);
-    if (rc == 0 && s->fs->stages)
-        guard_begin(&s->guard, s->device);
     if (rc == 0)
         rc = session_threads(s, e);
-    if (rc == 0) {
-        uring_new(s->fs);
+    if (rc == 0)
         confine_server(s->fs);
-    }
     if (rc == 0)
         rc = session_loop(s, e);
     notify_manager("STOPPING=1");
-    uring_stop(s->fs->uring); /* it holds the connection too */
     if (s->device)
         cut_connection(s);
     plans_free(s->fs->plans);
     s->fs->plans = NULL;
-    saver_free(s->fs->saver);
-    s->fs->saver = NULL;
     watch_stop(s->fs->watch);
-    around_stop(s->fs);
     lane_free(s->fs->lane);
     s->fs->lane = NULL;
     copies_stop(s->fs->copies);
@@ -503,9 +485,6 @@ static int session_serve(struct session *s, struct err *e)
         fuse_session_unmount(s->fs->session);
         fuse_session_destroy(s->fs->session);
     }
-    guard_end(&s->guard);
-    uring_free(s->fs->uring);
-    s->fs->uring = NULL;
     clear_deadline(s);
     return rc;
 }
@@ -547,6 +526,8 @@ static int serve(struct session *s, struct err *e)
     int rc = prepare_signals(e);
 
     prepare_deadline(s);
+    if (s->options->rw)
+        umask(0); /* new files have the mode that their makers ask for */
     if (rc == 0)
         rc = fs_open(s->options, &fs, e);
     if (rc < 0)
@@ -623,11 +604,8 @@ static int mount_in_background(struct session *s, struct err *e)
 int fs_mount(const struct mount_options *options, struct err *e)
 {
     char path[PATH_MAX];
-    struct session s = {.options = options,
-                        .mountpoint = path,
-                        .ready_fd = -1,
-                        .log_fd = -1,
-                        .rest = {.fd = -1}};
+    struct session s = {
+        .options = options, .mountpoint = path, .ready_fd = -1, .log_fd = -1};
     int rc = mounts_check(options->source, options->mountpoint, options->rw,
                           options->allow_other, path, e);
 

@@ -124,16 +124,6 @@ int side_fd(struct side *s)
     return s->store ? source_fd(src) : -1;
 }
 
-int side_sync(struct side *s, struct err *e)
-{
-    CLEANUP(source_putp) struct source *src = current(s);
-    int fd = s->store ? source_fd(src) : -1;
-
-    return fd >= 0 && fsync(fd) < 0
-               ? err_set(e, errno, "%s: %s", s->path, strerror(errno))
-               : 0;
-}
-
 static int read_some(struct side *s, uint64_t off, size_t len, void *dst, size_t *got,
                      struct err *e)
 {

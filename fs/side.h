@@ -32,9 +32,6 @@ void side_will_need(struct side *s, uint64_t off, uint64_t len);
  */
 int side_fd(struct side *s);
 
-/* What others have written to it is durable, where it is a local file of the source. */
-int side_sync(struct side *s, struct err *e);
-
 /* Up to len bytes; *got is less at the end of the file only. Any thread. */
 int side_read(struct side *s, uint64_t off, size_t len, void *dst, size_t *got,
               struct err *e);

@@ -70,20 +70,6 @@ fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index)
     return high | (index ^ ino_mix(high >> 32));
 }
 
-uint64_t slot_generation(const struct slot *s, enum inside kind)
-{
-    uint64_t again = inside_is_dir(kind) ? s->again[kind] : 0;
-
-    return again ? again : s->generation;
-}
-
-void slot_renew(struct fs *fs, struct slot *s, enum inside dir)
-{
-    pthread_mutex_lock(&fs->slots->lock);
-    s->again[dir] = ++fs->slots->generation;
-    pthread_mutex_unlock(&fs->slots->lock);
-}
-
 /* ---- what is hidden ---- */
 
 struct hidden_builder {
@@ -194,11 +180,6 @@ bool slot_hides_in(const struct slot *s, const char *dir)
 {
     return is_named(s->hidden.name, s->hidden.count, dir) ||
            is_named(s->hidden.part, s->hidden.nparts, dir);
-}
-
-bool slot_stores(const void *slot, const char *name)
-{
-    return slot_hides(slot, name);
 }
 
 /* ---- the table ---- */

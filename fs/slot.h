@@ -73,8 +73,7 @@ struct absent {
 struct slot {
     uint32_t number;
     uint64_t generation;
-    atomic_uint_fast64_t again[INSIDE_LAST_DIR + 1]; /* slot_renew(); 0: never */
-    uint64_t refs;                                   /* guarded by the lock of slots */
+    uint64_t refs; /* guarded by the lock of slots */
 
     /* constant */
     struct arena *arena;
@@ -87,9 +86,6 @@ struct slot {
 
     atomic_bool stale;  /* a newer one took its place, or it is gone */
     atomic_bool warned; /* of names of the source that ours cover */
-    /* It is one file that was written through this mount, which is shown as it is: names of its
-     * directory are changed as those of one that is no checkpoint (decision 040). */
-    atomic_bool plain;
     /* How often a shard was found changed, or the index without it, and how many of these
      * had been found when the last look began: where they differ, the next use looks. */
     atomic_uint suspect, answered;
@@ -132,15 +128,6 @@ static inline uint32_t ino_index(fuse_ino_t ino)
 {
     return (uint32_t)ino ^ ino_mix(ino >> 32);
 }
-
-/* Of a node, for the kernel: with the id it tells one from another. */
-uint64_t slot_generation(const struct slot *s, enum inside kind);
-
-/*
- * Directories of this kind were removed, and are shown again: they are others from now on.
- * For the kernel one that was removed stays empty for as long as somebody has it open.
- */
-void slot_renew(struct fs *fs, struct slot *s, enum inside dir);
 
 /*
  * A slot for what the scanner found; takes the arena over, which holds all of info. One
@@ -187,8 +174,6 @@ int slot_refresh(struct fs *fs, struct slot *s, struct err *e);
 bool slot_hides(const struct slot *s, const char *name);
 /* Is one in this directory of the checkpoint, or this directory in one that is not shown? */
 bool slot_hides_in(const struct slot *s, const char *dir);
-/* slot_hides(), as a witness_filter takes it. */
-bool slot_stores(const void *slot, const char *name);
 
 /*
  * Remembers an absent name of the checkpoint's directory, so that the kernel can be told

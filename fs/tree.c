@@ -9,19 +9,16 @@
 #include "base/arena.h"
 #include "base/log.h"
 #include "fs/overlay.h"
-#include "fs/written.h"
 #include "index/formats/hf/hf_loader_name.h"
 #include "index/view.h"
 #include "remote/archives.h"
-#include "save/staging.h"
+#include "save/publish.h"
 
 enum {
     VIEW_MEMORY = 1 << 20,
     MAX_LOOK_NS =
         2000000000, /* a directory that takes long to list is listed less often */
     COST_SHARE = 10,
-    /* Of directories of fewer names each change makes us look at all: it costs no more. */
-    AMEND_LEAST = 64,
 };
 
 const char *const tree_own_names[] = {"model.safetensors",
@@ -32,13 +29,6 @@ const char *const tree_own_names[] = {"model.safetensors",
                                       "optimizer",
                                       ".unshard",
                                       NULL};
-
-static int by_name(const void *a, const void *b)
-{
-    const struct shown_entry *left = a, *right = b;
-
-    return strcmp(left->name, right->name);
-}
 
 int shown_path(const struct node *dir, const struct shown_entry *entry, char *dst,
                size_t size, struct err *e)
@@ -159,32 +149,6 @@ static bool is_file_checkpoint(const struct builder *b, const char *name)
     return false;
 }
 
-/* Is it all of the checkpoint that the directory is, and written here? */
-static bool is_plain_file(const struct builder *b, const char *name)
-{
-    const struct slot *slot = b->shown->slot;
-
-    return slot && slot->plain && strcmp(b->place.file, name) == 0;
-}
-
-static bool is_written(const struct fs *fs, const struct listing_entry *entry)
-{
-    return entry->st.kind == ENTRY_FILE &&
-           written_has(fs->written, entry->st.id.dev, entry->st.id.ino);
-}
-
-/* A checkpoint by itself is a directory, but to who has written it. */
-static void judge_file(const struct builder *b, const struct listing_entry *entry,
-                       const char *part, struct shown_entry *out)
-{
-    bool alone = !part && is_file_checkpoint(b, entry->name);
-
-    out->whole =
-        alone ? is_written(b->fs, entry) : !part && is_plain_file(b, entry->name);
-    if (alone && !out->whole)
-        out->kind = SHOWN_FILE_DIR;
-}
-
 /* A link to a directory stays a link while it can be told where it leads. */
 static enum shown_kind kind_of_dir(const struct builder *b, const struct shown_entry *s)
 {
@@ -204,7 +168,7 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     struct shown_entry s = {
         .kind = SHOWN_FILE, .name = entry->name, .part = part, .st = entry->st};
 
-    if (staging_is_named(entry->name))
+    if (publish_is_staging(entry->name))
         return 0; /* a save in the making */
     if (entry->st.kind == ENTRY_OTHER) {
         bool weights = entry->st.is_link && hf_is_weights(entry->name) &&
@@ -218,8 +182,8 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     }
     if (entry->st.kind == ENTRY_DIR)
         s.kind = kind_of_dir(b, &s);
-    else
-        judge_file(b, entry, part, &s);
+    else if (!part && is_file_checkpoint(b, entry->name))
+        s.kind = SHOWN_FILE_DIR;
     return add(b, &s);
 }
 
@@ -243,15 +207,6 @@ static bool hidden_above(const struct slot *above, const struct node *dir,
     return above && !above->file && strncmp(dir->path, above->path, len) == 0 &&
            store_join(dir->path + len + (len > 0), name, path, sizeof path) == 0 &&
            slot_hides(above, path);
-}
-
-bool tree_hides(struct fs *fs, const struct node *dir, const char *name)
-{
-    struct slot *above = slot_above(fs, dir);
-    bool hidden = hidden_above(above, dir, name);
-
-    slot_unref(fs, above, 1);
-    return hidden;
 }
 
 /* Checkpoints that are sets of files in subdirectories, which are not shown then. */
@@ -304,8 +259,7 @@ static bool is_laid_over(const struct fs *fs, const char *name)
 
 /*
  * The model's file under the name that its loader asks for too, as a second link; only where
- * all that is hidden says the same of it. Not where saves may come: they would meet one file
- * under two names.
+ * all that is hidden says the same of it.
  */
 static int add_second_name(struct builder *b)
 {
@@ -313,7 +267,7 @@ static int add_second_name(struct builder *b)
     const struct listing *l = b->shown->listing;
     const char *found = NULL;
 
-    if (b->fs->stages || slot->info.adapter || slot->file ||
+    if (slot->info.adapter || slot->file ||
         !taken(b->shown, 0, b->shown->count, "model.safetensors"))
         return 0;
     for (size_t i = 0; i < listing_count(l); i++) {
@@ -351,7 +305,7 @@ static int add_index(struct builder *b)
     const struct shown *s = b->shown;
     bool model = false, others = false;
 
-    if (b->fs->stages)
+    if (b->fs->disk)
         return 0;
     for (size_t i = 0; i < s->count; i++) {
         if (strcmp(s->entry[i].name, name) == 0)
@@ -381,7 +335,7 @@ static int add_beside(struct builder *b)
         if (taken(b->shown, 0, own, entry->name)) {
             if (!slot_hides(slot, entry->name) && !is_laid_over(b->fs, entry->name))
                 covered = entry->name;
-        } else if (!slot_hides(slot, entry->name) || is_plain_file(b, entry->name)) {
+        } else if (!slot_hides(slot, entry->name)) {
             rc = add_entry(b, entry, NULL);
         }
     }
@@ -468,18 +422,6 @@ static int add_latest(struct builder *b)
     return rc;
 }
 
-/* Does what it shows follow from its names one by one, but for those that formats know? */
-static bool can_amend(const struct builder *b, bool tracked)
-{
-    const struct shown *s = b->shown;
-    const struct place *p = &b->place;
-
-    return !s->slot && s->listing && !tracked && !p->trouble &&
-           b->dir->kind == NODE_DIR && !b->fs->store->remote &&
-           listing_count(s->listing) >= AMEND_LEAST &&
-           !(p->nfiles > 0 && p->files[p->nfiles - 1].set_dir);
-}
-
 static int build_entries(struct builder *b)
 {
     struct shown *s = b->shown;
@@ -493,15 +435,13 @@ static int build_entries(struct builder *b)
          listing_find(s->listing, "LATEST") || listing_find(s->listing, "LATEST.txt"));
     int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
 
-    s->amends = can_amend(b, tracked);
     if (rc == 0 && tracked) {
         s->latest = s->slot ? tracker_of_slot(b->fs, s->slot)
                             : tracker_target(b->fs, b->dir->path);
         if (s->latest)
             rc = add_latest(b);
     }
-    if (rc == 0 && s->count)
-        qsort(s->entry, s->count, sizeof *s->entry, by_name);
+    shown_sort(s);
     return rc;
 }
 
@@ -608,15 +548,6 @@ static int judge_unread(struct builder *b)
     return passes ? 0 : -b->e->code;
 }
 
-/* Is the checkpoint one file, that a program wrote here? */
-static bool is_of_written_file(const struct builder *b)
-{
-    const struct listing_entry *entry =
-        b->place.file ? listing_find(b->shown->listing, b->place.file) : NULL;
-
-    return entry && is_written(b->fs, entry);
-}
-
 static int look_dir(struct builder *b, bool may_block)
 {
     struct fs *fs = b->fs;
@@ -624,8 +555,6 @@ static int look_dir(struct builder *b, bool may_block)
     const char *only = b->dir->ino == FUSE_ROOT_ID ? fs->store->file : NULL;
     int rc = fs->store->ops->list(fs->store, b->dir->path, &s->listing, b->e);
 
-    if (rc == 0 && fs->stages)
-        listing_note_asked(s->listing);
     if (rc == 0)
         rc = judge_dir(b, only);
     if (rc == 0)
@@ -640,8 +569,6 @@ static int look_dir(struct builder *b, bool may_block)
         rc = 0;
     }
     b->alone = only; /* of a source that is a file only that is shown */
-    if (s->slot)
-        s->slot->plain = !only && is_of_written_file(b);
     return rc;
 }
 
@@ -687,20 +614,16 @@ static int shown_new(struct fs *fs, struct node *dir, bool may_block,
     b.shown = shown_make();
     if (!b.shown)
         return err_nomem(e);
-    node_look_begin(fs, dir, b.shown);
     rc = look(&b, may_block);
     place_release(&b.place);
-    if (b.shown->listing) {
+    if (b.shown->listing)
         counter_add(&fs->counters, COUNT_LISTED, listing_count(b.shown->listing));
-        listing_end_asked(b.shown->listing);
-    }
-    if (rc == 0)
-        shown_made(b.shown, start + look_pause(fs, now_ns() - start));
-    node_look_end(fs, dir, b.shown, rc == 0);
     if (rc != 0) {
         shown_put(fs, b.shown);
         return rc;
     }
+    b.shown->until_ns = start + look_pause(fs, now_ns() - start);
+    node_set_shown(fs, dir, b.shown);
     *out = b.shown;
     return 0;
 }

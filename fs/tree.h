@@ -9,7 +9,7 @@
 #include "fs/slot.h"
 
 /* A handler that must wait for a scan says so; it is run again where it may. */
-enum { FS_LATER = 1, FS_FILL = 3 }; /* fs/request.h; fs/staged.h has the 2 */
+enum { FS_LATER = 1, FS_FILL = 3 }; /* fs/request.h */
 
 /* What the directory shows now. FS_LATER: it takes a scan and `may_block` is false. */
 int tree_shown(struct fs *fs, struct node *dir, bool may_block, struct shown **out,
@@ -18,9 +18,6 @@ int tree_shown(struct fs *fs, struct node *dir, bool may_block, struct shown **o
 /* The path of an entry in the store. */
 int shown_path(const struct node *dir, const struct shown_entry *entry, char *dst,
                size_t size, struct err *e);
-
-/* Is a name of this directory, which is no checkpoint, not shown: storage of the one above? */
-bool tree_hides(struct fs *fs, const struct node *dir, const char *name);
 
 /*
  * The slot of a directory that is a checkpoint, looked at within a second. -ENOENT: the

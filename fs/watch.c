@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "fs/alias.h"
 #include "fs/copies.h"
+#include "fs/disk.h"
 #include "fs/node.h"
 #include "fs/slot.h"
 #include "fs/tree.h"
@@ -65,9 +65,8 @@ static int expire_entry(struct fs *fs, fuse_ino_t dir, const char *name, size_t 
 #endif
 }
 
-static void forget_name(struct fs *fs, fuse_ino_t node, const char *name)
+static void forget_name(struct fs *fs, fuse_ino_t dir, const char *name)
 {
-    fuse_ino_t dir = alias_of(fs, node);
     size_t len = strlen(name);
     int rc = fs->can_expire
                  ? expire_entry(fs, dir, name, len)
@@ -136,7 +135,8 @@ static void tell(struct fs *fs, const struct change *c)
 
 static void add_change(struct fs *fs, struct slot *s, bool names)
 {
-    struct watch *w = fs->watch;
+    /* A mount for writing has the kernel ask for every name of ours, every time. */
+    struct watch *w = fs_writable(fs) ? NULL : fs->watch;
     struct change *c = w ? calloc(1, sizeof *c) : NULL;
 
     if (!c) {
@@ -340,6 +340,7 @@ static void *watch_thread(void *user)
         bool awake;
 
         store_follow(w->fs->store);
+        disk_follow(w->fs);
         awake = look_around(w->fs);
         open_files_rest(w->fs->reading.files, now_ns(),
                         (int64_t)OPEN_SECONDS * 1000000000);

@@ -8,10 +8,11 @@
 
 #include "base/arena.h"
 #include "base/json.h"
+#include "fs/bucket.h"
 #include "fs/lookup.h"
 #include "fs/plans.h"
-#include "fs/save.h"
-#include "fs/staged.h"
+#include "fs/disk_view.h"
+#include "fs/edit.h"
 #include "index/names.h"
 
 enum {
@@ -215,9 +216,49 @@ static int collect_outside(struct xattrs *x, struct err *e)
     return 0;
 }
 
+/* A directory of the source, in a mount for writing. */
+static int collect_disk(struct xattrs *x, struct err *e)
+{
+    const struct request *r = x->r;
+    struct disk_node *dir = disk_pin(r->fs, r->ino);
+    struct slot *slot = NULL;
+    int rc = 0;
+
+    if (dir && S_ISDIR(dir->type) && x->want &&
+        (strcmp(x->want, "format") == 0 || strcmp(x->want, "step") == 0))
+        rc = disk_slot(r->fs, dir, r->may_block, &slot, e);
+    disk_unpin(r->fs, dir);
+    if (rc == 0 && slot)
+        give_checkpoint(x, slot);
+    slot_unref(r->fs, slot, 1);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+/* The same to an object store. */
+static int collect_bucket(struct xattrs *x, struct err *e)
+{
+    const struct request *r = x->r;
+    struct bucket_node *dir = bucket_pin(r->fs, r->ino);
+    struct slot *slot = NULL;
+    int rc = 0;
+
+    if (dir && S_ISDIR(dir->type) && x->want &&
+        (strcmp(x->want, "format") == 0 || strcmp(x->want, "step") == 0))
+        rc = bucket_slot(r->fs, dir, r->may_block, &slot, e);
+    bucket_unpin(r->fs, dir);
+    if (rc == 0 && slot)
+        give_checkpoint(x, slot);
+    slot_unref(r->fs, slot, 1);
+    return rc == -ENOENT ? 0 : rc;
+}
+
 static int collect(struct xattrs *x, struct err *e)
 {
-    return ino_is_inside(x->r->ino) ? collect_inside(x, e) : collect_outside(x, e);
+    if (ino_is_inside(x->r->ino))
+        return collect_inside(x, e);
+    if (x->r->fs->bucket)
+        return collect_bucket(x, e);
+    return x->r->fs->disk ? collect_disk(x, e) : collect_outside(x, e);
 }
 
 /* Size 0 asks how much room it takes. */
@@ -244,18 +285,31 @@ static bool is_foreign(const char *name)
            strncmp(name, "system.", strlen("system.")) == 0;
 }
 
-/* A mount for saving: why something could not be saved; how far it is. */
-static int add_saving(const struct request *r, struct buf *out)
+/* A mount for writing: why something could not be published; how far it is. */
+static int add_publishing(const struct request *r, struct buf *out)
 {
     struct counters *c = &r->fs->counters;
     uint64_t total = atomic_load(&c->saving_total);
 
-    if (strcmp(r->name, SAVE_ATTRIBUTE) == 0)
+    if (strcmp(r->name, PUBLISH_ATTRIBUTE) == 0)
         return last_error_text(&r->fs->last_error, out);
-    if (strcmp(r->name, SAVING_ATTRIBUTE) != 0 || !total)
+    if (strcmp(r->name, PUBLISHING_ATTRIBUTE) != 0 || !total)
         return -ENODATA;
     return buf_addf(out, "%" PRIu64 " %" PRIu64, (uint64_t)atomic_load(&c->saving_done),
                     total);
+}
+
+static int collect_writable(struct request *r, struct xattrs *x, struct err *e)
+{
+    int rc = edit_getxattr(r, &x->out, e);
+
+    if (rc == EDIT_NONE &&
+        strncmp(r->name, PUBLISH_ATTRIBUTE, strlen(PUBLISH_ATTRIBUTE)) == 0)
+        rc = add_publishing(r, &x->out);
+    if (rc == EDIT_NONE)
+        return collect(x, e);
+    x->found = rc == 0;
+    return rc;
 }
 
 int getxattr_run(struct request *r, struct err *e)
@@ -265,19 +319,10 @@ int getxattr_run(struct request *r, struct err *e)
 
     if (is_foreign(r->name))
         return -EOPNOTSUPP;
-    if (ino_is_staged(r->ino))
-        return -ENODATA;
     if (strncmp(r->name, PREFIX, strlen(PREFIX)) != 0)
         return -ENODATA;
-    if (r->fs->stages &&
-        strncmp(r->name, SAVE_ATTRIBUTE, strlen(SAVE_ATTRIBUTE)) == 0) {
-        rc = add_saving(r, &x.out);
-        rc = rc < 0 ? rc : reply(r, &x.out, e);
-        buf_release(&x.out);
-        return rc;
-    }
     x.want = r->name + strlen(PREFIX);
-    rc = collect(&x, e);
+    rc = r->fs->disk ? collect_writable(r, &x, e) : collect(&x, e);
     if (rc == 0)
         rc = x.found ? reply(r, &x.out, e) : -ENODATA;
     buf_release(&x.out);
@@ -287,7 +332,7 @@ int getxattr_run(struct request *r, struct err *e)
 int listxattr_run(struct request *r, struct err *e)
 {
     struct xattrs x = {.r = r, .out = {.max = VALUE_MAX}};
-    int rc = ino_is_staged(r->ino) ? 0 : collect(&x, e);
+    int rc = collect(&x, e);
 
     if (rc == 0)
         rc = reply(r, &x.out, e);

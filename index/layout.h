@@ -26,9 +26,23 @@ struct layout;
 struct layout_cuts {
     size_t count;
     const struct layout_cut {
-        uint32_t rank;                /* that has written the box */
+        uint32_t rank;                /* that has written the box, */
+        uint32_t number;              /* to this one of its files */
         const uint64_t *start, *size; /* units */
     } * cut;
+};
+
+/*
+ * What arrived in one safetensors file. Its tensors are laid out as if there were no others,
+ * in storage files of their own where the format has several: so the places of its bytes are
+ * known before other files of the same checkpoint arrive (save/intake.h).
+ */
+struct layout_batch {
+    unsigned number; /* of its storage files, where the format numbers them */
+    size_t tensors;  /* that the file has; fewer may be left to be written */
+    /* The file's first bytes up to its data, where it may be kept as it is; or NULL. */
+    const char *header;
+    size_t header_len;
 };
 
 /* A tensor that is to be written. Strings are borrowed for as long as the layout. */
@@ -44,7 +58,9 @@ struct layout_tensor {
     enum role role;
     enum dtype dtype;
     struct shape shape;
-    const struct layout_cuts *cuts; /* to be kept where the format can; or NULL */
+    const struct layout_cuts *cuts;   /* to be kept where the format can; or NULL */
+    const struct layout_batch *batch; /* or NULL; those of one follow each other */
+    uint64_t batch_at;                /* where it was in the data of its file */
 };
 
 /* The name of the framework's own module, as model.safetensors has it. */

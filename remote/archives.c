@@ -270,18 +270,12 @@ static int archives_readlink(struct store *store, const char *path, char *dst,
     return s->inner->ops->readlink(s->inner, path, dst, size, e);
 }
 
-static int archives_reopen(struct store *store, struct err *e)
-{
-    struct archives *s = archives_of(store);
-
-    return s->inner->ops->reopen
-               ? s->inner->ops->reopen(s->inner, e)
-               : err_set(e, EROFS, "%s: cannot be replaced", store->url);
-}
-
 static void archives_follow(struct store *store)
 {
-    store_follow(archives_of(store)->inner);
+    struct store *inner = archives_of(store)->inner;
+
+    store_follow(inner);
+    atomic_store(&store->moves, atomic_load(&inner->moves));
 }
 
 static uint64_t archives_retries(struct store *store)
@@ -319,7 +313,6 @@ static const struct store_ops archives_ops = {
     .list = archives_list,
     .open = archives_open,
     .readlink = archives_readlink,
-    .reopen = archives_reopen,
     .follow = archives_follow,
     .stop = archives_stop,
     .retries = archives_retries,

@@ -468,6 +468,40 @@ int bucket_put(struct bucket *b, const char *key, const void *data, size_t len,
     return ret;
 }
 
+static int see_copied(void *user, const char *path, const char *text, size_t len,
+                      struct err *e)
+{
+    bool *copied = user;
+
+    (void)text;
+    (void)e;
+    if (strcmp(path, "CopyObjectResult/ETag") == 0 && len > 0)
+        *copied = true;
+    return 0;
+}
+
+/* As of CompleteMultipartUpload, 200 may hold an error (API reference, "CopyObject"). */
+int bucket_copy(struct bucket *b, const char *from, const char *to, struct err *e)
+{
+    CLEANUP(http_answer_release) struct http_answer answer = {0};
+    CLEANUP(buf_release) struct buf source = {0};
+    struct ask a = {.method = "PUT", .key = to, .body = "", .len = 0};
+    struct err ignored = {0};
+    bool copied = false;
+    int ret;
+
+    buf_addf(&source, "x-amz-copy-source: /%s/", strchr(bucket_url(b), ':') + 3);
+    http_encode(from, true, &source);
+    if (buf_failed(&source))
+        return err_nomem(e);
+    a.header[a.headers++] = source.data;
+    ret = demand(b, &a, &answer, e);
+    if (ret < 0)
+        return ret;
+    xml_each(answer.body.data, answer.body.len, see_copied, &copied, &ignored);
+    return copied ? 0 : refused(b, &a, &answer, e);
+}
+
 int bucket_delete(struct bucket *b, const char *key, struct err *e)
 {
     CLEANUP(http_answer_release) struct http_answer answer = {0};

@@ -67,6 +67,12 @@ struct bucket_put {
 int bucket_put(struct bucket *b, const char *key, const void *data, size_t len,
                const struct bucket_put *how, struct err *e);
 
+/*
+ * The store copies an object of this bucket by itself. On failure there may be anything under
+ * the new name, as some stores take it for an empty object: it is to be written then.
+ */
+int bucket_copy(struct bucket *b, const char *from, const char *to, struct err *e);
+
 /* 0 also when there was none. */
 int bucket_delete(struct bucket *b, const char *key, struct err *e);
 

@@ -17,15 +17,6 @@ enum {
      * that was seen, about 1.5 GB of memory. */
     MAX_ENTRIES = 8000000,
     HEAD_MIN = 4096, /* one page is read anyway, and most markers are shorter */
-    MAX_ASKED = 256, /* all formats together ask for some 45 names */
-};
-
-/* Names that were asked for in vain. */
-struct asked {
-    bool noting;
-    bool many; /* more than these, or no memory */
-    size_t count;
-    const char *name[MAX_ASKED]; /* in the listing's arena */
 };
 
 /* What was read of an entry so far. */
@@ -50,7 +41,6 @@ struct listing {
     bool sorted;
     struct listing *above;           /* whose subdirectory it is, or NULL */
     struct listing_trouble *trouble; /* NULL: none */
-    struct asked *asked;             /* NULL: nobody wanted to know */
     void *kept;                      /* see listing_keep() */
     bool skips_junk;
 };
@@ -103,7 +93,6 @@ void listing_free(struct listing *l)
         extra_free(l->items[i].extra);
     free(l->items);
     free(l->kept);
-    free(l->asked);
     free(l->trouble);
     arena_free(l->names);
     free(l->name);
@@ -144,48 +133,7 @@ static int item_compare(const void *a, const void *b)
     return strcmp(x->pub.name, y->pub.name);
 }
 
-static bool has_name(const struct asked *a, const char *name)
-{
-    for (size_t i = 0; i < a->count; i++)
-        if (strcmp(a->name[i], name) == 0)
-            return true;
-    return false;
-}
-
-static void note_name(const struct listing *l, const char *name)
-{
-    struct asked *a = l->asked;
-    const char *copy;
-
-    if (!a || !a->noting || a->many || has_name(a, name))
-        return;
-    copy = a->count < MAX_ASKED ? arena_memdup(l->names, name, strlen(name)) : NULL;
-    if (copy)
-        a->name[a->count++] = copy;
-    else
-        a->many = true;
-}
-
-void listing_note_asked(struct listing *l)
-{
-    if (!l->asked)
-        l->asked = calloc(1, sizeof *l->asked);
-    if (l->asked)
-        l->asked->noting = true;
-}
-
-void listing_end_asked(struct listing *l)
-{
-    if (l->asked)
-        l->asked->noting = false;
-}
-
-bool listing_was_asked(const struct listing *l, const char *name)
-{
-    return !l->asked || l->asked->many || has_name(l->asked, name);
-}
-
-static struct item *look_for(const struct listing *l, const char *name)
+static struct item *find_item(const struct listing *l, const char *name)
 {
     struct item key = {.pub.name = name};
 
@@ -197,15 +145,6 @@ static struct item *look_for(const struct listing *l, const char *name)
         if (strcmp(l->items[i].pub.name, name) == 0)
             return &l->items[i];
     return NULL;
-}
-
-static struct item *find_item(const struct listing *l, const char *name)
-{
-    struct item *item = look_for(l, name);
-
-    if (!item)
-        note_name(l, name);
-    return item;
 }
 
 const struct listing_entry *listing_find(const struct listing *l, const char *name)
@@ -399,7 +338,7 @@ static int find_file(const struct listing *l, const char *name, struct item **ou
 static void note_trouble(struct listing *l, const char *name, int rc,
                          const struct err *e)
 {
-    const struct item *item = look_for(l, name);
+    const struct item *item = find_item(l, name);
     char path[PATH_MAX];
 
     if (!source_is_trouble(rc) && rc != -EACCES && rc != -EPERM)
@@ -611,7 +550,6 @@ bool listing_marked(const struct listing *l, const char *name, unsigned levels)
     char dir[PATH_MAX], path[PATH_MAX];
     struct entry_stat st;
 
-    note_name(l, name); /* also one that is there: it may go */
     if (listing_find(l, name))
         return true;
     snprintf(dir, sizeof dir, "%s", l->path);

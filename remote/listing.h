@@ -41,16 +41,6 @@ const struct listing_entry *listing_at(const struct listing *l, size_t i);
 /* By name, or NULL. */
 const struct listing_entry *listing_find(const struct listing *l, const char *name);
 
-/*
- * From listing_note_asked() to listing_end_asked() it notes which names are asked for that it
- * does not have, and which as marks; of those listing_was_asked() is true: if they come or go, who asked may judge
- * otherwise. It is true of all names where there were too many to note. One thread at a time,
- * but for the question.
- */
-void listing_note_asked(struct listing *l);
-void listing_end_asked(struct listing *l);
-bool listing_was_asked(const struct listing *l, const char *name);
-
 /* The directory's path in the source ("" is its root) and the last part of its name. */
 const char *listing_path(const struct listing *l);
 const char *listing_name(const struct listing *l);

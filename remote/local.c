@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,7 +23,6 @@ struct local_store {
     struct store base;
     struct anchor anchor;
     struct mounted_on on;
-    atomic_bool unmounted; /* the file system of the anchor */
     char *prefix; /* of the root below the anchor: "" but in a Hugging Face cache */
     bool follow;  /* links may lead anywhere */
 };
@@ -32,6 +30,12 @@ struct local_store {
 static struct local_store *local_of(struct store *s)
 {
     return container_of(s, struct local_store, base);
+}
+
+/* Is the file system of the anchor unmounted? */
+static bool is_lost(const struct local_store *ls)
+{
+    return atomic_load(&ls->base.moves) % 2;
 }
 
 /* How messages name a path. */
@@ -43,7 +47,7 @@ static const char *shown(const struct local_store *ls, const char *path)
 static int local_fail(const struct local_store *ls, const char *path, int code,
                       struct err *e)
 {
-    if (ls->unmounted) {
+    if (is_lost(ls)) {
         err_set(e, EIO, "%s: the file system of the source was unmounted",
                 shown(ls, path));
         return err_hint(e, "mount it again");
@@ -75,7 +79,7 @@ static int below_anchor(const struct local_store *ls, const char *path,
 {
     if (path_climbs(path))
         return -EXDEV;
-    if (ls->unmounted)
+    if (is_lost(ls))
         return -EIO;
     if (store_join(ls->prefix, path, dst, PATH_MAX) < 0)
         return -ENAMETOOLONG;
@@ -409,20 +413,6 @@ static int local_readlink(struct store *s, const char *path, char *dst, size_t s
     return rc < 0 ? local_fail(ls, path, rc, e) : 0;
 }
 
-/* The descriptor keeps its number: whoever uses it at the moment ends on either root. */
-static int local_reopen(struct store *s, struct err *e)
-{
-    struct local_store *ls = local_of(s);
-    CLEANUP_FD int fd = -1;
-
-    if (ls->prefix[0] || ls->base.file)
-        return err_set(e, EROFS, "%s: cannot be replaced", ls->base.url);
-    fd = open(ls->anchor.path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || dup3(fd, ls->anchor.fd, O_CLOEXEC) < 0)
-        return err_set(e, errno, "%s: %s", ls->anchor.path, strerror(errno));
-    return 0;
-}
-
 static void local_follow(struct store *s)
 {
     struct local_store *ls = local_of(s);
@@ -430,14 +420,15 @@ static void local_follow(struct store *s)
 
     if (!ls->on.id)
         mounted_on_init(&ls->on, ls->anchor.fd);
-    if (!mounted_on_changed(&ls->on) || (!ls->unmounted && mounted_on_lasts(&ls->on)))
+    if (!mounted_on_changed(&ls->on) || (!is_lost(ls) && mounted_on_lasts(&ls->on)))
         return;
-    ls->unmounted = true;
+    if (!is_lost(ls))
+        atomic_fetch_add(&s->moves, 1);
     fd = open(ls->anchor.path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || !mounted_on_move(&ls->on, fd) ||
         dup3(fd, ls->anchor.fd, O_CLOEXEC) < 0)
         return;
-    ls->unmounted = false;
+    atomic_fetch_add(&s->moves, 1);
 }
 
 static void local_close(struct store *s)
@@ -459,7 +450,6 @@ static const struct store_ops local_ops = {
     .list = local_list,
     .open = local_open,
     .readlink = local_readlink,
-    .reopen = local_reopen,
     .follow = local_follow,
     .readable = local_readable,
     .close = local_close,

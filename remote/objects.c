@@ -157,12 +157,12 @@ static void objects_forget(struct store *s, const char *path)
 
     if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir)
         return;
-    dirs_forget(objects_of(s), dir);
+    dirs_changed(objects_of(s), dir);
     while ((slash = strrchr(dir, '/'))) {
         *slash = '\0';
-        dirs_forget(objects_of(s), dir);
+        dirs_changed(objects_of(s), dir);
     }
-    dirs_forget(objects_of(s), "");
+    dirs_changed(objects_of(s), "");
 }
 
 static void objects_close(struct store *s)

@@ -31,6 +31,8 @@ struct dir {
     struct object_list *list; /* NULL: not known */
     int64_t until;            /* it counts till then */
     bool busy;                /* somebody asks the server */
+    bool old;         /* objects were written since: it serves nobody any more, */
+    uint64_t changes; /* and so often that was said */
     unsigned renew_s; /* how long to wait for it, where there is a list; 0: first */
     unsigned users;
     uint64_t flights;
@@ -185,8 +187,8 @@ static bool says_nothing(int rc)
 }
 
 /* Takes in how a flight ended. Locked. */
-static void land(struct objects *o, struct dir *dir, int64_t start, int rc,
-                 struct object_list *l, const struct err *e)
+static void land(struct objects *o, struct dir *dir, int64_t start, uint64_t changes,
+                 int rc, struct object_list *l, const struct err *e)
 {
     struct dirs *d = o->dirs;
     int64_t now = clock_ns();
@@ -197,7 +199,7 @@ static void land(struct objects *o, struct dir *dir, int64_t start, int rc,
     dir->renew_s = rc < 0 ? MIN(2 * MAX(dir->renew_s, (unsigned)RENEW_SECONDS),
                                 (unsigned)RENEW_SECONDS_MAX)
                           : 0;
-    if (rc < 0 && dir->list && says_nothing(rc)) {
+    if (rc < 0 && dir->list && says_nothing(rc) && !dir->old) {
         dir->until = now + o->refresh_ns;
         if (rc != -EINTR && rc != -ECANCELED)
             log_msg(LOG_REMOTE, LOG_WARN, "%s; what was listed before counts", e->text);
@@ -209,6 +211,9 @@ static void land(struct objects *o, struct dir *dir, int64_t start, int rc,
         object_list_put(dir->list);
         dir->list = rc == 0 ? object_list_get(l) : NULL;
         d->entries += dir->list ? dir->list->count : 0;
+        dir->old = dir->changes != changes; /* it may be as of before */
+        if (dir->old)
+            dir->until = 0;
     }
     dir->rc = rc;
     dir->err = *e;
@@ -219,7 +224,9 @@ static void fly(struct objects *o, struct dir *dir)
 {
     struct dirs *d = o->dirs;
     CLEANUP(object_list_putp) struct object_list *l = NULL;
-    unsigned deadline_s = dir->list ? MAX(dir->renew_s, (unsigned)RENEW_SECONDS) : 0;
+    unsigned deadline_s =
+        dir->list && !dir->old ? MAX(dir->renew_s, (unsigned)RENEW_SECONDS) : 0;
+    uint64_t changes = dir->changes;
     const char *path = dir->path; /* stays while it is in use */
     int64_t start = clock_ns();
     struct err e = {0};
@@ -231,7 +238,7 @@ static void fly(struct objects *o, struct dir *dir)
     pthread_mutex_lock(&d->lock);
     dir->busy = false;
     dir->flights++;
-    land(o, dir, start, rc, l, &e);
+    land(o, dir, start, changes, rc, l, &e);
     pthread_cond_broadcast(&d->ended);
 }
 
@@ -259,7 +266,7 @@ static int settle(struct objects *o, struct dir *dir, struct err *e)
             *e = dir->err;
             return dir->rc;
         }
-        if (dir->list)
+        if (dir->list && !dir->old)
             return 0;
         while (dir->busy && dir->flights == flights)
             if (wait_ended(o->dirs, e) < 0)
@@ -295,6 +302,21 @@ int dirs_get(struct objects *o, const char *path, struct object_list **out,
     unuse(d, dir);
     pthread_mutex_unlock(&d->lock);
     return rc;
+}
+
+/* One that is being asked for may not know what was written meanwhile. */
+void dirs_changed(struct objects *o, const char *path)
+{
+    struct dir *dir;
+
+    pthread_mutex_lock(&o->dirs->lock);
+    dir = *slot_of(o->dirs, path);
+    if (dir) {
+        dir->until = 0;
+        dir->old = true;
+        dir->changes++;
+    }
+    pthread_mutex_unlock(&o->dirs->lock);
 }
 
 void dirs_forget(struct objects *o, const char *path)

@@ -77,6 +77,8 @@ int dirs_get(struct objects *o, const char *path, struct object_list **out,
 
 /* What is known of this directory is out of date. */
 void dirs_forget(struct objects *o, const char *path);
+/* We wrote into it: what was listed before serves nobody, also where the server is silent. */
+void dirs_changed(struct objects *o, const char *path);
 
 /* An object as a source (objects_source.c). */
 int object_source(struct objects *o, const char *path, const struct object *object,

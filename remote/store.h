@@ -3,6 +3,8 @@
 #ifndef UFS_REMOTE_STORE_H
 #define UFS_REMOTE_STORE_H
 
+#include <stdatomic.h>
+
 #include "base/base.h"
 #include "remote/listing.h"
 #include "remote/source.h"
@@ -31,11 +33,6 @@ struct store_ops {
      */
     int (*readlink)(struct store *s, const char *path, char *dst, size_t size,
                     struct err *e);
-    /*
-     * Optional: the root's directory was put in the place of another under its own name,
-     * and is the root from now on. -EROFS: its name says not which.
-     */
-    int (*reopen)(struct store *s, struct err *e);
     /*
      * Optional: looks whether the file system of the root was unmounted. Then everything
      * fails (-EIO), until one is mounted there again: that is the root from then on. For
@@ -66,6 +63,8 @@ struct store {
     char *dir;  /* NULL, or the name of the root's directory, where url has another */
     char *identity; /* stable text that names this source in the cache of indexes */
     bool remote;    /* its bytes come from a server */
+    /* Of its root, from one file system to another, by follow(); odd: there is none. */
+    atomic_uint moves;
 };
 
 /* What a remote source's bytes are known by. Borrowed during the call. */
@@ -125,7 +124,7 @@ void store_follow(struct store *s);
 /* Requests that were tried again since it was opened; local: 0. */
 uint64_t store_retries(struct store *s);
 
-/* What is remembered of this directory and of those above it counts no more. */
+/* This directory and those above it were written to: what is remembered counts no more. */
 void store_forget(struct store *s, const char *path);
 
 bool store_is_remote(const struct store *s);

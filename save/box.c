@@ -111,6 +111,24 @@ const void *box_take(const struct box *b, uint64_t off, const void *window, uint
     return scratch;
 }
 
+void box_spread(const struct box *b, uint64_t off, void *window, uint64_t at,
+                uint64_t len, const void *bytes)
+{
+    const unsigned char *from = bytes;
+    unsigned char *to = window;
+    uint32_t axis;
+    uint64_t run = run_of(b, &axis) * b->unit, done = 0;
+
+    while (done < len) {
+        uint64_t n = (at + done) / run, skip = (at + done) % run;
+        uint64_t place = run_place(b, axis, n) * b->unit + skip - off;
+        uint64_t part = MIN(run - skip, len - done);
+
+        memcpy(to + place, from + done, (size_t)part);
+        done += part;
+    }
+}
+
 uint64_t box_run(const struct box *b)
 {
     uint32_t axis;

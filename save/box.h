@@ -32,6 +32,13 @@ void box_overlap(const struct box *b, uint64_t off, uint64_t window_len, uint64_
 const void *box_take(const struct box *b, uint64_t off, const void *window, uint64_t at,
                      uint64_t len, void *scratch);
 
+/*
+ * The other way: puts bytes [at, at + len) of the box to where the window, which holds them, has
+ * them.
+ */
+void box_spread(const struct box *b, uint64_t off, void *window, uint64_t at,
+                uint64_t len, const void *bytes);
+
 /* Bytes of the box that lie together in the tensor: a row, or several whole ones. */
 uint64_t box_run(const struct box *b);
 

@@ -15,12 +15,12 @@ struct cuts {
     const struct reader_env *env;
     int64_t checkpoint;
     struct arena *arena;
-    uint32_t *rank; /* of each file, by number */
+    uint32_t *rank, *number; /* of each file, by number */
     uint32_t files, order;
 };
 
 /* Files of DCP tell it: "__3_0.distcp", and of Megatron Core "decoder__3_1.distcp". */
-static bool told_rank(const char *path, uint32_t *rank)
+static bool told_rank(const char *path, uint32_t *rank, uint32_t *number)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path,
                *at = NULL;
@@ -31,6 +31,7 @@ static bool told_rank(const char *path, uint32_t *rank)
     if (!at || sscanf(at, "__%6u_%6u.distcp", &r, &k) != 2 || r > MAX_RANK)
         return false;
     *rank = r;
+    *number = k;
     return true;
 }
 
@@ -46,7 +47,8 @@ static int take_file(void *user, const struct catalog_file *f)
 {
     struct cuts *c = user;
 
-    if (f->number < c->files && f->storage && !told_rank(f->path, &c->rank[f->number]))
+    if (f->number < c->files && f->storage &&
+        !told_rank(f->path, &c->rank[f->number], &c->number[f->number]))
         c->rank[f->number] = MIN(c->order++, (uint32_t)MAX_RANK);
     return 0;
 }
@@ -62,7 +64,8 @@ int cuts_new(const struct reader_env *env, int64_t checkpoint, struct arena *a,
     if (catalog_files(env->catalog, checkpoint, count_file, c, e) < 0)
         return -e->code;
     c->rank = arena_array(a, (size_t)c->files + 1, sizeof *c->rank);
-    if (!c->rank)
+    c->number = arena_array(a, (size_t)c->files + 1, sizeof *c->number);
+    if (!c->rank || !c->number)
         return err_nomem(e);
     *out = c;
     return catalog_files(env->catalog, checkpoint, take_file, c, e);
@@ -92,6 +95,7 @@ static int take_chunks(const struct cuts *c, const struct chunk *chunk, size_t n
         memcpy(box + nd, chunk[i].size, nd * sizeof *box);
         cut[all->count++] = (struct layout_cut){
             .rank = chunk[i].file < c->files ? c->rank[chunk[i].file] : 0,
+            .number = chunk[i].file < c->files ? c->number[chunk[i].file] : 0,
             .start = box,
             .size = box + nd};
         box += 2 * (size_t)nd;

@@ -13,11 +13,25 @@
 #include "index/key_text.h"
 #include "save/cuts.h"
 #include "save/input.h"
+#include "save/intake.h"
 #include "save/merge_priv.h"
 
 enum { MERGE_MEMORY = 2047 << 20 };
 
 /* ---- what is there ---- */
+
+/* As it came, where the writer put the wrapper on: without. */
+static void unwrap(const struct merge *m, struct layout_tensor *t)
+{
+    if (!m->spec.made_by)
+        return;
+    if (m->spec.made_by->wraps) {
+        t->key += t->wrapper;
+        t->key_len -= t->wrapper;
+    }
+    t->wrapper = 0;
+    t->own = NULL;
+}
 
 static int add_old(void *user, const struct tensor_info *t)
 {
@@ -38,17 +52,19 @@ static int add_old(void *user, const struct tensor_info *t)
         x.t.part = arena_memdup(m->arena, t->part, strlen(t->part));
     if ((t->part && !x.t.part) || (t->modules && save_name_own(m->arena, &x.t) < 0))
         return err_nomem(m->e);
+    unwrap(m, &x.t);
     m->olds = MAX(m->olds, (size_t)t->ord + 1);
     return merge_entry(m, &x, &i, m->e);
 }
 
 static int list_old(struct merge *m, struct err *e)
 {
-    struct catalog *c = m->spec.env->catalog;
+    struct catalog *c;
     int ret;
 
     if (!m->spec.checkpoint)
         return 0;
+    c = m->spec.env->catalog;
     m->e = e;
     ret = catalog_checkpoint_by_id(c, m->spec.checkpoint, m->arena, &m->info, e);
     if (ret == 0)
@@ -116,9 +132,9 @@ static int check_files(struct merge *m, struct err *e)
         if (merge_name(m, TAG_PATH, m->spec.file[i].path, strlen(m->spec.file[i].path),
                        i, e) < 0)
             return -e->code;
-    ret = take_kind(m, INCOMING_INDEX, merge_check_index, e);
+    ret = m->spec.partial ? 0 : take_kind(m, INCOMING_INDEX, merge_check_index, e);
     for (size_t i = 0; ret == 0 && i < m->spec.files; i++) {
-        if (kind_of(m, i) == INCOMING_SAFETENSORS)
+        if (kind_of(m, i) == INCOMING_SAFETENSORS && !m->spec.partial)
             ret = merge_check_set(m, &m->spec.file[i], e);
         note_whole(m, i);
     }
@@ -128,43 +144,17 @@ static int check_files(struct merge *m, struct err *e)
 static void remove_named(struct merge *m)
 {
     for (size_t k = 0; k < m->spec.removals; k++) {
-        const struct merge_removal *gone = &m->spec.removed[k];
-        size_t len = strlen(gone->name), i;
+        const char *name = m->spec.removed[k];
+        size_t len = strlen(name), i;
 
         if (len <= 4)
             continue;
-        i = merge_find(m, TAG_FILE, gone->name, len - 4);
-        if (i == NOT_THERE)
+        i = merge_find(m, TAG_FILE, name, len - 4);
+        if (i == NOT_THERE || !m->entry[i].old)
             continue;
-        if (!m->entry[i].old && m->entry[i].order > gone->order) {
-            const struct merge_file *f = &m->spec.file[m->entry[i].file];
-
-            if (f->since < gone->order)
-                m->entry[i].undoes = "its removal";
-        } else {
-            m->entry[i].dead = true;
-            m->changes = true;
-        }
+        m->entry[i].dead = true;
+        m->changes = true;
     }
-}
-
-/*
- * A view that was changed here and there, and began before another one of the same tensor came:
- * what that brought would go with its close. (Programs that open it later are told then.)
- */
-static int check_undone(const struct merge *m, struct err *e)
-{
-    for (size_t i = 0; i < m->entries; i++) {
-        const struct entry *x = &m->entry[i];
-
-        if (x->dead || x->old || !x->undoes)
-            continue;
-        err_set(e, EINVAL,
-                "%s: it began with older bytes of tensor %s, and would undo %s",
-                m->spec.file[x->file].path, x->t.key, x->undoes);
-        return err_hint(e, "write one of the two anew, all of it");
-    }
-    return 0;
 }
 
 static bool is_dropped(const struct merge *m, const struct entry *x)
@@ -197,13 +187,37 @@ static int open_old(struct merge *m, struct err *e)
     return save_input_new(m->spec.env, m->spec.checkpoint, &choice, &m->input, e);
 }
 
+/* What belongs to no batch first, then by batch, as all schedules have them. */
+static int by_batch(const struct layout_batch *x, const struct layout_batch *y)
+{
+    if (!x || !y || x->number == y->number)
+        return (x > y) - (x < y);
+    return x->number < y->number ? -1 : 1;
+}
+
 static int by_key(const void *a, const void *b, void *user)
 {
     const struct layout_tensor *t = user, *x = &t[*(const size_t *)a],
                                *y = &t[*(const size_t *)b];
-    int c = memcmp(x->key, y->key, MIN(x->key_len, y->key_len));
+    int c = by_batch(x->batch, y->batch);
 
+    if (c == 0)
+        c = memcmp(x->key, y->key, MIN(x->key_len, y->key_len));
     return c ? c : (x->key_len > y->key_len) - (x->key_len < y->key_len);
+}
+
+/*
+ * A set is laid out by itself, so that its bytes go to their places as they arrive. Not where
+ * tensors of its role come by themselves: then all of the role are laid out together, whatever
+ * came first.
+ */
+static void note_loose(struct merge *m)
+{
+    for (size_t i = 0; i < m->entries && merge_is_new(m); i++) {
+        const struct entry *x = &m->entry[i];
+
+        m->loose[x->t.role] |= !x->old && !x->t.batch && !is_dropped(m, x);
+    }
 }
 
 /* Numbers below m->entries are entries, those above are of the input. */
@@ -216,10 +230,13 @@ static size_t collect(struct merge *m, struct layout_tensor *tensor, size_t *fro
         if (m->entry[i].old || is_dropped(m, &m->entry[i]))
             continue;
         tensor[n] = m->entry[i].t;
+        if (m->loose[tensor[n].role])
+            tensor[n].batch = NULL;
         from[n++] = i;
     }
     for (size_t i = 0; old && i < old->tensors; i++) {
         tensor[n] = old->tensor[i];
+        unwrap(m, &tensor[n]);
         from[n++] = m->entries + i;
     }
     return n;
@@ -237,6 +254,7 @@ static int settle(struct merge *m, struct err *e)
     m->from = calloc(most, sizeof *m->from);
     if (!tensor || !from || !order || !m->tensor || !m->from)
         return err_nomem(e);
+    note_loose(m);
     n = collect(m, tensor, from);
     if (n == 0 && m->spec.checkpoint)
         return err_set(e, EINVAL, "no tensor would be left");
@@ -252,7 +270,7 @@ static int settle(struct merge *m, struct err *e)
     m->in.tensor = m->tensor;
     m->in.tensors = n;
     m->in.adapter = m->adapter;
-    if (!m->in.format)
+    if (!m->in.format || m->spec.made_by)
         m->in.format = "";
     return 0;
 }
@@ -273,7 +291,7 @@ static int merge_all(struct merge *m, struct err *e)
         ret = take_kind(m, INCOMING_RAW, merge_take_raw, e);
     if (ret == 0)
         remove_named(m);
-    return ret == 0 ? check_undone(m, e) : ret;
+    return ret;
 }
 
 /* Tensors that were there and have the same shape are to be cut as they were. */
@@ -289,6 +307,9 @@ static int keep_cuts(struct merge *m, struct err *e)
         const struct entry *x = m->from[i] < m->entries ? &m->entry[m->from[i]] : NULL;
         uint32_t ord = x ? x->ord : save_input_ord(m->input, m->from[i] - m->entries);
 
+        if (m->spec.made_by &&
+            (x || !m->spec.sets[m->tensor[i].role] || m->loose[m->tensor[i].role]))
+            continue;
         /* Units are bytes where elements are less: such boxes are of that type only. */
         if (x && (!x->over || !shape_equal(&x->t.shape, &x->was_shape) ||
                   MIN(dtype_bits(x->t.dtype), 8u) != MIN(dtype_bits(x->was), 8u)))
@@ -315,8 +336,8 @@ int merge_new(const struct merge_spec *spec, struct merge **out, struct err *e)
         return err_nomem(e);
     m->spec = *spec;
     m->arena = arena_new(MERGE_MEMORY);
-    m->came = calloc(spec->files + 1, sizeof *m->came);
-    ret = m->arena && m->came ? merge_all(m, e) : err_nomem(e);
+    m->batch = calloc(spec->files + 1, sizeof *m->batch);
+    ret = m->arena && m->batch ? merge_all(m, e) : err_nomem(e);
     if (ret < 0)
         merge_free(m);
     else
@@ -332,7 +353,7 @@ void merge_free(struct merge *m)
     free(m->entry);
     keyset_release(&m->whole);
     free(m->slot);
-    free(m->came);
+    free(m->batch);
     free(m->wanted);
     free(m->tensor);
     free(m->from);
@@ -348,27 +369,6 @@ void merge_freep(struct merge **m)
 bool merge_changes(const struct merge *m)
 {
     return m->changes;
-}
-
-bool merge_has_tensors(const struct merge *m)
-{
-    for (size_t i = 0; i < m->spec.files; i++) {
-        enum incoming_kind kind = kind_of(m, i);
-
-        if (kind != INCOMING_SIDE && kind != INCOMING_IGNORED)
-            return true;
-    }
-    return false;
-}
-
-bool merge_meets(const struct merge *m)
-{
-    return m->meets;
-}
-
-bool merge_has_base(const struct merge *m)
-{
-    return m->base;
 }
 
 static bool is_patch(const struct entry *x)
@@ -408,12 +408,32 @@ const struct layout_input *merge_input(const struct merge *m)
     return &m->in;
 }
 
+bool merge_origin(const struct merge *m, size_t tensor, size_t *file, uint64_t *at)
+{
+    const struct entry *x =
+        m->from[tensor] < m->entries ? &m->entry[m->from[tensor]] : NULL;
+
+    if (!x)
+        return false;
+    *file = x->file;
+    *at = x->data.at;
+    return true;
+}
+
+const struct merge_spec *merge_spec_of(const struct merge *m)
+{
+    return &m->spec;
+}
+
 static int read_incoming(const struct merge *m, const struct entry *x, uint64_t off,
                          size_t len, void *dst, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[x->file];
-    CLEANUP_FD int fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC);
+    CLEANUP_FD int fd = -1;
 
+    if (f->intake)
+        return intake_read_exact(f->intake, dst, len, x->data.at + off, e);
+    fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set(e, errno, "%s: %s", f->path, strerror(errno));
     return incoming_read(fd, &x->data, off, len, dst, e) < 0

@@ -10,34 +10,35 @@
 #include "save/write.h"
 
 struct err;
+struct intake_file;
 struct merge;
 
 /* A file as it came in. Borrowed for as long as the merge. */
 struct merge_file {
-    const char *path;  /* relative to the checkpoint, as it was written */
-    const char *spool; /* its name in the spool directory */
-    uint64_t order;    /* of its last close: what was closed later wins */
-    uint64_t
-        since; /* it has nothing of what was closed later; UINT64_MAX: it is all new */
-    const char *dtype; /* user.unshard.dtype that was set on it, or NULL */
-    bool open;         /* somebody writes it now */
-};
-
-/* A name in tensors/ that was removed: what was closed later stays. */
-struct merge_removal {
-    const char *name;
-    uint64_t order; /* as of files */
+    const char *path;           /* relative to the checkpoint, as it was written */
+    const char *spool;          /* its name in the spool directory */
+    const char *dtype;          /* user.unshard.dtype that was set on it, or NULL */
+    struct intake_file *intake; /* it is received there; NULL: it is in the spool */
 };
 
 struct merge_spec {
     int spool; /* a descriptor of the spool directory */
-    const struct merge_file *file;
+    const struct merge_file
+        *file; /* what was closed later is further behind, and wins */
     size_t files;
     const struct reader_env *env;
     int64_t checkpoint; /* that is there, or 0 */
-    const struct merge_removal *removed;
+    /*
+     * NULL, or what the checkpoint was written with out of files that belong to these: then it
+     * becomes what it would be if all had come together. Tensors of `sets` keep their cuts, as
+     * each set is laid out by itself.
+     */
+    const struct format_writer *made_by;
+    bool sets[3];               /* by role */
+    const char *const *removed; /* names in tensors/; files of the spec stay */
     size_t removals;
     bool drop_roles[3], drop_objects;
+    bool partial; /* other files of a set may be missing: nothing is written of it */
 };
 
 /*
@@ -53,14 +54,8 @@ void merge_freep(struct merge **m);
 /* Does it differ from the checkpoint that is there? If not, only side files came. */
 bool merge_changes(const struct merge *m);
 
-/* Did tensors come, or an index that speaks of some? */
-bool merge_has_tensors(const struct merge *m);
-
-/* Of a new directory: do two of the safetensors files have the same tensor? */
-bool merge_meets(const struct merge *m);
-
-/* Is there a model beside which adapters are files as others? */
-bool merge_has_base(const struct merge *m);
+/* File number `file` is an index: has every tensor that it lists arrived? -EINVAL: not. */
+int merge_check_keys(struct merge *m, size_t file, struct err *e);
 
 /*
  * Is there nothing but other bytes for tensors that keep their dtype and shape? Then the
@@ -76,15 +71,11 @@ struct save_source merge_incoming(struct merge *m);
  * would stay cannot be read; -EINVAL: none would be left.
  */
 int merge_settle(struct merge *m, struct err *e);
-/*
- * Is what came a new Hugging Face directory already, of files of at most `max` bytes? One
- * model file, or a numbered set with an index that says where each tensor is; nothing in
- * them was written over. Then these files (merge_is_verbatim()) can stand as they are.
- */
-int merge_verbatim(struct merge *m, uint64_t max, bool *out, struct err *e);
-bool merge_is_verbatim(const struct merge *m, size_t file);
-
 const struct layout_input *merge_input(const struct merge *m);
+
+/* The file of the spec that has this tensor of the input, and where; false: none has. */
+bool merge_origin(const struct merge *m, size_t tensor, size_t *file, uint64_t *at);
+const struct merge_spec *merge_spec_of(const struct merge *m);
 struct save_source merge_source(struct merge *m);
 
 #endif

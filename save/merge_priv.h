@@ -24,9 +24,7 @@ struct entry {
     enum dtype was; /* of this dtype, */
     struct shape was_shape;
     bool was_faulty;
-    size_t file;        /* else: of the spec, */
-    uint64_t order;     /* and when it was closed; */
-    const char *undoes; /* a change of which its bytes know nothing; or NULL */
+    size_t file; /* else: of the spec, */
     struct incoming_data data;
 };
 
@@ -50,16 +48,11 @@ struct merge {
     struct name_slot *slot; /* texts of all kinds */
     size_t slots, names;
     bool replaced[3]; /* roles of which a whole came */
+    bool loose[3];    /* roles of which tensors came by themselves */
     bool adapter, changes, base;
-    bool meets; /* two new safetensors files have the same tensor */
-    bool meet;  /* without their wrappers two keys are one: none is dropped */
-    struct came {
-        size_t tensors; /* in the file, one of safetensors */
-        uint64_t size;
-        bool pt;       /* its metadata say what transformers wants to see */
-        bool verbatim; /* it can stand as it is */
-    } * came;          /* of each file of the spec */
-    bool *wanted;      /* old tensors by ord */
+    bool meet; /* without their wrappers two keys are one: none is dropped */
+    struct layout_batch *batch; /* of each file */
+    bool *wanted;               /* old tensors by ord */
     size_t olds;
     struct checkpoint_info info;
     struct save_input *input; /* the old ones that stay */
@@ -68,6 +61,12 @@ struct merge {
     size_t *from; /* of each tensor written: its entry, or that of the input */
     struct err *e;
 };
+
+/* Does what is written depend on nothing but the files, now and before? */
+static inline bool merge_is_new(const struct merge *m)
+{
+    return !m->spec.checkpoint || m->spec.made_by;
+}
 
 /* The entry (or file) that a text stands for, or NOT_THERE. */
 size_t merge_find(const struct merge *m, enum tag tag, const char *text, size_t len);

@@ -83,85 +83,24 @@ int merge_check_index(struct merge *m, size_t file, struct err *e)
     return ret;
 }
 
-/* ---- files that can stand as they are ---- */
-
-/* A file of the model's one kind: "model.safetensors", or of the set "model-N-of-M". */
-static bool is_model_file(const struct merge *m, size_t i)
+int merge_check_keys(struct merge *m, size_t file, struct err *e)
 {
-    enum role role;
-
-    return incoming_kind_beside(m->spec.file[i].path, m->base) ==
-               INCOMING_SAFETENSORS &&
-           incoming_is_whole(m->spec.file[i].path, &role) && role == ROLE_MODEL;
-}
-
-/* Does the index tell of each tensor, and of no other, the file that has it? */
-static int index_fits(struct merge *m, size_t file, bool *out, struct err *e)
-{
+    static const enum tag tags[] = {TAG_MODEL, TAG_OPTIMIZER, TAG_KEY};
     struct hf_index x;
+    int ret = read_index(m, file, &x, e);
 
-    if (read_index(m, file, &x, e) < 0)
-        return -e->code;
-    *out = x.count == m->entries;
-    for (size_t i = 0; *out && i < x.count; i++) {
+    if (ret < 0)
+        return ret;
+    for (size_t i = 0; ret == 0 && i < x.count; i++) {
         const char *key = x.entry[i].key;
-        size_t at = merge_find(m, TAG_KEY, key, strlen(key));
+        bool found = false;
 
-        *out = at != NOT_THERE && strcmp(m->spec.file[m->entry[at].file].path,
-                                         x.file[x.entry[i].file].name) == 0;
+        for (size_t k = 0; k < ARRAY_SIZE(tags); k++)
+            found |= merge_find(m, tags[k], key, strlen(key)) != NOT_THERE;
+        if (!found)
+            ret = err_set(e, EINVAL, "%s lists %s, which has not arrived",
+                          m->spec.file[file].path, key);
     }
     hf_index_release(&x);
-    return 0;
-}
-
-/* Every tensor that counts is of a model's file, and every tensor of those counts. */
-static bool all_count(const struct merge *m, uint64_t max, size_t *files)
-{
-    size_t tensors = 0;
-
-    *files = 0;
-    for (size_t i = 0; i < m->entries; i++)
-        if (m->entry[i].dead || m->entry[i].t.role != ROLE_MODEL ||
-            m->entry[i].t.wrapper || m->spec.drop_roles[ROLE_MODEL] ||
-            !is_model_file(m, m->entry[i].file))
-            return false;
-    for (size_t i = 0; i < m->spec.files; i++) {
-        if (!is_model_file(m, i))
-            continue;
-        if (!m->came[i].pt || m->came[i].size > max || m->came[i].tensors == 0)
-            return false;
-        tensors += m->came[i].tensors;
-        ++*files;
-    }
-    return *files > 0 && tensors == m->entries;
-}
-
-int merge_verbatim(struct merge *m, uint64_t max, bool *out, struct err *e)
-{
-    size_t files, indexes = 0, index = 0, stem;
-    unsigned number;
-
-    *out = !m->spec.checkpoint && all_count(m, max, &files);
-    for (size_t i = 0; *out && i < m->spec.files; i++) {
-        if (incoming_kind(m->spec.file[i].path) == INCOMING_INDEX) {
-            indexes++;
-            index = i;
-        }
-        /* Numbered files are found by an index only, and one file needs none. */
-        if (is_model_file(m, i) &&
-            (incoming_set(m->spec.file[i].path, &number, &stem) == 0) != (files == 1))
-            *out = false;
-    }
-    if (*out && indexes != (files == 1 ? 0u : 1u))
-        *out = false;
-    if (*out && files > 1 && index_fits(m, index, out, e) < 0)
-        return -e->code;
-    for (size_t i = 0; *out && i < m->spec.files; i++)
-        m->came[i].verbatim = is_model_file(m, i) || (files > 1 && i == index);
-    return 0;
-}
-
-bool merge_is_verbatim(const struct merge *m, size_t file)
-{
-    return m->came[file].verbatim;
+    return ret;
 }

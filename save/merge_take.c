@@ -10,6 +10,7 @@
 #include "index/formats/hf/safetensors_header.h"
 #include "index/names.h"
 #include "remote/source.h"
+#include "save/intake.h"
 #include "save/merge_priv.h"
 
 /*
@@ -49,8 +50,11 @@ int merge_bad_file(const struct merge_file *f, struct err *e)
 int merge_open(const struct merge *m, size_t file, struct source **out, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[file];
-    int fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd;
 
+    if (f->intake)
+        return intake_source(f->intake, out, e);
+    fd = openat(m->spec.spool, f->spool, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set(e, errno, "%s: %s", f->path, strerror(errno));
     return source_from_fd(fd, f->path, out, e);
@@ -66,25 +70,10 @@ static void note_old(struct entry *x, const struct entry *before)
     x->was_faulty = before->old ? before->faulty : before->was_faulty;
 }
 
-/* Of two files with a tensor the later one counts, which must know the other. */
-static void note_meeting(const struct merge *m, struct entry *later, uint64_t order,
-                         size_t other)
-{
-    const struct merge_file *f = &m->spec.file[later->file];
-
-    if (m->spec.checkpoint && f->since < order && order < f->order)
-        later->undoes = m->spec.file[other].path;
-}
-
 /* Has the tensor come with a file that was closed later? */
-static bool came_later(struct merge *m, size_t i, size_t file)
+static bool came_later(const struct merge *m, size_t i, size_t file)
 {
-    struct entry *x = &m->entry[i];
-
-    if (x->old || x->order <= m->spec.file[file].order)
-        return false;
-    note_meeting(m, x, m->spec.file[file].order, file);
-    return true;
+    return !m->entry[i].old && m->entry[i].file > file;
 }
 
 /* Puts the tensor in the place of what has its key, unless that was closed later. */
@@ -98,13 +87,8 @@ static int put(struct merge *m, struct entry *x, struct err *e)
     if (!m->entry[i].old && m->entry[i].file == x->file)
         return err_set(e, EINVAL, "%s: it has tensor %s twice",
                        m->spec.file[x->file].path, m->entry[i].t.key);
-    if (!m->spec.checkpoint && m->came[m->entry[i].file].size > 0 &&
-        m->came[x->file].size > 0)
-        m->meets = true;
     if (came_later(m, i, x->file))
         return 0;
-    if (!m->entry[i].old)
-        note_meeting(m, x, m->entry[i].order, m->entry[i].file);
     x->t.key = m->entry[i].t.key;
     x->t.key_len = m->entry[i].t.key_len;
     x->t.wrapper = m->entry[i].t.wrapper;
@@ -120,7 +104,7 @@ static int put_named(struct merge *m, size_t file, const struct safetensors_head
 {
     const struct merge_file *f = &m->spec.file[file];
     CLEANUP(buf_release) struct buf key = {0};
-    struct entry x = {.file = file, .order = f->order};
+    struct entry x = {.file = file};
     const char *wrapper = NULL;
     bool whole = incoming_is_whole(f->path, &x.t.role);
     size_t i = merge_find(m, view_tag(x.t.role), t->name, t->name_len);
@@ -142,12 +126,40 @@ static int put_named(struct merge *m, size_t file, const struct safetensors_head
         return err_nomem(e);
     x.t.key = key.data ? key.data : "";
     x.t.key_len = key.len;
+    x.t.batch = f->intake ? &m->batch[file] : NULL;
+    x.t.batch_at = t->begin;
     x.t.dtype = x.data.dtype = t->dtype;
     safetensors_shape(t, &x.t.shape);
     x.data.shape = x.t.shape;
     x.data.at = h->data + t->begin;
     x.data.bytes = t->end - t->begin;
     return put(m, &x, e);
+}
+
+/* Its tensors are laid out by themselves; the numbers of model and optimizer files differ. */
+static int begin_batch(struct merge *m, size_t file, struct source *src,
+                       const struct safetensors_header *h, struct err *e)
+{
+    const char *path = m->spec.file[file].path;
+    struct layout_batch *b = &m->batch[file];
+    enum role role = ROLE_MODEL;
+    unsigned number = 1;
+    size_t stem;
+    char *text;
+
+    (void)incoming_is_whole(path, &role);
+    if (incoming_set(path, &number, &stem) == 0)
+        number = 1;
+    *b = (struct layout_batch){.number = 2 * (number - 1) + (role == ROLE_OPTIMIZER),
+                               .tensors = h->count};
+    if (!safetensors_is_pt(h))
+        return 0;
+    text = arena_alloc(m->arena, (size_t)h->data);
+    if (!text)
+        return err_nomem(e);
+    b->header = text;
+    b->header_len = (size_t)h->data;
+    return source_read(src, 0, b->header_len, text, e);
 }
 
 int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
@@ -161,8 +173,8 @@ int merge_take_safetensors(struct merge *m, size_t file, struct err *e)
         ret = safetensors_read(src, 0, src->size, &h, e);
     if (ret < 0)
         return merge_bad_file(f, e);
-    m->came[file] = (struct came){
-        .tensors = h.count, .size = src->size, .pt = safetensors_is_pt(&h)};
+    if (f->intake)
+        ret = begin_batch(m, file, src, &h, e);
     for (size_t i = 0; ret == 0 && i < h.count; i++)
         ret = put_named(m, file, &h, &h.tensor[i], e);
     safetensors_header_release(&h);
@@ -346,7 +358,7 @@ int merge_take_npy(struct merge *m, size_t file, struct err *e)
 {
     const struct merge_file *f = &m->spec.file[file];
     CLEANUP(buf_release) struct buf key = {0};
-    struct entry x = {.file = file, .order = f->order};
+    struct entry x = {.file = file};
     size_t i;
     int ret = npy_key(m, f, &i, &key, e);
 
@@ -374,7 +386,7 @@ int merge_take_raw(struct merge *m, size_t file, struct err *e)
     const struct merge_file *f = &m->spec.file[file];
     CLEANUP(source_putp) struct source *src = NULL;
     size_t i = find_file(m, f->path, "");
-    struct entry x = {.file = file, .order = f->order};
+    struct entry x = {.file = file};
 
     if (i == NOT_THERE) {
         err_set(e, EINVAL, "%s: no tensor of this name is there", f->path);
@@ -388,6 +400,7 @@ int merge_take_raw(struct merge *m, size_t file, struct err *e)
         return err_set(e, EINVAL, "%s has %" PRIu64 " bytes, the tensor %" PRIu64,
                        f->path, src->size, m->entry[i].data.bytes);
     x.t = m->entry[i].t;
+    x.t.batch = NULL;
     x.data = (struct incoming_data){
         .dtype = x.t.dtype, .shape = x.t.shape, .bytes = src->size};
     return put(m, &x, e);

@@ -11,33 +11,25 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/buf.h"
 #include "base/dir.h"
 #include "base/err.h"
+#include "save/publish.h"
 #include "save/staging_priv.h"
 
 enum {
     OLD_SECONDS = 60,
-    MAX_TRIES = 100,     /* others that publish and remove under us */
-    HASH_BYTES = 1 + 16, /* '~' and the digits behind a name that was cut */
+    MAX_TRIES = 100, /* others that publish and remove under us */
     /* Of more than so many saves beside it one does not look through all at once again, but
      * after so many times what that took. */
     SWEEP_MANY = 64,
     SWEEP_SHARE = 20,
 };
 
-static const char path_prefix[] = ".unshard-staging-";
-
-int staging_fail(struct err *e, const char *what, const char *path)
-{
-    return err_set(e, errno, "%s %s: %s", what, path, strerror(errno));
-}
-
 static int no_parent(const struct staging *s, struct err *e)
 {
-    staging_fail(e, "open", s->parent);
+    staged_fail(e, "open", s->parent);
     return e->code == ENOENT ? err_hint(e, "mkdir -p %s", s->parent) : -e->code;
 }
 
@@ -69,24 +61,13 @@ static int split_target(struct staging *s, const char *target, struct err *e)
 /* Nobody reads the target's name out of ours: a long one is cut, with its hash behind. */
 static int name_staging(struct staging *s, struct err *e)
 {
-    size_t len = strlen(s->name), room = NAME_MAX - (sizeof path_prefix - 1);
-    int ret;
+    char name[NAME_MAX + 1];
+    int ret = publish_staging_name(s->name, name, e);
 
-    if (len > NAME_MAX)
-        return err_set(e, ENAMETOOLONG, "%s: the name is too long", s->target);
-    ret = len <= room ? asprintf(&s->path, "%s%s", path_prefix, s->name)
-                      : asprintf(&s->path, "%s%.*s~%016" PRIx64, path_prefix,
-                                 (int)(room - HASH_BYTES), s->name,
-                                 (uint64_t)XXH3_64bits(s->name, len));
-    if (ret >= 0)
-        return 0;
-    s->path = NULL;
-    return err_nomem(e);
-}
-
-bool staging_is_named(const char *name)
-{
-    return strncmp(name, path_prefix, sizeof path_prefix - 1) == 0;
+    if (ret < 0)
+        return err_wrap(e, "%s", s->target);
+    s->path = strdup(name);
+    return s->path ? 0 : err_nomem(e);
 }
 
 /* ---- opening ---- */
@@ -103,11 +84,11 @@ static int check_target(const struct staging *s, struct err *e)
         return errno == ENOENT ? 0
                : errno == ENOTDIR
                    ? err_set(e, EEXIST, "%s is there, as a file", s->target)
-                   : staging_fail(e, "look at", s->target);
+                   : staged_fail(e, "look at", s->target);
     dir = fdopendir(fd);
     if (!dir) {
         close(fd);
-        return staging_fail(e, "look at", s->target);
+        return staged_fail(e, "look at", s->target);
     }
     more = dir_next(dir, &name);
     closedir(dir);
@@ -117,17 +98,6 @@ static int check_target(const struct staging *s, struct err *e)
         return 0;
     err_set(e, EEXIST, "%s is there already", s->target);
     return err_hint(e, "name another place, or remove it first");
-}
-
-int staging_make_dir(int at, const char *name, int *fd, struct err *e)
-{
-    if (mkdirat(at, name, 0777) < 0 && errno != EEXIST) {
-        staging_fail(e, "make", name);
-        return err_hint(e, "it is made beside what is saved: rights on that directory "
-                           "are needed");
-    }
-    *fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    return *fd < 0 ? staging_fail(e, "open", name) : 0;
 }
 
 /* Every part must have the same first line and have done its first stage. */
@@ -165,7 +135,7 @@ static int count_parts(struct staging *s, struct err *e)
     int more;
 
     if (!dir)
-        return staging_fail(e, "look at", s->path);
+        return staged_fail(e, "look at", s->path);
     s->parts = 0;
     while ((more = dir_next(dir, &name)) > 0)
         if (sscanf(name, "journal.%u-of-%u", &part, &parts) == 2 && part > 0)
@@ -183,7 +153,7 @@ static int count_parts(struct staging *s, struct err *e)
 }
 
 /*
- * See STAGING_PUBLISHED. With data/ the mark says nothing: whoever made it was cut off before
+ * See STAGED_PUBLISHED. With data/ the mark says nothing: whoever made it was cut off before
  * the rename, or is about to do it.
  */
 static int clear_leftovers(const struct staging *s, struct err *e)
@@ -192,235 +162,22 @@ static int clear_leftovers(const struct staging *s, struct err *e)
         openat(s->parent_fd, s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 
     if (fd < 0)
-        return errno == ENOENT ? 0 : staging_fail(e, "open", s->path);
-    if (faccessat(fd, STAGING_PUBLISHED, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ||
-        faccessat(fd, STAGING_DATA, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return errno == ENOENT ? 0 : staged_fail(e, "open", s->path);
+    if (faccessat(fd, STAGED_PUBLISHED, F_OK, AT_SYMLINK_NOFOLLOW) < 0 ||
+        faccessat(fd, STAGED_DATA, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return 0;
-    return staging_remove(s->parent_fd, s->path, e);
-}
-
-/* ---- of a mount ---- */
-
-/* The lock is ours: is what the journal speaks of a mount's of this host, and dead? */
-static int check_dead(const struct staging *s, struct err *e)
-{
-    char line[512] = "";
-    ssize_t n = pread(s->journal_fd, line, sizeof line - 1, 0);
-
-    if (n < 0)
-        return staging_fail(e, "journal of", s->target);
-    line[strcspn(line, "\n")] = '\0';
-    if (n == 0 || staging_journal_is_local(line))
-        return 0;
-    err_set(e, EBUSY, "%s: %s/%s is another save's (%s)", s->target, s->parent, s->path,
-            line);
-    return err_hint(e, "let it finish, or remove that directory");
-}
-
-/* Parts of a conversion have other journals: nothing of theirs may be touched. */
-static int check_foreign(const struct staging *s, struct err *e)
-{
-    int fd = openat(s->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    bool foreign = false;
-    const char *there;
-    char name[64];
-    int more;
-
-    if (!dir)
-        return staging_fail(e, "look at", s->path);
-    staging_journal_name(1, 1, name);
-    while ((more = dir_next(dir, &there)) > 0)
-        foreign |= staging_is_journal(there) && strcmp(there, name) != 0;
-    closedir(dir);
-    if (more < 0)
-        return err_set(e, -more, "look at %s: %s", s->path, strerror(-more));
-    if (!foreign)
-        return 0;
-    err_set(e, EBUSY, "%s: %s/%s is a conversion's", s->target, s->parent, s->path);
-    return err_hint(e, "finish it, or remove that directory");
-}
-
-/*
- * Is it what a mount of this host has left that lives no more? *lock is held then. A
- * journal that says nothing is the beginning of one: of a while ago, for a power loss.
- */
-static bool is_dead(int dir, int *lock)
-{
-    char name[64], line[512] = "";
-    struct stat st;
-    ssize_t n;
-
-    staging_journal_name(1, 1, name);
-    *lock = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    n = *lock < 0 ? -1 : pread(*lock, line, sizeof line - 1, 0);
-    return n >= 0 && fstat(*lock, &st) == 0 && st.st_nlink > 0 &&
-           (n > 0 ? staging_journal_is_local(line)
-                  : st.st_mtime + OLD_SECONDS < time(NULL)) &&
-           flock(*lock, LOCK_EX | LOCK_NB) == 0 && fstat(*lock, &st) == 0 &&
-           st.st_nlink > 0;
-}
-
-bool staging_in_use(int parent, const char *name)
-{
-    CLEANUP_FD int at =
-        openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    CLEANUP_FD int lock = -1;
-
-    return at >= 0 && !is_dead(at, &lock) && faccessat(at, STAGING_DATA, F_OK, 0) == 0;
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
-/* Is it too early to look through it again? */
-static bool is_swept(const struct staging_swept *swept, const struct stat *dir)
-{
-    for (size_t i = 0; swept && i < STAGING_SWEPT; i++)
-        if (swept->dir[i].dev == dir->st_dev && swept->dir[i].ino == dir->st_ino)
-            return now_ns() < swept->dir[i].next_ns;
-    return false;
-}
-
-static void note_swept(struct staging_swept *swept, const struct stat *dir,
-                       int64_t next_ns)
-{
-    size_t i = 0;
-
-    while (i < STAGING_SWEPT &&
-           (swept->dir[i].dev != dir->st_dev || swept->dir[i].ino != dir->st_ino))
-        i++;
-    if (i == STAGING_SWEPT)
-        i = swept->next++ % STAGING_SWEPT;
-    swept->dir[i].dev = dir->st_dev;
-    swept->dir[i].ino = dir->st_ino;
-    swept->dir[i].next_ns = next_ns;
-}
-
-/* How many others are staged there. */
-static size_t sweep_dir(const struct staging *s, DIR *dir)
-{
-    struct err ignored = {0};
-    const char *name;
-    size_t others = 0;
-
-    while (dir_next(dir, &name) > 0) {
-        CLEANUP_FD int lock = -1;
-        CLEANUP_FD int at = -1;
-
-        if (!staging_is_named(name) || strcmp(name, s->path) == 0 ||
-            unlinkat(s->parent_fd, name, AT_REMOVEDIR) == 0) /* an empty one */
-            continue;
-        others++;
-        at =
-            openat(s->parent_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-        /* What its last rename did is durable before anything of it is deleted. */
-        if (at >= 0 && is_dead(at, &lock) && fsync(s->parent_fd) == 0)
-            staging_remove(s->parent_fd, name, &ignored);
-    }
-    return others;
-}
-
-/*
- * What mounts that died have left beside the target, of other checkpoints: room on the
- * disk, as much as a checkpoint takes, that nobody else would ever give back.
- */
-static void sweep(const struct staging *s, struct staging_swept *swept)
-{
-    int64_t start = now_ns(), end;
-    struct stat st;
-    DIR *dir;
-    int fd;
-
-    if (fstat(s->parent_fd, &st) < 0 || is_swept(swept, &st))
-        return;
-    fd = openat(s->parent_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    dir = fd < 0 ? NULL : fdopendir(fd);
-    if (!dir) {
-        if (fd >= 0)
-            close(fd);
-        return;
-    }
-    if (sweep_dir(s, dir) > SWEEP_MANY && swept) {
-        end = now_ns();
-        note_swept(swept, &st, end + SWEEP_SHARE * (end - start));
-    }
-    closedir(dir);
+    return staged_remove_dir(s->parent_fd, s->path, e);
 }
 
 static void close_dirs(struct staging *s)
 {
-    int *fds[] = {&s->journal_fd, &s->data_fd, &s->spool_fd, &s->fd};
+    int *fds[] = {&s->journal_fd, &s->data_fd, &s->fd};
 
     for (size_t i = 0; i < ARRAY_SIZE(fds); i++) {
         if (*fds[i] >= 0)
             close(*fds[i]);
         *fds[i] = -1;
     }
-}
-
-/* -ENOENT: the directory went away while we took it up. */
-static int take_up(struct staging *s, const struct witness_filter *storage,
-                   struct err *e)
-{
-    struct err ignored = {0};
-
-    if (clear_leftovers(s, e) < 0 ||
-        staging_make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
-        check_foreign(s, e) < 0 || staging_journal_lock(s, e) < 0 ||
-        staging_journal_is_here(s, e) < 0 || check_dead(s, e) < 0)
-        return -e->code;
-    /* Before links to its files go. */
-    if (!storage ||
-        witness_take(s->parent_fd, s->name, storage, &s->stored, &ignored) < 0)
-        s->stored.ino = 0;
-    if (fsync(s->parent_fd) < 0) /* what a dead one renamed, before it is deleted */
-        return staging_fail(e, "fsync", s->parent);
-    if (staging_remove_tree(s->fd, STAGING_DATA, 0, e) < 0 ||
-        staging_remove_tree(s->fd, STAGING_SPOOL, 0, e) < 0 ||
-        staging_remove_tree(s->fd, STAGING_REMOVED, 0, e) < 0 ||
-        staging_make_dir(s->fd, STAGING_DATA, &s->data_fd, e) < 0 ||
-        staging_make_dir(s->fd, STAGING_SPOOL, &s->spool_fd, e) < 0)
-        return -e->code;
-    return 0;
-}
-
-static int open_mount(struct staging *s, const struct staging_claim *claim,
-                      struct err *e)
-{
-    CLEANUP(buf_release) struct buf line = {0};
-    int ret = -ENOENT;
-
-    s->target = strdup(claim->target);
-    s->parent = strdup(claim->target);
-    s->name = strdup(claim->name);
-    s->part = s->parts = 1;
-    if (!s->target || !s->parent || !s->name)
-        return err_nomem(e);
-    if (name_staging(s, e) < 0)
-        return -e->code;
-    if (strrchr(s->parent, '/'))
-        *strrchr(s->parent, '/') = '\0';
-    s->parent_fd = fcntl(claim->parent, F_DUPFD_CLOEXEC, 0);
-    if (s->parent_fd < 0)
-        return no_parent(s, e);
-    sweep(s, claim->swept);
-    for (int i = 0; ret == -ENOENT && i < MAX_TRIES; i++) {
-        close_dirs(s);
-        *e = (struct err){0};
-        ret = take_up(s, claim->storage, e);
-    }
-    if (ret < 0)
-        return ret;
-    if (staging_writer(&line, e) < 0)
-        return -e->code;
-    s->what = buf_steal(&line, NULL);
-    return s->what ? staging_journal_begin(s, e) : err_nomem(e);
 }
 
 /*
@@ -436,17 +193,32 @@ static int check_published(struct staging *s, const struct staging_claim *claim,
     if ((ret < 0 && ret != -ENOENT) || check_target(s, &now) != -EEXIST)
         return ret;
     if (ret == 0 && claim->parts == 1 && !claim->finish)
-        staging_remove(s->parent_fd, s->path, &ignored);
+        staged_remove_dir(s->parent_fd, s->path, &ignored);
     *e = now;
     return -EEXIST;
+}
+
+/* What was written to views of a directory of this name waits there for its rest. */
+static int check_transaction(const struct staging *s, struct err *e)
+{
+    if (faccessat(s->fd, STAGED_JOURNAL, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+        return 0;
+    err_set(e, EBUSY, "%s: a mount has staged files for it in %s/%s", s->target,
+            s->parent, s->path);
+    return err_hint(e, "finish that, or: unshard doctor --discard %s", s->parent);
 }
 
 static int open_claimed(struct staging *s, const struct staging_claim *claim,
                         struct err *e)
 {
-    if (staging_make_dir(s->parent_fd, s->path, &s->fd, e) < 0 ||
-        staging_make_dir(s->fd, STAGING_DATA, &s->data_fd, e) < 0)
-        return -e->code;
+    int ret = staged_make_dir(s->parent_fd, s->path, &s->fd, e);
+
+    if (ret == 0)
+        ret = check_transaction(s, e);
+    if (ret == 0)
+        ret = staged_make_dir(s->fd, STAGED_DATA, &s->data_fd, e);
+    if (ret < 0)
+        return ret;
     s->what = strdup(claim->what);
     s->part = claim->part;
     s->parts = claim->parts;
@@ -475,17 +247,18 @@ static int claim_again(struct staging *s, const struct staging_claim *claim,
 
 static int open_all(struct staging *s, const struct staging_claim *claim, struct err *e)
 {
-    int ret =
-        claim->mount ? open_mount(s, claim, e) : split_target(s, claim->target, e);
+    int ret = split_target(s, claim->target, e);
 
-    if (ret == 0 && !claim->mount)
+    if (ret == 0)
         ret = name_staging(s, e);
-    if (ret < 0 || claim->mount)
+    if (ret < 0)
         return ret;
     s->parent_fd = open(s->parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->parent_fd < 0)
         return no_parent(s, e);
-    ret = clear_leftovers(s, e) < 0 ? -e->code : check_target(s, e);
+    ret = clear_leftovers(s, e);
+    if (ret == 0)
+        ret = check_target(s, e);
     if (ret == -EEXIST) /* an empty one is the last of a save that was killed */
         unlinkat(s->parent_fd, s->path, AT_REMOVEDIR);
     if (ret < 0)
@@ -500,7 +273,7 @@ int staging_open(const struct staging_claim *claim, struct staging **out, struct
 
     if (!s)
         return err_nomem(e);
-    s->parent_fd = s->fd = s->data_fd = s->journal_fd = s->spool_fd = -1;
+    s->parent_fd = s->fd = s->data_fd = s->journal_fd = -1;
     s->unsure_fd = -1;
     ret = open_all(s, claim, e);
     if (ret < 0) {
@@ -533,9 +306,4 @@ void staging_close(struct staging *s)
 int staging_dir(const struct staging *s)
 {
     return s->data_fd;
-}
-
-int staging_spool(const struct staging *s)
-{
-    return s->spool_fd;
 }

@@ -24,11 +24,6 @@ void staging_journal_name(unsigned part, unsigned parts, char dst[64])
     snprintf(dst, 64, "%s%u-of-%u", journal_prefix, part, parts);
 }
 
-bool staging_is_journal(const char *name)
-{
-    return strncmp(name, journal_prefix, sizeof journal_prefix - 1) == 0;
-}
-
 /* "stage S units N [done]"; other lines are of no use to us. */
 static void take_line(struct staging *s, const char *line)
 {
@@ -55,7 +50,7 @@ int staging_journal_read(struct staging *s, int fd, uint64_t *whole, struct err 
     void *dst;
 
     if (fstat(fd, &st) < 0)
-        return staging_fail(e, "journal of", s->target);
+        return staged_fail(e, "journal of", s->target);
     *whole = 0;
     if (st.st_size == 0)
         return 0;
@@ -85,7 +80,7 @@ int staging_journal_append(struct staging *s, const char *text, struct err *e)
 {
     if (write_all(s->journal_fd, text, strlen(text), e) < 0)
         return err_wrap(e, "journal of %s", s->target);
-    return fdatasync(s->journal_fd) < 0 ? staging_fail(e, "journal of", s->target) : 0;
+    return fdatasync(s->journal_fd) < 0 ? staged_fail(e, "journal of", s->target) : 0;
 }
 
 int staging_journal_begin(struct staging *s, struct err *e)
@@ -93,14 +88,14 @@ int staging_journal_begin(struct staging *s, struct err *e)
     CLEANUP(buf_release) struct buf line = {0};
 
     if (ftruncate(s->journal_fd, 0) < 0)
-        return staging_fail(e, "journal of", s->target);
+        return staged_fail(e, "journal of", s->target);
     buf_adds(&line, s->what);
     buf_addc(&line, '\n');
     if (buf_failed(&line))
         return err_nomem(e);
     if (staging_journal_append(s, line.data, e) < 0)
         return -e->code;
-    return fsync(s->fd) < 0 ? staging_fail(e, "fsync", s->path) : 0;
+    return fsync(s->fd) < 0 ? staged_fail(e, "fsync", s->path) : 0;
 }
 
 int staging_journal_open(struct staging *s, struct err *e)
@@ -112,10 +107,10 @@ int staging_journal_open(struct staging *s, struct err *e)
     s->journal_fd =
         openat(s->fd, name, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (s->journal_fd < 0)
-        return staging_fail(e, "journal of", s->target);
+        return staged_fail(e, "journal of", s->target);
     if (flock(s->journal_fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EWOULDBLOCK)
-            return staging_fail(e, "lock the journal of", s->target);
+            return staged_fail(e, "lock the journal of", s->target);
         return err_set(e, EBUSY, "%s: another process is writing it", s->target);
     }
     if (staging_journal_read(s, s->journal_fd, &whole, e) < 0)
@@ -124,24 +119,8 @@ int staging_journal_open(struct staging *s, struct err *e)
         return staging_journal_begin(s, e);
     /* What is noted next must not become the rest of a line that was cut. */
     return ftruncate(s->journal_fd, (off_t)whole) < 0
-               ? staging_fail(e, "journal of", s->target)
+               ? staged_fail(e, "journal of", s->target)
                : 0;
-}
-
-int staging_journal_lock(struct staging *s, struct err *e)
-{
-    char name[64];
-
-    staging_journal_name(1, 1, name);
-    s->journal_fd =
-        openat(s->fd, name, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (s->journal_fd < 0)
-        return staging_fail(e, "journal of", s->target);
-    if (flock(s->journal_fd, LOCK_EX | LOCK_NB) == 0)
-        return 0;
-    if (errno != EWOULDBLOCK)
-        return staging_fail(e, "lock the journal of", s->target);
-    return err_set(e, EBUSY, "%s: another process is writing it", s->target);
 }
 
 /*
@@ -153,7 +132,7 @@ int staging_journal_is_here(const struct staging *s, struct err *e)
     struct stat st;
 
     if (fstat(s->journal_fd, &st) < 0)
-        return staging_fail(e, "journal of", s->target);
+        return staged_fail(e, "journal of", s->target);
     return st.st_nlink > 0 ? 0 : err_set(e, ENOENT, "%s: removed meanwhile", s->path);
 }
 
@@ -216,14 +195,4 @@ bool staging_writer_is_dead(const char *line)
     if (strcmp(host, theirs) != 0)
         return false;
     return strcmp(boot, their_boot) != 0 || (kill(pid, 0) < 0 && errno == ESRCH);
-}
-
-/* Is this the first line of a journal of a mount of this host? */
-bool staging_journal_is_local(const char *line)
-{
-    char host[HOST_NAME_MAX + 1] = "", want[HOST_NAME_MAX + 64];
-
-    gethostname(host, sizeof host - 1);
-    snprintf(want, sizeof want, "unshardfs mount-save host %s ", host);
-    return strncmp(line, want, strlen(want)) == 0;
 }

@@ -8,6 +8,8 @@
 #include "base/crc32.h"
 #include "index/layout.h"
 
+enum { JOIN_AT = 1 << 14, JOIN_MAX = 1 << 18 /* of 24 bytes each */ };
+
 void sums_init(struct sums *s)
 {
     *s = (struct sums){0};
@@ -20,13 +22,50 @@ void sums_release(struct sums *s)
     pthread_mutex_destroy(&s->lock);
 }
 
+static int by_place(const void *a, const void *b)
+{
+    const struct sums_piece *x = a, *y = b;
+
+    if (x->file != y->file)
+        return x->file < y->file ? -1 : 1;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+/* Pieces that follow each other become one. */
+static void join_pieces(struct sums *s)
+{
+    size_t n = 0;
+
+    qsort(s->piece, s->count, sizeof *s->piece, by_place);
+    for (size_t i = 1; i < s->count; i++) {
+        struct sums_piece *last = &s->piece[n];
+        const struct sums_piece *next = &s->piece[i];
+
+        if (last->file != next->file || last->at + last->len != next->at) {
+            s->piece[++n] = *next;
+            continue;
+        }
+        sums_append(&last->crc, next->crc, next->len);
+        last->len += next->len;
+    }
+    s->count = n + 1;
+}
+
+/* A stream of small writes makes many pieces: they are joined before they take much memory. */
 static bool make_room(struct sums *s)
 {
     size_t cap = s->cap ? s->cap * 2 : 1024;
     struct sums_piece *grown;
 
+    if (s->count == s->cap && s->joins && s->cap >= JOIN_AT) {
+        join_pieces(s);
+        if (s->count > s->cap / 2)
+            cap = s->cap < JOIN_MAX ? cap : 0;
+    }
     if (s->count < s->cap)
         return true;
+    if (cap == 0)
+        return false;
     grown = reallocarray(s->piece, cap, sizeof *grown);
     if (!grown)
         return false;
@@ -52,15 +91,6 @@ void sums_add(struct sums *s, uint32_t file, uint64_t at, const void *data,
               uint64_t len)
 {
     sums_add_crc(s, file, at, len, crc32_zip(0, data, (size_t)len));
-}
-
-static int by_place(const void *a, const void *b)
-{
-    const struct sums_piece *x = a, *y = b;
-
-    if (x->file != y->file)
-        return x->file < y->file ? -1 : 1;
-    return (x->at > y->at) - (x->at < y->at);
 }
 
 void sums_settle(struct sums *s)

@@ -22,6 +22,8 @@ struct sums {
     } * piece;
     size_t count, cap;
     bool lost; /* no memory for a piece: files are read again */
+    bool
+        joins; /* pieces that touch are joined: they must not go across layout pieces */
 };
 
 void sums_init(struct sums *s);

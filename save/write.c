@@ -194,6 +194,31 @@ static int range_crc(int fd, const struct layout_file_info *f, uint64_t from,
     return 0;
 }
 
+static bool is_filled(const struct save_run *r, uint32_t file)
+{
+    return r->filled && r->filled->file[file];
+}
+
+/* A box that is written from its tensor now. */
+static bool is_wanted(const struct save_run *r, uint32_t file,
+                      const struct layout_file_info *f, size_t piece)
+{
+    const struct layout_piece *p = &f->piece[piece];
+
+    return f->codec == LAYOUT_PLAIN && p->kind == LAYOUT_BOX &&
+           !(is_filled(r, file) && r->filled->has(r->filled->user, file, p));
+}
+
+static bool sum_is_known(const struct stage_run *s, uint32_t file,
+                         const struct layout_file_info *f, uint64_t from, uint64_t len,
+                         uint32_t *crc)
+{
+    const struct save_filled *x = s->run->filled;
+
+    return (is_filled(s->run, file) && x->sum(x->user, file, f, from, len, crc)) ||
+           sums_find(&s->sums, file, f, from, len, crc);
+}
+
 /* What this run has written it knows; the rest is read. */
 static int fill_sums(const struct stage_run *s, uint32_t file, int fd,
                      const struct layout_file_info *f, struct err *e)
@@ -207,7 +232,7 @@ static int fill_sums(const struct stage_run *s, uint32_t file, int fd,
 
         if (p->kind != LAYOUT_CRC32)
             continue;
-        if (!sums_find(&s->sums, file, f, p->from, p->sum, &crc))
+        if (!sum_is_known(s, file, f, p->from, p->sum, &crc))
             ret = range_crc(fd, f, p->from, p->sum, &crc, e);
         for (unsigned k = 0; k < 4; k++)
             bytes[k] = (unsigned char)(crc >> 8 * k);
@@ -396,10 +421,9 @@ static int count_file(void *user, uint32_t i, const struct layout_file_info *f)
 {
     struct stage_run *s = user;
 
-    (void)i;
     s->files++;
-    for (size_t k = 0; f->codec == LAYOUT_PLAIN && k < f->pieces; k++)
-        if (f->piece[k].kind == LAYOUT_BOX)
+    for (size_t k = 0; k < f->pieces; k++)
+        if (is_wanted(s->run, i, f, k))
             s->first[f->piece[k].tensor + 1]++;
     return 0;
 }
@@ -417,8 +441,8 @@ static int take_file(void *user, uint32_t i, const struct layout_file_info *f)
     s->file[s->files++] = i;
     for (size_t k = 0; k < f->pieces; k++)
         s->summed[i] |= f->piece[k].kind == LAYOUT_CRC32;
-    for (size_t k = 0; f->codec == LAYOUT_PLAIN && k < f->pieces; k++)
-        if (f->piece[k].kind == LAYOUT_BOX)
+    for (size_t k = 0; k < f->pieces; k++)
+        if (is_wanted(s->run, i, f, k))
             s->place[fill->next[f->piece[k].tensor]++] =
                 (struct place){.file = i, .piece = &f->piece[k]};
     return 0;

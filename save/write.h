@@ -24,6 +24,16 @@ struct save_source {
  */
 enum { SAVE_WINDOW = 512 << 10 };
 
+/* Files of the layout that are in `dir` already, with some of their boxes, or all. */
+struct save_filled {
+    const bool *file; /* of each file of the layout */
+    bool (*has)(void *user, uint32_t file, const struct layout_piece *box);
+    /* The CRC-32 of bytes [from, from + len) of the file; false: it is to be read. */
+    bool (*sum)(void *user, uint32_t file, const struct layout_file_info *f,
+                uint64_t from, uint64_t len, uint32_t *crc);
+    void *user;
+};
+
 struct save_run {
     const struct layout *layout;
     const struct layout_input *input;
@@ -36,6 +46,7 @@ struct save_run {
     /* Called with bytes written since the last call, from any thread, one at a time. */
     void (*progress)(void *user, uint64_t bytes);
     void *user;
+    const struct save_filled *filled; /* or NULL */
 };
 
 /* Bytes that save_write() will write, of the whole run. */

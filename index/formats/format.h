@@ -60,6 +60,7 @@ typedef int format_set_fn(void *user, const struct format_set *set);
  */
 struct format_writer {
     const char *name, *title; /* "dcp", "PyTorch DCP" */
+    bool wraps;               /* it puts a wrapper before the model's names */
     int (*layout)(const struct layout_input *in, const struct layout_options *o,
                   struct layout *out, struct err *e);
 };

@@ -773,7 +773,7 @@ def test_weights_chooses_between_deepspeeds_copies(t):
 def test_what_is_not_known_is_refused_by_name(t):
     cli = Cli(t)
     os.mkdir(t + "/mnt")
-    for option, words in {"gpu=x": ["gpu=x", "number"], "gpu=-1": ["gpu=-1"], "gpu=0x": ["gpu=0x"], "save=hf": ["rw"], "keep_files": ["rw"], "rw,save=nothing": ["save=nothing", "hf"], "rw,save=hf:what=1": ["what"],
+    for option, words in {"gpu=x": ["gpu=x", "number"], "gpu=-1": ["gpu=-1"], "gpu=0x": ["gpu=0x"], "save=hf": ["rw"], "rw,save=nothing": ["save=nothing", "hf"], "rw,save=hf:what=1": ["what"],
                           "rw,save=hf:max_shard_size=x": ["max_shard_size"]}.items():
         cli.error("mount", DCP, t + "/mnt", "-o", option, status=USAGE, words=words)
     for url in ("ftp://host/x",):

@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "mount"), str(ROOT / "tests" / "remote")]
@@ -117,6 +118,30 @@ def dead(p):
 
 
 @contextlib.contextmanager
+def writable(p):
+    done = p.run("unshard mount run mnt -o rw")
+    assert done.returncode == 0, done.stderr
+    try:
+        yield {}
+    finally:
+        unmount_hard(p.t + "/mnt")
+
+
+@contextlib.contextmanager
+def incomplete(p):
+    """The first half of a model has arrived in mnt/new, and the program that wrote it has ended."""
+    source = tempfile.mkdtemp(prefix="saves", dir=p.t)
+    done = p.run(f"unshard mount {source} mnt -o rw,save=hf && mkdir mnt/new")
+    assert done.returncode == 0, done.stderr
+    image = (DATA / "safetensors/hf_single_bf16/model.safetensors").read_bytes()
+    pathlib.Path(p.t + "/mnt/new/model.safetensors").write_bytes(image[:len(image) // 2])
+    try:
+        yield {}
+    finally:
+        unmount_hard(p.t + "/mnt")
+
+
+@contextlib.contextmanager
 def bucket(p, **more):
     yield {**p.s3.env(), **more}
 
@@ -195,6 +220,7 @@ ROWS = [
     ("an option that is not built yet", "unshard mount step mnt -o dequant=bf16"),
     ("saving, and not `rw`", "unshard mount step mnt -o save=dcp"),
     ("a format that is not written", "unshard mount step mnt -o rw,save=dpc"),
+    ("an option of older versions", "unshard mount step mnt -o io_uring"),
     ("`save=` without ranks", "unshard mount step mnt -o rw,save=dcp:ranks=0"),
     ("a view that there is not", "unshard mount step mnt -o views=tensor"),
     ("no FUSE in the kernel or the container", "unshard mount step mnt", {"by": root_in(TINY_DEV.format(mode=666) + " && rm /dev/fuse")}),
@@ -228,6 +254,14 @@ ROWS = [
     ("writing into a mount for reading", "touch mnt/new", {"at": mounted}),
     ("changing a tensor there", "echo 1 > mnt/raw/model.emb.weight", {"at": mounted}),
     ("looking into the mount of somebody else", "ls mnt", {"at": mounted, "by": stranger}),
+    ("**Saving**",),
+    ("changing a view in place that `save=` is needed for", "dd if=file of=mnt/step100/model.safetensors conv=notrunc status=none", {"at": writable}),
+    ("a link to a file outside of the source", "ln -s /etc/hostname mnt/name", {"at": writable}),
+    ("an attribute that is not ours", "setfattr -n user.note -v x mnt/step100", {"at": writable, "unless": lambda: not shutil.which("setfattr")}),
+    ("a file that is no safetensors file", "echo these are not tensors > mnt/new/model.safetensors", {"at": incomplete}),
+    ("fsync of a directory in which a save is incomplete", "sync mnt/new", {"at": incomplete}),
+    ("its directory is removed", "rm -r mnt/new", {"at": incomplete}),
+    ("the mount ends while a save is incomplete", "unshard umount mnt", {"at": incomplete}),
     ("**Maps and casts**",),
     ("a map that there is not", "unshard ls step -o map=megatron-to-fh"),
     ("a comma too many in a map", "unshard ls step -o map=comma.json"),

@@ -107,6 +107,50 @@ class Recording:
         write_out(self.top, path)
 
 
+class SameInodes(Recording):
+    """States of the disk in which the files and directories that were there before are the same inodes: transactions know them by these."""
+
+    def __init__(self, root, keep):
+        super().__init__(root)
+        self.kept = {}
+        shutil.rmtree(keep, ignore_errors=True)
+        os.mkdir(keep)
+        for path, _, files in os.walk(root):
+            for name in files:
+                node = self.first[os.lstat(os.path.join(path, name)).st_ino]
+                self.kept[id(node)] = os.path.join(keep, str(len(self.kept)))
+                os.link(os.path.join(path, name), self.kept[id(node)])
+
+    def crash(self, count, rnd, path):
+        self._reset()
+        ops = self.ops[:count]
+        for op in names_kept(ops, rnd):
+            change_names(op)
+        for op in data_kept(ops, rnd):
+            change_data(op)
+        self._write(self.top, path, {})
+
+    def _write(self, node, path, made):
+        for name in os.listdir(path):
+            at = os.path.join(path, name)
+            if not os.path.isdir(at):
+                os.unlink(at)
+            elif name not in node.entries or node.entries[name].entries is None:
+                shutil.rmtree(at)
+        for name, child in node.entries.items():
+            at = os.path.join(path, name)
+            if child.entries is not None:
+                os.makedirs(at, exist_ok=True)
+                os.chmod(at, 0o755)  # as a staging directory must be
+                self._write(child, at, made)
+            elif id(child) in self.kept or id(child) in made:
+                os.link(self.kept.get(id(child)) or made[id(child)], at)
+            else:
+                made[id(child)] = at
+                with open(at, "wb") as f:
+                    f.write(child.data)
+
+
 def names_kept(ops, rnd):
     """A part of the changes of names that is closed: all that a directory had before, it has."""
     changes = [op for op in ops if op.dirs]

@@ -12,6 +12,7 @@
  *                       short: half of a write is done; stop: SIGSTOP before it; a number: it fails with this errno
  *   UFS_FAULT_ALL=1     so do all that follow
  *   UFS_FAULT_OFF=FILE  while this file exists nothing is spoilt
+ *   UFS_FAULT_BOOT=TEXT what the kernel calls this boot: after a power loss it is another one
  *
  * ENOSPC meets only what takes room; other operations are left alone and not counted then.
  */
@@ -30,6 +31,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -706,6 +708,28 @@ int linkat(int from, const char *old, int to, const char *new, int flags)
     return ret;
 }
 
+/* ---- the kernel's own writes ---- */
+
+/*
+ * What the kernel reads and writes by itself (FUSE passthrough) is not seen here: the
+ * request for it is refused, and the server does it.
+ */
+int ioctl(int fd, unsigned long request, ...)
+{
+    enum { FUSE_MAGIC = 229, BACKING_OPEN = 1 };
+    va_list args;
+    void *arg;
+
+    va_start(args, request);
+    arg = va_arg(args, void *);
+    va_end(args);
+    if (_IOC_TYPE(request) == FUSE_MAGIC && _IOC_NR(request) == BACKING_OPEN) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    return REAL(ioctl)(fd, request, arg);
+}
+
 /* ---- rights ---- */
 
 int fchmod(int fd, mode_t mode)
@@ -734,8 +758,21 @@ int fchmodat(int dir, const char *path, mode_t mode, int flags)
     return ret;
 }
 
+/* ---- the boot ---- */
+
+FILE *fopen(const char *path, const char *mode)
+{
+    static const char boot_id[] = "/proc/sys/kernel/random/boot_id";
+    char *boot = getenv("UFS_FAULT_BOOT");
+
+    if (!boot || strcmp(path, boot_id) != 0)
+        return REAL(fopen)(path, mode);
+    return fmemopen(boot, strlen(boot), "r");
+}
+
 /* Programs built for large files call these names. */
 #define ALIAS(new, old) extern typeof(old) new __attribute__((alias(#old)))
+ALIAS(fopen64, fopen);
 ALIAS(open64, open);
 ALIAS(openat64, openat);
 ALIAS(ftruncate64, ftruncate);

@@ -32,7 +32,7 @@ class SaveMount(unittest.TestCase):
                 self.assertTrue(torch.equal(loaded.state_dict()[key], want), f"{name}: {key}")
 
     def test_numpy(self):
-        with mounted.mounted(self.source, "rw") as mnt:
+        with mounted.mounted(self.source, "rw,save=hf") as mnt:
             (mnt / "a/tensors").mkdir(parents=True)
             np.save(mnt / "a/tensors/plain.npy", np.arange(12.).reshape(3, 4))
             np.save(mnt / "a/tensors/odd.npy", np.asfortranarray(np.arange(24, dtype=">i4").reshape(2, 3, 4)))

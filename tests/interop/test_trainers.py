@@ -15,10 +15,13 @@ import torch
 
 import mounted
 
-# Imports once, and runs in a child of its own what each line says: the output directory, the number of steps, and the
-# checkpoint to go on from or "".
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "mount"))
+from storagelib import names_below  # noqa: E402
+
+# Imports once, and runs in a child of its own what each line says: the output directory, the number of steps, the
+# checkpoint to go on from or "", and for how many seconds it stands still after each save.
 TRAIN = """
-import json, os, sys, torch, transformers, transformers.trainer, accelerate
+import json, os, sys, time, torch, transformers, transformers.trainer, accelerate
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -31,14 +34,21 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, i):
         return {"input_ids": self.x[i], "labels": self.x[i]}
 
-def train(out, steps, resume):
+class Pause(transformers.TrainerCallback):
+    def __init__(self, seconds):
+        self.seconds = seconds
+    def on_save(self, *args, **kw):
+        time.sleep(self.seconds)
+
+def train(out, steps, resume, pause):
     transformers.set_seed(7)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
                                          num_key_value_heads=2, max_position_embeddings=32))
     args = TrainingArguments(output_dir=out, max_steps=steps, per_device_train_batch_size=4, save_steps=2, eval_strategy="steps", eval_steps=2,
                              save_total_limit=2, load_best_model_at_end=True, logging_steps=1, report_to=[], seed=7, use_cpu=True,
                              learning_rate=1e-2, disable_tqdm=True)
-    trainer = Trainer(model=model, args=args, train_dataset=Data(64, 1), eval_dataset=Data(8, 2))
+    trainer = Trainer(model=model, args=args, train_dataset=Data(64, 1), eval_dataset=Data(8, 2),
+                      callbacks=[Pause(pause)])
     trainer.train(resume_from_checkpoint=resume or None)
     trainer.save_model(out)
     trainer.save_state()
@@ -93,18 +103,19 @@ class Output(unittest.TestCase):
         cls.trainer.stdout.close()
 
     @classmethod
-    def train(cls, steps, resume):
+    def train(cls, steps, resume, pause=0):
         out = cls.at / "run"
         time.sleep(1.2)  # the oldest of checkpoints is told by the times of directories, unless all are of one second
-        print(json.dumps([str(out), steps, resume and str(out / resume)]), file=cls.trainer.stdin, flush=True)
+        print(json.dumps([str(out), steps, resume and str(out / resume), pause]), file=cls.trainer.stdin, flush=True)
         if cls.trainer.stdout.readline() != "0\n":
             raise AssertionError((cls.top / "log").read_text()[-3000:])
 
-    def through_the_mount(self, source, runs, want):
+    def through_the_mount(self, source, runs, want, pause=0):
         for run, files_of in zip(runs, want):
             mounted.run("mount", source, self.at, "-o", f"rw,cache_dir={self.top}/cache")
             try:
-                self.train(*run)
+                self.train(*run, pause)
+                self.assertEqual(names_below(self.at), names_below(source))
             finally:
                 mounted.run("umount", self.at)
             got = files(source)
@@ -115,6 +126,12 @@ class Output(unittest.TestCase):
         source = self.top / "new"
         source.mkdir()
         self.through_the_mount(source, RUNS, self.want)
+
+    def test_a_slow_run(self):
+        """It stands still after each save, for longer than anything is held back."""
+        source = self.top / "slow"
+        source.mkdir()
+        self.through_the_mount(source, RUNS[:1], self.want[:1], 6)
 
     def test_a_directory_that_is_there(self):
         (self.top / "there/run").mkdir(parents=True)

@@ -83,17 +83,32 @@ class Upload(unittest.TestCase):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(self.fetch("back"))
         self.assertEqual([k for k, t in model.state_dict().items() if not torch.equal(t, loaded.state_dict()[k])], [])
 
-    def test_save_pretrained_into_a_mounted_bucket(self):
+    def test_save_into_a_mounted_bucket(self):
+        """What Transformers and torch write is in the bucket when their calls return, and loads from it and from the mount."""
         model = self.model()
+        state = model.state_dict()
         with mounted.mounted("s3://checkpoints", "rw") as mnt:
             model.save_pretrained(mnt / "one")
             model.save_pretrained(mnt / "some", max_shard_size="20MB")
-        for name in ("one", "some"):
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(self.fetch(name))
-            self.assertEqual([k for k, t in model.state_dict().items() if not torch.equal(t, loaded.state_dict()[k])], [], name)
+            dcp.save(state, checkpoint_id=str(mnt / "dcp"), no_dist=True)
+            torch.save(state, mnt / "one.pt")
+            for name in ("one", "some"):
+                there = self.fetch(name)
+                self.assertEqual(sorted(p.name for p in there.iterdir()), sorted(p.name for p in (mnt / name).iterdir()))
+                for path in there, mnt / name:
+                    loaded = transformers.AutoModelForCausalLM.from_pretrained(path)
+                    self.assertEqual([k for k, t in state.items() if not torch.equal(t, loaded.state_dict()[k])], [], path)
+                    del loaded
+            for path in self.fetch("dcp"), mnt / "dcp":
+                back = {k: torch.zeros_like(t) for k, t in state.items()}
+                dcp.load(back, checkpoint_id=str(path), no_dist=True)
+                self.assertEqual([k for k, t in state.items() if not torch.equal(t, back[k])], [], path)
+            back = torch.load(mnt / "one.pt")
+            self.assertEqual([k for k, t in state.items() if not torch.equal(t, back[k])], [])
+            self.assertEqual((mnt / "dcp/raw/model.norm.weight").read_bytes(), truth.raw(state["model.norm.weight"]))
         with mounted.mounted("s3://checkpoints") as mnt:
             loaded = transformers.AutoModelForCausalLM.from_pretrained(mnt / "some")
-            self.assertEqual([k for k, t in model.state_dict().items() if not torch.equal(t, loaded.state_dict()[k])], [])
+            self.assertEqual([k for k, t in state.items() if not torch.equal(t, loaded.state_dict()[k])], [])
             del loaded
 
     def test_what_is_there_is_not_written_over(self):

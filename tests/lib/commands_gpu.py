@@ -90,13 +90,22 @@ def test_doctor_of_leftovers(t):
     with open(t + "/run/.unshard-staging-step5/journal.1-of-1", "w") as f:
         f.write("unshardfs mount-save host elsewhere boot 1 pid 7\n")
         f.flush()
-        left = find(checks(cli, t + "/run"), "leftover")
-        same("found", len(left), 1)
+        left = find(checks(cli, t + "/run"), "staged")
+        same("found", [c["state"] for c in left], ["note"])
         assert "host elsewhere" in left[0]["text"] and ".unshard-staging-step5" in left[0]["text"], left
+        cli.run("doctor", "--discard", t + "/run", status=NO)
         import fcntl
         fcntl.flock(f, fcntl.LOCK_EX)
-        same("being written", [c["state"] for c in find(checks(cli, t + "/run"), "saving")], ["ok"])
+        same("being written", [c["state"] for c in find(checks(cli, t + "/run"), "staged")], ["ok"])
+        f.truncate(0)
+        f.write("unshardfs 1 dcp\n")
+        f.flush()
+        cli.run("doctor", "--discard", t + "/run")
+        assert os.path.exists(t + "/run/.unshard-staging-step5"), "a live conversion was discarded"
+    cli.run("doctor", "--discard", t + "/run")
+    same("discarded", os.listdir(t + "/run"), [])
     same("no directory", find(checks(cli, t + "/gone", status=NO), "leftovers")[0]["state"], "problem")
+    cli.run("doctor", "--discard", status=2)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@
 PLACES are all that can be both: a file beside checkpoints, one of a new checkpoint, and a side file and tensors of one
 that is there.
 """
+import errno
 import mmap
 import os
 import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from mountlib import PATIENCE, SANITIZED, Mount, main, safetensors_image, same, tensor_bytes, wait_for, write_checkpoint, write_file  # noqa: E402
+from mountlib import PATIENCE, SANITIZED, Mount, fails, main, safetensors_image, same, stored, tensor_bytes, wait_for, write_checkpoint, write_file  # noqa: E402
 
 KEY, OTHER, PAGE, PAGES = "w", "v", 4096, 64
 ROUNDS = 2 if SANITIZED or "UFS_YIELD_SEED" in os.environ else 12  # both make each request slow
@@ -225,9 +226,9 @@ def test_under_its_old_name(t):
 
 
 def test_a_reader_from_before(t):
-    """It keeps the bytes that it opened, and whoever writes maps what was written."""
+    """Of a view it keeps the bytes that it opened, and whoever writes maps what was written."""
     with source(t) as m:
-        for name in (f"step1/raw/{KEY}", "step1/side.bin"):
+        for name in (f"step1/raw/{KEY}", f"step1/raw/{OTHER}"):
             path = m / name
             reader = os.open(path, os.O_RDONLY)
             with mmap.mmap(reader, PAGE * PAGES, prot=mmap.PROT_READ) as old:
@@ -246,8 +247,8 @@ def test_a_reader_from_before(t):
                 same(f"{name}: the reader, at the end", old[:8], bytes(8))
             os.close(reader)
         publish(m)
-        with open(t + "/run/step1/side.bin", "rb") as f:
-            same("the source", f.read(24), b"x" * 8 + b"mapped!!" + b"x" * 8)
+    for key, (_, _, data) in stored(t + "/run/step1").items():
+        same(f"{key} in the source", data[:24], b"x" * 8 + b"mapped!!" + b"x" * 8)
 
 
 def test_a_mapping_to_read(t):
@@ -266,22 +267,34 @@ def test_a_mapping_to_read(t):
 
 
 def test_opened_by_its_descriptor(t):
-    """/proc/self/fd names no path by which the kernel could come back."""
+    """/proc/self/fd names no path by which the kernel could come back: of a view it says so, and nothing has begun."""
     with source(t) as m:
-        for name in (f"step1/raw/{KEY}", "step1/side.bin"):
+        for name in (f"step1/raw/{KEY}", f"step1/tensors/{OTHER}.npy"):
             fd = os.open(m / name, os.O_RDONLY)
-            again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-            os.pwrite(again, b"written", 0)
-            os.close(again)
-            os.close(fd)
+            old = os.pread(fd, 4 * PAGE, 0)
+            for flags in (os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_WRONLY | os.O_APPEND):
+                fails(f"{name}, {flags}", errno.ESTALE, lambda fd=fd, flags=flags: os.open(f"/proc/self/fd/{fd}", flags))
+            same(f"{name}, what is open", os.pread(fd, 4 * PAGE, 0), old)
+            same(f"{name}, its size", os.fstat(fd).st_size, os.stat(m / name).st_size)
             with open(m / name, "rb") as f:
-                same(name, f.read(7), b"written")
+                same(f"{name}, opened by its name", f.read(4 * PAGE), old)
+            os.close(fd)
+        publish(m)
+        fd = os.open(m / "step1/side.bin", os.O_RDONLY)
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+        os.pwrite(again, b"written", 0)
+        os.close(again)
+        with open(m / "step1/side.bin", "rb") as f:
+            same("a storage file", (f.read(7), os.pread(fd, 7, 0)), (b"written", b"written"))
+        os.close(fd)
+    same("nothing is staged", [n for n in os.listdir(t + "/run") if "staging" in n], [])
+    same("its tensors", {key: data for key, (_, _, data) in stored(t + "/run/step1").items()}, {KEY: BLANK, OTHER: BLANK})
 
 
 def test_opened_just_after_a_change(t):
     """The kernel comes back by the path once: what it is told ESTALE for must be one thing of the two."""
     with source(t) as m:
-        for name in (f"step1/raw/{KEY}", "step1/model.safetensors", f"step1/tensors/{KEY}.npy"):
+        for name in (f"step1/raw/{KEY}", f"step1/tensors/{KEY}.npy"):
             for turn in range(8):
                 with open(m / name, "rb") as f:
                     f.read(1)

@@ -23,9 +23,6 @@ UNSHARD = os.environ.get("UNSHARD", "unshard")
 # Seconds after which what has not come never comes: a machine with much else to do takes its time, and tests do not
 # measure it. Less than the minute for which a look at a server counts.
 PATIENCE = 50
-# Seconds without a write until a mount for saving publishes: what is asserted to be not yet published must hold on a
-# machine that stands still for a while. So it is in tests that wait for it (idle=); in all others it never comes.
-IDLE, NEVER = 12, 3600
 
 os.umask(0o022)  # whatever the shell's is: some tests look in as another user
 for name in [n for n in os.environ if n.lower() in ("http_proxy", "https_proxy", "all_proxy")]:
@@ -66,14 +63,13 @@ def wait_for(what, seconds, condition, step=0.02):
 class Mount:
     """A mount in the foreground, so that its end and its messages can be seen."""
 
-    def __init__(self, source, where, options="", wrapper=(), env=None, idle=NEVER):
-        """`idle`: None is the program's own."""
+    def __init__(self, source, where, options="", wrapper=(), env=None):
         self.path = os.path.realpath(where)
         self.dir = tempfile.mkdtemp(prefix="ufs-", dir=os.path.dirname(self.path))
         os.chmod(self.dir, 0o777)
         self.log_path = os.path.join(self.dir, "log")
         self.source, self.options, self.wrapper = source, options, wrapper
-        self.env = {**(os.environ if env is None else env), **({"UNSHARD_IDLE_SECONDS": str(idle)} if idle else {})}
+        self.env = dict(os.environ if env is None else env)
         self.process = None
 
     def __enter__(self):

@@ -226,7 +226,15 @@ def test_names_that_loaders_ask_for(t):
             shown = [n for n in sorted(os.listdir(m / name)) if n.endswith(".safetensors") and n not in shards]
             same(name, shown, ["model.safetensors"])
     with Mount(t + "/src", t + "/mnt", "rw") as m:
-        same("where saves may come", [n for n in os.listdir(m / "unet") if n.endswith(".safetensors")], ["model.safetensors"])
+        # Loaders find what they would find on the disk, and no second name of it.
+        for folder in (*names, "plain", "two", "more"):
+            stored = sorted(os.listdir(f"{t}/src/{folder}"))
+            same(f"{folder}, for writing", sorted(os.listdir(m / folder)), stored)
+            for name in stored:
+                same(f"{folder}/{name}, for writing", read_all(m / f"{folder}/{name}"), read_all(f"{t}/src/{folder}/{name}"))
+            for name in {"model.safetensors", f"{stem}.safetensors"} - set(stored):
+                fails(f"{folder}/{name}, for writing", errno.ENOENT, lambda folder=folder, name=name: os.stat(m / f"{folder}/{name}"))
+            same(f"{folder}, by a view", bool(read_all(m / f"{folder}/raw/a")), True)
 
 
 def test_views_that_are_asked_for(t):

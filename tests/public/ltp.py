@@ -99,7 +99,7 @@ def main():
                 note("read_all", run_one(suite / "testcases/kernel/fs/read_all/read_all", t, "-d", m.path, "-p", "-q", "-r", "8"))
         os.makedirs(t + "/run/work")
         os.chmod(t + "/run/work", 0o777)
-        with Mount(t + "/run", t + "/mnt", "rw,allow_other", idle=None) as m:
+        with Mount(t + "/run", t + "/mnt", "rw,allow_other") as m:
             for name, path in programs(suite).items():
                 if asked and name not in asked:
                     continue

@@ -135,6 +135,8 @@ class BucketServer:
         self.endless = False  # lists of uploads go on, and always at the same place
         self.keys, self.open, self.last = {KEY}, 0, None  # connections, and whose was the last one
         self.directory, self.sessions = bucket.endswith("--x-s3"), 0
+        self.copies = True  # by itself
+        self.old_sessions = False  # are they good as well as the newest, as AWS's are until they end?
         self.customer_key = None  # in base64: under which all objects lie
         self.lock, self.ids, self.delay = threading.RLock(), 0, 0
         self.httpd = Server(("127.0.0.1", 0), Handler)
@@ -176,7 +178,8 @@ class BucketServer:
     def is_known(self, headers):
         found = re.search(r"Credential=([^/]+)/", headers.get("Authorization", ""))
         if found and "x-amz-s3session-token" in headers:
-            return found.group(1) == headers["x-amz-s3session-token"] == f"session{self.sessions}"
+            good = [f"session{n}" for n in range(1 if self.old_sessions else self.sessions, self.sessions + 1)]
+            return found.group(1) == headers["x-amz-s3session-token"] and found.group(1) in good
         return bool(found) and found.group(1) in self.keys
 
     def wait_idle(self):
@@ -287,6 +290,8 @@ class BucketServer:
         self.history.append(key)
 
     def of_object(self, method, key, headers, body):
+        if method == "PUT" and "x-amz-copy-source" in headers:
+            return self.copy_object(key, headers)
         if method == "PUT":
             self.appear(key, body, headers.get("x-amz-meta-unshard-save"), headers)
             return 200, {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}, b""
@@ -312,6 +317,16 @@ class BucketServer:
         if method == "HEAD":
             out["Content-Length"] = str(len(data))
         return 200, out, data
+
+    def copy_object(self, key, headers):
+        bucket, _, source = urllib.parse.unquote(headers["x-amz-copy-source"]).lstrip("/").partition("/")
+        if bucket != self.bucket or source not in self.objects:
+            raise Refused(404, "NoSuchKey")
+        data, tag = self.objects[source]
+        if not self.copies:
+            raise Refused(501, "NotImplemented")
+        self.appear(key, data, tag, headers)
+        return 200, {}, f"<CopyObjectResult><ETag>&quot;{hashlib.md5(data).hexdigest()}&quot;</ETag></CopyObjectResult>".encode()
 
     def of_upload(self, method, key, q, headers, body):
         if method == "POST" and "uploads" in q:

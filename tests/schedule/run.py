@@ -19,8 +19,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 MOUNT = HERE.parent / "mount"
 SECONDS = 900
 COUNTS = struct.Struct("=4Q")
-FEW = ["save_together.test_names_come_while_their_directory_is_published",
-       "save_together.test_a_working_directory_is_listed_while_it_is_published", "save.test_two_writers", "change.test_exchanged_directories",
+FEW = ["save_together.test_logs_below_a_checkpoint_go_on", "edits.test_several_handles_are_one_transaction", "edits.test_publication_leaves_others_alone",
+       "storage.test_any_operations", "change.test_exchanged_directories",
        "change.test_never_a_mix_while_it_is_rewritten", "passthrough.test_many_openers_of_one_file",
        "ends.test_a_signal_ends_it_while_files_are_open", "early.test_reads_here_and_there_and_in_order", "early.test_closed_and_unmounted_meanwhile"]
 

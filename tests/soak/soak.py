@@ -148,7 +148,7 @@ def soak(t, args):
     with Server(f"{t}/remote") as server, \
             mountlib.Mount(str(ROOT / "data"), f"{t}/local") as local, \
             mountlib.Mount(server.url + "/m/", f"{t}/far", f"cache_dir={t}/cache,cache_size={CAP >> 20}M") as far, \
-            mountlib.Mount(f"{t}/saves", f"{t}/rw", "rw,save=dcp:ranks=3", idle=None) as saving:
+            mountlib.Mount(f"{t}/saves", f"{t}/rw", "rw,save=dcp:ranks=3") as saving:
         near_files = fixture_files(local.path)
         far_files = [(f"{far.path}/raw/{k}", mountlib.sha256(v)) for k, v in model.items()]
         print(f"# {len(near_files)} tensors of fixtures, {len(far_files)} of a server; cap {CAP} bytes", flush=True)

@@ -5,14 +5,15 @@
     trainers.py [--minutes 10] [--seed N]
 
 Six processes in a mount for saving: one saves steps of safetensors, beside their name and renamed, links `latest` to them and
-removes old ones; one the same with files of torch's DCP, and rewrites a checkpoint that is there; one writes by write(2) and one
+removes old ones; one the same with files of torch's DCP, and saves over a checkpoint that is there (save=); one writes by write(2) and one
 through mappings to the same pages of a file; one makes, fills, renames and removes directories without tensors; one reads tensors
-of steps that are there. Every 8 to 30 s the server is killed (-9), asked to end, or unmounted, and mounted again: what was renamed,
-fsynced or written beside checkpoints must be there then, what was under way is as before or as after. At the end all is compared
+of steps that are there. Every 8 to 30 s the server is killed (-9), asked to end, or unmounted, and mounted again: what was written to
+storage names must be there then, what was under way as a transaction is as before or as after. At the end all is compared
 through the mount, and in the source by plain reading. As root. $UNSHARD names the program, $KEEP where what is left of a failed run
 is to be copied.
 """
 import argparse
+import contextlib
 import ctypes
 import json
 import mmap
@@ -181,6 +182,8 @@ class Saver(Worker):
         states = self.s.steps[self.kind]
         for n in range(max(0, self.n - LATELY), self.n):
             path = f"{self.src}/{self.name}{n}"
+            if states[n] == REMOVED:  # a part of it may be gone, as on a disk
+                shutil.rmtree(f"{self.mnt}/{self.name}{n}", ignore_errors=True)
             if states[n] == THERE or os.path.exists(path) and states[n] != ABSENT:
                 self.holds(path, n)
                 self.shows(n)
@@ -188,7 +191,7 @@ class Saver(Worker):
             else:
                 same(f"{path} is there", os.path.exists(path), False)
                 states[n] = ABSENT
-            if os.path.exists(f"{self.mnt}/{self.name}{n}.tmp"):  # what was whole when it was unmounted
+            if os.path.exists(f"{self.mnt}/{self.name}{n}.tmp"):  # what there is of it
                 shutil.rmtree(f"{self.mnt}/{self.name}{n}.tmp")
         if self.kind == 0:
             link = os.readlink(self.src + "/latest") if os.path.lexists(self.src + "/latest") else None
@@ -228,6 +231,7 @@ class DcpSaver(Saver):
 
     def point_at(self, n):
         self.trying = self.base + 1
+        os.setxattr(self.mnt + "/base", "user.unshard.save", b"hf")
         image = safetensors_image(make_tensors(("base", self.trying)))
         put(self.mnt + "/base/model.safetensors.part", image, durable=False)
         os.rename(self.mnt + "/base/model.safetensors.part", self.mnt + "/base/model.safetensors")
@@ -236,12 +240,18 @@ class DcpSaver(Saver):
 
     def settle(self):
         super().settle()
+        with contextlib.suppress(BlockingIOError):  # the journal ends what was begun; what is incomplete stays so
+            sync(self.mnt + "/base")
         got = stored(self.src + "/base")
         found = [v for v in range(self.base, self.trying + 1) if got == make_tensors(("base", v))]
         assert found, f"base is not version {self.base} or {self.trying}"
         self.base = self.trying = found[0]
         for key, (_, _, data) in got.items():
             same(f"base/raw/{key}", read_all(f"{self.mnt}/base/raw/{key}"), data)
+
+    def final(self):
+        self.settle()
+        self.point_at(None)
 
 
 class Words(Worker):
@@ -435,7 +445,7 @@ class Rounds:
         self.mount()
 
     def mount(self):
-        self.m = Mount(self.s.run, self.s.mnt, "rw", idle=None)
+        self.m = Mount(self.s.run, self.s.mnt, "rw")
         self.m.__enter__()
 
     def wait_parked(self):

@@ -367,20 +367,29 @@ static void test_discard(void **state)
 
 #define TEST(fn) cmocka_unit_test_setup_teardown(fn, setup, teardown)
 
+/* What a mount has staged for a directory of this name is not a conversion's. */
+static void test_transaction_is_left(void **state)
+{
+    const struct place *p = *state;
+    const struct staging_claim c = whole(p, "save one");
+    char path[100];
+
+    snprintf(path, sizeof path, "%s/.unshard-staging-run", p->top);
+    assert_int_equal(mkdir(path, 0711), 0);
+    write_text(p, ".unshard-staging-run/journal", "of a transaction");
+    refused(&c, -EBUSY, "a mount has staged files for it");
+    assert_true(exists(p, ".unshard-staging-run/journal"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_publish),
-        TEST(test_empty_target),
-        TEST(test_target_came),
-        TEST(test_resume),
-        TEST(test_another_save),
-        TEST(test_second_process),
-        TEST(test_parts),
-        TEST(test_part_missing),
-        TEST(test_killed_after_publication),
-        TEST(test_targets),
-        TEST(test_long_names),
+        TEST(test_publish),        TEST(test_transaction_is_left),
+        TEST(test_empty_target),   TEST(test_target_came),
+        TEST(test_resume),         TEST(test_another_save),
+        TEST(test_second_process), TEST(test_parts),
+        TEST(test_part_missing),   TEST(test_killed_after_publication),
+        TEST(test_targets),        TEST(test_long_names),
         TEST(test_discard),
     };
 

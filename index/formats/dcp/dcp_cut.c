@@ -10,7 +10,76 @@
 #include "index/layout.h"
 
 /* Each rank is a file; the largest runs there are have a fifth of this. */
-enum { MAX_RANKS = 100000 };
+enum {
+    MAX_RANKS = 100000,
+    MAX_NUMBERS =
+        1024, /* files of a rank: one per thread of torch, or file that arrived */
+};
+
+/* ---- files of a rank ---- */
+
+static uint32_t number_of(const struct dcp_cut *cut, size_t i, uint64_t share)
+{
+    if (cut->batch[i])
+        return cut->batch[i]->number;
+    return cut->own[i] ? cut->own[i]->cut[share].number : 0;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const uint32_t *x = a, *y = b;
+
+    return (*x > *y) - (*x < *y);
+}
+
+/* Numbers that are not in the list, of which there were too many, are the first. */
+static size_t find_number(const struct dcp_cut *cut, uint32_t number)
+{
+    const uint32_t *at =
+        bsearch(&number, cut->number, cut->numbers, sizeof *at, by_number);
+
+    return at ? (size_t)(at - cut->number) : 0;
+}
+
+static void add_number(struct dcp_cut *cut, uint32_t number)
+{
+    uint32_t at = cut->numbers;
+
+    if (cut->number[find_number(cut, number)] == number || at == MAX_NUMBERS)
+        return;
+    for (; at > 0 && cut->number[at - 1] > number; at--)
+        cut->number[at] = cut->number[at - 1];
+    cut->number[at] = number;
+    cut->numbers++;
+}
+
+static int list_numbers(const struct layout_input *in, struct dcp_cut *cut,
+                        struct arena *a, struct err *e)
+{
+    cut->batch = arena_array(a, cut->count + 1, sizeof *cut->batch);
+    cut->number = arena_array(a, MAX_NUMBERS, sizeof *cut->number);
+    if (!cut->batch || !cut->number)
+        return err_nomem(e);
+    cut->numbers = 1;
+    for (size_t i = 0; i < cut->count; i++) {
+        cut->batch[i] = in->tensor[cut->chosen[i]].batch;
+        if (cut->batch[i])
+            add_number(cut, cut->batch[i]->number);
+        for (size_t k = 0; !cut->batch[i] && cut->own[i] && k < cut->own[i]->count; k++)
+            add_number(cut, number_of(cut, i, k));
+    }
+    return 0;
+}
+
+size_t dcp_files(const struct dcp_cut *cut)
+{
+    return (size_t)cut->numbers * cut->ranks;
+}
+
+size_t dcp_file_of(const struct dcp_cut *cut, uint32_t rank, uint32_t number)
+{
+    return find_number(cut, number) * cut->ranks + rank;
+}
 
 /* ---- the grid ---- */
 
@@ -63,6 +132,7 @@ void dcp_share(const struct dcp_cut *cut, size_t i, const struct shape *units,
     const struct layout_cuts *own = cut->own[i];
     uint64_t columns = 1;
 
+    out->number = cut->number[find_number(cut, number_of(cut, i, n))];
     if (own) {
         memcpy(out->start, own->cut[n].start, units->nd * sizeof *out->start);
         memcpy(out->size, own->cut[n].size, units->nd * sizeof *out->size);
@@ -157,13 +227,14 @@ static void place_whole(struct heap *h, uint32_t *home, unsigned unit)
 }
 
 /* In three rounds: all that is cut in two dimensions or more, in one, and not at all. */
-static int place_all(const struct layout_input *in, struct dcp_cut *cut, struct heap *h,
-                     struct err *e)
+static int place_batch(const struct layout_input *in, struct dcp_cut *cut,
+                       struct heap *h, size_t first, size_t end, struct err *e)
 {
+    memset(h->load, 0, cut->ranks * sizeof *h->load);
     for (int round = 0; round < 3; round++) {
         if (round == 2)
             heap_make(h);
-        for (size_t i = 0; i < cut->count; i++) {
+        for (size_t i = first; i < end; i++) {
             const struct layout_tensor *t = &in->tensor[cut->chosen[i]];
             unsigned unit = dtype_unit(t->dtype);
             struct shape units;
@@ -185,6 +256,19 @@ static int place_all(const struct layout_input *in, struct dcp_cut *cut, struct 
         }
     }
     return 0;
+}
+
+static int place_all(const struct layout_input *in, struct dcp_cut *cut, struct heap *h,
+                     struct err *e)
+{
+    int ret = 0;
+
+    for (size_t i = 0, end; ret == 0 && i < cut->count; i = end) {
+        for (end = i + 1; end < cut->count && cut->batch[end] == cut->batch[i];)
+            end++;
+        ret = place_batch(in, cut, h, i, end, e);
+    }
+    return ret;
 }
 
 /* The cuts that tensors bring, and the ranks that these count to. */
@@ -220,6 +304,8 @@ int dcp_cut_new(const struct layout_input *in, const struct layout_options *o,
         return err_nomem(e);
     if (keeps)
         keep_own(in, out);
+    if (list_numbers(in, out, a, e) < 0)
+        return -ENOMEM;
     ranks = out->ranks;
     h = (struct heap){.load = arena_array(a, (size_t)ranks, sizeof *h.load),
                       .rank = arena_array(a, (size_t)ranks, sizeof *h.rank),

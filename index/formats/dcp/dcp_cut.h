@@ -28,10 +28,14 @@ struct dcp_cut {
     size_t count;
     uint32_t *home; /* of each: the rank of what is whole, the column of what is 1-d */
     const struct layout_cuts **own; /* of each: those that it keeps, or NULL */
+    const struct layout_batch *
+        *batch; /* of each, or NULL: batches are cut each by itself */
+    /* The numbers that files of a rank have, each once, ascending; 0 is the first. */
+    uint32_t *number, numbers;
 };
 
 struct dcp_share {
-    uint32_t rank;
+    uint32_t rank, number; /* of its file: the rank's files are numbered */
     uint64_t start[SHAPE_MAX_DIMS], size[SHAPE_MAX_DIMS]; /* units */
 };
 
@@ -52,6 +56,10 @@ uint64_t dcp_shares(const struct dcp_cut *cut, size_t i, const struct shape *uni
 /* Box n of the i-th chosen tensor, in row-major order of the grid or as they were cut. */
 void dcp_share(const struct dcp_cut *cut, size_t i, const struct shape *units,
                uint64_t n, struct dcp_share *out);
+
+/* Which one of all files: a rank's, of this number; less than dcp_files(). */
+size_t dcp_file_of(const struct dcp_cut *cut, uint32_t rank, uint32_t number);
+size_t dcp_files(const struct dcp_cut *cut);
 
 /* All ranks. */
 static inline uint32_t dcp_ranks(const struct dcp_cut *cut)

@@ -118,13 +118,13 @@ static int choose(struct dcp_writing *w, const struct layout_options *o, struct 
 
 /* ---- data files ---- */
 
-void dcp_file_name(uint32_t rank, char dst[32])
+void dcp_file_name(uint32_t rank, uint32_t number, char dst[32])
 {
-    snprintf(dst, 32, "__%" PRIu32 "_0.distcp", rank);
+    snprintf(dst, 32, "__%" PRIu32 "_%" PRIu32 ".distcp", rank, number);
 }
 
 struct data_files {
-    struct layout_file **file; /* of each rank, NULL: it has nothing */
+    struct layout_file **file; /* by dcp_file_of(), NULL: it has nothing */
     struct zip_write zip;
     size_t next; /* in `placed` */
 };
@@ -132,7 +132,8 @@ struct data_files {
 /* Ranks that have something get a file; in order of the ranks. */
 static int make_files(struct dcp_writing *w, struct data_files *d, struct err *e)
 {
-    CLEANUP_FREE bool *used = calloc(dcp_ranks(&w->cut), sizeof *used);
+    size_t files = dcp_files(&w->cut);
+    CLEANUP_FREE bool *used = calloc(files, sizeof *used);
     struct dcp_share box;
     struct shape units;
     size_t items = w->objects;
@@ -148,19 +149,20 @@ static int make_files(struct dcp_writing *w, struct data_files *d, struct err *e
             return -e->code;
         for (uint64_t n = 0; n < dcp_shares(&w->cut, i, &units); n++, items++) {
             dcp_share(&w->cut, i, &units, n, &box);
-            used[box.rank] = true;
+            used[dcp_file_of(&w->cut, box.rank, box.number)] = true;
         }
     }
     w->placed = arena_array(layout_arena(w->out), items + 1, sizeof *w->placed);
-    d->file = calloc(dcp_ranks(&w->cut), sizeof *d->file);
+    d->file = calloc(files, sizeof *d->file);
     if (!w->placed || !d->file)
         return err_nomem(e);
-    for (uint32_t r = 0; r < dcp_ranks(&w->cut); r++) {
+    for (size_t i = 0; i < files; i++) {
+        uint32_t ranks = dcp_ranks(&w->cut);
         char path[80];
 
-        dcp_file_name(r, name);
+        dcp_file_name((uint32_t)(i % ranks), w->cut.number[i / ranks], name);
         dcp_path(w, name, path, sizeof path);
-        if (used[r] && layout_file_new(w->out, path, 0, &d->file[r], e) < 0)
+        if (used[i] && layout_file_new(w->out, path, 0, &d->file[i], e) < 0)
             return -e->code;
     }
     return 0;
@@ -180,7 +182,7 @@ static int put_tensor(struct dcp_writing *w, struct data_files *d, size_t i,
         struct layout_file *f;
 
         dcp_share(&w->cut, i, &units, n, &box);
-        f = d->file[box.rank];
+        f = d->file[dcp_file_of(&w->cut, box.rank, box.number)];
         p->at = layout_file_at(f);
         ret =
             torch_zip_item(&d->zip, f, w->in, tensor, box.start, box.size, &p->len, e);

@@ -44,8 +44,8 @@ struct dcp_writing {
     struct dcp_paths *paths;
 };
 
-/* "__3_0.distcp" */
-void dcp_file_name(uint32_t rank, char dst[32]);
+/* "__3_0.distcp": a file per rank and group of tensors. */
+void dcp_file_name(uint32_t rank, uint32_t number, char dst[32]);
 
 /* The path of a key in the nested state dict that planner_data tells: a tuple of parts. */
 struct pickler;

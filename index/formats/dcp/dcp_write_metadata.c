@@ -36,7 +36,7 @@ struct pickling {
     struct pickler p;
     uint32_t word[WORDS], type[DTYPE_COUNT];
     uint32_t *key;  /* of each tensor, then of each object */
-    uint32_t *file; /* of each rank */
+    uint32_t *file; /* by dcp_file_of() */
 };
 
 static void put_word(struct pickling *x, enum word word)
@@ -205,24 +205,26 @@ static void put_index(struct pickling *x, uint32_t key, const struct dcp_share *
     end_state(x);
 }
 
-static void put_file(struct pickling *x, uint32_t rank)
+static void put_file(struct pickling *x, uint32_t rank, uint32_t number)
 {
+    uint32_t *known = &x->file[dcp_file_of(&x->w->cut, rank, number)];
     char name[32];
 
-    if (x->file[rank]) {
-        pickle_again(&x->p, x->file[rank] - 1);
+    if (*known) {
+        pickle_again(&x->p, *known - 1);
         return;
     }
-    dcp_file_name(rank, name);
+    dcp_file_name(rank, number, name);
     pickle_string(&x->p, name);
-    x->file[rank] = pickle_remember(&x->p) + 1;
+    *known = pickle_remember(&x->p) + 1;
 }
 
-static void put_info(struct pickling *x, uint32_t rank, const struct dcp_placed *at)
+static void put_info(struct pickling *x, uint32_t rank, uint32_t number,
+                     const struct dcp_placed *at)
 {
     begin_state(x, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
     put_word(x, PATH);
-    put_file(x, rank);
+    put_file(x, rank, number);
     put_word(x, OFFSET);
     pickle_int(&x->p, (int64_t)at->at);
     put_word(x, LENGTH);
@@ -248,12 +250,12 @@ static int put_storage(struct pickling *x, struct err *e)
         for (uint64_t n = 0; n < dcp_shares(&w->cut, i, &units); n++) {
             dcp_share(&w->cut, i, &units, n, &box);
             put_index(x, x->key[i], &box, units.nd);
-            put_info(x, box.rank, at++);
+            put_info(x, box.rank, box.number, at++);
         }
     }
     for (size_t i = 0; i < w->objects; i++) {
         put_index(x, x->key[w->cut.count + i], NULL, 0);
-        put_info(x, 0, at++);
+        put_info(x, 0, 0, at++);
     }
     pickle_set(&x->p);
     return 0;
@@ -291,7 +293,7 @@ int dcp_write_metadata(const struct dcp_writing *w, struct err *e)
 
     dcp_path(w, ".metadata", path, sizeof path);
     x.key = arena_array(a, w->cut.count + w->objects + 1, sizeof *x.key);
-    x.file = arena_array(a, dcp_ranks(&w->cut), sizeof *x.file);
+    x.file = arena_array(a, dcp_files(&w->cut), sizeof *x.file);
     ret = x.key && x.file ? put_all(&x, e) : err_nomem(e);
     if (ret == 0)
         ret = layout_file_new(w->out, path, 1, &f, e);

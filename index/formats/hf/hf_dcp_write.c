@@ -83,7 +83,10 @@ static int choose(struct hf_sharding *s, struct err *e)
     return 0;
 }
 
-/* In order of the names; a model file ends where the next tensor would make it too large. */
+/*
+ * In order of the names; a model file ends with a batch, or where the next tensor would make
+ * it too large.
+ */
 static int spread(struct hf_sharding *s, uint64_t max, struct err *e)
 {
     uint64_t filled = 0, bytes;
@@ -98,6 +101,10 @@ static int spread(struct hf_sharding *s, uint64_t max, struct err *e)
 
         if (shape_bytes(&t->shape, t->dtype, &bytes, e) < 0)
             return -e->code;
+        if (i > 0 && t->batch != s->in->tensor[s->chosen[i - 1]].batch) {
+            s->model_files++;
+            filled = 0;
+        }
         if (max && filled > 0 && (bytes > max || filled > max - bytes)) {
             s->model_files++;
             filled = 0;

@@ -142,6 +142,7 @@ struct set {
     struct safetensors_entry *entry;
     size_t entries;
     size_t *first; /* entry of each shard, and one behind the last */
+    bool *kept;    /* of each shard: it stays as it arrived */
     size_t shards;
     uint64_t total;
     bool index; /* of a single file too */
@@ -188,24 +189,68 @@ static int choose_entries(struct set *s, struct err *e)
     return 0;
 }
 
+static const struct layout_tensor *entry_tensor(const struct set *s, size_t i)
+{
+    return &s->in->tensor[s->entry[i].tensor];
+}
+
+/* How many entries from the i-th on are of its batch. */
+static size_t batch_entries(const struct set *s, size_t i)
+{
+    size_t n = 1;
+
+    while (i + n < s->entries &&
+           entry_tensor(s, i + n)->batch == entry_tensor(s, i)->batch)
+        n++;
+    return n;
+}
+
+/* Its file can be kept byte for byte: nothing in it was left out, renamed or replaced. */
+static bool stays(const struct set *s, size_t i, uint64_t max)
+{
+    const struct layout_batch *b = entry_tensor(s, i)->batch;
+    size_t n = batch_entries(s, i);
+    uint64_t total, bytes;
+    struct err ignored = {0};
+
+    if (!b || !b->header || b->tensors != n)
+        return false;
+    total = b->header_len;
+    for (size_t k = i; k < i + n; k++) {
+        const struct layout_tensor *t = entry_tensor(s, k);
+
+        if (t->wrapper || shape_bytes(&t->shape, t->dtype, &bytes, &ignored) < 0)
+            return false;
+        total += bytes; /* of a file that is there */
+    }
+    return total <= max;
+}
+
 /*
- * Tensors go to shards in order of their names; a shard ends where the next tensor would
- * make it too large (huggingface_hub.split_torch_state_dict_into_shards).
+ * Tensors go to shards in order of their names; a shard ends with a batch, or where the next
+ * tensor would make it too large (huggingface_hub.split_torch_state_dict_into_shards).
  */
 static int cut_shards(struct set *s, uint64_t max, struct err *e)
 {
+    const struct layout_batch *batch = NULL;
     uint64_t filled = 0, bytes;
+    bool kept = false;
 
     s->first = calloc(s->entries + 2, sizeof *s->first);
-    if (!s->first)
+    s->kept = calloc(s->entries + 2, sizeof *s->kept);
+    if (!s->first || !s->kept)
         return err_nomem(e);
     for (size_t i = 0; i < s->entries; i++) {
         const struct layout_tensor *t = &s->in->tensor[s->entry[i].tensor];
 
         if (shape_bytes(&t->shape, t->dtype, &bytes, e) < 0)
             return -e->code;
-        if (s->shards == 0 || (filled > 0 && (bytes > max || filled > max - bytes))) {
+        if (s->shards == 0 || t->batch != batch ||
+            (!kept && filled > 0 && (bytes > max || filled > max - bytes))) {
+            kept = t->batch != batch ? stays(s, i, max) : kept;
+            s->kept[s->shards] = kept;
             s->first[s->shards++] = i;
+            batch = t->batch;
             filled = 0;
         }
         filled += bytes;
@@ -223,26 +268,54 @@ static void shard_name(const struct set *s, size_t i, char dst[100])
         snprintf(dst, 100, "%s-%05zu-of-%05zu.safetensors", s->stem, i + 1, s->shards);
 }
 
-/* Before the shards sort their entries: in order of names, as the library writes it. */
+struct indexed {
+    const struct safetensors_entry *entry;
+    size_t shard;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    const struct safetensors_entry *x = ((const struct indexed *)a)->entry,
+                                   *y = ((const struct indexed *)b)->entry;
+    int c = memcmp(x->name, y->name, MIN(x->name_len, y->name_len));
+
+    return c ? c : (x->name_len > y->name_len) - (x->name_len < y->name_len);
+}
+
+/* In order of names, as the library writes it. */
+static struct indexed *list_names(const struct set *s)
+{
+    struct indexed *list = calloc(s->entries + 1, sizeof *list);
+
+    for (size_t k = 0; list && k < s->shards; k++)
+        for (size_t i = s->first[k]; i < s->first[k + 1]; i++)
+            list[i] = (struct indexed){.entry = &s->entry[i], .shard = k};
+    if (list && s->entries > 1)
+        qsort(list, s->entries, sizeof *list, by_name);
+    return list;
+}
+
+/* Before the shards sort their entries. */
 static int put_index(struct set *s, struct err *e)
 {
+    CLEANUP_FREE struct indexed *list = list_names(s);
     CLEANUP(buf_release) struct buf text = {0};
     struct layout_file *f;
     char name[100];
 
+    if (!list)
+        return err_nomem(e);
     if (s->shards == 1 && !s->index)
         return 0;
     buf_addf(&text,
              "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64
              "\n  },\n  \"weight_map\": {",
              s->total);
-    for (size_t k = 0; k < s->shards; k++) {
-        shard_name(s, k, name);
-        for (size_t i = s->first[k]; i < s->first[k + 1]; i++) {
-            buf_adds(&text, i ? ",\n    " : "\n    ");
-            buf_add_json(&text, s->entry[i].name, s->entry[i].name_len);
-            buf_addf(&text, ": \"%s\"", name);
-        }
+    for (size_t i = 0; i < s->entries; i++) {
+        shard_name(s, list[i].shard, name);
+        buf_adds(&text, i ? ",\n    " : "\n    ");
+        buf_add_json(&text, list[i].entry->name, list[i].entry->name_len);
+        buf_addf(&text, ": \"%s\"", name);
     }
     buf_adds(&text, "\n  }\n}\n");
     if (buf_failed(&text))
@@ -251,6 +324,39 @@ static int put_index(struct set *s, struct err *e)
     if (layout_file_new(s->out, name, 1, &f, e) < 0)
         return -e->code;
     return layout_bytes(f, text.data, text.len, e);
+}
+
+static int by_place(const void *a, const void *b, void *user)
+{
+    const struct set *s = user;
+    const struct safetensors_entry *x = a, *y = b;
+    uint64_t p = s->in->tensor[x->tensor].batch_at,
+             q = s->in->tensor[y->tensor].batch_at;
+
+    return (p > q) - (p < q);
+}
+
+/* The file as it arrived: its tensors cover its data without a hole. */
+static int put_kept(struct set *s, struct safetensors_entry *entry, size_t n,
+                    struct layout_file *f, struct err *e)
+{
+    const struct layout_batch *b = s->in->tensor[entry->tensor].batch;
+    int ret = layout_bytes(f, b->header, b->header_len, e);
+
+    if (n > 1)
+        qsort_r(entry, n, sizeof *entry, by_place, s);
+    for (size_t i = 0; ret == 0 && i < n; i++)
+        ret = layout_box(f, s->in, entry[i].tensor, NULL, NULL, e);
+    return ret;
+}
+
+static int put_shard(struct set *s, size_t k, struct layout_file *f, struct err *e)
+{
+    struct safetensors_entry *entry = s->entry + s->first[k];
+    size_t n = s->first[k + 1] - s->first[k];
+
+    return s->kept[k] ? put_kept(s, entry, n, f, e)
+                      : safetensors_write(f, s->in, entry, n, plain_metadata, e);
 }
 
 static int put_shards(struct set *s, struct err *e)
@@ -264,8 +370,7 @@ static int put_shards(struct set *s, struct err *e)
         shard_name(s, k, name);
         ret = layout_file_new(s->out, name, 0, &f, e);
         if (ret == 0)
-            ret = safetensors_write(f, s->in, s->entry + s->first[k],
-                                    s->first[k + 1] - s->first[k], plain_metadata, e);
+            ret = put_shard(s, k, f, e);
     }
     return ret;
 }
@@ -292,6 +397,7 @@ static int layout_hf(const struct layout_input *in, const struct layout_options 
         ret = put_shards(&s, e);
     free(s.entry);
     free(s.first);
+    free(s.kept);
     return ret;
 }
 

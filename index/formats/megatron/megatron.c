@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "index/formats/format.h"
+#include "index/formats/megatron/megatron_integrity.h"
 #include "index/formats/megatron/megatron_write.h"
 #include "index/formats/step.h"
 #include "index/formats/dcp/dcp_origin.h"
@@ -394,14 +395,11 @@ static int tell_lost_rows(struct scan *s, struct err *e)
 
 static int hide_machinery(struct scan *s, struct err *e)
 {
-    static const struct {
-        const char *name;
-        bool watch;
-    } names[] = {{METADATA, true}, {"integrity.json", false}};
+    static const char *const names[] = {METADATA, MEGATRON_INTEGRITY};
 
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-        if (has_file(s->c->listing, names[i].name) &&
-            sink_hide(s->sink, names[i].name, names[i].watch, e) < 0)
+        if (has_file(s->c->listing, names[i]) &&
+            sink_hide(s->sink, names[i], true, e) < 0)
             return -e->code;
     return 0;
 }

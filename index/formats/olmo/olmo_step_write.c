@@ -181,4 +181,5 @@ const struct format_writer writer_olmo_step = {
     .name = "olmo-step",
     .title = "OLMo-core's step folder: model_and_optim/, train/",
     .layout = layout_step,
+    .wraps = true,
 };
