@@ -112,9 +112,6 @@ int intake_confirm(struct intake_file *f, struct err *e);
 /* Everything that has arrived is durable when this returns. */
 int intake_sync(struct intake_file *f, struct err *e);
 
-/* All bytes of another file, which replace whatever was received until now. */
-int intake_copy(struct intake_file *f, int fd, struct err *e);
-
 /* ---- as a part of a transaction ---- */
 
 /* Which bytes have arrived, for the journal. `out` is {0} or an older set. */

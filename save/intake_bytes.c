@@ -577,27 +577,6 @@ int intake_confirm(struct intake_file *f, struct err *e)
     return ret;
 }
 
-int intake_copy(struct intake_file *f, int fd, struct err *e)
-{
-    CLEANUP_FREE char *block = malloc(BLOCK);
-    uint64_t at = 0;
-    int ret = block ? intake_truncate(f, 0, e) : err_nomem(e);
-
-    while (ret == 0) {
-        ssize_t n = pread(fd, block, BLOCK, (off_t)at);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            ret = err_set(e, errno, "%s: %s", f->path, strerror(errno));
-        if (n <= 0)
-            break;
-        ret = intake_write(f, block, (size_t)n, at, e);
-        at += (uint64_t)n;
-    }
-    return ret;
-}
-
 /* ---- durability ---- */
 
 static int sync_locked(struct intake_file *f, struct err *e)

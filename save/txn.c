@@ -303,25 +303,6 @@ int txn_close(struct txn *t, struct err *e)
     return ret;
 }
 
-int txn_mark_done(int dir, const char *path, struct err *e)
-{
-    CLEANUP_FD int fd =
-        openat(dir, STAGED_DONE, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-
-    return fd < 0 || fsync(dir) < 0 ? staged_fail(e, "discard what is staged for", path)
-                                    : 0;
-}
-
-int txn_discard(struct txn *t, struct err *e)
-{
-    int ret = txn_mark_done(t->dir, t->path, e);
-
-    if (ret == 0)
-        ret = staged_remove_dir(t->parent, t->staging, e);
-    txn_release(t);
-    return ret;
-}
-
 int txn_dir(const struct txn *t)
 {
     return t->dir;
@@ -446,36 +427,6 @@ struct file_id txn_base(struct txn *t, const char *path)
         id = container_of(found, struct txn_base_item, key)->id;
     pthread_mutex_unlock(&t->lock);
     return id;
-}
-
-static int check_base(struct txn *t, int dir, struct err *e)
-{
-    for (size_t i = 0; i < t->j.base.count; i++) {
-        const struct txn_base_item *b =
-            container_of(t->j.base.item[i], struct txn_base_item, key);
-        struct file_id now;
-        int ret = publish_identity(dir, b->key.name, &now, e);
-
-        if (ret < 0)
-            return ret;
-        if (publish_is_seen(&b->id, &now))
-            continue;
-        err_set(e, ESTALE, "%s/%s was changed by another writer", t->path, b->key.name);
-        return err_hint(e, "both are kept: theirs in its place, this one staged");
-    }
-    return 0;
-}
-
-int txn_base_check(struct txn *t, struct err *e)
-{
-    CLEANUP_FD int dir = -1;
-    int ret;
-
-    pthread_mutex_lock(&t->lock);
-    dir = openat(t->parent, t->j.target, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    ret = dir < 0 ? staged_fail(e, "open", t->path) : check_base(t, dir, e);
-    pthread_mutex_unlock(&t->lock);
-    return ret;
 }
 
 int txn_remove(struct txn *t, const char *path, struct err *e)

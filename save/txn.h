@@ -26,9 +26,9 @@ struct err;
  *   others     whatever the caller keeps there (txn_dir())
  *
  * All functions may be called from any thread; a struct txn has its own lock, which is never
- * held while data is synced. txn_discard() and txn_close() end the transaction:
- * the caller sees to it that no other call with it runs then. Files outlive it until their last
- * txn_file_put(): what is written to them returns -ESTALE then.
+ * held while data is synced. txn_close() ends the transaction: the caller sees to it that no
+ * other call with it runs then. Files outlive it until their last txn_file_put(): what is
+ * written to them returns -ESTALE then.
  */
 struct txn;
 struct txn_file;
@@ -59,9 +59,6 @@ int txn_open(const struct publish_place *at, enum txn_how how, struct txn **out,
  * removed. An error says what could not be made durable; t is freed in any case. NULL is fine.
  */
 int txn_close(struct txn *t, struct err *e);
-
-/* As txn_close(), and everything staged is removed. */
-int txn_discard(struct txn *t, struct err *e);
 
 /* No files and no removals. */
 bool txn_is_empty(struct txn *t);
@@ -107,9 +104,6 @@ int txn_base_add(struct txn *t, const char *path, const struct file_id *id,
 
 /* All zero: not remembered. */
 struct file_id txn_base(struct txn *t, const char *path);
-
-/* Did one of the remembered files change, or go? -ESTALE, and which. */
-int txn_base_check(struct txn *t, struct err *e);
 
 /* ---- removals ---- */
 
@@ -196,9 +190,6 @@ int txn_confirm(struct txn_file *f, uint64_t size, struct err *e);
  * is cut off is forgotten.
  */
 int txn_truncates(struct txn_file *f, uint64_t old_size, uint64_t size, struct err *e);
-
-/* The bytes were lost (the disk refused them). */
-int txn_lost(struct txn_file *f, uint64_t off, uint64_t len, struct err *e);
 
 /*
  * fdatasync, then the journal. Where the disk refuses, all that was not synced before is

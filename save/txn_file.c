@@ -551,13 +551,6 @@ int txn_truncates(struct txn_file *f, uint64_t old_size, uint64_t size, struct e
     return lose_durably(f, &zeros, &lost, e);
 }
 
-int txn_lost(struct txn_file *f, uint64_t off, uint64_t len, struct err *e)
-{
-    const struct range none = {0}, lost = clip(off, len);
-
-    return lose_durably(f, &none, &lost, e);
-}
-
 int txn_missing(struct txn_file *f, uint64_t size, struct ranges *out)
 {
     struct range gap;

@@ -409,6 +409,16 @@ int txn_recover(int dir, const char *staging, struct err *e)
     return go_on(dir, g.look.j.target, e);
 }
 
+/* From here on what is in it is a rest, even if it is not removed to the end. */
+static int mark_done(int dir, const char *path, struct err *e)
+{
+    CLEANUP_FD int fd =
+        openat(dir, STAGED_DONE, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+
+    return fd < 0 || fsync(dir) < 0 ? staged_fail(e, "discard what is staged for", path)
+                                    : 0;
+}
+
 int txn_discard_staged(int dir, const char *staging, struct err *e)
 {
     CLEANUP(grip_release) struct grip g;
@@ -423,6 +433,6 @@ int txn_discard_staged(int dir, const char *staging, struct err *e)
                 "%s: a step has begun: files that it replaces are in there", staging);
         return err_hint(e, "end the step first: mount -o rw");
     }
-    ret = txn_mark_done(g.look.dir, staging, e);
+    ret = mark_done(g.look.dir, staging, e);
     return ret == 0 ? staged_remove_dir(dir, staging, e) : ret;
 }

@@ -209,9 +209,6 @@ int txn_lock_take(int dir, const char *path, struct err *e);
 /* Its journal as text; an empty one where there is none. */
 int txn_journal_load(int dir, struct buf *text, struct err *e);
 
-/* From here on what is in it is a rest, even if it is not removed to the end. */
-int txn_mark_done(int dir, const char *path, struct err *e);
-
 /* Has it a journal of a conversion (or of an older version's save)? */
 bool txn_is_conversion(int dir, char *line, size_t size);
 

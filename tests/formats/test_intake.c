@@ -338,21 +338,9 @@ static void with_holes(struct intake_file *f, const struct given *g)
     shuffled(f, g);
 }
 
-static void copied(struct intake_file *f, const struct given *g)
-{
-    char path[] = "/tmp/intake-XXXXXX";
-    CLEANUP_FD int fd = mkstemp(path);
-    struct err e = {0};
-
-    assert_true(fd >= 0);
-    unlink(path);
-    assert_int_equal(write(fd, g->image.data, g->image.len), (ssize_t)g->image.len);
-    assert_ok(intake_copy(f, fd, &e), &e);
-}
-
 typedef void schedule_fn(struct intake_file *f, const struct given *g);
-static schedule_fn *const schedules[] = {in_order, at_once,  backwards,  shuffled,
-                                         twice,    together, with_holes, copied};
+static schedule_fn *const schedules[] = {in_order, at_once,  backwards, shuffled,
+                                         twice,    together, with_holes};
 
 /* ---- what comes out ---- */
 
