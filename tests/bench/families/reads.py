@@ -5,7 +5,6 @@ Each layout is read in two ways: by `cat`, as people do, whose floor is `cat` of
 that stays in the processor's cache, whose floor is the same loop over the shards: that costs the kernel little more than the copy.
 A bare server takes its turn where it can (bench_server.c): what a mount without privilege can reach differs from machine to machine.
 """
-import json
 import os
 import subprocess
 import sys
@@ -140,21 +139,6 @@ def memory_copy(bench):
     yield ratio_row("native pread 1 MiB", "memcpy of anonymous memory", samples["copy"], samples["native"], size)
 
 
-def by_io_uring(bench, name, folder, size, how):
-    """The first program's, in a mount with -o io_uring beside one without; nothing where it cannot be had."""
-    with bench.mount(folder, ",io_uring") as ring:
-        if json.loads((ring / ".unshard/counters.json").read_text())["io_uring"] != "on":
-            return
-        checked(bench, ring, folder, size)
-
-    def first(options):
-        with bench.mount(folder, options) as mount:
-            return bench.read("random", [mount / "raw" / KEY], mount.server, **how)
-
-    samples = interleave({"plain": lambda: first(""), "ring": lambda: first(",io_uring")}, bench.rounds)
-    yield ratio_row(f"{name}, io_uring", "the mount without it", samples["plain"], samples["ring"], how["count"] * how["block"])
-
-
 @workload("reads", limit=240)
 def random_reads(bench):
     """Reads of 4 KiB at random places, by 1 and by 64 readers, of three programs one after another in a fresh mount; 1 MiB reads by 64."""
@@ -190,9 +174,6 @@ def random_reads(bench):
                                   "mount": lambda: bench.read("read", [file], mount.server, threads=64),
                                   "bare": lambda: bench.read("read", [server.path], server.server, threads=64)}, bench.rounds)
             yield ratio_row(f"{name}: pread 1 MiB, 64 readers", "64 readers of the shards", samples["native"], samples["mount"], size, samples["bare"])
-        if name == "contiguous":
-            for threads, readers in ((1, "1 reader"), (64, "64 readers")):
-                yield from by_io_uring(bench, f"{name}: random 4 KiB, {readers}", folder, size, {"block": 4096, "count": count, "threads": threads})
 
 
 @workload("reads", limit=240)
