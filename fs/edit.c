@@ -604,17 +604,6 @@ void target_leave(struct target *t)
     pthread_rwlock_unlock(&t->busy);
 }
 
-int target_begin(struct fs *fs, struct target *t, struct err *e)
-{
-    int rc;
-
-    pthread_mutex_lock(&t->begin);
-    rc = target_enter(fs, t, true, e);
-    if (rc < 0)
-        pthread_mutex_unlock(&t->begin);
-    return rc;
-}
-
 void target_begun(struct target *t)
 {
     target_leave(t);

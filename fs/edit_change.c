@@ -81,19 +81,12 @@ static int place_of_stored(struct request *r, struct disk_node *dir, const char 
 
 static int create_at(struct request *r, const struct edit_place *p, struct err *e)
 {
-    struct target *t = target_get(r->fs, p->dir, true);
-    struct edit_node *n = NULL;
-    int rc = t ? edit_may_write(r, p, e) : err_nomem(e);
+    struct edit_node *n;
+    struct target *t;
+    int rc = edit_begin_at(r, p, &t, &n, e);
 
-    if (rc == 0)
-        rc = target_begin(r->fs, t, e);
-    if (rc < 0) {
-        target_put(r->fs, t);
+    if (rc < 0)
         return rc;
-    }
-    edits_lock(r->fs);
-    n = edit_node_find(t, p->path);
-    edits_unlock(r->fs);
     if (!n)
         rc = edit_file_new(r, t, p->path, r->mode, &n, e);
     else if (r->fi.flags & O_EXCL && !n->fresh_ns)

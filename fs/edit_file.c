@@ -765,22 +765,38 @@ static void give_up(struct fs *fs, struct target *t)
     pthread_rwlock_unlock(&t->busy);
 }
 
-int edit_begin(struct request *r, const struct edit_place *p, fuse_ino_t view, int fd,
-               struct err *e)
+int edit_begin_at(struct request *r, const struct edit_place *p, struct target **t,
+                  struct edit_node **n, struct err *e)
 {
-    struct target *t = target_get(r->fs, p->dir, true);
-    struct edit_node *n = NULL;
-    int rc = t ? edit_may_write(r, p, e) : err_nomem(e);
+    struct target *of = target_get(r->fs, p->dir, true);
+    int rc = of ? edit_may_write(r, p, e) : err_nomem(e);
 
-    if (rc == 0)
-        rc = target_begin(r->fs, t, e);
+    if (rc == 0) {
+        pthread_mutex_lock(&of->begin);
+        rc = target_enter(r->fs, of, true, e);
+        if (rc < 0)
+            pthread_mutex_unlock(&of->begin);
+    }
     if (rc < 0) {
-        target_put(r->fs, t);
+        target_put(r->fs, of);
         return rc;
     }
     edits_lock(r->fs);
-    n = edit_node_find(t, p->path);
+    *n = edit_node_find(of, p->path);
     edits_unlock(r->fs);
+    *t = of;
+    return 0;
+}
+
+int edit_begin(struct request *r, const struct edit_place *p, fuse_ino_t view, int fd,
+               struct err *e)
+{
+    struct edit_node *n;
+    struct target *t;
+    int rc = edit_begin_at(r, p, &t, &n, e);
+
+    if (rc < 0)
+        return rc;
     if (!n) {
         rc = edit_file_new(r, t, p->path, 0644, &n, e);
         if (rc == 0)
@@ -883,19 +899,12 @@ void edit_stored_closed(struct fs *fs, struct disk_node *stored)
 int edit_receive_copy(struct request *r, const struct edit_place *p, int fd,
                       struct disk_node *stored, struct err *e)
 {
-    struct target *t = target_get(r->fs, p->dir, true);
-    struct edit_node *n = NULL;
-    int rc = t ? edit_may_write(r, p, e) : err_nomem(e);
+    struct edit_node *n;
+    struct target *t;
+    int rc = edit_begin_at(r, p, &t, &n, e);
 
-    if (rc == 0)
-        rc = target_begin(r->fs, t, e);
-    if (rc < 0) {
-        target_put(r->fs, t);
+    if (rc < 0)
         return rc;
-    }
-    edits_lock(r->fs);
-    n = edit_node_find(t, p->path);
-    edits_unlock(r->fs);
     rc = n ? edit_cut(n, 0, e) : edit_file_new(r, t, p->path, 0644, &n, e);
     if (rc == 0)
         rc = copy_fd(n, fd, e);

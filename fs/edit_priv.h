@@ -165,8 +165,7 @@ int target_settle(struct fs *fs, struct target *t, struct err *e);
 int target_end_step(struct fs *fs, struct target *t, struct err *e);
 void target_leave(struct target *t);
 
-/* The same to make a file, which no other request makes meanwhile, until target_begun(). */
-int target_begin(struct fs *fs, struct target *t, struct err *e);
+/* It was entered by edit_begin_at(). */
 void target_begun(struct target *t);
 
 /* Where it is, for save/; to be released. */
@@ -266,6 +265,13 @@ int edit_npy_path(struct fs *fs, const struct edit_place *p, char dst[PATH_MAX],
  * be writable, and the directory. -EROFS: nobody can.
  */
 int edit_may_write(struct request *r, const struct edit_place *p, struct err *e);
+
+/*
+ * To write this file: its target, entered, with one user more, and the file with a reference, or
+ * NULL: the caller makes it, and no other request does meanwhile. Until target_begun().
+ */
+int edit_begin_at(struct request *r, const struct edit_place *p, struct target **t,
+                  struct edit_node **n, struct err *e);
 
 /* ---- fs/edit_file.c ---- */
 

@@ -899,6 +899,8 @@ static struct target *nth_target(struct edits *x, size_t n)
 static void end_fresh(struct fs *fs, struct target *t)
 {
     edits_lock(fs);
+    for (size_t i = 0; i < TURNED; i++)
+        fs->edits->turned[i].comes = false;
     for (struct edit_node *n = t->nodes; n; n = n->next)
         n->fresh_ns = MIN(n->fresh_ns, 1);
     edits_unlock(fs);
