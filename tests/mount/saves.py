@@ -37,6 +37,8 @@ def model(seed=1):
 
 TENSORS = model()
 IMAGE = safetensors_image(TENSORS)
+OPTIMIZER = {f"optimizer.state.{i}.exp_avg": ("F32", (4, 3), tensor_bytes(i, 48)) for i in range(3)}
+MORE = {"model.more.weight": ("F32", (33, 5), tensor_bytes("more", 33 * 20)), "model.more.count": ("I64", (1,), b"12345678")}
 HEADER = 8 + struct.unpack("<Q", IMAGE[:8])[0]
 
 
@@ -328,7 +330,6 @@ def test_arrays_merge(t):
 
 
 def test_optimizer_and_adapter(t):
-    optimizer = {f"optimizer.state.{i}.exp_avg": ("F32", (4, 3), tensor_bytes(i, 48)) for i in range(3)}
     adapter = {"base_model.model.q.lora_A.weight": ("F32", (2, 3), tensor_bytes("a", 24))}
     for fmt in ("dcp:mesh=2x2", "dcp:ranks=2"):
         for first in ("model", "optimizer"):
@@ -342,7 +343,7 @@ def test_optimizer_and_adapter(t):
                         write(m / "step/model.safetensors", IMAGE)
                     else:
                         os.makedirs(m / "step/optimizer", exist_ok=True)
-                        write(m / "step/optimizer/optimizer.safetensors", safetensors_image(optimizer))
+                        write(m / "step/optimizer/optimizer.safetensors", safetensors_image(OPTIMIZER))
                 write(m / "peft/adapter_model.safetensors", safetensors_image(adapter))
                 write(m / "peft/adapter_config.json", b"{}")
                 umount(m)
@@ -350,51 +351,54 @@ def test_optimizer_and_adapter(t):
                 for key, (_, _, data) in TENSORS.items():
                     same(key, read_all(m / f"step/raw/{key}"), data)
                 got = read_all(m / "step/optimizer/optimizer.safetensors")
-                for key, (_, _, data) in optimizer.items():
+                for key, (_, _, data) in OPTIMIZER.items():
                     assert data in got, f"{fmt}: {key}"
                 for key, (_, _, data) in adapter.items():
                     same(key, read_all(m / f"peft/raw/{key}"), data)
             same("staging", staging(t + "/run"), [])
 
 
+def put_part(step, part):
+    if part == "model":
+        write(step + "/model.safetensors", IMAGE)
+    elif part == "optimizer":
+        os.makedirs(step + "/optimizer", exist_ok=True)
+        write(step + "/optimizer/optimizer.safetensors", safetensors_image(OPTIMIZER))
+    else:
+        os.makedirs(step + "/tensors", exist_ok=True)
+        for key, tensor in MORE.items():
+            write(f"{step}/tensors/{key}.npy", npy_of(tensor))
+
+
+def parts_apart(t, fmt):
+    """What differs between parts that come together and with pauses, in either order."""
+    one_role = fmt.partition(":")[0] in ("hf", "dcp-hf", "npz", "olmo")
+    orders = [("model", "arrays")] if one_role else [("model", "arrays"), ("model", "optimizer"), ("optimizer", "model")]
+    jobs = [(parts, seconds) for parts in orders for seconds in PAUSES]
+    first, failed = {}, []
+    os.makedirs(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw,save=" + fmt) as m:
+        def save(i):
+            step, (parts, seconds) = m / str(i), jobs[i]
+            os.mkdir(step)
+            for k, part in enumerate(parts):
+                pause(seconds if k else 0)
+                put_part(step, part)
+        with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
+            list(pool.map(save, range(len(jobs))))
+        umount(m)
+    for i, (parts, seconds) in enumerate(jobs):
+        got = described(f"{t}/run/{i}")
+        want = first.setdefault("".join(sorted(parts)), got)
+        failed += [f"{fmt}: {parts}, pause {seconds}: {field}: {brief(got[field])}, not {brief(want[field])}" for field in want if got[field] != want[field]]
+    return failed
+
+
 def test_parts_that_come_apart(t):
     """What is published of the first part is what the second one joins: as if both had come together."""
-    optimizer = {f"optimizer.state.{i}.exp_avg": ("F32", (4, 3), tensor_bytes(i, 48)) for i in range(3)}
-    more = {"model.more.weight": ("F32", (33, 5), tensor_bytes("more", 33 * 20)), "model.more.count": ("I64", (1,), b"12345678")}
-
-    def put(step, part):
-        if part == "model":
-            write(step + "/model.safetensors", IMAGE)
-        elif part == "optimizer":
-            os.makedirs(step + "/optimizer", exist_ok=True)
-            write(step + "/optimizer/optimizer.safetensors", safetensors_image(optimizer))
-        else:
-            os.makedirs(step + "/tensors", exist_ok=True)
-            for key, tensor in more.items():
-                write(f"{step}/tensors/{key}.npy", npy_of(tensor))
-
-    failed = []
-    for i, fmt in enumerate(FORMATS[:3] if SANITIZED else FORMATS):
-        run, first = f"{t}/{i}/run", {}
-        one_role = fmt.partition(":")[0] in ("hf", "dcp-hf", "npz", "olmo")
-        orders = [("model", "arrays")] if one_role else [("model", "arrays"), ("model", "optimizer"), ("optimizer", "model")]
-        jobs = [(parts, seconds) for parts in orders for seconds in PAUSES]
-        os.makedirs(run)
-        with Mount(run, f"{t}/{i}/mnt", "rw,save=" + fmt) as m:
-            def save(job, m=m, jobs=jobs):
-                step = m / str(jobs.index(job))
-                os.mkdir(step)
-                for k, part in enumerate(job[0]):
-                    pause(job[1] if k else 0)
-                    put(step, part)
-            with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
-                for job, done in [(job, pool.submit(save, job)) for job in jobs]:
-                    assert done.exception() is None, f"{fmt}: {job}: {done.exception()!r}"
-            umount(m)
-        for k, (parts, seconds) in enumerate(jobs):
-            got = described(f"{run}/{k}")
-            want = first.setdefault("".join(sorted(parts)), got)
-            failed += [f"{fmt}: {parts}, pause {seconds}: {field}: {brief(got[field])}, not {brief(want[field])}" for field in want if got[field] != want[field]]
+    formats = FORMATS[:3] if SANITIZED else FORMATS
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        failed = sum(pool.map(parts_apart, [f"{t}/{i}" for i in range(len(formats))], formats), [])
     assert not failed, "\n".join(failed)
 
 
