@@ -50,6 +50,7 @@ struct session {
 
     struct negotiation negotiation; /* the kernel's INIT request, until it is */
     atomic_bool answered;
+    atomic_bool leaving; /* the server unmounts it */
 
     pthread_t main, signals, deadline;
     atomic_bool ended;
@@ -92,6 +93,9 @@ static ssize_t io_read(int fd, void *data, size_t len, void *user)
 
     if (n > 0 && !s->answered)
         negotiate_see(&s->negotiation, data, (size_t)n);
+    /* Unmounted by ourselves: libfuse takes that for the end, and the other for a fault. */
+    if (n < 0 && errno == ECONNABORTED && s->leaving)
+        errno = ENODEV;
     return n;
 }
 
@@ -179,10 +183,11 @@ static bool connection_is_dead(const struct session *s)
  * the mount that stands there now, maybe with the same device number, is another's. What is
  * mounted within ours goes with it, and must not wait for us to take what it writes.
  */
-static void detach(const struct session *s)
+static void detach(struct session *s)
 {
     if (!s->device || connection_is_dead(s))
         return;
+    s->leaving = true;
     if (mounts_are_below(s->mountpoint, false))
         drop_connection(s);
     mounts_detach(s->mountpoint, s->device);
@@ -453,7 +458,7 @@ static int session_loop(struct session *s, struct err *e)
                   : 0;
 }
 
-static void cut_connection(const struct session *s)
+static void cut_connection(struct session *s)
 {
     detach(s);
     drop_connection(s);
