@@ -121,29 +121,24 @@ static int set_times(int fd, const struct disk_node *n, const struct stat *attr,
                             : utimensat(AT_FDCWD, disk_proc(fd).path, t, 0);
 }
 
-/* What a write takes from a file: the kernel asks for it in the name of who wrote. */
-static bool drops_set_id(const struct disk_ref *ref, const struct stat *attr,
-                         int to_set)
+/*
+ * Set-user-ID and set-group-ID, which a write takes from a file unless its writer may keep
+ * them. The kernel leaves that to us (FUSE_HANDLE_KILLPRIV_V2, fs/negotiate): for its own
+ * write to the file by a change of no attribute.
+ */
+static int drop_set_id(const struct disk_ref *ref, struct err *e)
 {
-    enum { SET_ID = S_ISUID | S_ISGID };
-    mode_t new = attr->st_mode & 07777;
     struct stat st;
+    mode_t gone = S_ISUID;
 
-    return (to_set & FUSE_SET_ATTR_MODE) && fstat(ref->fd, &st) == 0 &&
-           S_ISREG(st.st_mode) && (st.st_mode & SET_ID) && !(new & ~st.st_mode) &&
-           (new | SET_ID) == ((st.st_mode & 07777) | SET_ID);
-}
-
-static int may_write(struct request *r, const struct disk_ref *ref, struct err *e)
-{
-    CLEANUP(as_server) struct acting acting = {0};
-    int rc = as_caller(r, &acting, e);
-
-    if (rc < 0)
-        return rc;
-    return faccessat(AT_FDCWD, disk_proc(ref->fd).path, W_OK, AT_EACCESS) < 0
-               ? err_set(e, errno, "change attributes: %s", strerror(errno))
-               : 0;
+    if (fstat(ref->fd, &st) < 0)
+        return err_set(e, errno, "stat: %s", strerror(errno));
+    if (st.st_mode & S_IXGRP)
+        gone |= S_ISGID;
+    if (S_ISREG(st.st_mode) && (st.st_mode & gone) &&
+        chmod(disk_proc(ref->fd).path, st.st_mode & 07777 & ~gone) < 0)
+        return err_set(e, errno, "change attributes: %s", strerror(errno));
+    return 0;
 }
 
 static int change(struct request *r, const struct disk_ref *ref,
@@ -166,14 +161,10 @@ int disk_setattr(struct request *r, const struct stat *attr, int to_set, struct 
     CLEANUP(disk_unref) struct disk_ref ref = {0};
     int rc = disk_ref(r->fs, r->ino, &ref, e);
 
-    if (rc == 0 && drops_set_id(&ref, attr, to_set)) {
-        rc = may_write(r, &ref, e);
-        if (rc == 0 && set_mode(ref.fd, attr, to_set) < 0)
-            rc = err_set(e, errno, "change attributes: %s", strerror(errno));
-        to_set &= ~FUSE_SET_ATTR_MODE;
-    }
     if (rc == 0 && to_set)
         rc = change(r, &ref, attr, to_set, e);
+    else if (rc == 0)
+        rc = drop_set_id(&ref, e);
     if (rc < 0)
         return rc;
     disk_changed(r->fs, ref.node);

@@ -251,11 +251,26 @@ static ssize_t put(const struct request *r, const struct disk_file *f, const cha
     return pwritev2(f->fd, &v, 1, r->off + (off_t)done, append ? RWF_APPEND : 0);
 }
 
+/* The kernel takes set-id bits away as it does from who writes on the disk: as the caller. */
+static int act_where_it_counts(const struct request *r, const struct disk_file *f,
+                               struct acting *acting, struct err *e)
+{
+    struct stat st;
+
+    if (fstat(f->fd, &st) < 0)
+        return fail(f, e);
+    return st.st_mode & (S_ISUID | S_ISGID) ? as_caller(r, acting, e) : 0;
+}
+
 int disk_write(struct request *r, const char *data, struct err *e)
 {
+    CLEANUP(as_server) struct acting acting = {0};
     struct disk_file *f = file_of(&r->fi);
     size_t done = 0;
+    int rc = act_where_it_counts(r, f, &acting, e);
 
+    if (rc < 0)
+        return rc;
     while (done < r->size) {
         ssize_t n = put(r, f, data, done);
 
@@ -297,9 +312,12 @@ int disk_fsync(struct request *r, bool data, struct err *e)
 
 int disk_fallocate(struct request *r, off_t len, struct err *e)
 {
+    CLEANUP(as_server) struct acting acting = {0};
     struct disk_file *f = file_of(&r->fi);
-    int rc;
+    int rc = act_where_it_counts(r, f, &acting, e);
 
+    if (rc < 0)
+        return rc;
     do {
         rc = fallocate(f->fd, (int)r->flags, r->off, len);
     } while (rc < 0 && errno == EINTR);

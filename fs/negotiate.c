@@ -13,6 +13,8 @@ enum {
 
 /* Kernel protocol 7.36: flags above 31 are in flags2 if this bit stands in flags. */
 enum { INIT_EXT = 1 << 30 };
+/* Flag 28 (7.33): the server takes set-id bits away, so no write has to ask for attributes first. */
+enum { INIT_HANDLE_KILLPRIV_V2 = 1 << 28 };
 /* Flag 36: files with FOPEN_DIRECT_IO can be mapped shared. */
 enum { INIT2_DIRECT_IO_MMAP = 1 << 4 };
 /* Flag 37 (7.40): opens may name a backing file. Needs max_stack_depth. */
@@ -51,6 +53,7 @@ void negotiate_see(struct negotiation *n, const void *data, size_t len)
     memcpy(&unique, bytes + 8, sizeof unique);
     memcpy(&in, bytes + HEADER_IN, sizeof in);
     n->offers_mmap = (in.flags & INIT_EXT) && (in.flags2 & INIT2_DIRECT_IO_MMAP);
+    n->offers_killpriv = in.flags & INIT_HANDLE_KILLPRIV_V2;
     n->offers_passthrough = (in.flags & INIT_EXT) && (in.flags2 & INIT2_PASSTHROUGH);
     n->unique = unique;
 }
@@ -71,6 +74,8 @@ void negotiate_accept(const struct negotiation *n, struct iovec *iov, int count,
     if (count < 2 || iov[1].iov_len < sizeof *out)
         return;
     out = iov[1].iov_base;
+    if (n->offers_killpriv)
+        out->flags |= INIT_HANDLE_KILLPRIV_V2;
     if (n->offers_mmap) {
         out->flags |= INIT_EXT;
         out->flags2 |= INIT2_DIRECT_IO_MMAP;

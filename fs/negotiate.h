@@ -11,6 +11,7 @@
 /* The INIT request until it is answered. Zero is its start. */
 struct negotiation {
     atomic_uint_fast64_t unique; /* of the request; 0: it has not come yet */
+    bool offers_killpriv;        /* it leaves set-id bits to the server (5.11) */
     bool offers_mmap;            /* files with direct I/O can be mapped shared (6.6) */
     bool offers_passthrough;     /* files of another file system behind ours (6.9) */
 };

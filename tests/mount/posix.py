@@ -264,16 +264,25 @@ def test_the_bits_that_give_rights(t):
     def write_cut(path):
         write(path, flags=os.O_WRONLY | os.O_TRUNC)
 
+    def write_open(path):
+        """By a file that was opened before it got the bits."""
+        os.write(opened, b"x")
+
+    def give_room(path):
+        os.posix_fallocate(opened, 0, 100)
+
     with shared_run(t) as m:
         for place in places(m):
             path = place + "/tool"
             write(path, b"#!/bin/sh\n")
-            for change in (write_over, cut, write_cut, change_group):
+            opened = os.open(path, os.O_RDWR)
+            for change in (write_over, write_open, cut, write_cut, give_room, change_group, write_open):
                 os.chown(path, ALICE, ALICE)
                 os.chmod(path, 0o6777)
                 same("before", rights(path), f"6777 {ALICE} {ALICE}")
                 as_user(ALICE, lambda: change(path), groups=[TEAM])
                 same(f"{change.__name__}, {path}", rights(path).split()[0], "777")
+            os.close(opened)
             os.chown(path, BOB, BOB)
             os.chmod(path, 0o6755)
             write(path, flags=os.O_WRONLY)
