@@ -76,6 +76,7 @@ static int file_new(struct request *r, struct disk_node *n, int fd,
                     struct disk_file **out, struct err *e)
 {
     struct disk_file *f = calloc(1, sizeof *f);
+    unsigned writers = 0;
 
     if (!f) {
         close(fd);
@@ -89,7 +90,7 @@ static int file_new(struct request *r, struct disk_node *n, int fd,
     f->fd = fd;
     f->writes = (r->fi.flags & O_ACCMODE) != O_RDONLY || (r->fi.flags & O_TRUNC);
     if (f->writes)
-        disk_writers(r->fs, n, 1);
+        writers = disk_writers(r->fs, n, 1);
     f->way = way_open(r->fs, n->ino, n->generation, fd);
     if (!f->way) {
         file_free(r->fs, &f->opened);
@@ -98,6 +99,8 @@ static int file_new(struct request *r, struct disk_node *n, int fd,
     opened_add(&r->fs->opened, &f->opened);
     r->fi.fh = (uintptr_t)&f->opened;
     r->fi.noflush = !f->writes;
+    if (!f->way->backing)
+        r->fi.direct_io = request_writes_directly(r, writers);
     *out = f;
     return 0;
 }

@@ -184,6 +184,7 @@ static int make_handle(struct request *r, struct edit_node *n, struct edit_handl
     edit_node_ref(n);
     n->handles++;
     n->writers += h->writes;
+    r->fi.direct_io = n->in && request_writes_directly(r, n->writers);
     n->fresh_ns = 0;
     n->complete = false;
     edits_unlock(r->fs);

@@ -3,6 +3,7 @@
 #include "fs/request.h"
 
 #include <errno.h>
+#include <fcntl.h>
 
 #include "base/log.h"
 #include "fs/asked.h"
@@ -28,6 +29,12 @@ static bool is_ordinary(int code)
     default:
         return false;
     }
+}
+
+bool request_writes_directly(const struct request *r, unsigned writers)
+{
+    return writers == 1 && r->fs->can_mix_direct &&
+           (r->fi.flags & O_ACCMODE) == O_WRONLY;
 }
 
 /* A name that is gone is just that; a shard that is gone is a fault of what is read. */

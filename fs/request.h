@@ -35,6 +35,14 @@ struct request {
     bool on_disk;  /* a system call on the source: its errno is told as it is */
 };
 
+/*
+ * Is what is opened best written with direct I/O? Then a write is copied once less, and one of
+ * 1 MiB stays one request. Only where it is the one of `writers` that are open: the kernel
+ * would write whole pages that another has mapped over the bytes of this one. And not where
+ * it goes on showing the pages that it has of the file (before 6.6).
+ */
+bool request_writes_directly(const struct request *r, unsigned writers);
+
 /* Runs it here or, if it asks for that, later. */
 void request_run(const struct request *r);
 

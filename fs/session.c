@@ -110,6 +110,7 @@ static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
     if (s->answered || !negotiate_is_answer(offer, iov))
         return writev(fd, iov, count);
     wants.passthrough = passthrough_wanted(s->fs);
+    s->fs->can_mix_direct = offer->offers_mmap;
     negotiate_accept(offer, iov, count, wants);
     n = writev(fd, iov, count);
     if (n >= 0) {
