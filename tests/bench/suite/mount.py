@@ -19,12 +19,17 @@ def is_running(pid):
 
 
 class Mount:
-    """`unshard mount` of a source; `server` is the process that answers, `mounted_in` how long the command took."""
+    """`unshard mount` of a source; `server` is the process that answers, `mounted_in` how long the command took.
 
-    def __init__(self, binary, source, cache, options=""):
+    as_user: a command that its own follows, as another user.
+    """
+
+    def __init__(self, binary, source, cache, options="", as_user=()):
         self.binary, self.path = str(binary), tempfile.mkdtemp(prefix="mnt-", dir=pathlib.Path(cache).parent)
+        if as_user:
+            os.chmod(self.path, 0o777)
         begin = time.monotonic()
-        p = subprocess.run([self.binary, "mount", str(source), self.path, "-o", f"cache_dir={cache}{options}"],
+        p = subprocess.run([*as_user, self.binary, "mount", str(source), self.path, "-o", f"cache_dir={cache}{options}"],
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         self.mounted_in = time.monotonic() - begin
         if p.returncode:
