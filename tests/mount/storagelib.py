@@ -382,7 +382,10 @@ def other_bytes(where):
     for name, path in files_of(where).items():
         if name.endswith(".safetensors"):
             with open(path, "r+b") as f:
-                size, = struct.unpack("<Q", f.read(8))
+                head = f.read(8)
+                size = int.from_bytes(head, "little")
+                if len(head) < 8 or 8 + size > os.path.getsize(path):
+                    continue  # a hostile one
                 f.seek(8 + size)
                 data = f.read()
                 f.seek(8 + size)
