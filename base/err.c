@@ -32,6 +32,12 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     return -code;
 }
 
+int err_copy(struct err *e, const struct err *from)
+{
+    *e = *from;
+    return -e->code;
+}
+
 const char *err_cause(const struct err *e)
 {
     size_t len = strlen(e->text);

@@ -24,6 +24,21 @@ int err_set(struct err *e, int code, const char *fmt, ...) PRINTF(3, 4);
 /* What err_set() was given, without the places that were put before it. */
 const char *err_cause(const struct err *e);
 
+/* Takes over an error that was kept, or that a copy was made of. Returns -from->code. */
+int err_copy(struct err *e, const struct err *from);
+
+/*
+ * Ends the function with what `call` returns, where that is an error. The errno is the return
+ * value: nobody reads it out of `struct err`, which has the words.
+ */
+#define TRY(call)                                                                      \
+    do {                                                                               \
+        int try_rc = (call);                                                           \
+                                                                                       \
+        if (try_rc < 0)                                                                \
+            return try_rc;                                                             \
+    } while (0)
+
 /* Puts "place: " in front of the message, once. Returns -e->code. */
 int err_wrap(struct err *e, const char *fmt, ...) PRINTF(2, 3);
 

@@ -168,9 +168,7 @@ static int give_member(struct json_lexer *l, struct buf *name, json_member_fn *f
     l->values = 0;
     buf_clear(&l->marks);
     buf_clear(&l->words);
-    rc = json_lex_value(l, e);
-    if (rc < 0)
-        return rc;
+    TRY(json_lex_value(l, e));
     value = build(l, start);
     if (!value)
         return err_nomem(e);

@@ -218,10 +218,7 @@ static int lex_string(struct json_lexer *l, bool nul_ok, struct buf *out, struct
 /* A string that is a value. */
 static int lex_text(struct json_lexer *l, struct err *e)
 {
-    int rc = lex_string(l, l->nul_in_values, NULL, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(lex_string(l, l->nul_in_values, NULL, e));
     return buf_addc(&l->marks, l->saw_nul) < 0 ? err_nomem(e) : 0;
 }
 
@@ -305,9 +302,7 @@ static int lex_key(struct json_lexer *l, struct err *e)
     if (peek(l) != '"')
         return fail(l, "a member's name is missing", e);
     buf_clear(&l->key);
-    rc = lex_string(l, nul_ok, &l->key, e);
-    if (rc < 0)
-        return rc;
+    TRY(lex_string(l, nul_ok, &l->key, e));
     rc = keyset_add(&l->levels[l->depth - 1].keys, l->key.data, l->key.len);
     if (rc < 0)
         return err_nomem(e);

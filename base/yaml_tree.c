@@ -145,8 +145,7 @@ static int open_level(struct reading *r, const yaml_event_t *event, bool mapping
 {
     bool key;
 
-    if (begin_node(r, event, &key, e) < 0)
-        return -e->code;
+    TRY(begin_node(r, event, &key, e));
     if (key)
         return refuse(event, "a key that is no scalar", e);
     if (r->depth == MAX_DEPTH)
@@ -212,8 +211,7 @@ static int read_json(struct reading *r, struct json **out, struct err *e)
     const struct json_limits limits = {.nul_ok = true, .depth = MAX_DEPTH + 1};
 
     while (!r->end)
-        if (next_event(r, e) < 0)
-            return -e->code;
+        TRY(next_event(r, e));
     if (!r->root)
         buf_adds(&r->json, "null");
     if (buf_failed(&r->json))

@@ -196,8 +196,7 @@ static int find_blocks(struct cli *c, struct cache_facts *f)
     }
     if (access(table, F_OK) < 0)
         return 0;
-    if (block_disk_open(f->dir, BLOCK_DISK_AS_IS, &d, &c->err) < 0)
-        return -c->err.code;
+    TRY(block_disk_open(f->dir, BLOCK_DISK_AS_IS, &d, &c->err));
     return block_disk_list(d, &f->blocks, f->owner, OWNERS, &f->owners, &c->err);
 }
 
@@ -306,8 +305,7 @@ static int set_limit(struct cli *c, struct cache_facts *f, const char *text)
                           "-o cache_size=0");
         return cli_usage(c);
     }
-    if (block_disk_open(f->dir, limit, &d, &c->err) < 0)
-        return -c->err.code;
+    TRY(block_disk_open(f->dir, limit, &d, &c->err));
     return show_limit(c, f);
 }
 
@@ -319,8 +317,7 @@ static int run(struct cli *c)
 
     if (!f)
         return err_nomem(&c->err);
-    if (cache_dir(c->opt.cache_dir, &dir, &c->err) < 0)
-        return -c->err.code;
+    TRY(cache_dir(c->opt.cache_dir, &dir, &c->err));
     if (!realpath(dir.data, f->dir))
         return err_set(&c->err, errno, "%s: %s", dir.data, strerror(errno));
     if (!strcmp(verb, "list") && c->args < 2)

@@ -183,10 +183,9 @@ static int describe(const struct convert *v, struct buf *out)
     uint64_t digest[2];
     struct err *e = &v->c->err;
 
-    if (layout_digest(v->layout, digest, e) < 0 ||
-        save_input_identity(v->input, &source, e) < 0 ||
-        mapping_identity(v->source->mapping, "", &source, e) < 0)
-        return -e->code;
+    TRY(layout_digest(v->layout, digest, e));
+    TRY(save_input_identity(v->input, &source, e));
+    TRY(mapping_identity(v->source->mapping, "", &source, e));
     for (size_t i = 0; i < source.len; i++)
         if (source.data[i] == '\n')
             source.data[i] = ' ';
@@ -233,8 +232,7 @@ static int copy_file(struct convert *v, struct store *store, const char *path,
     ret = keyset_add(&v->given, name, strlen(name));
     if (ret != 1)
         return ret < 0 ? err_nomem(e) : 0;
-    if (store->ops->open(store, path, &src, e) < 0)
-        return -e->code;
+    TRY(store->ops->open(store, path, &src, e));
     return v->target->ops->side(v->target, name, src, e);
 }
 

@@ -373,10 +373,8 @@ static int print_complete(struct cli *c, struct reading *s,
 {
     CLEANUP(buf_release) struct buf b = {0}, first = {0};
     uint64_t losses;
-    int ret = cli_origin_losses(c, s, i->id, &losses, &first);
 
-    if (ret < 0)
-        return ret;
+    TRY(cli_origin_losses(c, s, i->id, &losses, &first));
     if (!i->faults && !losses)
         buf_adds(&b, "yes");
     else
@@ -424,10 +422,8 @@ static int print_tensor_origin(void *user, const struct tensor_info *t)
 {
     CLEANUP(buf_release) struct buf b = {0};
     struct origins *o = user;
-    int ret = cli_origin_of(o->c, o->source, o->info, t, &o->of);
 
-    if (ret < 0)
-        return ret;
+    TRY(cli_origin_of(o->c, o->source, o->info, t, &o->of));
     buf_add(&b, t->key, t->key_len);
     buf_addf(&b, " %s ", dtype_name(t->dtype));
     shape_format(&t->shape, &b);

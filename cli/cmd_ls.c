@@ -146,9 +146,7 @@ static int show_tensors(struct ls *ls, const struct checkpoint_info *info)
     ls->table =
         (struct table){.screen = &ls->c->screen, .column = column, .n = LS_COLUMNS};
     column[LS_ROLE].hidden = column[LS_CHUNKS].hidden = !ls->c->opt.long_rows;
-    ret = catalog_tensors(cat, info->id, 0, see_row, ls, &ls->c->err);
-    if (ret < 0)
-        return ret;
+    TRY(catalog_tensors(cat, info->id, 0, see_row, ls, &ls->c->err));
     any = column[LS_SHAPE].width > 0;
     table_fit(&ls->table);
     if (any && !ls->c->opt.quiet)
@@ -169,8 +167,7 @@ static int json_row(void *user, const struct tensor_info *t)
 
     if (!wanted(ls, t->key))
         return 0;
-    if (cli_origin_of(ls->c, ls->source, ls->info, t, &ls->origin) < 0)
-        return -ls->c->err.code;
+    TRY(cli_origin_of(ls->c, ls->source, ls->info, t, &ls->origin));
     shape_format(&t->shape, &shape);
     fputs(ls->shown++ ? ",\n    {\"key\": " : "\n    {\"key\": ", stdout);
     out_json(stdout, t->key, t->key_len);

@@ -50,8 +50,7 @@ static int check_mapping(const struct mount_options *o, struct err *e)
     if ((!o->mapping.map && !o->mapping.dtype) ||
         try_scan(o, &o->mapping, &refused) == 0 || try_scan(o, &none, &plain) < 0)
         return 0;
-    *e = refused;
-    return -e->code;
+    return err_copy(e, &refused);
 }
 
 int mount_source(struct cli *c, const char *source, const char *mountpoint, char *text)
@@ -70,8 +69,7 @@ int mount_source(struct cli *c, const char *source, const char *mountpoint, char
     if (o.has_refresh && !o.refresh && store_is_url(source))
         o.refresh =
             1; /* as often as a server is asked at most: 0 leaves it to the mount */
-    if (check_mapping(&o, &c->err) < 0)
-        return -c->err.code;
+    TRY(check_mapping(&o, &c->err));
     ret = fs_mount(&o, &c->err);
     return ret == -ENOTSUP && store_is_url(source) ? cli_usage(c) : ret;
 }

@@ -106,17 +106,13 @@ static int print_plan(struct cli *c, struct reader *r, const struct tensor_info 
         if (t->stored != t->dtype)
             printf(", stored as %s", dtype_name(t->stored));
         putchar('\n');
-        ret = print_origin(c, t, origin);
-        if (ret < 0)
-            return ret;
+        TRY(print_origin(c, t, origin));
     }
     room.list = NULL;
     for (size_t i = 0; i < plan_chunks(plan); i++) {
         struct row row = {.chunk = plan_chunk(plan, i, &room), .nd = units.nd};
 
-        ret = reader_place(r, i, &row.place, &row.path, &c->err);
-        if (ret < 0)
-            return ret;
+        TRY(reader_place(r, i, &row.place, &row.path, &c->err));
         if (c->opt.json)
             json_row(&row, i == 0);
         else

@@ -147,8 +147,7 @@ static int read_piece(const struct stats *s, const struct item *it,
     reader_will_need(it->reader, end, reader_ahead(&s->source->env));
     for (size_t part; at < end; at += part) {
         part = (size_t)MIN(end - at, (uint64_t)SWEEP_WINDOW);
-        if (reader_read(it->reader, at, part, window, &out->err) < 0)
-            return -out->err.code;
+        TRY(reader_read(it->reader, at, part, window, &out->err));
         if (counts)
             element_counts_add(counts, &it->decoder, window, part / it->decoder.unit);
         else

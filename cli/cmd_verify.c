@@ -248,8 +248,7 @@ static int verify_tensors(struct verify *v, const char *place)
             return ret;
         if (v->n)
             from = v->batch[v->n - 1].ord + 1;
-        if (run_batch(v, place) < 0)
-            return -v->c->err.code;
+        TRY(run_batch(v, place));
     } while (ret == 1);
     print_groups(v, &v->faults, "damaged");
     print_groups(v, &v->notes, "note");

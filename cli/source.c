@@ -260,8 +260,8 @@ int cli_no_checkpoint(struct cli *c, struct reading *s)
                         "the save is not finished, or .metadata was not copied "
                         "along: names that begin with a dot are left out by *");
     }
-    if (listed && unread_tell(l, s->store->file, s->name, &c->err) < 0)
-        return -c->err.code;
+    if (listed)
+        TRY(unread_tell(l, s->store->file, s->name, &c->err));
     err_set(&c->err, ENOENT, "%s: no checkpoint that a driver recognises", s->name);
     return err_hint(&c->err, "`unshard probe %s` tells what each driver saw", s->name);
 }

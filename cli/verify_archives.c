@@ -195,8 +195,7 @@ static int read_on(struct source *src, uint64_t off, uint64_t len, uint32_t *crc
     for (uint64_t at = 0; at < len; at += WINDOW) {
         size_t n = (size_t)MIN(len - at, (uint64_t)WINDOW);
 
-        if (source_read(src, off + at, n, data, e) < 0)
-            return -e->code;
+        TRY(source_read(src, off + at, n, data, e));
         *crc = crc32_zip(*crc, data, n);
     }
     return 0;
@@ -246,17 +245,15 @@ static int check_records(struct records *r, struct err *e)
     r->outcome = calloc(zip_count(r->zip) + 1, sizeof *r->outcome);
     if (!r->outcome)
         return err_nomem(e);
-    if (source_check(r->src, e) < 0 ||
-        pool_each(r->a->s->pool, zip_count(r->zip), check_record, r, e) < 0)
-        return -e->code;
+    TRY(source_check(r->src, e));
+    TRY(pool_each(r->a->s->pool, zip_count(r->zip), check_record, r, e));
     return source_check(r->src, e); /* what changed meanwhile is nobody's */
 }
 
 /* 0: it is no archive as a whole; it has items that are, or the scan told what is wrong. */
 static int open_records(struct records *r, struct err *e)
 {
-    if (open_files_get(r->a->s->files, r->x->path, &r->x->id, &r->src, e) < 0)
-        return -e->code;
+    TRY(open_files_get(r->a->s->files, r->x->path, &r->x->id, &r->src, e));
     if (zip_open(r->src, 0, r->src->size, &r->zip, e) == 0)
         return 1;
     if (e->code != EBADMSG)

@@ -60,8 +60,7 @@ static int run_piece(void *user, size_t i, struct err *e)
         return err_nomem(e);
     for (size_t len; at < end; at += len) {
         len = (size_t)MIN(end - at, (uint64_t)WINDOW);
-        if (read_window(r, at, len, window, e) < 0)
-            return -e->code;
+        TRY(read_window(r, at, len, window, e));
         nonfinite_count(r->t->dtype, window, len, &part->nonfinite);
         if (r->src)
             part->crc = crc32_zip(part->crc, window, len);
@@ -84,8 +83,7 @@ static int run_all(struct run *r, struct nonfinite *found, uint32_t *crc, struct
     if (!part)
         return err_nomem(e);
     r->part = part;
-    if (pool_each(r->t->env->pool, pieces, run_piece, r, e) < 0)
-        return -e->code;
+    TRY(pool_each(r->t->env->pool, pieces, run_piece, r, e));
     *crc = 0;
     for (size_t i = 0; i < pieces; i++) {
         uint64_t len = MIN(r->len - i * (uint64_t)PIECE, (uint64_t)PIECE);
@@ -194,9 +192,9 @@ static int check_plain(struct chunks *k, size_t i, const struct chunk_place *pla
     struct nonfinite found = {0};
     uint32_t crc;
 
-    if (source_check(place->src, e) < 0 || run_all(&run, &found, &crc, e) < 0 ||
-        source_check(place->src, e) < 0)
-        return -e->code;
+    TRY(source_check(place->src, e));
+    TRY(run_all(&run, &found, &crc, e));
+    TRY(source_check(place->src, e));
     archives_note(t->archives,
                   plan_chunk(reader_plan(t->reader), i, &(struct chunk_room){0})->file,
                   place->base, len, crc);
@@ -217,8 +215,8 @@ static int check_fill(struct chunks *k, const struct chunk *c, struct err *e)
         at = at * shape->dim[d] + c->start[d];
         elements *= c->size[d];
     }
-    if (elements > 0 && reader_read(k->t->reader, at * unit, unit, value, e) < 0)
-        return -e->code;
+    if (elements > 0)
+        TRY(reader_read(k->t->reader, at * unit, unit, value, e));
     if (elements > 0)
         nonfinite_count(k->t->dtype, value, unit, &found);
     found.nan *= elements;
@@ -237,8 +235,7 @@ static int check_placed(struct chunks *k, size_t i, const struct chunk_place *pl
     uint64_t len = 0;
     bool in_a_row = !t->cast && stands_in_a_row(plan, i, place, &len);
 
-    if (reader_compare(t->reader, i, e) < 0)
-        return -e->code;
+    TRY(reader_compare(t->reader, i, e));
     if (c->encoding == CHUNK_FILL && !t->cast && plan_unit(plan) <= UNIT_MAX)
         return check_fill(k, c, e);
     if (c->encoding == CHUNK_PLAIN && in_a_row && archives_have(t->archives, c->file))

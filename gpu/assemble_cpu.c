@@ -473,12 +473,8 @@ static int check_run(const struct assemble_run *r, uint64_t size, struct err *e)
 static int check_runs(const struct assemble_run *run, size_t n, uint64_t size,
                       struct err *e)
 {
-    for (size_t i = 0; i < n; i++) {
-        int ret = check_run(&run[i], size, e);
-
-        if (ret < 0)
-            return ret;
-    }
+    for (size_t i = 0; i < n; i++)
+        TRY(check_run(&run[i], size, e));
     return 0;
 }
 

@@ -61,11 +61,9 @@ static int whole_granules(struct device *d, uint64_t size, uint64_t *out, struct
 {
     const struct driver_allocation kind = kind_of(d);
     size_t granule = 0;
-    int ret = DRIVER_CALL(&d->driver, e, granularity, &granule, &kind,
-                          GRANULARITY_RECOMMENDED);
 
-    if (ret < 0)
-        return ret;
+    TRY(DRIVER_CALL(&d->driver, e, granularity, &granule, &kind,
+                    GRANULARITY_RECOMMENDED));
     size = MAX(size, (uint64_t)1);
     if (granule == 0 || add_overflows(size, granule - 1, out))
         return err_set(e, ENOMEM, "%" PRIu64 " bytes of device memory", size);

@@ -60,13 +60,9 @@ static int tell(struct load *l, uint64_t bytes, struct err *e)
 
 static int wait_for_slot(struct load *l, struct device_slot *s, struct err *e)
 {
-    int ret;
-
     if (!s->busy)
         return 0;
-    ret = DRIVER_CALL(&l->d->driver, e, event_wait, s->event);
-    if (ret < 0)
-        return ret;
+    TRY(DRIVER_CALL(&l->d->driver, e, event_wait, s->event));
     s->busy = false;
     return tell(l, s->result, e);
 }
@@ -261,10 +257,8 @@ static int run_round(struct load *l, struct err *e)
 {
     pthread_t thread[64];
     size_t n, started = 0;
-    int ret = slot_plan_make(&l->work, l->d->room, DEVICE_TABLE_BOXES, &l->plan, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(slot_plan_make(&l->work, l->d->room, DEVICE_TABLE_BOXES, &l->plan, e));
     atomic_store(&l->next, 0);
     n = MIN((size_t)l->d->threads, l->plan.batches);
     for (size_t i = 1; i < n && i < ARRAY_SIZE(thread); i++)
@@ -278,8 +272,7 @@ static int run_round(struct load *l, struct err *e)
     l->work.count = 0;
     if (!l->err.code)
         return 0;
-    *e = l->err;
-    return -e->code;
+    return err_copy(e, &l->err);
 }
 
 static int load_job(struct load *l, const struct gather_job *job, uint64_t scale,

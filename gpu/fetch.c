@@ -209,18 +209,15 @@ static int add_copy(struct fetch *f, const struct plan_run *r, uint64_t src,
         size_t i = spans_find(&f->spans, r->tag, src);
         const struct span *s = &f->spans.span[i];
         uint64_t part = MIN(len, s->off + s->len - src);
-        int ret =
-            add_run(f,
+
+        TRY(add_run(f,
                     &(struct assemble_run){.piece = f->bytes[i].at + (src - s->off),
                                            .at = dst,
                                            .len = part,
                                            .count = 1,
                                            .flags = r->flags,
                                            .component = r->component},
-                    e);
-
-        if (ret < 0)
-            return ret;
+                    e));
         src += part;
         dst += part;
         len -= part;
@@ -256,12 +253,9 @@ static int add_plan_run(struct fetch *f, const struct plan_run *r, struct err *e
                                               .flags = r->flags,
                                               .component = r->component},
                        e);
-    for (uint64_t k = 0; k < r->count; k++) {
-        int ret = add_copy(f, r, r->src + k * (uint64_t)r->src_step,
-                           r->dst + k * r->dst_step, r->len, e);
-        if (ret < 0)
-            return ret;
-    }
+    for (uint64_t k = 0; k < r->count; k++)
+        TRY(add_copy(f, r, r->src + k * (uint64_t)r->src_step, r->dst + k * r->dst_step,
+                     r->len, e));
     return 0;
 }
 

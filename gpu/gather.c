@@ -86,10 +86,8 @@ static int check_types(const struct making *m, struct err *e)
 static int choose_part(struct making *m, struct err *e)
 {
     const struct gather_request *r = m->r;
-    int ret = shape_units(r->shape, r->stored, &m->units, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(shape_units(r->shape, r->stored, &m->units, e));
     if (!r->start != !r->size)
         return err_set(e, EINVAL, "a part has a start and a size, or neither");
     m->part = m->units;

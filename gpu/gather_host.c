@@ -112,13 +112,10 @@ static int read_by_window(const struct gather *g, uint64_t window, uint64_t *rea
 static int choose_window(const struct host_run *h, struct target *t, struct err *e)
 {
     uint64_t size = plan_size(t->job->gather->plan), read;
-    int ret;
 
     t->window = WINDOW;
     while (!h->maps && t->window < size) {
-        ret = read_by_window(t->job->gather, t->window, &read, e);
-        if (ret < 0)
-            return ret;
+        TRY(read_by_window(t->job->gather, t->window, &read, e));
         if (read <= READ_TIMES * t->window)
             break;
         t->window = t->window > size / READ_TIMES ? size : READ_TIMES * t->window;
@@ -133,10 +130,8 @@ static int fill_stored(const struct host_run *h, const struct gather *g, uint64_
 {
     CLEANUP(window_runs_release)
     struct window_runs w = {.g = g, .off = off, .len = len, .e = e};
-    int ret = cut_window(&w);
 
-    if (ret < 0)
-        return ret;
+    TRY(cut_window(&w));
     return fetch_window(&w.runs, &(struct fetch_sources){.src = w.source, .count = w.n},
                         h->inner, dst, len, e);
 }
@@ -211,9 +206,7 @@ static int plan_windows(struct host_run *h, const struct gather_job *job, size_t
             continue;
         t->job = &job[i];
         t->first = h->windows;
-        ret = choose_window(h, t, e);
-        if (ret < 0)
-            return ret;
+        TRY(choose_window(h, t, e));
         h->windows += (size_t)((size - 1) / t->window + 1);
         h->total += gather_size(job[i].gather);
         h->n++;

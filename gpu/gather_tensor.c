@@ -126,10 +126,8 @@ static int find_piece(void *user, size_t i, struct err *e)
     uint64_t *start = p->box + i * 2 * nd, *size = start + nd;
     struct chunk_place place = {0};
     const char *path;
-    int ret = is_wanted(p, c) ? tensor_place(p->t, i, &place, &path, e) : 0;
 
-    if (ret < 0)
-        return ret;
+    TRY(is_wanted(p, c) ? tensor_place(p->t, i, &place, &path, e) : 0);
     p->source[i] = place.src;
     memcpy(step, place.step, nd * sizeof *step);
     memcpy(start, c->start, nd * sizeof *start);

@@ -141,8 +141,8 @@ static int take_head(struct cursor *c, struct arena *a, struct counts *n,
     p->bytes = take_u64(c);
     if (c->len < WIRE_HEAD)
         return err_set(e, EBADMSG, "cut at byte %zu", c->len);
-    if (take_dtype(c, &p->dtype, e) < 0 || take_dtype(c, &p->stored, e) < 0)
-        return -e->code;
+    TRY(take_dtype(c, &p->dtype, e));
+    TRY(take_dtype(c, &p->stored, e));
     if (p->dtype != p->stored && !cast_possible(p->stored, p->dtype))
         return err_set(e, EBADMSG, "a cast of %s to %s", dtype_name(p->stored),
                        dtype_name(p->dtype));
@@ -151,8 +151,8 @@ static int take_head(struct cursor *c, struct arena *a, struct counts *n,
     n->sources = take_u64(c);
     n->pieces = take_u64(c);
     n->key_len = take_u64(c);
-    if (check_counts(c, n, e) < 0 || take_shape(c, n, p, e) < 0)
-        return -e->code;
+    TRY(check_counts(c, n, e));
+    TRY(take_shape(c, n, p, e));
     p->through = n->flags;
     p->key_len = (size_t)n->key_len;
     return take_text(c, a, n->key_len, &p->key, e);

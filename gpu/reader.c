@@ -295,14 +295,10 @@ static void kept_add(struct reader *r, uint32_t ord, struct tensor *t)
 static int member_tensor(struct reader *r, const struct view_member *m,
                          struct tensor **out, struct err *e)
 {
-    int ret;
-
     *out = kept_find(r, m->ord);
     if (*out)
         return 0;
-    ret = tensor_open(&r->env, r->checkpoint, m->ord, out, e);
-    if (ret < 0)
-        return ret;
+    TRY(tensor_open(&r->env, r->checkpoint, m->ord, out, e));
     if (tensor_size(*out) != m->bytes) {
         tensor_put(*out);
         return err_set(e, EBADMSG, "the index disagrees with itself about tensor %u",
@@ -601,10 +597,8 @@ static int plain_map(struct reader *r, uint64_t off, size_t len, struct reader_i
                      struct err *e)
 {
     const char *map = source_map(r->src);
-    int ret = source_check(r->src, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(source_check(r->src, e));
     if (!map || !source_resident(r->src, off, len))
         return 0;
     return iov_add(v, map + off, len, r->src) ? 1 : 0;

@@ -174,10 +174,8 @@ static int read_together(const struct line_reader *r, uint64_t n, uint64_t m,
     uint64_t last = box_line(&r->w->box, r->lines, n + m - 1);
     size_t length = (size_t)r->lines->length, all = (size_t)(last - first) + length;
     unsigned char *to = r->to + n * box_pitch(r->lines);
-    int ret = source_read(r->w->source, first, all, m > 1 ? r->bounce : to, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(source_read(r->w->source, first, all, m > 1 ? r->bounce : to, e));
     *r->read += all;
     for (uint64_t i = 0; m > 1 && i < m; i++)
         memcpy(to + i * box_pitch(r->lines),

@@ -238,9 +238,7 @@ static int build_plan(struct tensor *t, int64_t checkpoint, struct numbers *file
 {
     int ret;
 
-    ret = shape_units(&t->info.shape, t->info.stored, &t->units, e);
-    if (ret < 0)
-        return ret;
+    TRY(shape_units(&t->info.shape, t->info.stored, &t->units, e));
     if (!cast_possible(t->info.stored, t->info.dtype) && tensor_is_cast(t))
         return err_set(e, EBADMSG, "a cast of %s to %s", dtype_name(t->info.stored),
                        dtype_name(t->info.dtype));
@@ -450,8 +448,7 @@ static int find_place(struct tensor *t, const struct chunk *c, struct chunk_plac
 
     if (c->encoding == CHUNK_FILL)
         return fill_place(t, c, out, e);
-    if (shard_get(t, c->file, &shard, e) < 0)
-        return -e->code;
+    TRY(shard_get(t, c->file, &shard, e));
     return shard_place(t, c, shard, out, e);
 }
 
@@ -580,8 +577,7 @@ int tensor_verify(struct tensor *t, size_t i, struct chunk_look *look, struct er
 
     if (!codec || !codec->verify)
         return 0;
-    if (shard_get(t, c->file, &shard, e) < 0)
-        return -e->code;
+    TRY(shard_get(t, c->file, &shard, e));
     return codec->verify(shard, c, t->env.decoded, look, e);
 }
 
@@ -596,7 +592,6 @@ int tensor_compare(struct tensor *t, size_t i, struct err *e)
 
     if (!codec || !codec->compare)
         return 0;
-    if (shard_get(t, c->file, &shard, e) < 0)
-        return -e->code;
+    TRY(shard_get(t, c->file, &shard, e));
     return codec->compare(shard, c, &about, e);
 }

@@ -30,8 +30,7 @@ static int decode_nth(void *user, size_t n, struct err *e)
     /* The reader has overtaken us: what it is through with is not to be had again. */
     if (s->first + n < atomic_load(&s->t->wanted))
         return 0;
-    if (tensor_resolve(s->t, s->first + n, &src, e) < 0)
-        return -e->code;
+    TRY(tensor_resolve(s->t, s->first + n, &src, e));
     source_put(src);
     return 0;
 }

@@ -132,8 +132,6 @@ static bool all_known(const struct cut *c)
 
 int cut_next(struct cut *c, struct err *e)
 {
-    int ret;
-
     end_batch(c);
     if (c->first == c->n)
         return 0;
@@ -142,10 +140,8 @@ int cut_next(struct cut *c, struct err *e)
     if (!c->src)
         return err_nomem(e);
     /* What has to be read or decoded first is so side by side. */
-    ret = pool_each(c->count > 1 && !all_known(c) ? c->t->env.pool : NULL, c->count,
-                    resolve_nth, c, e);
-    if (ret < 0)
-        return ret;
+    TRY(pool_each(c->count > 1 && !all_known(c) ? c->t->env.pool : NULL, c->count,
+                  resolve_nth, c, e));
     for (size_t n = 0; n < c->count; n++)
         c->flags |= atomic_load(&c->t->resolved[c->chunk[c->first + n]])->op.flags != 0;
     return 1;

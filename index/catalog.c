@@ -71,12 +71,8 @@ static int read_checkpoint_texts(const struct cell *row, struct arena *a,
         {CP_METADATA_FILE, &out->metadata_file},
     };
 
-    for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
-        int rc = text_of(a, &row[texts[i].column], texts[i].out, e);
-
-        if (rc < 0)
-            return rc;
-    }
+    for (size_t i = 0; i < ARRAY_SIZE(texts); i++)
+        TRY(text_of(a, &row[texts[i].column], texts[i].out, e));
     if (out->file && out->file[0] == '\0')
         out->file = NULL;
     return 0;
@@ -328,10 +324,8 @@ static int read_file(struct query *q, struct arena *a, struct catalog_file *out,
                      struct err *e)
 {
     struct cell row[FILE_COLUMNS];
-    int rc = query_row_summed(q, row, FILE_COLUMNS, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(query_row_summed(q, row, FILE_COLUMNS, e));
     if (row[1].kind != CELL_BLOB || row[1].len == 0 || row[1].len >= PATH_MAX ||
         memchr(row[1].data, '\0', row[1].len))
         return conn_damaged(q->conn, e, "the path of a file is impossible");

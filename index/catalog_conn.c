@@ -242,8 +242,8 @@ int query_bind_ints(struct query *q, const int64_t *v, size_t n, struct err *e)
 
 int query_step(struct query *q, struct err *e)
 {
-    if (++q->conn->steps % LOOK_EVERY == 0 && interrupt_check_late(e) < 0)
-        return -e->code;
+    if (++q->conn->steps % LOOK_EVERY == 0)
+        TRY(interrupt_check_late(e));
     switch (sqlite3_step(q->stmt)) {
     case SQLITE_ROW:
         return 1;
@@ -290,10 +290,7 @@ int query_row(struct query *q, struct cell *cell, size_t n, struct err *e)
 
 int query_row_summed(struct query *q, struct cell *cell, size_t n, struct err *e)
 {
-    int rc = query_row(q, cell, n, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(query_row(q, cell, n, e));
     if ((uint64_t)sqlite3_column_int64(q->stmt, (int)n) != cells_sum(cell, n))
         return conn_damaged(q->conn, e, "the sum of a row is wrong");
     return 0;

@@ -115,8 +115,8 @@ int held_next(struct held_walk *w, struct cell *cell, struct err *e)
         return 1;
     }
     rc = i == 0 ? w->more : query_step(&w->q, e);
-    if (rc == 1 && query_row(&w->q, cell, w->held->columns, e) < 0)
-        return -e->code;
+    if (rc == 1)
+        TRY(query_row(&w->q, cell, w->held->columns, e));
     return rc;
 }
 

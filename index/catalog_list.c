@@ -142,14 +142,11 @@ int catalog_remove(const char *dir, const char *name, struct err *e)
 {
     char path[PATH_MAX], part[PATH_MAX + 16];
     CLEANUP_FD int lock = -1;
-    int rc;
 
     if (!is_index(name) ||
         snprintf(path, sizeof path, "%s/index/%s", dir, name) >= (int)sizeof path)
         return err_set(e, EINVAL, "%s: not the name of an index", name);
-    rc = lock_index(path, &lock, e);
-    if (rc < 0)
-        return rc;
+    TRY(lock_index(path, &lock, e));
     if (in_use(path))
         return err_set(e, EBUSY, "%s: a process has it open", path);
     /* The journals last: sqlite ignores those of a file that is not there. */

@@ -201,10 +201,7 @@ static int open_locked(struct catalog *c, struct conn **out, struct err *e)
 
 static int open_memory(struct catalog *c, struct err *e)
 {
-    int rc = conn_open(c, ":memory:", &c->only, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(conn_open(c, ":memory:", &c->only, e));
     c->only->memory = true;
     return conn_ready(c->only, NULL, e);
 }

@@ -75,10 +75,8 @@ static int read_names(struct arena *a, const struct cell *row, struct tensor_inf
     const struct cell *npy = &row[TENSOR_NAME_NPY];
     size_t len;
     char *made;
-    int rc = copy_text_or(a, &row[TENSOR_NAME], t->key, &t->name, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(copy_text_or(a, &row[TENSOR_NAME], t->key, &t->name, e));
     len = row[TENSOR_NAME].kind == CELL_BLOB ? row[TENSOR_NAME].len : t->key_len;
     if (!is_name(t->name, len))
         return err_set(e, EBADMSG, "its file name is impossible");

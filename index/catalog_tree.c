@@ -83,9 +83,7 @@ static int take_place(struct stage *st, uint32_t ord, struct err *e)
         rc = keyset_add(&st->taken, row[0].data, row[0].len);
     if (rc < 1)
         return rc < 0 ? err_nomem(e) : 0;
-    rc = held_add(st, &st->places, row, e);
-    if (rc < 0)
-        return rc;
+    TRY(held_add(st, &st->places, row, e));
     if (in_table)
         return conn_changes(st->conn) == 1;
     if (st->places.spilled) { /* its names are the table's key */
@@ -215,13 +213,10 @@ static int enter_dir(struct writer *w, const char *name, size_t len, struct err 
 {
     uint32_t dir = w->ndirs + 1;
     struct level *top;
-    int rc;
 
     if (w->depth == MAX_DEPTH || dir > INT32_MAX)
         return conn_damaged(w->conn, e, "too many directories in tree/");
-    rc = write_entry(w, name, len, -(int64_t)dir, e);
-    if (rc < 0)
-        return rc;
+    TRY(write_entry(w, name, len, -(int64_t)dir, e));
     buf_add(&w->path, name, len);
     if (buf_addc(&w->path, '\0') < 0)
         return err_nomem(e);

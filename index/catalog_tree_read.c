@@ -30,10 +30,8 @@ struct entry {
 static int read_block(struct query *q, struct block *out, struct err *e)
 {
     struct cell cell[4];
-    int rc = query_row_summed(q, cell, ARRAY_SIZE(cell), e);
 
-    if (rc < 0)
-        return rc;
+    TRY(query_row_summed(q, cell, ARRAY_SIZE(cell), e));
     if (cell[1].num > UINT32_MAX || cell[2].num > INT32_MAX ||
         cell[3].kind != CELL_BLOB)
         return conn_damaged(q->conn, e, "a row of tree/ is impossible");

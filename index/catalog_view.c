@@ -36,10 +36,8 @@ static int read_view(struct query *q, struct arena *a, struct view_info *out,
                      struct err *e)
 {
     struct cell row[VIEW_COLUMNS];
-    int rc = query_row_summed(q, row, VIEW_COLUMNS, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(query_row_summed(q, row, VIEW_COLUMNS, e));
     if (row[VIEW_NAME].kind != CELL_BLOB || row[VIEW_KIND].num > VIEW_OPTIMIZER ||
         !owner_is_valid((int64_t)row[VIEW_ID].num) || row[VIEW_SIZE].num > INT64_MAX ||
         row[VIEW_HEADER].num > row[VIEW_SIZE].num || row[VIEW_MODE].num > 0777 ||
@@ -174,9 +172,7 @@ int view_block_get(struct conn *n, enum view_table table, int64_t view, uint32_t
     buf_clear(out);
     if (rc != 1)
         return rc;
-    rc = query_row_summed(&q, cell, 2, e);
-    if (rc < 0)
-        return rc;
+    TRY(query_row_summed(&q, cell, 2, e));
     return buf_add(out, cell[1].data, cell[1].len) < 0 ? err_nomem(e) : 1;
 }
 

@@ -239,8 +239,8 @@ static int unpack_one(const struct chunk_blob *b, struct unpacker *u,
     for (uint32_t k = 0; tag & CHUNK_HAS_STEP && k < b->nd; k++)
         r->step[k] = unzigzag(unpack_number(u));
     c->step = tag & CHUNK_HAS_STEP ? r->step : NULL;
-    if (tag & CHUNK_HAS_PARAM && unpack_param(u, &prev, c, e) < 0)
-        return -e->code;
+    if (tag & CHUNK_HAS_PARAM)
+        TRY(unpack_param(u, &prev, c, e));
     return tag & CHUNK_HAS_WHOLE ? unpack_whole(u, &prev, r, e) : 0;
 }
 

@@ -106,9 +106,7 @@ int chunk_list_new(struct arena *a, const void *data, size_t len, uint32_t nd,
 
     if (!l || !kept)
         return err_nomem(e);
-    ret = chunk_blob_begin(kept, len, nd, &l->blob, &room, e);
-    if (ret < 0)
-        return ret;
+    TRY(chunk_blob_begin(kept, len, nd, &l->blob, &room, e));
     marks = (l->blob.n >> MARK_BITS) + 1;
     l->mark = arena_array(a, marks, sizeof *l->mark);
     l->numbers = arena_array(a, marks * 2, nd * sizeof *l->numbers);

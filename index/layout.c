@@ -119,10 +119,8 @@ int layout_file_new(struct layout *l, const char *path, unsigned stage,
                     struct layout_file **out, struct err *e)
 {
     struct layout_file *f, **grown;
-    int rc = check_path(l, path, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(check_path(l, path, e));
     if (l->files == ZARR_LIKE_FILES)
         return err_set(e, E2BIG, "more than %d files", ZARR_LIKE_FILES);
     grown = room(l->file, l->files, &l->files_cap, sizeof *grown, e);

@@ -26,10 +26,8 @@ static void add_tuple(struct buf *b, const struct shape *s)
 static int add_dict(struct buf *b, enum dtype d, const struct shape *s, struct err *e)
 {
     struct shape units = *s;
-    int rc = dtype_bits(d) % 8 == 0 ? 0 : shape_units(s, d, &units, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(dtype_bits(d) % 8 == 0 ? 0 : shape_units(s, d, &units, e));
     buf_addf(b, "{'descr': '%s', 'fortran_order': False, 'shape': ", dtype_npy(d));
     add_tuple(b, &units);
     buf_adds(b, ", }");

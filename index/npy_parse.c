@@ -142,8 +142,7 @@ static int take_shape(struct cursor *c, struct shape *out, struct err *e)
             return fail(c, e, "no comma between dimensions");
         if (out->nd == SHAPE_MAX_DIMS)
             return fail(c, e, "more than %d dimensions", SHAPE_MAX_DIMS);
-        if (take_dim(c, &out->dim[out->nd], e) < 0)
-            return -e->code;
+        TRY(take_dim(c, &out->dim[out->nd], e));
         comma = take(c, ',');
     }
     if (out->nd == 1 && !comma)
@@ -234,8 +233,7 @@ static int take_type(struct cursor *c, struct npy_layout *out, struct err *e)
     if (c->at < c->end && (*c->at == '[' || *c->at == '('))
         return err_set(e, ENOTSUP,
                        "elements of a structured type (several fields each)");
-    if (take_string(c, descr, e) < 0)
-        return -e->code;
+    TRY(take_string(c, descr, e));
     return type_of(descr, out, e);
 }
 
@@ -259,8 +257,7 @@ static int take_field(struct cursor *c, struct npy_layout *out, unsigned *seen,
     char name[MAX_STRING + 1];
     enum field field;
 
-    if (take_string(c, name, e) < 0)
-        return -e->code;
+    TRY(take_string(c, name, e));
     field = field_of(name);
     if (!field)
         return fail(c, e, "an entry that is none of descr, fortran_order and shape");
@@ -291,8 +288,7 @@ static int take_dict(struct cursor *c, struct npy_layout *out, struct err *e)
     while (!take(c, '}')) {
         if (!comma)
             return fail(c, e, "no comma between entries");
-        if (take_field(c, out, &seen, e) < 0)
-            return -e->code;
+        TRY(take_field(c, out, &seen, e));
         comma = take(c, ',');
     }
     if (seen != FIELD_ALL)
@@ -313,8 +309,7 @@ int npy_parse_as(const void *head, size_t len, enum dtype one_byte,
     struct cursor c;
 
     *out = (struct npy_layout){.dtype = one_byte};
-    if (npy_header_size(head, len, &out->header, e) < 0)
-        return -e->code;
+    TRY(npy_header_size(head, len, &out->header, e));
     if (out->header > len)
         return err_set(e, EBADMSG,
                        "the .npy header has %" PRIu64 " bytes, %zu are there",
@@ -322,8 +317,7 @@ int npy_parse_as(const void *head, size_t len, enum dtype one_byte,
     c.start = text;
     c.at = text + (text[MAGIC] == 1 ? SHORT_PREFIX : LONG_PREFIX);
     c.end = text + out->header;
-    if (take_dict(&c, out, e) < 0)
-        return -e->code;
+    TRY(take_dict(&c, out, e));
     out->line = text[out->header - 1] == '\n';
     return shape_bytes(&out->shape, out->dtype, &out->bytes, e) < 0
                ? err_set(e, EBADMSG, "a shape of more than 2^63 bytes")

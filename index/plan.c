@@ -65,14 +65,11 @@ static int new_plan(struct arena *a, const struct shape *units, unsigned unit,
 {
     struct plan *p = arena_alloc(a, sizeof *p);
     uint64_t stride = 1, bytes;
-    int ret;
 
     assert(unit > 0);
     if (!p)
         return err_nomem(e);
-    ret = shape_elements(units, &p->elements, e);
-    if (ret < 0)
-        return ret;
+    TRY(shape_elements(units, &p->elements, e));
     if (mul_overflows(p->elements, unit, &bytes) || bytes > INT64_MAX)
         return err_set(e, EOVERFLOW, "the tensor has more than 2^63 bytes");
     p->units = *units;
@@ -402,8 +399,7 @@ int plan_packer_finish(struct plan_packer *k, const struct chunk_list *list,
     p->n = chunk_list_count(list);
     p->list = list;
     p->levels = 1;
-    if (add_levels(p, p->level[0].n, k->arena, e) < 0)
-        return -e->code;
+    TRY(add_levels(p, p->level[0].n, k->arena, e));
     *out = p;
     return 1;
 }

@@ -45,10 +45,8 @@ int shape_elements(const struct shape *s, uint64_t *out, struct err *e)
 int shape_bytes(const struct shape *s, enum dtype d, uint64_t *out, struct err *e)
 {
     uint64_t n, bits = dtype_bits(d);
-    int ret = shape_elements(s, &n, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(shape_elements(s, &n, e));
     if (!bits)
         return shape_err(s, EBADMSG, "unknown element type", e);
     if (bits % 8 == 0) {
@@ -68,10 +66,8 @@ int shape_bytes(const struct shape *s, enum dtype d, uint64_t *out, struct err *
 int shape_units(const struct shape *s, enum dtype d, struct shape *out, struct err *e)
 {
     uint64_t bytes, bits = dtype_bits(d), last;
-    int ret = shape_bytes(s, d, &bytes, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(shape_bytes(s, d, &bytes, e));
     if (bits % 8 == 0) {
         *out = *s;
         return 0;

@@ -137,8 +137,7 @@ static int find_place(const struct sink *s, const char *name, size_t len,
 {
     char own[PATH_MAX];
 
-    if (interrupt_check_late(e) < 0)
-        return -e->code;
+    TRY(interrupt_check_late(e));
     if (!store_name_is_safe(name, len) || len >= sizeof own) {
         key_text(own, 200, name, len);
         return err_set(e, EBADMSG, "file name \"%s\" is not safe", own);
@@ -296,8 +295,7 @@ int sink_small_files(struct sink *s, uint64_t min, uint64_t max,
 int sink_object(struct sink *s, const char *key, size_t key_len, const char *json,
                 size_t len, struct err *e)
 {
-    if (interrupt_check_late(e) < 0)
-        return -e->code;
+    TRY(interrupt_check_late(e));
     return stage_object(s->stage, key, key_len, json, len, e);
 }
 
@@ -404,10 +402,7 @@ static int find_owner(struct sink *s, struct stage_rights *owner, struct err *e)
     bool known;
 
     if (path && path[0] && strlen(path) < PATH_MAX) {
-        int rc = sink_files_add(&s->files, path, false, &number, &known, e);
-
-        if (rc < 0)
-            return rc;
+        TRY(sink_files_add(&s->files, path, false, &number, &known, e));
         *owner = s->files.file[number].rights;
     }
     return owner->any ? 0 : sink_files_first(&s->files, owner, e);
@@ -427,8 +422,7 @@ static int warn_missing(struct sink *s, struct err *e)
 
         if (!f->storage || f->problem != ENOENT)
             continue;
-        if (sink_files_name(&s->files, i, skip, name, sizeof name, e) < 0)
-            return -e->code;
+        TRY(sink_files_name(&s->files, i, skip, name, sizeof name, e));
         if (sink_warning(s, "missing-file", "%s is missing", name) < 0)
             return err_nomem(e);
     }

@@ -158,8 +158,7 @@ int sink_tensor_begin(struct sink *s, const struct sink_tensor *in, struct err *
     int rc;
 
     assert(!t->open && in->shape->nd <= SHAPE_MAX_DIMS);
-    if (interrupt_check_late(e) < 0)
-        return -e->code;
+    TRY(interrupt_check_late(e));
     if (s->tensors == s->max_tensors)
         return err_set(e, EFBIG, "more than %" PRIu64 " tensors", s->max_tensors);
     /* One long part of a path, which a file has once, may stand in the keys of many. */
@@ -168,9 +167,7 @@ int sink_tensor_begin(struct sink *s, const struct sink_tensor *in, struct err *
         return err_set(e, EFBIG, "keys of tensors that are %" PRIu64 " bytes together",
                        s->key_bytes);
     tensor_clear(t);
-    rc = copy_texts(t, in, e);
-    if (rc < 0)
-        return rc;
+    TRY(copy_texts(t, in, e));
     rc = keyset_add(&s->keys, t->key.data, t->key.len);
     if (rc < 0)
         return err_nomem(e);
@@ -215,14 +212,11 @@ static int check_file(struct sink *s, const struct sink_file *f, const struct ch
     struct open_tensor *t = &s->t;
     char path[300];
     uint64_t end;
-    int rc;
 
     if (t->fault.len > 0 ||
         (f->problem == 0 && !range_outside(c->offset, c->length, f->size)))
         return 0;
-    rc = sink_files_name(&s->files, c->file, strlen(s->path), path, sizeof path, e);
-    if (rc < 0)
-        return rc;
+    TRY(sink_files_name(&s->files, c->file, strlen(s->path), path, sizeof path, e));
     if (f->problem == ENOENT)
         set_fault(t, "shard %s is missing", path);
     else if (f->problem != 0)
@@ -322,10 +316,8 @@ static int keep_chunk(struct open_tensor *t, const struct chunk *c, struct err *
 {
     uint32_t nd = t->units.nd;
     size_t numbers = (c->step ? 3 : 2) * (size_t)nd;
-    int rc = make_room(t, numbers, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(make_room(t, numbers, e));
     t->chunk[t->nchunk++] = *c;
     if (nd > 0) {
         memcpy(t->box + t->nbox, c->start, nd * sizeof *t->box);
@@ -352,8 +344,8 @@ int sink_chunk(struct sink *s, const struct chunk *c, struct err *e)
         f->tensors++;
         rights_add(&t->rights, &f->rights);
     }
-    if (++t->chunks % LOOK_EVERY == 0 && interrupt_check_late(e) < 0)
-        return -e->code;
+    if (++t->chunks % LOOK_EVERY == 0)
+        TRY(interrupt_check_late(e));
     t->beyond |= c->offset > INT64_MAX || c->length > INT64_MAX - c->offset;
     note_identity(t, f, c);
     rc = check_file(s, f, c, e);

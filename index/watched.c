@@ -52,8 +52,7 @@ static int by_names(struct store *s, const char *path, const struct entry_stat *
 {
     CLEANUP(listing_freep) struct listing *l = NULL;
 
-    if (s->ops->list(s, path, &l, e) < 0)
-        return -e->code;
+    TRY(s->ops->list(s, path, &l, e));
     *out = (struct file_id){.dev = st->id.dev,
                             .ino = st->id.ino,
                             .mtime_ns = BY_NAMES,

@@ -147,10 +147,8 @@ static int take_box(struct wanted *w, struct err *e)
 {
     const struct row *r = w->row;
     struct shape units;
-    int ret = shape_units(&r->shape, r->dtype, &units, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(shape_units(&r->shape, r->dtype, &units, e));
     for (uint32_t k = 0; k < r->shape.nd; k++) {
         uint64_t first = w->part.start[k], count = w->part.count[k];
         bool packed = units.nd != r->shape.nd || units.dim[k] != r->shape.dim[k];
@@ -249,9 +247,7 @@ static int add_job(struct unshard *u, const struct unshard_part *part, struct wo
                                .size = w.boxed ? w.size : NULL,
                                .dtype = w.part.dtype ? w.dtype : DTYPE_NONE,
                                .scale = w.part.scale ? &w.scale : NULL};
-    ret = u->origin->ops->gather(u->origin, w.row, &box, &to->gather[to->n], e);
-    if (ret < 0)
-        return ret;
+    TRY(u->origin->ops->gather(u->origin, w.row, &box, &to->gather[to->n], e));
     to->job[to->n] = (struct gather_job){to->gather[to->n], w.part.address};
     to->n++;
     if (gather_size(to->gather[to->n - 1]) == w.bytes)

@@ -159,8 +159,7 @@ static int map_block(struct unshard_hold *h, uint64_t number, uint64_t size, int
         h->cap = cap;
     }
     h->mapped[h->n].number = number;
-    if (device_block_import(h->device, fd, size, &h->mapped[h->n].memory, e) < 0)
-        return -e->code;
+    TRY(device_block_import(h->device, fd, size, &h->mapped[h->n].memory, e));
     h->n++;
     return 0;
 }
@@ -189,7 +188,6 @@ static int take_place(struct unshard_hold *h, const unsigned char *head, int fd,
     uint64_t number = get_le64(head + 8), size = get_le64(head + 16);
     const struct mapped *m;
     uint32_t nd = get_le32(head + 4);
-    int ret;
 
     if (nd > UNSHARD_DIMENSIONS || local_receive(h->fd, rows, 8 * (size_t)nd, NULL) < 0)
         return -EPROTO;
@@ -204,9 +202,7 @@ static int take_place(struct unshard_hold *h, const unsigned char *head, int fd,
         check_place(head, &out->result, m ? m->memory.size : size) < 0)
         return -EPROTO;
     if (!m) {
-        ret = map_block(h, number, size, fd, e);
-        if (ret < 0)
-            return ret;
+        TRY(map_block(h, number, size, fd, e));
         m = &h->mapped[h->n - 1];
     }
     out->address = m->memory.address + get_le64(head + 24);

@@ -351,9 +351,7 @@ static int settle(struct hold_table *t, struct edition *x, const struct unshard_
     *out = n;
     if (n)
         return 0;
-    ret = add_entry(t, x, p, r, &n, e);
-    if (ret < 0)
-        return ret;
+    TRY(add_entry(t, x, p, r, &n, e));
     pthread_mutex_unlock(&t->lock);
     ret = load_entry(t, n, p, e);
     pthread_mutex_lock(&t->lock);
@@ -446,10 +444,8 @@ void hold_client_release(struct hold_table *t, struct hold_client *c)
 static int take_budget(struct hold_table *t, struct err *e)
 {
     uint64_t room, total, most;
-    int ret = device_memory(t->device, &room, &total, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(device_memory(t->device, &room, &total, e));
     most = room > 2 * (uint64_t)RESERVE_BYTES ? room - RESERVE_BYTES : room / 2;
     if (t->options.budget > most) {
         err_set(e, ENOSPC,

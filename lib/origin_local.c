@@ -98,9 +98,8 @@ static int find_checkpoint(struct local *l, struct checkpoint_info *info,
 
     if (ret <= 0)
         return ret;
-    if (store->file && store->ops->list(store, "", &names, &ignored) == 0 &&
-        unread_tell(names, store->file, l->in.name, e) < 0)
-        return -e->code;
+    if (store->file && store->ops->list(store, "", &names, &ignored) == 0)
+        TRY(unread_tell(names, store->file, l->in.name, e));
     err_set(e, ENOENT, "%s: no checkpoint that a driver recognises", l->in.name);
     return err_hint(
         e,

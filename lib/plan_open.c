@@ -117,13 +117,10 @@ int plan_gather(const struct plan_wire *p, const struct gather_part *part,
                                .start = part->start,
                                .size = part->size,
                                .scale = part->scale};
-    int ret;
 
     if (!s.src || !piece || !steps)
         return err_nomem(e);
-    ret = open_all(p, &s, piece, steps, e);
-    if (ret < 0)
-        return ret;
+    TRY(open_all(p, &s, piece, steps, e));
     r.sources = s.n;
     return gather_new(&r, out, e);
 }

@@ -152,12 +152,8 @@ static int open_parts(struct reading *r, const char *source,
 int reading_open(const char *source, const struct reading_options *options,
                  struct reading *out, struct err *e)
 {
-    int ret;
-
     *out = (struct reading){0};
-    ret = open_parts(out, source, options, e);
-    if (ret < 0)
-        return ret;
+    TRY(open_parts(out, source, options, e));
     out->name = out->store->url;
     out->env = (struct reader_env){.ahead = out->store->remote ? BLOCK_CACHE_AHEAD : 0,
                                    .catalog = out->catalog,
@@ -263,8 +259,7 @@ int reading_checkpoint(struct reading *r, struct arena *a, struct checkpoint_inf
     if (ret < 0)
         return ret;
     if (place.kind != PLACE_CHECKPOINT && place.trouble) {
-        *e = *place.trouble;
-        return -e->code;
+        return err_copy(e, place.trouble);
     }
     if (place.kind == PLACE_CHECKPOINT) {
         ret = scanner_get(r->scanner, "", place.file, a, out, e);

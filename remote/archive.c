@@ -80,10 +80,9 @@ static int open_packed(struct archive *a, struct source *src, struct err *e)
     CLEANUP(gunzip_scan_freep) struct gunzip_scan *scan = NULL;
 
     a->packed = true;
-    if (gunzip_scan_begin(src, &scan, e) < 0 ||
-        tar_read(read_packed, scan, UINT64_MAX, &a->tar, e) < 0 ||
-        gunzip_scan_finish(scan, &a->data, e) < 0)
-        return -e->code;
+    TRY(gunzip_scan_begin(src, &scan, e));
+    TRY(tar_read(read_packed, scan, UINT64_MAX, &a->tar, e));
+    TRY(gunzip_scan_finish(scan, &a->data, e));
     return tar_check_size(a->tar, a->data->size, e);
 }
 
@@ -99,8 +98,7 @@ static int open_any(struct archive *a, struct source *src, struct err *e)
     unsigned char head[TAR_BLOCK];
     size_t got;
 
-    if (read_plain(src, 0, sizeof head, head, &got, e) < 0)
-        return -e->code;
+    TRY(read_plain(src, 0, sizeof head, head, &got, e));
     if (gunzip_sniff(head, got))
         return open_packed(a, src, e);
     if (tar_sniff(head, got))
@@ -190,8 +188,7 @@ int archive_stat(const struct archive *a, const char *path, struct entry_stat *o
         stat_of(a, m, out);
         return 0;
     }
-    if (first_below(a, path, &first, e) < 0)
-        return -e->code;
+    TRY(first_below(a, path, &first, e));
     if (!m && first == tar_count(a->tar) && path[0])
         return err_set(e, ENOENT, "%s: %s", path, strerror(ENOENT));
     stat_dir(a, first, out);
@@ -212,9 +209,8 @@ static int list_one(const struct archive *a, size_t i, size_t skip, struct listi
 
     memcpy(path, name, len);
     path[len] = '\0';
-    if (archive_stat(a, path, &st, e) < 0 ||
-        listing_add(l, path + skip, &st, NULL, 0, e) < 0)
-        return -e->code;
+    TRY(archive_stat(a, path, &st, e));
+    TRY(listing_add(l, path + skip, &st, NULL, 0, e));
     *next = i + 1;
     if (st.kind == ENTRY_DIR && name[len] == '/') {
         memcpy(path + len, "0", 2); /* what comes after '/' */
@@ -231,8 +227,7 @@ int archive_list(const struct archive *a, const char *path, struct listing *l,
 
     if (self && self->kind != ENTRY_DIR)
         return err_set(e, ENOTDIR, "%s: %s", path, strerror(ENOTDIR));
-    if (first_below(a, path, &i, e) < 0)
-        return -e->code;
+    TRY(first_below(a, path, &i, e));
     if (i == tar_count(a->tar) && path[0] && !self)
         return err_set(e, ENOENT, "%s: %s", path, strerror(ENOENT));
     while (i < tar_count(a->tar)) {
@@ -240,8 +235,7 @@ int archive_list(const struct archive *a, const char *path, struct listing *l,
 
         if (skip > 0 && (strncmp(name, path, skip - 1) != 0 || name[skip - 1] != '/'))
             break;
-        if (list_one(a, i, skip, l, &i, e) < 0)
-            return -e->code;
+        TRY(list_one(a, i, skip, l, &i, e));
     }
     listing_sort(l); /* a directory's own member makes its name come twice */
     return 0;
@@ -255,12 +249,10 @@ int archive_source(const struct archive *a, const char *path, const char *name,
     struct entry_stat st;
     char *own;
 
-    if (archive_stat(a, path, &st, e) < 0)
-        return -e->code;
+    TRY(archive_stat(a, path, &st, e));
     if (!m || st.kind != ENTRY_FILE)
         return err_set(e, EINVAL, "%s: not a regular file", path);
-    if (source_window(a->data, m->off, m->size, &src, e) < 0)
-        return -e->code;
+    TRY(source_window(a->data, m->off, m->size, &src, e));
     own = strdup(name);
     if (!own)
         return err_nomem(e);

@@ -96,8 +96,7 @@ static int open_new(struct archives *s, const char *path, const struct entry_sta
 {
     CLEANUP(source_putp) struct source *src = NULL;
 
-    if (s->inner->ops->open(s->inner, path, &src, e) < 0)
-        return -e->code;
+    TRY(s->inner->ops->open(s->inner, path, &src, e));
     if (!file_id_equal(&src->id, &st->id))
         return source_stale(path, &st->id, &src->id, e);
     return archive_open(src, st, out, e);

@@ -171,8 +171,7 @@ static int await_parts(struct block_source *s, const struct parts *p, uint64_t e
 
         if (x->off >= end)
             break;
-        if (await(s->c, x, e) < 0)
-            return -e->code;
+        TRY(await(s->c, x, e));
         if (x->state == EXTENT_FAILED) {
             *got = MAX(*got, x->off);
             return 0;
@@ -465,16 +464,13 @@ int block_cache_over(void *user, struct source *inner, const struct object_id *i
     struct block_cache *c = user;
     CLEANUP(source_putp) struct source *owned = inner;
     CLEANUP_FREE struct block_source *s = calloc(1, sizeof *s);
-    int rc;
 
     if (!s)
         return err_nomem(e);
     if (id->size != inner->size)
         return err_set(e, EINVAL, "%s: its size is not the one of the object",
                        inner->name);
-    rc = source_init(&s->base, &block_ops, inner->name, inner->size, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_init(&s->base, &block_ops, inner->name, inner->size, e));
     s->base.id = inner->id;
     s->base.remote = inner->remote;
     s->c = c;

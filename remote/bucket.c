@@ -488,16 +488,13 @@ int bucket_copy(struct bucket *b, const char *from, const char *to, struct err *
     struct ask a = {.method = "PUT", .key = to, .body = "", .len = 0};
     struct err ignored = {0};
     bool copied = false;
-    int ret;
 
     buf_addf(&source, "x-amz-copy-source: /%s/", strchr(bucket_url(b), ':') + 3);
     http_encode(from, true, &source);
     if (buf_failed(&source))
         return err_nomem(e);
     a.header[a.headers++] = source.data;
-    ret = demand(b, &a, &answer, e);
-    if (ret < 0)
-        return ret;
+    TRY(demand(b, &a, &answer, e));
     xml_each(answer.body.data, answer.body.len, see_copied, &copied, &ignored);
     return copied ? 0 : refused(b, &a, &answer, e);
 }

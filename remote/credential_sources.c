@@ -190,8 +190,7 @@ static int container_header(struct buf *header, struct err *e)
     CLEANUP(buf_release) struct buf text = {0};
 
     if (file && file[0]) {
-        if (secret_file_read(file, &text, e) < 0)
-            return -e->code;
+        TRY(secret_file_read(file, &text, e));
         token = text.data;
     }
     if (token && token[0] && buf_addf(header, "Authorization: %s", token) < 0)
@@ -419,12 +418,11 @@ static int sts_authorize(void *user, struct http_try *t, struct err *e)
     if (!host_text)
         return err_nomem(e);
     sigv4_date(t->now, date);
-    if (sigv4_hash(s->body->data, s->body->len, hash, e) < 0 ||
-        sigv4_sign(&scope, &r, &value, e) < 0 ||
-        http_try_header(t, "x-amz-date", date, e) < 0 ||
-        (s->keys->token &&
-         http_try_header(t, "x-amz-security-token", s->keys->token, e) < 0))
-        return -e->code;
+    TRY(sigv4_hash(s->body->data, s->body->len, hash, e));
+    TRY(sigv4_sign(&scope, &r, &value, e));
+    TRY(http_try_header(t, "x-amz-date", date, e));
+    if (s->keys->token)
+        TRY(http_try_header(t, "x-amz-security-token", s->keys->token, e));
     return http_try_header(t, "Authorization", value.data, e);
 }
 

@@ -108,9 +108,8 @@ static int login_of(const struct key_context *k, const char *profile, struct log
     if (!l->account || !l->role)
         return err_set(e, EINVAL, "%s is not set in it",
                        l->role ? "sso_account_id" : "sso_role_name");
-    if (setting(k, l, "sso_start_url", &l->start_url, e) < 0 ||
-        setting(k, l, "sso_region", &l->region, e) < 0)
-        return -e->code;
+    TRY(setting(k, l, "sso_start_url", &l->start_url, e));
+    TRY(setting(k, l, "sso_region", &l->region, e));
     return is_label(l->region)
                ? 1
                : err_set(e, EINVAL, "%s: is no region's name", l->region);
@@ -158,12 +157,11 @@ static int parse_token(const struct buf *text, struct token *t, struct err *e)
 
     if (json_parse(text->data, text->len, NULL, &doc, &why) < 0)
         return err_set(e, EBADMSG, "is no JSON");
-    if (copy_member(doc, "accessToken", &t->access, e) < 0 ||
-        copy_member(doc, "refreshToken", &t->refresh, e) < 0 ||
-        copy_member(doc, "clientId", &t->client_id, e) < 0 ||
-        copy_member(doc, "clientSecret", &t->client_secret, e) < 0 ||
-        copy_member(doc, "registrationExpiresAt", &t->registered, e) < 0)
-        return -e->code;
+    TRY(copy_member(doc, "accessToken", &t->access, e));
+    TRY(copy_member(doc, "refreshToken", &t->refresh, e));
+    TRY(copy_member(doc, "clientId", &t->client_id, e));
+    TRY(copy_member(doc, "clientSecret", &t->client_secret, e));
+    TRY(copy_member(doc, "registrationExpiresAt", &t->registered, e));
     if (!t->access || !json_string(json_get(doc, "expiresAt"), &until) ||
         !(t->expires = http_date(until)))
         return err_set(e, EBADMSG, "has no accessToken with its expiresAt");

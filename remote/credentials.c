@@ -102,7 +102,8 @@ static int keys_of_profile(const struct key_context *k, const char *profile,
         return 0;
     if (!keys.secret)
         return err_set(e, EACCES, "aws_access_key_id without aws_secret_access_key");
-    return aws_keys_copy(&keys, out, e) < 0 ? -e->code : 1;
+    TRY(aws_keys_copy(&keys, out, e));
+    return 1;
 }
 
 static int process_of_profile(const struct key_context *k, const char *profile,

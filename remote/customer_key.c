@@ -85,9 +85,7 @@ int customer_key_load(bool google, struct customer_key **out, struct err *e)
     *out = NULL;
     if (!path || !path[0])
         return 0;
-    rc = read_key(path, key, e);
-    if (rc < 0)
-        return rc;
+    TRY(read_key(path, key, e));
     k = calloc(1, sizeof *k);
     if (k)
         k->google = google;

@@ -84,8 +84,8 @@ int decoded_new(const char *dir, uint64_t budget, struct decoded_cache **out,
 {
     CLEANUP_FREE struct decoded_cache *c = calloc(1, sizeof *c);
 
-    if (dir && make_dirs(dir, 0700, e) < 0)
-        return -e->code;
+    if (dir)
+        TRY(make_dirs(dir, 0700, e));
     if (!c || (dir && !(c->dir = strdup(dir))))
         return err_nomem(e);
     c->budget = budget;
@@ -288,9 +288,7 @@ static int decode_within(struct decoded_cache *c, const struct job *job, uint64_
         rc = source_check(job->in, e); /* else half of it may be newer than the rest */
     if (rc < 0)
         return rc;
-    rc = source_from_fd(steal_fd(&fd), job->in->name, &src, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_from_fd(steal_fd(&fd), job->in->name, &src, e));
     if (src->size > limit)
         return err_set(e, EFBIG, "%s: decoded to %" PRIu64 " bytes", job->in->name,
                        src->size);

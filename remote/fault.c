@@ -90,13 +90,10 @@ int source_with_faults(struct source *inner, const struct source_faults *faults,
                        struct source **out, struct err *e)
 {
     CLEANUP_FREE struct fault_source *f = calloc(1, sizeof *f);
-    int rc;
 
     if (!f)
         return err_nomem(e);
-    rc = source_init(&f->base, &fault_ops, inner->name, inner->size, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_init(&f->base, &fault_ops, inner->name, inner->size, e));
     f->base.id = inner->id;
     f->base.file_mapped = inner->file_mapped;
     f->inner = source_get(inner);

@@ -248,7 +248,6 @@ int source_from_fd(int fd, const char *name, struct source **out, struct err *e)
     CLEANUP_FD int owned = fd;
     CLEANUP_FREE struct file_source *f = calloc(1, sizeof *f);
     struct stat st;
-    int rc;
 
     if (!f)
         return err_nomem(e);
@@ -256,9 +255,7 @@ int source_from_fd(int fd, const char *name, struct source **out, struct err *e)
         return err_set(e, errno, "%s: %s", name, strerror(errno));
     if (!S_ISREG(st.st_mode))
         return err_set(e, EINVAL, "%s: not a regular file", name);
-    rc = source_init(&f->base, &file_ops, name, (uint64_t)st.st_size, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_init(&f->base, &file_ops, name, (uint64_t)st.st_size, e));
     f->base.id = file_id_of(&st);
     f->base.file_mapped = true;
     f->fd = steal_fd(&owned);

@@ -47,14 +47,11 @@ int source_from_fill(const void *value, unsigned unit, uint64_t size,
                      struct source **out, struct err *e)
 {
     CLEANUP_FREE struct fill_source *f = calloc(1, sizeof *f);
-    int rc;
 
     assert(unit > 0 && unit <= SOURCE_FILL_MAX);
     if (!f)
         return err_nomem(e);
-    rc = source_init(&f->base, &fill_ops, "the fill value", size, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_init(&f->base, &fill_ops, "the fill value", size, e));
     f->unit = unit;
     memcpy(f->value, value, unit);
     memcpy(f->value + unit, value, unit);

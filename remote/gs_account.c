@@ -65,8 +65,7 @@ static int member(const struct json *doc, const char *name, const char **out,
 static int url_member(const struct json *doc, const char *name, const char **out,
                       struct err *e)
 {
-    if (member(doc, name, out, e) < 0)
-        return -e->code;
+    TRY(member(doc, name, out, e));
     return url_is_private(*out)
                ? 0
                : err_set(e, EACCES, "its %s is not https, and would be told a secret",
@@ -240,8 +239,7 @@ static int add_assertion(const char *email, const char *key, const char *key_id,
     add_base64url(&jwt, claims.data, claims.len);
     if (buf_failed(&jwt))
         return err_nomem(e);
-    if (add_signature(key, &jwt, e) < 0)
-        return -e->code;
+    TRY(add_signature(key, &jwt, e));
     return buf_add(out, jwt.data, jwt.len) < 0 ? err_nomem(e) : 0;
 }
 
@@ -252,13 +250,11 @@ static int service_account(const struct asking *a, const struct json *doc, char 
     CLEANUP(secret_release) struct buf form = {0};
     const char *email, *key, *url, *key_id = NULL;
 
-    if (member(doc, "client_email", &email, e) < 0 ||
-        member(doc, "private_key", &key, e) < 0 ||
-        url_member(doc, "token_uri", &url, e) < 0)
-        return -e->code;
+    TRY(member(doc, "client_email", &email, e));
+    TRY(member(doc, "private_key", &key, e));
+    TRY(url_member(doc, "token_uri", &url, e));
     json_string(json_get(doc, "private_key_id"), &key_id);
-    if (add_assertion(email, key, key_id, a->scope, time(NULL), &assertion, e) < 0)
-        return -e->code;
+    TRY(add_assertion(email, key, key_id, a->scope, time(NULL), &assertion, e));
     add_field(&form, "grant_type", "urn:ietf:params:oauth:grant-type:jwt-bearer");
     add_field(&form, "assertion", assertion.data);
     return post_form(a, url, &form, token, expires, e);
@@ -273,11 +269,11 @@ static int authorized_user(const struct asking *a, const struct json *doc, char 
     const char *id, *secret, *refresh, *url = GOOGLE_TOKENS;
     int rc;
 
-    if (member(doc, "client_id", &id, e) < 0 ||
-        member(doc, "client_secret", &secret, e) < 0 ||
-        member(doc, "refresh_token", &refresh, e) < 0 ||
-        (json_get(doc, "token_uri") && url_member(doc, "token_uri", &url, e) < 0))
-        return -e->code;
+    TRY(member(doc, "client_id", &id, e));
+    TRY(member(doc, "client_secret", &secret, e));
+    TRY(member(doc, "refresh_token", &refresh, e));
+    if (json_get(doc, "token_uri"))
+        TRY(url_member(doc, "token_uri", &url, e));
     add_field(&form, "grant_type", "refresh_token");
     add_field(&form, "client_id", id);
     add_field(&form, "client_secret", secret);
@@ -335,8 +331,7 @@ static int impersonated(const struct asking *a, const struct json *doc, char **t
 
     if (a->depth)
         return err_set(e, ENOTSUP, "acts as an account that acts as another");
-    if (url_member(doc, "service_account_impersonation_url", &url, e) < 0)
-        return -e->code;
+    TRY(url_member(doc, "service_account_impersonation_url", &url, e));
     if (token_of(&inner, json_get(doc, "source_credentials"), &source, &ignored, e) < 0)
         return err_wrap(e, "source_credentials");
     return act_as(a, url, source, json_get(doc, "delegates"), token, expires, e);
@@ -361,8 +356,7 @@ static int take_subject(const struct json *from, const char *text, size_t len,
         return err_set(e, ENOTSUP,
                        "a subject's token of another format than text "
                        "and json");
-    if (member(format, "subject_token_field_name", &name, e) < 0)
-        return -e->code;
+    TRY(member(format, "subject_token_field_name", &name, e));
     if (json_parse(text, len, NULL, &doc, &why) < 0 ||
         !json_string(json_get(doc, name), &text))
         return err_set(e, EBADMSG, "the subject's token is not in what should have it");
@@ -398,8 +392,7 @@ static int ask_subject(const struct asking *a, const struct json *from, const ch
         return err_nomem(e);
     for (size_t i = 0; i < n; i++)
         headers[i] = text.data + at[i];
-    if (http_do(a->http, &r, &answer, e) < 0)
-        return -e->code;
+    TRY(http_do(a->http, &r, &answer, e));
     return take_subject(from, answer.body.data, answer.body.len, subject, e);
 }
 
@@ -410,8 +403,7 @@ static int subject_of(const struct asking *a, const struct json *from, char **su
     const char *place;
 
     if (json_string(json_get(from, "file"), &place)) {
-        if (secret_file_read(place, &text, e) < 0)
-            return -e->code;
+        TRY(secret_file_read(place, &text, e));
         return take_subject(from, text.data, text.len, subject, e);
     }
     if (json_string(json_get(from, "url"), &place))
@@ -431,12 +423,12 @@ static int external_account(const struct asking *a, const struct json *doc,
     CLEANUP(secret_free) char *own = NULL;
     CLEANUP(secret_release) struct buf form = {0};
 
-    if (url_member(doc, "token_url", &url, e) < 0 ||
-        member(doc, "audience", &audience, e) < 0 ||
-        member(doc, "subject_token_type", &kind, e) < 0 ||
-        (other && url_member(doc, "service_account_impersonation_url", &as, e) < 0) ||
-        subject_of(a, json_get(doc, "credential_source"), &subject, e) < 0)
-        return -e->code;
+    TRY(url_member(doc, "token_url", &url, e));
+    TRY(member(doc, "audience", &audience, e));
+    TRY(member(doc, "subject_token_type", &kind, e));
+    if (other)
+        TRY(url_member(doc, "service_account_impersonation_url", &as, e));
+    TRY(subject_of(a, json_get(doc, "credential_source"), &subject, e));
     add_field(&form, "grant_type", "urn:ietf:params:oauth:grant-type:token-exchange");
     add_field(&form, "requested_token_type",
               "urn:ietf:params:oauth:token-type:access_token");
@@ -444,8 +436,7 @@ static int external_account(const struct asking *a, const struct json *doc,
     add_field(&form, "scope", inner.scope);
     add_field(&form, "subject_token_type", kind);
     add_field(&form, "subject_token", subject);
-    if (post_form(&inner, url, &form, other ? &own : token, expires, e) < 0)
-        return -e->code;
+    TRY(post_form(&inner, url, &form, other ? &own : token, expires, e));
     return other ? act_as(a, as, own, NULL, token, expires, e) : 0;
 }
 
@@ -466,8 +457,7 @@ static int token_of(const struct asking *a, const struct json *doc, char **token
     };
     const char *type;
 
-    if (member(doc, "type", &type, e) < 0)
-        return -e->code;
+    TRY(member(doc, "type", &type, e));
     for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
         if (strcmp(kinds[i].type, type) == 0)
             return kinds[i].ask(a, doc, token, expires, e);
@@ -484,8 +474,7 @@ int gs_account_token(struct http *http, const char *path, char **token, time_t *
     CLEANUP(json_freep) struct json *doc = NULL;
     struct err why = {0};
 
-    if (secret_file_read(path, &text, e) < 0)
-        return -e->code;
+    TRY(secret_file_read(path, &text, e));
     if (json_parse(text.data, text.len, NULL, &doc, &why) < 0)
         return err_set(e, EBADMSG, "%s: is no JSON of Google's credentials", path);
     return token_of(&a, doc, token, expires, e) < 0 ? err_wrap(e, "%s", path) : 0;

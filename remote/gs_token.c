@@ -197,8 +197,8 @@ int gs_token_get(struct gs_token *t, struct buf *header, struct aws_keys *keys,
     pthread_mutex_lock(&t->lock);
     due = !t->token || (t->expires && time(NULL) + AHEAD_S >= t->expires);
     pthread_mutex_unlock(&t->lock);
-    if (due && renew(t, &changed, e) < 0)
-        return -e->code;
+    if (due)
+        TRY(renew(t, &changed, e));
     pthread_mutex_lock(&t->lock);
     if (t->token && t->token[0])
         buf_addf(header, "Bearer %s", t->token);

@@ -78,13 +78,10 @@ static int inflater_new(struct source *in, struct inflater **out, struct err *e)
 static int refill(struct inflater *f, struct err *e)
 {
     size_t len = (size_t)MIN((uint64_t)INPUT_BYTES, f->in->size - f->fetched);
-    int rc;
 
     if (f->z.avail_in > 0 || len == 0)
         return 0;
-    rc = source_read(f->in, f->fetched, len, f->input, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_read(f->in, f->fetched, len, f->input, e));
     f->fetched += len;
     f->z.next_in = f->input;
     f->z.avail_in = (uInt)len;
@@ -97,8 +94,7 @@ static int skip_input(struct inflater *f, size_t n, struct err *e)
     while (n > 0) {
         uInt part;
 
-        if (refill(f, e) < 0)
-            return -e->code;
+        TRY(refill(f, e));
         if (f->z.avail_in == 0)
             return bad(f, "it is cut off", e);
         part = (uInt)MIN(n, (size_t)f->z.avail_in);
@@ -115,10 +111,9 @@ static int skip_input(struct inflater *f, size_t n, struct err *e)
  */
 static int next_member(struct inflater *f, struct err *e)
 {
-    if (f->raw && skip_input(f, TRAILER, e) < 0)
-        return -e->code;
-    if (refill(f, e) < 0)
-        return -e->code;
+    if (f->raw)
+        TRY(skip_input(f, TRAILER, e));
+    TRY(refill(f, e));
     f->ended = f->z.avail_in == 0 || *f->z.next_in != 0x1f;
     f->raw = false;
     if (!f->ended && inflateReset2(&f->z, GZIP_BITS) != Z_OK)
@@ -132,8 +127,7 @@ static int step(struct inflater *f, int flush, struct err *e)
     uInt before = f->z.avail_out, left;
     int rc;
 
-    if (refill(f, e) < 0)
-        return -e->code;
+    TRY(refill(f, e));
     left = f->z.avail_in;
     rc = inflate(&f->z, flush);
     f->out += before - f->z.avail_out;
@@ -211,8 +205,7 @@ static int go_to(struct inflater *f, const struct point *p, struct err *e)
     if (inflateReset2(&f->z, RAW_BITS) != Z_OK)
         return err_nomem(e);
     if (p->bits) {
-        if (source_read(f->in, p->in - 1, 1, &last, e) < 0)
-            return -e->code;
+        TRY(source_read(f->in, p->in - 1, 1, &last, e));
         if (inflatePrime(&f->z, (int)p->bits, last >> (8 - p->bits)) != Z_OK)
             return bad(f, "it cannot start here", e);
     }
@@ -284,8 +277,7 @@ static int skip_to(struct inflater *f, uint64_t off, struct err *e)
     while (f->out < off) {
         size_t got, len = (size_t)MIN((uint64_t)SKIP_BYTES, off - f->out);
 
-        if (inflate_some(f, scratch, len, &got, e) < 0)
-            return -e->code;
+        TRY(inflate_some(f, scratch, len, &got, e));
         if (got < len)
             return bad(f, "it is shorter than it was", e);
     }
@@ -431,8 +423,7 @@ static int scan_step(struct gunzip_scan *s, struct err *e)
 {
     uint64_t last = s->points ? s->point[s->points - 1].out : 0;
 
-    if (step(s->f, Z_BLOCK, e) < 0)
-        return -e->code;
+    TRY(step(s->f, Z_BLOCK, e));
     if (!s->f->ended && (s->f->z.data_type & 128) && !(s->f->z.data_type & 64) &&
         s->f->out >= last + s->spacing)
         return add_point(s, e);
@@ -467,8 +458,7 @@ int gunzip_scan_read(struct gunzip_scan *s, uint64_t off, size_t len, void *dst,
     while (s->f->out < off && !s->f->ended) {
         size_t part = (size_t)MIN((uint64_t)SKIP_BYTES, off - s->f->out), skipped;
 
-        if (scan_some(s, s->skipped, part, &skipped, e) < 0)
-            return -e->code;
+        TRY(scan_some(s, s->skipped, part, &skipped, e));
     }
     return s->f->out == off ? scan_some(s, dst, len, got, e) : 0;
 }
@@ -481,8 +471,7 @@ static int finish(struct gunzip_scan *s, struct source **out, struct err *e)
 
     if (!g)
         return err_nomem(e);
-    if (source_init(&g->base, &gunzip_ops, s->in->name, s->f->out, e) < 0)
-        return -e->code;
+    TRY(source_init(&g->base, &gunzip_ops, s->in->name, s->f->out, e));
     g->base.id = s->in->id;
     fit = realloc(s->point, (s->points + 1) * sizeof *fit);
     g->point = fit ? fit : s->point;
@@ -500,8 +489,7 @@ int gunzip_scan_finish(struct gunzip_scan *s, struct source **out, struct err *e
     while (!s->f->ended) {
         size_t got;
 
-        if (scan_some(s, s->skipped, SKIP_BYTES, &got, e) < 0)
-            return -e->code;
+        TRY(scan_some(s, s->skipped, SKIP_BYTES, &got, e));
     }
     return finish(s, out, e);
 }

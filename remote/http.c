@@ -52,12 +52,11 @@ int http_options_get(struct http_options *out, struct err *e)
 {
     *out = (struct http_options){
         .connect_s = 10, .stall_s = 10, .deadline_s = 60, .tries = 6, .per_host = 32};
-    if (option_from("UNSHARD_HTTP_CONNECT", &out->connect_s, e) < 0 ||
-        option_from("UNSHARD_HTTP_STALL", &out->stall_s, e) < 0 ||
-        option_from("UNSHARD_HTTP_DEADLINE", &out->deadline_s, e) < 0 ||
-        option_from("UNSHARD_HTTP_TRIES", &out->tries, e) < 0 ||
-        option_from("UNSHARD_HTTP_CONNECTIONS", &out->per_host, e) < 0)
-        return -e->code;
+    TRY(option_from("UNSHARD_HTTP_CONNECT", &out->connect_s, e));
+    TRY(option_from("UNSHARD_HTTP_STALL", &out->stall_s, e));
+    TRY(option_from("UNSHARD_HTTP_DEADLINE", &out->deadline_s, e));
+    TRY(option_from("UNSHARD_HTTP_TRIES", &out->tries, e));
+    TRY(option_from("UNSHARD_HTTP_CONNECTIONS", &out->per_host, e));
     return 0;
 }
 
@@ -71,8 +70,7 @@ int http_new(const struct http_options *options, struct http **out, struct err *
     struct http_options o;
     struct http *h;
 
-    if (http_options_get(&o, e) < 0)
-        return -e->code;
+    TRY(http_options_get(&o, e));
     if (options)
         o = (struct http_options){
             .connect_s = or_default(options->connect_s, o.connect_s),
@@ -172,12 +170,10 @@ static int add_own_headers(const struct call *c, struct http_try *t, struct err 
         buf_addf(&range, "bytes=%" PRIu64 "-%" PRIu64, r->off, r->off + r->len - 1);
         if (buf_failed(&range) < 0)
             return err_nomem(e);
-        if (http_try_header(t, "Range", range.data, e) < 0)
-            return -e->code;
+        TRY(http_try_header(t, "Range", range.data, e));
     }
-    if (r->etag && strncmp(r->etag, "W/", 2) != 0 &&
-        http_try_header(t, "If-Match", r->etag, e) < 0)
-        return -e->code;
+    if (r->etag && strncmp(r->etag, "W/", 2) != 0)
+        TRY(http_try_header(t, "If-Match", r->etag, e));
     return r->body_size ? http_try_header(t, "Expect", "", e) : 0;
 }
 

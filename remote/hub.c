@@ -391,16 +391,13 @@ static int settle_path(struct hub *h, char **file, struct err *e)
     char *slash = strrchr(h->name.path, '/');
     CLEANUP_FREE char *dir = NULL;
     struct looking l = {.name = slash ? slash + 1 : h->name.path};
-    int rc;
 
     if (h->name.path[0] == '\0')
         return 0;
     dir = strndup(h->name.path, slash ? (size_t)(slash - h->name.path) : 0);
     if (!dir)
         return err_nomem(e);
-    rc = each_entry(h, dir, 0, look, &l, e);
-    if (rc < 0)
-        return rc;
+    TRY(each_entry(h, dir, 0, look, &l, e));
     if (!l.found)
         return err_set(e, ENOENT, "hf://%s@%s: there is no %s in it", h->name.repo,
                        h->name.revision, h->name.path);

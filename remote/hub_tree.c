@@ -68,10 +68,8 @@ static size_t revision_len(const char *text)
 static int take_decoded(const char *text, size_t len, char **out)
 {
     CLEANUP(buf_release) struct buf b = {0};
-    int rc = http_decode(text, len, &b);
 
-    if (rc < 0)
-        return rc;
+    TRY(http_decode(text, len, &b));
     *out = b.data ? buf_steal(&b, NULL) : strdup("");
     return *out ? 0 : -ENOMEM;
 }

@@ -234,8 +234,7 @@ int listing_add(struct listing *l, const char *name, const struct entry_stat *st
     struct item *item;
     char *copy;
 
-    if (make_room(l, e) < 0)
-        return -e->code;
+    TRY(make_room(l, e));
     copy = arena_memdup(l->names, name, strlen(name));
     if (!copy)
         return err_nomem(e);
@@ -284,8 +283,7 @@ int listing_add_sub(struct listing *l, const char *name, struct listing *sub,
     struct item *item = find_item(l, name);
 
     if (!item) {
-        if (listing_add(l, name, &st, NULL, 0, e) < 0)
-            return -e->code;
+        TRY(listing_add(l, name, &st, NULL, 0, e));
         item = &l->items[l->count - 1];
     }
     if (!extra_of(item))
@@ -302,15 +300,12 @@ static int open_entry(struct listing *l, const struct item *item, struct source 
 {
     CLEANUP(source_putp) struct source *src = NULL;
     char path[PATH_MAX];
-    int rc;
 
     if (!l->store)
         return err_set(e, EIO, "%s: a made-up file has no more bytes", item->pub.name);
     if (store_join(l->path, item->pub.name, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: name too long", item->pub.name);
-    rc = l->store->ops->open(l->store, path, &src, e);
-    if (rc < 0)
-        return rc;
+    TRY(l->store->ops->open(l->store, path, &src, e));
     if (!file_id_equal(&src->id, &item->pub.st.id))
         return source_stale(path, &item->pub.st.id, &src->id, e);
     *out = steal(&src);
@@ -377,9 +372,7 @@ static int fetch_head(struct listing *l, struct item *item, size_t len, struct e
     head = malloc(len + 1);
     if (!head)
         return err_nomem(e);
-    rc = source_read(src, 0, len, head, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_read(src, 0, len, head, e));
     return set_head(item, head, len, len == src->size) < 0 ? err_nomem(e) : 0;
 }
 

@@ -96,10 +96,8 @@ static int open_resolved(const struct local_store *ls, const char *path, int fla
 {
     const struct open_rule rule = {.beneath = true, .no_links = true, .flags = flags};
     char plain[PATH_MAX];
-    int rc = resolve_below(&ls->anchor, path, flags & O_NOFOLLOW, plain, sizeof plain);
 
-    if (rc < 0)
-        return rc;
+    TRY(resolve_below(&ls->anchor, path, flags & O_NOFOLLOW, plain, sizeof plain));
     return open_below(ls->anchor.fd, plain[0] ? plain : ".", &rule);
 }
 
@@ -215,8 +213,7 @@ static int local_list(struct store *s, const char *path, struct listing **out,
     CLEANUP(closedirp) DIR *dir = NULL;
     CLEANUP_FD int fd = -1;
 
-    if (interrupt_check_late(e) < 0)
-        return -e->code;
+    TRY(interrupt_check_late(e));
     fd = local_fd(ls, path, O_RDONLY | O_DIRECTORY);
     if (fd < 0)
         return local_fail(ls, path, fd, e);
@@ -539,8 +536,7 @@ static int open_dir(struct local_store *ls, const char *path, struct err *e)
 
     if (!real)
         return err_set(e, errno, "%s: %s", path, strerror(errno));
-    if (anchor_open(ls, real, path, e) < 0)
-        return -e->code;
+    TRY(anchor_open(ls, real, path, e));
     return name_store(ls, real, e);
 }
 
@@ -568,8 +564,7 @@ static int open_in_dir(struct local_store *ls, const char *path, struct err *e)
     real = realpath(dir, NULL);
     if (!real)
         return err_set(e, errno, "%s: %s", dir, strerror(errno));
-    if (anchor_open(ls, real, dir, e) < 0)
-        return -e->code;
+    TRY(anchor_open(ls, real, dir, e));
     return name_store(ls, real, e);
 }
 

@@ -49,13 +49,10 @@ int source_from_memory(const void *data, size_t len, bool own, const char *name,
 {
     CLEANUP_FREE void *owned = own ? (void *)(uintptr_t)data : NULL;
     CLEANUP_FREE struct memory_source *m = calloc(1, sizeof *m);
-    int rc;
 
     if (!m)
         return err_nomem(e);
-    rc = source_init(&m->base, &memory_ops, name, len, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_init(&m->base, &memory_ops, name, len, e));
     m->data = data;
     m->own = steal(&owned);
     *out = &steal(&m)->base;

@@ -155,8 +155,7 @@ int object_list_add(struct object_list *l, const struct object_entry *entry,
         l->left_out++;
         return 0;
     }
-    if (make_room(l, e) < 0)
-        return -e->code;
+    TRY(make_room(l, e));
     set_stat(l, entry, &o.st);
     o.name = keep(l, entry->name);
     o.etag = entry->etag ? keep(l, entry->etag) : NULL;

@@ -49,9 +49,7 @@ static int find(struct objects *o, const char *path, struct object_list **list,
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", path);
     if (!store_name_is_safe(path, strlen(path)))
         return err_set(e, ENOENT, "%s: %s", path, strerror(ENOENT));
-    rc = dirs_get(o, dir, list, e);
-    if (rc < 0)
-        return rc;
+    TRY(dirs_get(o, dir, list, e));
     *out = object_list_find(*list, name);
     return *out ? 0 : err_set(e, ENOENT, "%s: %s", path, strerror(ENOENT));
 }
@@ -74,13 +72,10 @@ static int objects_stat(struct store *s, const char *path, struct entry_stat *ou
     struct objects *o = objects_of(s);
     CLEANUP(object_list_putp) struct object_list *l = NULL;
     const struct object *object;
-    int rc;
 
     if (path[0] == '\0')
         return stat_dir(o, path, out, e);
-    rc = find(o, path, &l, &object, e);
-    if (rc < 0)
-        return rc;
+    TRY(find(o, path, &l, &object, e));
     if (object->st.kind == ENTRY_DIR)
         return stat_dir(o, path, out, e);
     *out = object->st;
@@ -117,14 +112,11 @@ static int objects_open_source(struct store *s, const char *path, struct source 
     struct objects *o = objects_of(s);
     CLEANUP(object_list_putp) struct object_list *l = NULL;
     const struct object *object;
-    int rc;
 
     if (path[0] == '\0')
         return err_set(e, EINVAL, "%s: is a directory, not a regular file",
                        shown(o, path));
-    rc = find(o, path, &l, &object, e);
-    if (rc < 0)
-        return rc;
+    TRY(find(o, path, &l, &object, e));
     if (object->st.kind != ENTRY_FILE)
         return err_set(e, EINVAL, "%s: is a directory, not a regular file", path);
     return object_source(o, path, object, out, e);
@@ -228,7 +220,7 @@ int objects_open(const struct objects_spec *spec, const struct store_options *op
     o->refresh_ns = (int64_t)refresh * 500000000;
     pthread_mutex_init(&o->pieces_lock, NULL);
     owned = &o->base;
-    if (copy_names(o, spec, e) < 0 || dirs_new(o, &o->dirs, e) < 0)
-        return -e->code;
+    TRY(copy_names(o, spec, e));
+    TRY(dirs_new(o, &o->dirs, e));
     return archives_over(steal(&owned), out, e);
 }

@@ -208,8 +208,7 @@ static int read_small(struct object_source *s, uint64_t off, size_t len, void *d
     if (!data)
         return err_nomem(e);
     r.dst = data;
-    if (fetch(s, &r, 1, e) < 0)
-        return -e->code;
+    TRY(fetch(s, &r, 1, e));
     memcpy(dst, data + (off - r.off), len);
     keep_piece(s, r.off, r.len, steal(&data));
     return 0;

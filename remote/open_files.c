@@ -294,13 +294,10 @@ static int open_expected(struct open_files *f, const char *path,
                          struct err *e)
 {
     CLEANUP(free_entry) struct open_file *file = calloc(1, sizeof *file);
-    int rc;
 
     if (!file || !(file->path = strdup(path)))
         return err_nomem(e);
-    rc = open_new(f, path, &file->src, e);
-    if (rc < 0)
-        return rc;
+    TRY(open_new(f, path, &file->src, e));
     if (!file_id_equal(&file->src->id, expect)) /* it changed in the last moment */
         return source_stale(path, expect, &file->src->id, e);
     ring_init(&file->lru);

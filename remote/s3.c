@@ -172,10 +172,7 @@ static int authorize_google(struct s3 *s, struct http_try *t, struct err *e)
 {
     CLEANUP(buf_release) struct buf value = {0};
     struct aws_keys keys = {0}; /* borrowed strings */
-    int rc = gs_token_get(s->token, &value, &keys, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(gs_token_get(s->token, &value, &keys, e));
     note_anonymous(s, !value.len && !keys.id);
     if (keys.id)
         return sign(s, t, &keys, false, e);
@@ -187,10 +184,8 @@ static int authorize_amazon(void *user, struct http_try *t, struct err *e)
 {
     CLEANUP(aws_keys_release) struct aws_keys keys = {0};
     struct s3 *s = user;
-    int rc = credentials_get(s->credentials, &keys, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(credentials_get(s->credentials, &keys, e));
     note_anonymous(s, !keys.id);
     return keys.id ? sign(s, t, &keys, false, e) : 0;
 }
@@ -211,8 +206,7 @@ static int s3_authorize(void *user, struct http_try *t, struct err *e)
     size_t n = key_headers(s, t, key);
 
     for (size_t i = 0; i < n; i++)
-        if (http_try_header(t, key[i].name, key[i].value, e) < 0)
-            return -e->code;
+        TRY(http_try_header(t, key[i].name, key[i].value, e));
     if (s->name.google)
         return authorize_google(s, t, e);
     return s->session ? authorize_by_session(s, t, e) : authorize_amazon(s, t, e);
@@ -449,8 +443,7 @@ static bool wants_session(const struct s3 *s, const struct aws_config *config)
 /* The key is told to who has the object, and to nobody on the way there. */
 static int take_key(struct s3 *s, struct err *e)
 {
-    if (customer_key_load(s->name.google, &s->key, e) < 0)
-        return -e->code;
+    TRY(customer_key_load(s->name.google, &s->key, e));
     if (!s->key || !s->endpoint || url_is_private(s->endpoint))
         return 0;
     err_set(e, EACCES, "%s: UNSHARD_CUSTOMER_KEY would be told to all on the way",

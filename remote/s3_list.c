@@ -175,12 +175,10 @@ static int settle(const struct reading *r, const struct raw_entry *raw,
     }
     if (raw->is_dir && len && key[len - 1] == '/')
         len--;
-    if (keep(&page->names, key, len, &entry.name, e) < 0)
-        return -e->code;
-    if (raw->etag != SIZE_MAX && r->text.data[raw->etag] &&
-        keep(&page->names, r->text.data + raw->etag, strlen(r->text.data + raw->etag),
-             &entry.etag, e) < 0)
-        return -e->code;
+    TRY(keep(&page->names, key, len, &entry.name, e));
+    if (raw->etag != SIZE_MAX && r->text.data[raw->etag])
+        TRY(keep(&page->names, r->text.data + raw->etag,
+                 strlen(r->text.data + raw->etag), &entry.etag, e));
     return buf_add(&page->entries, &entry, sizeof entry) < 0 ? err_nomem(e) : 0;
 }
 

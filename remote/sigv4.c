@@ -174,11 +174,9 @@ int sigv4_canonical(const struct sigv4_request *r, struct buf *dst,
                     struct buf *signed_headers, struct err *e)
 {
     buf_addf(dst, "%s\n%s\n", r->method, r->path);
-    if (add_query(dst, r->query, e) < 0)
-        return -e->code;
+    TRY(add_query(dst, r->query, e));
     buf_addc(dst, '\n');
-    if (add_headers(dst, signed_headers, r, e) < 0)
-        return -e->code;
+    TRY(add_headers(dst, signed_headers, r, e));
     buf_addc(dst, '\n');
     buf_add(dst, signed_headers->data ? signed_headers->data : "", signed_headers->len);
     buf_addf(dst, "\n%s", r->payload_hash);
@@ -238,10 +236,9 @@ int sigv4_sign(const struct sigv4_scope *s, const struct sigv4_request *request,
 
     if (strlen(s->date) + 1 != SIGV4_DATE_SIZE)
         return err_set(e, EINVAL, "%s is no date to sign with", s->date);
-    if (sigv4_canonical(request, &canonical, &names, e) < 0 ||
-        sigv4_hash(canonical.data, canonical.len, hex, e) < 0 ||
-        signing_key(s, key, e) < 0)
-        return -e->code;
+    TRY(sigv4_canonical(request, &canonical, &names, e));
+    TRY(sigv4_hash(canonical.data, canonical.len, hex, e));
+    TRY(signing_key(s, key, e));
     buf_addf(&text, "%s\n%s\n", algorithm, s->date);
     add_scope(&text, s);
     if (buf_addf(&text, "\n%s", hex) < 0)

@@ -102,12 +102,8 @@ int source_read_many(struct source *s, const struct source_range *r, size_t n,
         source_note_trouble(ret);
         return ret;
     }
-    for (size_t i = 0; i < n; i++) {
-        int rc = source_read(s, r[i].off, r[i].len, r[i].dst, e);
-
-        if (rc < 0)
-            return rc;
-    }
+    for (size_t i = 0; i < n; i++)
+        TRY(source_read(s, r[i].off, r[i].len, r[i].dst, e));
     return 0;
 }
 
@@ -244,9 +240,7 @@ int source_window(struct source *inner, uint64_t off, uint64_t len, struct sourc
     /* The name tells where the window begins: messages count bytes from there. */
     if (!w || asprintf(&name, "%s[%" PRIu64 "+%" PRIu64 "]", inner->name, off, len) < 0)
         return err_nomem(e);
-    rc = source_init(&w->base, &window_ops, name, len, e);
-    if (rc < 0)
-        return rc;
+    TRY(source_init(&w->base, &window_ops, name, len, e));
     w->base.id = inner->id;
     w->base.remote = inner->remote;
     w->base.file_mapped = inner->file_mapped;

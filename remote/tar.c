@@ -154,8 +154,7 @@ static int add_member(struct reader *r, enum entry_kind kind, uint64_t size,
     clean_name(&r->path);
     if (r->path.len == 0)
         return 0; /* "./": the root */
-    if (make_room(r->t, e) < 0)
-        return -e->code;
+    TRY(make_room(r->t, e));
     m.name = arena_memdup(r->t->names, r->path.data, r->path.len);
     if (!m.name)
         return err_set(e, EFBIG, "names of members take too much memory");
@@ -255,8 +254,7 @@ static int read_extra(struct reader *r, uint64_t size, struct err *e)
     dst = buf_grow(&r->extra, (size_t)size);
     if (!dst)
         return err_nomem(e);
-    if (take(r, (size_t)size, dst, &got, e) < 0)
-        return -e->code;
+    TRY(take(r, (size_t)size, dst, &got, e));
     if (got < size)
         return err_set(e, EBADMSG, "it is cut off");
     r->pos = start;
@@ -276,8 +274,7 @@ static int read_long_name(struct reader *r, uint64_t size, struct err *e)
 {
     if (r->has_long_name || r->pax.has_path)
         return told_twice(e);
-    if (read_extra(r, size, e) < 0)
-        return -e->code;
+    TRY(read_extra(r, size, e));
     buf_clear(&r->path);
     buf_add(&r->path, r->extra.data, strnlen(r->extra.data, r->extra.len));
     r->has_long_name = true;
@@ -289,9 +286,8 @@ static int read_pax(struct reader *r, uint64_t size, struct err *e)
     const struct tar_pax had = r->pax;
     struct tar_pax now = {0};
 
-    if (read_extra(r, size, e) < 0 ||
-        tar_pax_parse(r->extra.data, r->extra.len, &now, &r->path, e) < 0)
-        return -e->code;
+    TRY(read_extra(r, size, e));
+    TRY(tar_pax_parse(r->extra.data, r->extra.len, &now, &r->path, e));
     if ((now.has_path && (had.has_path || r->has_long_name)) ||
         (now.has_size && had.has_size))
         return told_twice(e);
@@ -308,9 +304,8 @@ static int read_global(struct reader *r, uint64_t size, struct err *e)
     CLEANUP(buf_release) struct buf path = {0};
     struct tar_pax pax = {0};
 
-    if (read_extra(r, size, e) < 0 ||
-        tar_pax_parse(r->extra.data, r->extra.len, &pax, &path, e) < 0)
-        return -e->code;
+    TRY(read_extra(r, size, e));
+    TRY(tar_pax_parse(r->extra.data, r->extra.len, &pax, &path, e));
     if (pax.has_path || pax.has_size || pax.is_sparse)
         return err_set(e, ENOTSUP, "a name or size for all members is not supported");
     return 0;
@@ -339,8 +334,7 @@ static int read_member(struct reader *r, const struct tar_header *h, struct err 
                        r->path.data);
     if (kind == ENTRY_OTHER || h->type == '5')
         size = 0; /* links may tell the size of what they lead to */
-    if (add_member(r, kind, size, e) < 0)
-        return -e->code;
+    TRY(add_member(r, kind, size, e));
     r->has_long_name = false;
     r->pax = (struct tar_pax){0};
     return skip(r, size, e) < 0 ? err_wrap(e, "member \"%.200s\"", r->path.data) : 0;
@@ -356,7 +350,8 @@ static int check_told(const struct reader *r, struct err *e)
 
 static int read_label(struct reader *r, uint64_t size, struct err *e)
 {
-    return check_told(r, e) < 0 ? -e->code : read_extra(r, size, e);
+    TRY(check_told(r, e));
+    return read_extra(r, size, e);
 }
 
 static int read_one(struct reader *r, const struct tar_header *h, struct err *e)

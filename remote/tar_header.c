@@ -172,9 +172,8 @@ int tar_pax_parse(const char *data, size_t len, struct tar_pax *pax, struct buf 
         equals = memchr(blank, '=', (size_t)(data + pos - 1 - blank));
         if (!equals)
             return err_set(e, EBADMSG, "records of pax that are none");
-        if (take_record(blank, (size_t)(equals - blank), equals + 1,
-                        (size_t)(data + pos - 1 - (equals + 1)), pax, path, e) < 0)
-            return -e->code;
+        TRY(take_record(blank, (size_t)(equals - blank), equals + 1,
+                        (size_t)(data + pos - 1 - (equals + 1)), pax, path, e));
     }
     return 0;
 }

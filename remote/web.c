@@ -226,8 +226,7 @@ static int fetch_page(const struct web *p, const char *path, unsigned deadline_s
     CLEANUP(http_answer_release) struct http_answer a = {0};
     const char *type;
 
-    if (get(p, path, path[0] ? "/" : "", PAGE_MAX, deadline_s, &a, early, e) < 0)
-        return -e->code;
+    TRY(get(p, path, path[0] ? "/" : "", PAGE_MAX, deadline_s, &a, early, e));
     if (!web_is_html(&a)) {
         type = http_answer_header(&a, "Content-Type");
         err_set(e, ENOTSUP, "%s%s: the server shows no page with links (%s)", p->shown,
@@ -244,9 +243,8 @@ static int list_page(struct web *p, const char *path, unsigned deadline_s,
 {
     CLEANUP(buf_release) struct buf page = {0}, dir = {0};
 
-    if ((path[0] || !take_kept_page(p, &page, &t->early)) &&
-        fetch_page(p, path, deadline_s, &page, &t->early, e) < 0)
-        return -e->code;
+    if (path[0] || !take_kept_page(p, &page, &t->early))
+        TRY(fetch_page(p, path, deadline_s, &page, &t->early, e));
     buf_addf(&dir, "%s%s%s", p->dir, path, path[0] ? "/" : "");
     if (buf_failed(&dir) < 0)
         return err_nomem(e);

@@ -90,8 +90,8 @@ static int add_what(const struct web *p, const char *dir, const char *name,
 
     if (store_join(dir, name, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", dir, name);
-    if (url && web_add_url(p, path, "", url, e) < 0)
-        return -e->code;
+    if (url)
+        TRY(web_add_url(p, path, "", url, e));
     return buf_addf(what, "%s%s", p->shown, path) < 0 ? err_nomem(e) : 0;
 }
 
@@ -211,9 +211,8 @@ static int recall_names(const struct web *p, const char *dir, struct web_names *
 
     for (size_t at = 0, n; at < len && out->count < ASKED_AT_ONCE; at += n + 1) {
         n = strnlen(text + at, len - at);
-        if (store_name_is_safe(text + at, n) && !memchr(text + at, '/', n) &&
-            web_names_add(out, text + at, n, e) < 0)
-            return -e->code;
+        if (store_name_is_safe(text + at, n) && !memchr(text + at, '/', n))
+            TRY(web_names_add(out, text + at, n, e));
     }
     sort_names(out);
     return 0;
@@ -252,8 +251,8 @@ int web_do_early(const struct web *p, const char *path, const struct http_reques
     size_t count;
     int rc;
 
-    if (early && recall_names(p, path, &early->names, e) < 0)
-        return -e->code;
+    if (early)
+        TRY(recall_names(p, path, &early->names, e));
     if (!early || early->names.count == 0)
         return http_do_many(p->http, r, n, a, e);
     count = early->names.count;

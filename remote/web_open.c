@@ -57,8 +57,8 @@ static int take_url(struct web *p, const char *url, struct err *e)
     p->query = query ? strndup(query, strcspn(query, "#")) : strdup("");
     if (!p->shown || !p->query)
         return err_nomem(e);
-    if (at && take_user(p, host, (size_t)(at - host), e) < 0)
-        return -e->code;
+    if (at)
+        TRY(take_user(p, host, (size_t)(at - host), e));
     host = at ? at + 1 : host;
     if (host == path)
         return err_set(e, EINVAL, "%s: names no host", p->shown);
@@ -90,9 +90,9 @@ static int add_slash(char **text, struct err *e)
 
 static int be_directory(struct web *p, struct err *e)
 {
-    if (add_slash(&p->base, e) < 0 || add_slash(&p->shown, e) < 0 ||
-        add_slash(&p->dir, e) < 0)
-        return -e->code;
+    TRY(add_slash(&p->base, e));
+    TRY(add_slash(&p->shown, e));
+    TRY(add_slash(&p->dir, e));
     return 0;
 }
 
@@ -134,8 +134,7 @@ static int ask_name(struct web *p, struct http_answer *a, struct err *e)
                              .flags = HTTP_NO_REDIRECT | HTTP_ANY_STATUS};
 
     web_ask_for(p, &r);
-    if (web_add_url(p, "", "", &url, e) < 0)
-        return -e->code;
+    TRY(web_add_url(p, "", "", &url, e));
     r.url = url.data;
     return http_do(p->http, &r, a, e);
 }
@@ -146,9 +145,8 @@ static int ask_directory(struct web *p, struct http_answer a[2], struct err *e)
     CLEANUP(buf_release) struct buf manifest = {0}, page = {0};
     struct http_request r[] = {{.max = MANIFEST_BYTES_MAX}, {.max = PAGE_MAX}};
 
-    if (web_add_url(p, "", MANIFEST_NAME, &manifest, e) < 0 ||
-        web_add_url(p, "", "", &page, e) < 0)
-        return -e->code;
+    TRY(web_add_url(p, "", MANIFEST_NAME, &manifest, e));
+    TRY(web_add_url(p, "", "", &page, e));
     r[0].url = manifest.data;
     r[1].url = page.data;
     for (size_t i = 0; i < 2; i++) {
@@ -196,8 +194,7 @@ static int no_directory(const struct web *p, const struct http_answer *page,
 
 static int open_directory(struct web *p, struct http_answer a[2], struct err *e)
 {
-    if (ask_directory(p, a, e) < 0)
-        return -e->code;
+    TRY(ask_directory(p, a, e));
     if (is_manifest(&a[0]))
         return take_manifest(p, &a[0], e);
     if (a[1].status != 200 || !web_is_html(&a[1]))
@@ -223,8 +220,7 @@ static int ask_whether_file(struct web *p, bool *file, struct err *e)
 {
     CLEANUP(http_answer_release) struct http_answer head = {0}, first = {0};
 
-    if (ask_name(p, &head, e) < 0)
-        return -e->code;
+    TRY(ask_name(p, &head, e));
     *file = is_file(p, &head);
     if (head.status != 403 && head.status != 405 && head.status != 501)
         return 0;

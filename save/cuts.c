@@ -61,8 +61,7 @@ int cuts_new(const struct reader_env *env, int64_t checkpoint, struct arena *a,
     if (!c)
         return err_nomem(e);
     *c = (struct cuts){.env = env, .checkpoint = checkpoint, .arena = a};
-    if (catalog_files(env->catalog, checkpoint, count_file, c, e) < 0)
-        return -e->code;
+    TRY(catalog_files(env->catalog, checkpoint, count_file, c, e));
     c->rank = arena_array(a, (size_t)c->files + 1, sizeof *c->rank);
     c->number = arena_array(a, (size_t)c->files + 1, sizeof *c->number);
     if (!c->rank || !c->number)
@@ -117,12 +116,10 @@ int cuts_of(const struct cuts *c, uint32_t ord, const struct layout_cuts **out,
     *out = NULL;
     if (!a)
         return err_nomem(e);
-    if (catalog_tensor(c->env->catalog, c->checkpoint, ord, a, &t, e) < 0)
-        return -e->code;
+    TRY(catalog_tensor(c->env->catalog, c->checkpoint, ord, a, &t, e));
     if (t.fault)
         return 0;
-    if (shape_units(&t.shape, t.dtype, &units, e) < 0 ||
-        catalog_chunks(c->env->catalog, c->checkpoint, &t, a, &chunk, &n, e) < 0)
-        return -e->code;
+    TRY(shape_units(&t.shape, t.dtype, &units, e));
+    TRY(catalog_chunks(c->env->catalog, c->checkpoint, &t, a, &chunk, &n, e));
     return take_chunks(c, chunk, n, units.nd, out, e);
 }

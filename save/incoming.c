@@ -236,8 +236,7 @@ int incoming_judge(int fd, uint64_t prefix, struct incoming_header *out, struct 
 
     if (prefix < sizeof head)
         return 0;
-    if (read_exact(fd, head, sizeof head, 0, e) < 0)
-        return -e->code;
+    TRY(read_exact(fd, head, sizeof head, 0, e));
     len = get_le64(head);
     if (len == 0) /* its place is kept until the data are there */
         return 0;
@@ -248,8 +247,7 @@ int incoming_judge(int fd, uint64_t prefix, struct incoming_header *out, struct 
     text = malloc((size_t)len);
     if (!text)
         return err_nomem(e);
-    if (read_exact(fd, text, (size_t)len, SAFETENSORS_PREFIX, e) < 0)
-        return -e->code;
+    TRY(read_exact(fd, text, (size_t)len, SAFETENSORS_PREFIX, e));
     if (json_each_member(text, (size_t)len, NULL, see_end, &data, e) < 0 ||
         safetensors_parse(text, (size_t)len, data, &h, e) < 0)
         return e->code == ENOMEM ? -ENOMEM : not_whole(e);

@@ -98,8 +98,7 @@ static int add_tensor(void *user, const struct tensor_info *t)
         err_set(in->e, EBADMSG, "tensor %s: %s", t->key, t->fault);
         return err_hint(in->e, "leave it out with --incomplete, --only or --drop");
     }
-    if (grow(in, in->e) < 0)
-        return -in->e->code;
+    TRY(grow(in, in->e));
     out = &in->tensor[in->in.tensors];
     *out = (struct layout_tensor){.key_len = t->key_len,
                                   .wrapper = t->wrapper,

@@ -104,8 +104,7 @@ static int make_plain(struct intake_file *f, struct err *e)
 {
     int dir = f->intake->spec.dir, fd;
 
-    if (intake_make_parents(dir, f->plain.path, e) < 0)
-        return -e->code;
+    TRY(intake_make_parents(dir, f->plain.path, e));
     fd = openat(dir, f->plain.path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0)
         return err_set(e, errno, "%s: %s", f->plain.path, strerror(errno));
@@ -173,8 +172,7 @@ static int add(struct intake *k, const char *path, struct intake_file **out,
         k->file = grown;
         k->cap = cap;
     }
-    if (file_new(k, path, out, e) < 0)
-        return -e->code;
+    TRY(file_new(k, path, out, e));
     memmove(k->file + i + 1, k->file + i,
             (k->files - i) * sizeof(struct intake_file *));
     k->file[i] = *out;

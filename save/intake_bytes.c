@@ -131,14 +131,11 @@ static ssize_t read_some(struct intake_file *f, void *dst, size_t len, uint64_t 
                          struct err *e)
 {
     uint64_t size = intake_size(f);
-    int ret;
 
     if (off >= size || len == 0)
         return 0;
     len = (size_t)MIN((uint64_t)len, MIN(size - off, (uint64_t)INT32_MAX));
-    ret = get(f, dst, len, off, e);
-    if (ret < 0)
-        return ret;
+    TRY(get(f, dst, len, off, e));
     hide_gaps(f, dst, len, off);
     return (ssize_t)len;
 }

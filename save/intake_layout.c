@@ -144,10 +144,8 @@ static int take_shape(struct laying *x, struct taken *t, const struct layout_ten
                       struct err *e)
 {
     struct shape units;
-    int ret = shape_units(&of->shape, of->dtype, &units, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(shape_units(&of->shape, of->dtype, &units, e));
     t->nd = MAX(units.nd, 1u);
     t->dim = to_bytes(x->p->arena, units.dim, units.nd, dtype_unit(of->dtype));
     return t->dim ? 0 : err_nomem(e);
@@ -455,8 +453,8 @@ static int make_file(const struct intake_file *f, const struct staged *s, bool r
     CLEANUP_FD int fd = -1;
     struct stat st;
 
-    if (!resumed && intake_make_parents(dir, s->path, e) < 0)
-        return -e->code;
+    if (!resumed)
+        TRY(intake_make_parents(dir, s->path, e));
     fd = openat(dir, s->path, flags | (resumed ? 0 : O_CREAT | O_EXCL), 0666);
     if (fd < 0)
         return err_set(e, resumed && errno == ENOENT ? ESTALE : errno, "%s: %s",
@@ -514,8 +512,7 @@ static int resume(struct laying *x, struct err *e)
         return err_set(e, ESTALE, "%s: its bytes were placed for another layout",
                        f->path);
     for (size_t i = 0; i < x->p->files; i++)
-        if (make_file(f, &x->p->staged[i], true, e) < 0)
-            return -e->code;
+        TRY(make_file(f, &x->p->staged[i], true, e));
     return 0;
 }
 

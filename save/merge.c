@@ -129,9 +129,8 @@ static int check_files(struct merge *m, struct err *e)
 
     note_base(m);
     for (size_t i = 0; i < m->spec.files; i++)
-        if (merge_name(m, TAG_PATH, m->spec.file[i].path, strlen(m->spec.file[i].path),
-                       i, e) < 0)
-            return -e->code;
+        TRY(merge_name(m, TAG_PATH, m->spec.file[i].path, strlen(m->spec.file[i].path),
+                       i, e));
     ret = m->spec.partial ? 0 : take_kind(m, INCOMING_INDEX, merge_check_index, e);
     for (size_t i = 0; ret == 0 && i < m->spec.files; i++) {
         if (kind_of(m, i) == INCOMING_SAFETENSORS && !m->spec.partial)
@@ -301,8 +300,7 @@ static int keep_cuts(struct merge *m, struct err *e)
 
     if (!m->spec.checkpoint)
         return 0;
-    if (cuts_new(m->spec.env, m->spec.checkpoint, m->arena, &cuts, e) < 0)
-        return -e->code;
+    TRY(cuts_new(m->spec.env, m->spec.checkpoint, m->arena, &cuts, e));
     for (size_t i = 0; i < m->in.tensors; i++) {
         const struct entry *x = m->from[i] < m->entries ? &m->entry[m->from[i]] : NULL;
         uint32_t ord = x ? x->ord : save_input_ord(m->input, m->from[i] - m->entries);
@@ -314,16 +312,15 @@ static int keep_cuts(struct merge *m, struct err *e)
         if (x && (!x->over || !shape_equal(&x->t.shape, &x->was_shape) ||
                   MIN(dtype_bits(x->t.dtype), 8u) != MIN(dtype_bits(x->was), 8u)))
             continue;
-        if (cuts_of(cuts, ord, &m->tensor[i].cuts, e) < 0)
-            return -e->code;
+        TRY(cuts_of(cuts, ord, &m->tensor[i].cuts, e));
     }
     return 0;
 }
 
 int merge_settle(struct merge *m, struct err *e)
 {
-    if (open_old(m, e) < 0 || settle(m, e) < 0)
-        return -e->code;
+    TRY(open_old(m, e));
+    TRY(settle(m, e));
     return keep_cuts(m, e);
 }
 

@@ -64,8 +64,8 @@ int merge_name(struct merge *m, enum tag tag, const char *text, size_t len,
     XXH128_hash_t h = hash_of(tag, text, len);
     struct name_slot *s;
 
-    if (2 * (m->names + 1) > m->slots && names_grow(m, e) < 0)
-        return -e->code;
+    if (2 * (m->names + 1) > m->slots)
+        TRY(names_grow(m, e));
     s = slot_at(m, h);
     if (s->entry) {
         m->meet |= tag == TAG_MODEL && s->entry != entry + 1;
@@ -106,8 +106,7 @@ static int name_long(struct merge *m, size_t i, struct err *e)
 
     if (name_of_key(t->key, t->key_len, npy_end, &file) < 0 || tree_name(t, &tree) < 0)
         return err_nomem(e);
-    if (merge_name(m, TAG_FILE, file.data, file.len - strlen(npy_end), i, e) < 0)
-        return -e->code;
+    TRY(merge_name(m, TAG_FILE, file.data, file.len - strlen(npy_end), i, e));
     return merge_name(m, TAG_TREE, tree.data, tree.len - strlen(npy_end), i, e);
 }
 

@@ -29,8 +29,7 @@ static int read_index(struct merge *m, size_t file, struct hf_index *out, struct
     CLEANUP(source_putp) struct source *src = NULL;
     CLEANUP_FREE char *text = NULL;
 
-    if (merge_open(m, file, &src, e) < 0)
-        return -e->code;
+    TRY(merge_open(m, file, &src, e));
     if (src->size > INDEX_MAX)
         return err_set(e, EINVAL, "%s: too large for an index", f->path);
     text = malloc((size_t)src->size + 1);
@@ -72,8 +71,7 @@ int merge_check_index(struct merge *m, size_t file, struct err *e)
     struct hf_index x;
     char path[4096];
 
-    if (read_index(m, file, &x, e) < 0)
-        return -e->code;
+    TRY(read_index(m, file, &x, e));
     for (size_t i = 0; ret == 0 && i < x.nfiles; i++) {
         snprintf(path, sizeof path, "%.*s%s", dir, f->path, x.file[i].name);
         if (!has_file(m, path))

@@ -297,9 +297,8 @@ static int read_npy(const struct merge *m, size_t known, struct entry *x, struct
     CLEANUP(source_putp) struct source *src = NULL;
     enum dtype one_byte;
 
-    if (one_byte_type(m, f, known, &one_byte, e) < 0 ||
-        merge_open(m, x->file, &src, e) < 0)
-        return -e->code;
+    TRY(one_byte_type(m, f, known, &one_byte, e));
+    TRY(merge_open(m, x->file, &src, e));
     if (incoming_npy(src, one_byte, &x->data, e) < 0) {
         if (!f->dtype)
             err_hint(e, "where it is |V1: setfattr -n user.unshard.dtype -v F8_E4M3 %s",
@@ -321,8 +320,7 @@ static int read_new_npy(struct merge *m, struct entry *x, struct err *e)
 {
     size_t i = find_wrapped(m, x->t.key, x->t.key_len);
 
-    if (read_npy(m, i, x, e) < 0)
-        return -e->code;
+    TRY(read_npy(m, i, x, e));
     if (i == NOT_THERE)
         return 0;
     return is_alike(&m->entry[i].t, &x->t)
@@ -348,8 +346,7 @@ int merge_note_npy(struct merge *m, size_t file, struct err *e)
     CLEANUP(buf_release) struct buf key = {0};
     size_t i;
 
-    if (npy_key(m, &m->spec.file[file], &i, &key, e) < 0)
-        return -e->code;
+    TRY(npy_key(m, &m->spec.file[file], &i, &key, e));
     return keyset_add(&m->whole, key.data ? key.data : "", key.len) < 0 ? err_nomem(e)
                                                                         : 0;
 }
@@ -394,8 +391,7 @@ int merge_take_raw(struct merge *m, size_t file, struct err *e)
     }
     if (came_later(m, i, file))
         return 0;
-    if (merge_open(m, file, &src, e) < 0)
-        return -e->code;
+    TRY(merge_open(m, file, &src, e));
     if (src->size != m->entry[i].data.bytes)
         return err_set(e, EINVAL, "%s has %" PRIu64 " bytes, the tensor %" PRIu64,
                        f->path, src->size, m->entry[i].data.bytes);

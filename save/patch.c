@@ -37,9 +37,8 @@ static int differs(const struct patch *p, struct reader *r,
     for (uint64_t at = 0; at < size; at += COMPARE_BLOCK) {
         size_t n = (size_t)MIN(size - at, (uint64_t)COMPARE_BLOCK);
 
-        if (reader_read(r, at, n, block, e) < 0 ||
-            s->read(s->user, c->tensor, at, n, block + COMPARE_BLOCK, e) < 0)
-            return -e->code;
+        TRY(reader_read(r, at, n, block, e));
+        TRY(s->read(s->user, c->tensor, at, n, block + COMPARE_BLOCK, e));
         if (memcmp(block, block + COMPARE_BLOCK, n) != 0)
             return 1;
     }
@@ -62,8 +61,7 @@ static int look_at(void *user, size_t i, struct err *e)
     int rc;
 
     t->change = p->spec.change[i];
-    if (open_old(p, t, &r, e) < 0)
-        return -e->code;
+    TRY(open_old(p, t, &r, e));
     rc = differs(p, r, &t->change, e);
     t->differs = rc > 0;
     return MIN(rc, 0);
@@ -76,8 +74,7 @@ static int keep_changed(struct patch *p, struct err *e)
     p->tensor = calloc(p->spec.changes + 1, sizeof *p->tensor);
     if (!p->tensor)
         return err_nomem(e);
-    if (pool_each(p->spec.env->pool, p->spec.changes, look_at, p, e) < 0)
-        return -e->code;
+    TRY(pool_each(p->spec.env->pool, p->spec.changes, look_at, p, e));
     for (size_t i = 0; i < p->spec.changes; i++)
         if (p->tensor[i].differs)
             p->tensor[n++] = p->tensor[i];
@@ -129,9 +126,8 @@ static int file_new(struct patch *p, const struct tensor_info *t, uint32_t numbe
         p->file = f;
         p->files_cap = cap;
     }
-    if (catalog_file(p->spec.env->catalog, p->spec.checkpoint, number, p->arena, &info,
-                     e) < 0)
-        return -e->code;
+    TRY(catalog_file(p->spec.env->catalog, p->spec.checkpoint, number, p->arena, &info,
+                     e));
     path = inside(p, info.path);
     if (!path)
         return cannot(e, t, "its bytes lie outside of the checkpoint");
@@ -141,8 +137,7 @@ static int file_new(struct patch *p, const struct tensor_info *t, uint32_t numbe
         return cannot(e, t, "its file is reached by a linked directory");
     if (fstatat(p->spec.old, path, &f->st, 0) < 0)
         return err_set(e, errno, "%s: %s", path, strerror(errno));
-    if (open_files_get(p->spec.env->files, info.path, &info.id, &f->src, e) < 0)
-        return -e->code;
+    TRY(open_files_get(p->spec.env->files, info.path, &info.id, &f->src, e));
     p->files++;
     return 0;
 }
@@ -254,9 +249,8 @@ static int take_chunk(struct patch *p, struct reader *reader,
     if (c->encoding != CHUNK_PLAIN && c->encoding != CHUNK_TORCH_ZIP &&
         c->encoding != CHUNK_SAFETENSORS)
         return cannot(e, t, "it is stored compressed, several times or not at all");
-    if (file_of(p, t, c->file, &out->file, e) < 0 ||
-        reader_place(reader, i, &place, &path, e) < 0)
-        return -e->code;
+    TRY(file_of(p, t, c->file, &out->file, e));
+    TRY(reader_place(reader, i, &place, &path, e));
     f = &p->file[out->file];
     if (place.decoded || place.src->size != f->id.size ||
         !file_id_equal(&place.src->id, &f->id))
@@ -287,10 +281,9 @@ static int take_tensor(struct patch *p, struct patch_tensor *t, struct err *e)
 
     if (!a)
         return err_nomem(e);
-    if (catalog_tensor(p->spec.env->catalog, p->spec.checkpoint, t->change.ord, a,
-                       &info, e) < 0 ||
-        open_old(p, t, &r, e) < 0)
-        return -e->code;
+    TRY(catalog_tensor(p->spec.env->catalog, p->spec.checkpoint, t->change.ord, a,
+                       &info, e));
+    TRY(open_old(p, t, &r, e));
     if (info.stored != info.dtype)
         return cannot(e, &info, "it is shown in another type than it is stored in");
     t->bytes = info.bytes;
@@ -299,8 +292,7 @@ static int take_tensor(struct patch *p, struct patch_tensor *t, struct err *e)
     if (!t->piece)
         return err_nomem(e);
     for (size_t i = 0; i < t->pieces; i++)
-        if (take_chunk(p, r, &info, i, &t->piece[i], e) < 0)
-            return -e->code;
+        TRY(take_chunk(p, r, &info, i, &t->piece[i], e));
     return 0;
 }
 
@@ -380,9 +372,7 @@ static int check_other(void *user, const struct tensor_info *t)
     a = arena_new(PATCH_MEMORY);
     if (!a)
         return err_nomem(o->e);
-    if (catalog_chunks(p->spec.env->catalog, p->spec.checkpoint, t, a, &c, &n, o->e) <
-        0)
-        return -o->e->code;
+    TRY(catalog_chunks(p->spec.env->catalog, p->spec.checkpoint, t, a, &c, &n, o->e));
     for (size_t i = 0; i < n; i++)
         if (touches(p, &c[i], &file))
             return shared(p, file, o->e);
@@ -404,8 +394,7 @@ static int check_shared(struct patch *p, struct err *e)
         return err_nomem(e);
     for (size_t i = 0; i < p->tensors; i++)
         changed[p->tensor[i].change.ord] = true;
-    if (check_own(p, e) < 0)
-        return -e->code;
+    TRY(check_own(p, e));
     return p->ranges ? catalog_tensors(p->spec.env->catalog, p->spec.checkpoint, 0,
                                        check_other, &o, e)
                      : 0;
@@ -447,17 +436,16 @@ static int find_all(struct patch *p, struct err *e)
 {
     struct checkpoint_info info;
 
-    if (catalog_checkpoint_by_id(p->spec.env->catalog, p->spec.checkpoint, p->arena,
-                                 &info, e) < 0)
-        return -e->code;
+    TRY(catalog_checkpoint_by_id(p->spec.env->catalog, p->spec.checkpoint, p->arena,
+                                 &info, e));
     p->dir = info.path;
     if (info.file)
         return err_set(e, ENOTSUP, "%s: a single file", info.path);
-    if (keep_changed(p, e) < 0 || (p->tensors > 0 && check_copies(p, e) < 0))
-        return -e->code;
+    TRY(keep_changed(p, e));
+    if (p->tensors > 0)
+        TRY(check_copies(p, e));
     for (size_t i = 0; i < p->tensors; i++)
-        if (take_tensor(p, &p->tensor[i], e) < 0)
-            return -e->code;
+        TRY(take_tensor(p, &p->tensor[i], e));
     return check_shared(p, e);
 }
 
@@ -472,8 +460,7 @@ int patch_new(const struct patch_spec *spec, struct patch **out, struct err *e)
     p->arena = arena_new(PATCH_MEMORY);
     if (!p->arena)
         return err_nomem(e);
-    if (find_all(p, e) < 0)
-        return -e->code;
+    TRY(find_all(p, e));
     *out = steal(&p);
     return 0;
 }

@@ -102,15 +102,15 @@ static int sum_whole(const struct patch *p, uint32_t file, struct source *copy,
 
     if (copy->size < sizeof head)
         return 0;
-    if (source_read(copy, 0, sizeof head, head, e) < 0)
-        return -e->code;
+    TRY(source_read(copy, 0, sizeof head, head, e));
     if (memcmp(head, "PK\3\4", sizeof head) != 0)
         return 0;
     if (zip_open(copy, 0, copy->size, &z, &why) < 0) {
         if (why.code != ENOMEM && why.code != EIO)
             return 0;
-        *e = why; /* else its records would keep the sums of what stood there before */
-        return -e->code;
+        return err_copy(
+            e,
+            &why); /* else its records would keep the sums of what stood there before */
     }
     return sum_archive(p, file, copy, 0, copy->size, e);
 }

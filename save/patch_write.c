@@ -109,8 +109,7 @@ static int begin_file(void *user, size_t i, struct err *e)
     const struct patch *p = user;
     struct patch_file *f = &p->file[i];
 
-    if (make_parents(p->out, f, e) < 0)
-        return -e->code;
+    TRY(make_parents(p->out, f, e));
     f->fd = openat(p->out, f->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
                    0600);
     if (f->fd < 0 || ftruncate(f->fd, (off_t)f->id.size) < 0)
@@ -225,8 +224,7 @@ static int end_file(void *user, size_t i, struct err *e)
     const struct patch *p = user;
     const struct patch_file *f = &p->file[i];
 
-    if (patch_sum_zip(p, (uint32_t)i, e) < 0)
-        return -e->code;
+    TRY(patch_sum_zip(p, (uint32_t)i, e));
     if (geteuid() == 0 && fchown(f->fd, f->st.st_uid, f->st.st_gid) < 0)
         return fail(f, e);
     if (fchmod(f->fd, f->st.st_mode & 07777) < 0)
@@ -256,12 +254,10 @@ int patch_write(struct patch *p, int dir, struct err *e)
 
     if (p->files == 0)
         return 0;
-    if (check_room(p, dir, e) < 0)
-        return -e->code;
+    TRY(check_room(p, dir, e));
     p->out = dir;
-    if (pool_each(pool, p->files, begin_file, p, e) < 0 ||
-        pool_each(pool, p->tensors, put_tensor, p, e) < 0 ||
-        pool_each(pool, p->files, end_file, p, e) < 0)
-        return -e->code;
+    TRY(pool_each(pool, p->files, begin_file, p, e));
+    TRY(pool_each(pool, p->tensors, put_tensor, p, e));
+    TRY(pool_each(pool, p->files, end_file, p, e));
     return patch_sum_digests(p, e);
 }

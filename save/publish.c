@@ -112,10 +112,8 @@ static int check_target(const struct step *s, const struct publish_spec *spec,
 {
     struct file_id id = {0};
     struct stat now;
-    int ret = stat_below(s->target, f->path, &now, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(stat_below(s->target, f->path, &now, e));
     if (now.st_ino)
         id = file_id_of(&now);
     if (!publish_is_seen(&f->seen, &id))
@@ -223,7 +221,6 @@ static int prepare(const struct step *s, const struct publish_file *f, bool sync
     CLEANUP_FD int dir = step_parent(s->data, f->path, &name, e);
     CLEANUP_FD int fd = -1;
     struct stat st;
-    int ret;
 
     if (dir < 0)
         return err_wrap(e, "staged");
@@ -234,9 +231,7 @@ static int prepare(const struct step *s, const struct publish_file *f, bool sync
         return err_set(e, EINVAL, "staged %s is not a file", f->path);
     n->ino = st.st_ino;
     n->size = (uint64_t)st.st_size;
-    ret = dress(s, f, fd, &st, e);
-    if (ret < 0)
-        return ret;
+    TRY(dress(s, f, fd, &st, e));
     return sync && fsync(fd) < 0 ? staged_fail(e, "fsync staged", f->path) : 0;
 }
 
@@ -470,10 +465,7 @@ static int open_step(struct step *s, const struct publish_place *at, struct err 
 
 static int open_staging(struct step *s, const struct publish_place *at, struct err *e)
 {
-    int ret = publish_staging_name(at->name, s->staging_name, e);
-
-    if (ret < 0)
-        return ret;
+    TRY(publish_staging_name(at->name, s->staging_name, e));
     s->staging = openat(at->dir, s->staging_name,
                         O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     return s->staging < 0 ? staged_fail(e, "open", s->staging_name) : 0;

@@ -273,12 +273,8 @@ int step_read(struct step *s, char *text, size_t len, struct err *e)
     if (!line || strncmp(line, head, sizeof head - 1) != 0 ||
         !lines_number(&ino, &s->target_ino) || ino)
         return no_journal(e);
-    while ((line = lines_next(&l)) && strcmp(line, "end") != 0) {
-        int ret = read_line(s, line, e);
-
-        if (ret < 0)
-            return ret;
-    }
+    while ((line = lines_next(&l)) && strcmp(line, "end") != 0)
+        TRY(read_line(s, line, e));
     if (!line || l.at != l.len)
         return no_journal(e);
     return check_sorted(s, e);

@@ -216,17 +216,13 @@ static int arrive(struct step *s, const struct step_entry *n, struct err *e)
         ret = is_done(s, n, e);
         if (ret != 0)
             return MIN(ret, 0);
-        ret = find_spot(s->data, n->path, &data, e);
-        if (ret < 0)
-            return ret;
+        TRY(find_spot(s->data, n->path, &data, e));
         from = data;
     }
     ret = look(from.fd, from.name, &st, e);
     if (ret <= 0)
         return ret;
-    ret = find_spot(s->target, n->path, &to, e);
-    if (ret < 0)
-        return ret;
+    TRY(find_spot(s->target, n->path, &to, e));
     ret = rename_new(&from, &to);
     if (ret == -EEXIST)
         return changed(s, n, e);
@@ -250,10 +246,8 @@ static int rename_over(const struct step *s, const struct step_entry *n,
                        const struct spot *to, struct err *e)
 {
     CLEANUP(spot_release) struct spot from = {.fd = -1};
-    int ret = find_spot(s->data, n->path, &from, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(find_spot(s->data, n->path, &from, e));
     if (renameat(from.fd, from.name, to->fd, to->name) < 0)
         return staged_fail(e, "publish", n->path);
     return 0;
@@ -338,10 +332,8 @@ static int make_dir(struct step *s, const struct step_dir *d, struct err *e)
     CLEANUP(spot_release) struct spot p = {.fd = -1};
     CLEANUP_FD int made = -1;
     struct stat st;
-    int ret = find_spot(s->target, d->path, &p, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(find_spot(s->target, d->path, &p, e));
     if (mkdirat(p.fd, p.name, 0700) < 0 && errno != EEXIST)
         return staged_fail(e, "make", d->path);
     made = openat(p.fd, p.name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);

@@ -222,14 +222,11 @@ int save_format_own(struct catalog *catalog, const struct checkpoint_info *info,
                     struct save_format *out, struct err *e)
 {
     struct shards shards = {0};
-    int rc;
 
     *out = (struct save_format){.writer = save_format_of(info->format)};
     if (!out->writer)
         return 0; /* bytes of its tensors can be changed */
-    rc = catalog_files(catalog, info->id, see_shard, &shards, e);
-    if (rc < 0)
-        return rc;
+    TRY(catalog_files(catalog, info->id, see_shard, &shards, e));
     /* Objects of these are read out of config.json (tied weights), which stays. */
     out->drop_objects = strcmp(out->writer->name, "hf") == 0;
     if (strcmp(out->writer->name, "hf") == 0)

@@ -66,7 +66,7 @@ static int remove_entries(int fd, unsigned depth, struct err *e)
 /* Our own files only: not deeper than a layout makes directories. */
 int staged_remove_tree(int at, const char *name, unsigned depth, struct err *e)
 {
-    int fd, ret;
+    int fd;
 
     if (unlinkat(at, name, 0) == 0)
         return 0;
@@ -79,9 +79,7 @@ int staged_remove_tree(int at, const char *name, unsigned depth, struct err *e)
     fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return staged_fail(e, "remove", name);
-    ret = remove_entries(fd, depth, e);
-    if (ret < 0)
-        return ret;
+    TRY(remove_entries(fd, depth, e));
     return unlinkat(at, name, AT_REMOVEDIR) < 0 ? staged_fail(e, "remove", name) : 0;
 }
 

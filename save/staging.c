@@ -146,8 +146,7 @@ static int count_parts(struct staging *s, struct err *e)
     if (!s->parts)
         return err_set(e, EINVAL, "%s: nothing to finish", s->target);
     for (unsigned i = 1; i <= s->parts; i++)
-        if (check_part(s, i, e) < 0)
-            return -e->code;
+        TRY(check_part(s, i, e));
     s->part = 0; /* a journal of its own */
     return 0;
 }
@@ -224,8 +223,8 @@ static int open_claimed(struct staging *s, const struct staging_claim *claim,
     s->parts = claim->parts;
     if (!s->what)
         return err_nomem(e);
-    if (claim->finish && count_parts(s, e) < 0)
-        return -e->code;
+    if (claim->finish)
+        TRY(count_parts(s, e));
     return staging_journal_open(s, e);
 }
 

@@ -93,8 +93,7 @@ int staging_journal_begin(struct staging *s, struct err *e)
     buf_addc(&line, '\n');
     if (buf_failed(&line))
         return err_nomem(e);
-    if (staging_journal_append(s, line.data, e) < 0)
-        return -e->code;
+    TRY(staging_journal_append(s, line.data, e));
     return fsync(s->fd) < 0 ? staged_fail(e, "fsync", s->path) : 0;
 }
 
@@ -113,8 +112,7 @@ int staging_journal_open(struct staging *s, struct err *e)
             return staged_fail(e, "lock the journal of", s->target);
         return err_set(e, EBUSY, "%s: another process is writing it", s->target);
     }
-    if (staging_journal_read(s, s->journal_fd, &whole, e) < 0)
-        return -e->code;
+    TRY(staging_journal_read(s, s->journal_fd, &whole, e));
     if (whole == 0)
         return staging_journal_begin(s, e);
     /* What is noted next must not become the rest of a line that was cut. */

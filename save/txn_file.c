@@ -338,10 +338,8 @@ void txn_file_owner(struct txn_file *f, uid_t *uid, gid_t *gid, mode_t *mode)
 int txn_file_own(struct txn_file *f, uid_t uid, gid_t gid, mode_t mode, struct err *e)
 {
     struct hold h;
-    int ret = hold(f, &h, e);
 
-    if (ret < 0)
-        return ret;
+    TRY(hold(f, &h, e));
     f->uid = uid;
     f->gid = gid;
     f->mode = mode & 07777;
@@ -381,13 +379,10 @@ char *txn_file_noted(struct txn_file *f, const char *word)
 int txn_expect(struct txn_file *f, uint64_t size, struct err *e)
 {
     struct hold h = {0};
-    int ret;
 
     if (size > INT64_MAX)
         return err_set(e, EFBIG, "%s: too long", f->key.name);
-    ret = hold(f, &h, e);
-    if (ret < 0)
-        return ret;
+    TRY(hold(f, &h, e));
     if (f->expected == size) {
         let_go(f, &h);
         return 0;

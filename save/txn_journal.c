@@ -359,16 +359,13 @@ static int read_file(struct txn_journal *j, char *line, struct err *e)
     CLEANUP_FREE char *path = NULL;
     uint64_t id, uid, gid, mode, elsewhere;
     struct txn_file *f;
-    int ret;
 
     if (!lines_number(&line, &id) || !lines_number(&line, &uid) ||
         !lines_number(&line, &gid) || !lines_number(&line, &mode) ||
         !lines_number(&line, &elsewhere) || id < j->next_id || id >= INT64_MAX ||
         uid > UINT32_MAX || gid > UINT32_MAX || mode > 07777 || elsewhere > 1)
         return no_journal("a file", e);
-    ret = read_path(&line, &path, e);
-    if (ret < 0)
-        return ret;
+    TRY(read_path(&line, &path, e));
     if (names_find(&j->files, path))
         return no_journal("a file is there twice", e);
     f = txn_file_make(j, path, id);
@@ -415,13 +412,10 @@ static int read_rename(struct txn_journal *j, char *line, struct err *e)
 {
     CLEANUP_FREE char *path = NULL;
     struct txn_file *f = read_id(j, &line);
-    int ret;
 
     if (!f)
         return no_file(e);
-    ret = read_path(&line, &path, e);
-    if (ret < 0)
-        return ret;
+    TRY(read_path(&line, &path, e));
     if (names_find(&j->files, path))
         return no_journal("a file is there twice", e);
     return done(txn_file_relist(j, f, path), e);

@@ -399,9 +399,7 @@ int txn_recover(int dir, const char *staging, struct err *e)
     if (!g.look.read ||
         (!has(g.look.dir, STAGED_REDO) && !has(g.look.dir, STAGED_ENDED)))
         return 0;
-    ret = publish_staging_name(g.look.j.target, name, e);
-    if (ret < 0)
-        return ret;
+    TRY(publish_staging_name(g.look.j.target, name, e));
     if (strcmp(name, staging) != 0)
         return err_set(e, EBUSY, "%s: it is not named for %s", staging,
                        g.look.j.target);

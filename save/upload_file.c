@@ -59,10 +59,8 @@ static int send_nth(void *user, size_t n, struct err *e)
     const struct sending *s = user;
     CLEANUP_FREE char *data = NULL;
     size_t len;
-    int rc = read_part(s, (uint32_t)n, &data, &len, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(read_part(s, (uint32_t)n, &data, &len, e));
     return bucket_part(s->bucket, s->key, s->id, (unsigned)n + 1, data, len, e);
 }
 

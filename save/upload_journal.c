@@ -120,8 +120,7 @@ static int read_upload(struct upload_journal *j, char *text, struct err *e)
     if (!space || !space[1] || strchr(space + 1, ' '))
         return no_journal(e);
     *space = '\0';
-    if (read_path(text, &path, e) < 0)
-        return -e->code;
+    TRY(read_path(text, &path, e));
     return upload_journal_add(j, path.data, space + 1, e);
 }
 
@@ -131,8 +130,7 @@ static int read_last(struct upload_journal *j, const char *text, struct err *e)
 
     if (j->last)
         return no_journal(e);
-    if (read_path(text, &path, e) < 0)
-        return -e->code;
+    TRY(read_path(text, &path, e));
     j->last = buf_steal(&path, NULL);
     return j->last ? 0 : err_nomem(e);
 }

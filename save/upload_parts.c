@@ -195,12 +195,8 @@ static int begin_listed(struct making *m, struct pool *pool, struct err *e)
 
 static int begin_uploads(struct making *m, struct pool *pool, struct err *e)
 {
-    int ret;
-
     list_files(m, true);
-    ret = pool_each(pool, m->listed, look_nth, m, e);
-    if (ret < 0)
-        return ret;
+    TRY(pool_each(pool, m->listed, look_nth, m, e));
     list_files(m, false);
     return m->listed ? begin_listed(m, pool, e) : 0;
 }
@@ -386,14 +382,10 @@ static void part_list_release(struct part_list *l)
 static int list_parts(struct upload *u, const char *path, const char *key,
                       const char *id, struct part_list *l, struct err *e)
 {
-    int ret;
-
     l->part = calloc(l->parts->count, sizeof *l->part);
     if (!l->part)
         return err_nomem(e);
-    ret = bucket_parts(u->bucket, key, id, take_part, l, e);
-    if (ret < 0)
-        return ret;
+    TRY(bucket_parts(u->bucket, key, id, take_part, l, e));
     if (l->wrong || l->count != l->parts->count)
         return err_set(e, EIO, "%s: the store has not all parts that were sent", path);
     return 0;

@@ -524,8 +524,7 @@ static int list_units(struct stage_run *s, struct err *e)
 
             if (s->first[t] == s->first[t + 1])
                 continue;
-            if (tensor_units(&s->run->input->tensor[t], &units, &unit, e) < 0)
-                return -e->code;
+            TRY(tensor_units(&s->run->input->tensor[t], &units, &unit, e));
             needed_span(s, t, &units, unit, &first, &end);
             n += windows_of((uint32_t)t, first, end, s->unit ? s->unit + n : NULL);
         }
@@ -549,8 +548,8 @@ static int note(struct stage_run *s, bool done, struct err *e)
 
     if (!s->run->staging)
         return 0;
-    if (!s->named && s->files < MANY_FILES && sync_directories(s->run, e) < 0)
-        return -e->code;
+    if (!s->named && s->files < MANY_FILES)
+        TRY(sync_directories(s->run, e));
     s->named = true;
     return staging_note(s->run->staging, s->stage, units, done, e);
 }
@@ -664,8 +663,7 @@ static int make_directories(const struct save_run *r, struct err *e)
     for (size_t i = 0; r->other_stages && i < layout_directories(r->layout); i++) {
         const char *path = layout_directory_at(r->layout, i);
 
-        if (make_parents(dir, path, e) < 0)
-            return -e->code;
+        TRY(make_parents(dir, path, e));
         if (mkdirat(dir, path, 0777) < 0 && errno != EEXIST)
             return err_set(e, errno, "%s: %s", path, strerror(errno));
     }
@@ -745,8 +743,8 @@ int save_write(const struct save_run *r, struct err *e)
 
     if (r->staging)
         staging_progress(r->staging, 0, &done);
-    if (!done && check_room(r, e) < 0)
-        return -e->code;
+    if (!done)
+        TRY(check_room(r, e));
     for (unsigned stage = 0; ret == 0 && stage <= last; stage++) {
         struct stage_run s = {.run = r, .stage = stage};
 

@@ -177,8 +177,7 @@ int json_file_object(struct listing *l, const char *name, struct sink *sink,
     size_t len;
 
     *doc = NULL;
-    if (sink_watch(sink, name, e) < 0)
-        return -e->code;
+    TRY(sink_watch(sink, name, e));
     if (listing_read(l, name, MAX_FILE, &text, &len, &why) == 0 &&
         json_to_object(text, len, &json, &why) == 0 &&
         json_parse(json.data ? json.data : "", json.len, NULL, doc, &why) == 0)

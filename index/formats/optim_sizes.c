@@ -101,8 +101,7 @@ static int read_metadata(const struct scan_context *c, const char *dir,
     if (store_join(dir, ".metadata", below, sizeof below) < 0 ||
         store_join(c->dir, below, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", dir);
-    if (c->store->ops->open(c->store, path, &src, e) < 0)
-        return -e->code;
+    TRY(c->store->ops->open(c->store, path, &src, e));
     return dcp_metadata_load(src, &o->names, &o->m, e);
 }
 
@@ -118,11 +117,9 @@ int optim_sizes_load(const struct scan_context *c, const char *dir,
     if (read_metadata(c, dir, o, &why) < 0) {
         if (!safetensors_stops_scan(why.code))
             return 0;
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
-    if (take_params(o, e) < 0)
-        return -e->code;
+    TRY(take_params(o, e));
     *out = steal(&o);
     return 0;
 }

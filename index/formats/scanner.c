@@ -275,10 +275,8 @@ static int look_at_dir(struct scanner *s, const char *path, struct file_id *out,
                        struct err *e)
 {
     struct entry_stat st;
-    int rc = s->store->ops->stat(s->store, path, &st, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(s->store->ops->stat(s->store, path, &st, e));
     if (st.kind != ENTRY_DIR)
         return err_set(e, ENOTDIR, "%s is no directory", path);
     *out = st.id;
@@ -519,8 +517,8 @@ static int tell_unread(const struct known *k, const struct listing *l,
                    : 0;
     if (!listing_denied(t))
         sink_unsure(sink);
-    if (sink_enter(sink, "", e) < 0 || sink_watch(sink, t->path + skip, e) < 0)
-        return -e->code;
+    TRY(sink_enter(sink, "", e));
+    TRY(sink_watch(sink, t->path + skip, e));
     return sink_warning(sink, "damaged-file", "%s", t->err.text);
 }
 
@@ -572,8 +570,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     struct sink *sink;
     int rc;
 
-    if (place_of(l, k->file, &place, e) < 0)
-        return -e->code;
+    TRY(place_of(l, k->file, &place, e));
     if (place.trouble)
         *e = *place.trouble;
     if (place.kind != PLACE_CHECKPOINT)
@@ -583,11 +580,9 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     context.among = k->file != NULL;
     if (k->file && where.names_hash == 0)
         where.names_hash = SET_NAMES;
-    if (make_filter(s, l, &filter, e) < 0)
-        return -e->code;
+    TRY(make_filter(s, l, &filter, e));
     where.filter = filter;
-    if (sink_begin(s->catalog, &where, &sink, e) < 0)
-        return -e->code;
+    TRY(sink_begin(s->catalog, &where, &sink, e));
     scan_time_begin(&time, &s->stop);
     rc = watch_config(s, l, sink, &failed);
     if (rc == 0)
@@ -607,8 +602,7 @@ static int scan_listing(struct scanner *s, const struct known *k, struct listing
     }
     if (source_troubles() != troubles && !time.late)
         sink_unsure(sink);
-    if (sink_commit(sink, rc < 0 ? &failed : NULL, &out->id, e) < 0)
-        return -e->code;
+    TRY(sink_commit(sink, rc < 0 ? &failed : NULL, &out->id, e));
     out->sure = rc == 0 || is_damage(failed.code) || time.late;
     log_scan(s, out->id, start);
     return 0;
@@ -716,8 +710,7 @@ static int settle(struct scanner *s, struct known *k, int64_t *id, struct err *e
     while (k->busy) {
         flights = k->flights;
         while (k->flights == flights)
-            if (interrupt_wait(&s->ended, &s->lock, e) < 0)
-                return -e->code;
+            TRY(interrupt_wait(&s->ended, &s->lock, e));
         if (!others_gave_up(k)) {
             *id = k->id;
             if (k->rc < 0)

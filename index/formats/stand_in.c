@@ -211,7 +211,7 @@ int stand_in_report(struct listing *l, const char *only, struct sink *sink,
         rc = !only && is_spare(l, entry) ? pass(sink, &why, e)
                                          : warn(sink, entry, &why, e);
         if (rc < 0)
-            return -e->code;
+            return rc;
     }
     return only ? 0 : sink_small_files(sink, POINTER_MIN, 200, see_storage, &below, e);
 }

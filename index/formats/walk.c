@@ -117,8 +117,8 @@ static int push_dirs(struct walk *w, const struct listing *l, const struct place
         if (store_join(path, entry->name, below, sizeof below) < 0)
             log_msg(LOG_FORMAT, LOG_WARN, "%s/%s: the path is too long", path,
                     entry->name);
-        else if (push(w, below, above, e) < 0)
-            return -e->code;
+        else
+            TRY(push(w, below, above, e));
     }
     return 0;
 }
@@ -205,8 +205,7 @@ static int list_dir(struct walk *w, const char *path, struct listing **out,
     if (store->ops->list(store, path, out, &failed) == 0)
         return 0;
     if (!w->started || failed.code == ENOMEM) {
-        *e = failed;
-        return -e->code;
+        return err_copy(e, &failed);
     }
     if (failed.code == EACCES || failed.code == EPERM) /* somebody else's */
         log_msg(LOG_FORMAT, LOG_INFO, "%s", failed.text);
@@ -225,9 +224,8 @@ static int push_apart(struct walk *w, const struct listing *l, const char *path,
 
         if (entry->st.kind == ENTRY_DIR && !entry->st.is_link &&
             place_is_apart(entry->name) &&
-            store_join(path, entry->name, below, sizeof below) == 0 &&
-            push(w, below, NULL, e) < 0)
-            return -e->code;
+            store_join(path, entry->name, below, sizeof below) == 0)
+            TRY(push(w, below, NULL, e));
     }
     return 0;
 }
@@ -251,8 +249,8 @@ static int visit(struct walk *w, const char *path, struct above *above, struct e
     rc = tell_place(w, path, &place, only);
     if (rc != 0 || only)
         return rc;
-    if (place.kind == PLACE_CHECKPOINT && new_above(w, path, &above, e) < 0)
-        return -e->code;
+    if (place.kind == PLACE_CHECKPOINT)
+        TRY(new_above(w, path, &above, e));
     return push_dirs(w, l, &place, path, above, e);
 }
 

@@ -132,13 +132,10 @@ static int take_part(struct boxes *out, const struct chunk *c, uint32_t axis,
         count = overlap(p, c->start[axis], c->size[axis], &first), skip;
     int64_t *step, moved;
     struct chunk *box;
-    int ret;
 
     if (count == 0)
         return 0;
-    ret = add_box(out, c, nd, &box, &start, &size, &step, e);
-    if (ret < 0)
-        return ret;
+    TRY(add_box(out, c, nd, &box, &start, &size, &step, e));
     memcpy(start, c->start, nd * sizeof *start);
     memcpy(size, c->size, nd * sizeof *size);
     memcpy(step, c->step, nd * sizeof *step);

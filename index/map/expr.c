@@ -129,10 +129,7 @@ static int take_value(struct machine *m, struct err *e)
 
 static int close_bracket(struct machine *m, struct err *e)
 {
-    int ret = reduce_to(m, 1, e);
-
-    if (ret < 0)
-        return ret;
+    TRY(reduce_to(m, 1, e));
     if (m->ops == 0)
         return malformed(m, e);
     m->ops--;

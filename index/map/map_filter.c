@@ -103,8 +103,7 @@ static int add_taken(struct filter *f, const struct sink_taken *t, struct taken 
     }
     *out = &f->taken[f->ntaken];
     **out = (struct taken){0};
-    if (keep_taken(f, t, &(*out)->t, e) < 0)
-        return -e->code;
+    TRY(keep_taken(f, t, &(*out)->t, e));
     f->ntaken++;
     return 0;
 }
@@ -199,9 +198,7 @@ static int take(struct sink_filter *base, const struct sink_taken *t, struct err
         return 1;
     if (!ruled && !(t->role == ROLE_MODEL && map_casts(t->dtype, f->map->cast)))
         return 0;
-    ret = add_taken(f, t, &kept, e);
-    if (ret < 0)
-        return ret;
+    TRY(add_taken(f, t, &kept, e));
     if (ruled) /* once more: captures point into the kept key */
         find_rule(f, &kept->t, kept->t.key + skip, kept->t.key_len - skip, kept);
     return 1;

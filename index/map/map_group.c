@@ -78,8 +78,7 @@ static int make_member(const struct taken *t, struct member *out, struct err *e)
     if (t->rule->kind == RULE_STACK &&
         !capture_number(capture_find(&t->captures, by, strlen(by)), &out->order))
         return err_set(e, EINVAL, "{%s} is no number", by);
-    if (group_name(t, &name, e) < 0)
-        return -e->code;
+    TRY(group_name(t, &name, e));
     out->group = buf_steal(&name, &out->group_len);
     return out->group ? 0 : err_nomem(e);
 }

@@ -101,14 +101,14 @@ int work_put(const struct work *w, const char *name, struct err *e)
                             .codec_key = w->like->key,
                             .attributes = w->like->attributes};
 
-    if (name && template_write(name, &w->captures, &key, e) < 0)
-        return -e->code;
+    if (name)
+        TRY(template_write(name, &w->captures, &key, e));
     t.key = !name ? w->like->key : key.data ? key.data : "";
     t.key_len = name ? key.len : w->like->key_len;
     t.wrapper = name ? 0 : w->like->wrapper;
     t.modules = !name && w->like->modules;
-    if (name && map_check_shape(w->f, t.key, t.key_len, t.shape, e) < 0)
-        return -e->code;
+    if (name)
+        TRY(map_check_shape(w->f, t.key, t.key_len, t.shape, e));
     return put_chunks(w, &t, e);
 }
 
@@ -129,14 +129,12 @@ int work_load(struct arena *a, const struct taken *t, struct work *w, struct err
     w->captures = t->captures;
     w->fault = t->t.fault;
     w->fault_key = t->t.key;
-    if (check_packed(t, e) < 0)
-        return -e->code;
+    TRY(check_packed(t, e));
     if (!t->t.pieces_len) {
         w->boxes = (struct boxes){.arena = a, .shape = units};
         return 0;
     }
-    if (boxes_load(a, &units, t->t.pieces, t->t.pieces_len, &w->boxes, e) < 0)
-        return -e->code;
+    TRY(boxes_load(a, &units, t->t.pieces, t->t.pieces_len, &w->boxes, e));
     fill_params(&t->t, &w->boxes);
     return 0;
 }
@@ -195,8 +193,7 @@ int work_op(struct work *w, const struct map_op *op, struct err *e)
 {
     if (op->kind == OP_TRANSPOSE)
         return do_transpose(w, op, e);
-    if (work_axis(w, op->axis, e) < 0)
-        return -e->code;
+    TRY(work_axis(w, op->axis, e));
     return op->kind == OP_CUT ? do_cut(w, op, e) : do_interleave(w, op, e);
 }
 

@@ -169,8 +169,7 @@ static int load_config(const char *named, struct buf *out, struct err *e)
 {
     char path[PATH_MAX], dir[PATH_MAX];
 
-    if (mapping_hf_dir(named, dir, e) < 0)
-        return -e->code;
+    TRY(mapping_hf_dir(named, dir, e));
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path)
         return err_set(e, ENAMETOOLONG, "hf=%.100s...", dir);
     if (read_path(path, out, e) == 0)

@@ -263,14 +263,12 @@ static int report_safetensors(struct scan *s, struct err *e)
 {
     size_t n = 0;
 
-    if (safetensors_files_new(&s->files, s->index.nfiles, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&s->files, s->index.nfiles, e));
     for (size_t i = 0; i < s->index.nfiles; i++)
         if (!s->index.file[i].fault)
             s->files.file[n++].name = s->index.file[i].name;
     s->files.count = n;
-    if (safetensors_files_read(&s->below, s->sink, &s->files, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_read(&s->below, s->sink, &s->files, e));
     for (size_t i = 0; i < n; i++) {
         const struct safetensors_file *f = &s->files.file[i];
 
@@ -280,10 +278,8 @@ static int report_safetensors(struct scan *s, struct err *e)
         while (strcmp(s->index.file[s->now].name, f->name) != 0) /* in the same order */
             s->now++;
         for (size_t k = 0; f->read && k < f->h.count; k++)
-            if (add_tensor(s, f, &f->h.tensor[k], e) < 0)
-                return -e->code;
-        if (warn_elsewhere(s, e) < 0)
-            return -e->code;
+            TRY(add_tensor(s, f, &f->h.tensor[k], e));
+        TRY(warn_elsewhere(s, e));
     }
     return 0;
 }
@@ -293,9 +289,10 @@ static int report_bins(struct scan *s, struct err *e)
     for (s->now = 0; s->now < s->index.nfiles; s->now++) {
         const struct hf_index_file *file = &s->index.file[s->now];
 
-        if (!file->fault &&
-            (report_bin(s, file->name, e) < 0 || warn_elsewhere(s, e) < 0))
-            return -e->code;
+        if (!file->fault) {
+            TRY(report_bin(s, file->name, e));
+            TRY(warn_elsewhere(s, e));
+        }
     }
     return 0;
 }
@@ -314,8 +311,7 @@ static int add_lost(struct scan *s, const struct hf_index_entry *entry, struct e
         return err_nomem(e);
     t.key = key.data;
     t.key_len = key.len;
-    if (sink_tensor_begin(s->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &t, e));
     if (sink_fault(s->sink, "%s%.200s%s",
                    file->fault ? file->fault : "the index says that it is in ",
                    file->fault ? "" : file->name,
@@ -330,8 +326,7 @@ static int read_index(struct scan *s, struct err *e)
     const char *name = s->has.optim.name;
     size_t len;
 
-    if (sink_hide(s->sink, name, true, e) < 0)
-        return -e->code;
+    TRY(sink_hide(s->sink, name, true, e));
     if (listing_read(s->below.listing, name, MAX_INDEX, &text, &len, e) < 0 ||
         hf_index_parse(text, len, s->has.optim.kind->suffix, &s->index, e) < 0)
         return err_wrap(e, "%s", name);
@@ -363,13 +358,12 @@ static int report_optim(struct scan *s, struct err *e)
 {
     bool safetensors = s->has.optim.kind == &kinds[1];
 
-    if (read_index(s, e) < 0 ||
-        (safetensors ? report_safetensors : report_bins)(s, e) < 0 ||
-        report_groups(s, e) < 0)
-        return -e->code;
+    TRY(read_index(s, e));
+    TRY(safetensors ? report_safetensors(s, e) : report_bins(s, e));
+    TRY(report_groups(s, e));
     for (size_t i = 0; i < s->index.count; i++)
-        if (!s->found[i] && add_lost(s, &s->index.entry[i], e) < 0)
-            return -e->code;
+        if (!s->found[i])
+            TRY(add_lost(s, &s->index.entry[i], e));
     return 0;
 }
 
@@ -384,8 +378,8 @@ static int enter(struct scan *s, const char *dir, struct err *e)
     s->below.listing = listing_sub(s->c->listing, dir);
     if (!s->below.listing)
         return err_set(e, ESTALE, "%s is gone", dir);
-    if (sink_enter(s->sink, "", e) < 0 || sink_part(s->sink, dir, e) < 0)
-        return -e->code;
+    TRY(sink_enter(s->sink, "", e));
+    TRY(sink_part(s->sink, dir, e));
     return sink_enter(s->sink, dir, e);
 }
 
@@ -395,13 +389,11 @@ static int report_states(struct scan *s, struct err *e)
         .role = ROLE_OTHER, .object = scheduler_name, .shown = true};
     CLEANUP(json_freep) struct json *doc = NULL;
 
-    if (listing_find(s->c->listing, scheduler_name) &&
-        torch_file_report(s->c, s->sink, scheduler_name, &scheduler, e) < 0)
-        return -e->code;
+    if (listing_find(s->c->listing, scheduler_name))
+        TRY(torch_file_report(s->c, s->sink, scheduler_name, &scheduler, e));
     if (!listing_find(s->c->listing, states_name))
         return 0;
-    if (json_file_object(s->c->listing, states_name, s->sink, &doc, e) < 0)
-        return -e->code;
+    TRY(json_file_object(s->c->listing, states_name, s->sink, &doc, e));
     s->has_step = doc && json_i64(json_get(doc, "step"), &s->step);
     s->has_epoch = doc && json_i64(json_get(doc, "epoch"), &s->epoch);
     return 0;
@@ -409,11 +401,11 @@ static int report_states(struct scan *s, struct err *e)
 
 static int report_step(struct scan *s, struct err *e)
 {
-    if (enter(s, s->has.model_dir, e) < 0 ||
-        hf_model_report(&s->has.model, &s->below, s->sink, e) < 0 ||
-        enter(s, optim_dir, e) < 0 || report_optim(s, e) < 0 ||
-        sink_enter(s->sink, "", e) < 0)
-        return -e->code;
+    TRY(enter(s, s->has.model_dir, e));
+    TRY(hf_model_report(&s->has.model, &s->below, s->sink, e));
+    TRY(enter(s, optim_dir, e));
+    TRY(report_optim(s, e));
+    TRY(sink_enter(s->sink, "", e));
     return report_states(s, e);
 }
 
@@ -454,8 +446,8 @@ static int colossalai_scan(const struct scan_context *c, struct sink *sink,
         return err_set(e, ESTALE, "there is no sharded optimizer any more");
     (s.has.step ? report_step : report_optim)(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
-    if (sink_enter(sink, "", e) < 0 || tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(sink_enter(sink, "", e));
+    TRY(tell_checkpoint(&s, e));
     if (failed.code)
         *e = failed;
     return -e->code;

@@ -239,8 +239,7 @@ static int place_batch(const struct layout_input *in, struct dcp_cut *cut,
             unsigned unit = dtype_unit(t->dtype);
             struct shape units;
 
-            if (shape_units(&t->shape, t->dtype, &units, e) < 0)
-                return -e->code;
+            TRY(shape_units(&t->shape, t->dtype, &units, e));
             if (round != (cut->own[i]        ? 0
                           : is_whole(&units) ? 2
                           : units.nd == 1    ? 1

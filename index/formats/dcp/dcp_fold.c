@@ -140,8 +140,7 @@ static int fold_size(void *user, const struct pv *object, uint64_t *out, struct 
     if (pv_count(&args) > 0) {
         struct pv dims = pv_at(&args, 0);
 
-        if (dcp_shape_of(l, &dims, &shape, e) < 0)
-            return -e->code;
+        TRY(dcp_shape_of(l, &dims, &shape, e));
     } else {
         int r = intern_add(&l->m->names->shapes, "", 0, &shape);
 
@@ -211,8 +210,8 @@ static int fold_properties(void *user, const struct pv *object, uint64_t *out,
         bad = DCP_BAD_DTYPE;
     else if (!is_strided(&layout))
         bad = DCP_BAD_LAYOUT;
-    if (bad == DCP_BAD_DTYPE && class_word(user, &dtype, &word, e) < 0)
-        return -e->code;
+    if (bad == DCP_BAD_DTYPE)
+        TRY(class_word(user, &dtype, &word, e));
     *out = record(DCP_FOLD_PROPERTIES, word) | (uint64_t)bad << BAD_SHIFT |
            (uint64_t)type << DTYPE_SHIFT;
     return 1;
@@ -238,9 +237,9 @@ static int fold_chunk(void *user, const struct pv *object, uint64_t *out, struct
     struct pv offsets = member(object, "offsets"), sizes = member(object, "sizes");
     struct dcp_chunk chunk;
 
-    if (dcp_shape_of(l, &offsets, &chunk.start, e) < 0 ||
-        dcp_shape_of(l, &sizes, &chunk.size, e) < 0 || add_chunk(l, chunk, e) < 0)
-        return -e->code;
+    TRY(dcp_shape_of(l, &offsets, &chunk.start, e));
+    TRY(dcp_shape_of(l, &sizes, &chunk.size, e));
+    TRY(add_chunk(l, chunk, e));
     *out = record(DCP_FOLD_CHUNK, l->m->nchunks - 1);
     return 1;
 }
@@ -281,8 +280,7 @@ static int copy_chunks(struct dcp_loader *l, const struct pv *list,
             return err_set(e, EBADMSG,
                            "%" PRIu32 " chunks or more in a file of %" PRIu64 " bytes",
                            l->m->nchunks, l->bytes);
-        if (add_chunk(l, l->m->chunk[row], e) < 0)
-            return -e->code;
+        TRY(add_chunk(l, l->m->chunk[row], e));
     }
     return 0;
 }
@@ -326,14 +324,12 @@ static int fold_tensor(void *user, const struct pv *object, uint64_t *out,
         t.dtype = (uint8_t)(properties.record >> DTYPE_SHIFT);
         t.word = (uint32_t)properties.record;
     }
-    if (dcp_shape_of(l, &size, &t.size, e) < 0)
-        return -e->code;
+    TRY(dcp_shape_of(l, &size, &t.size, e));
     if (t.size == DCP_NO_SHAPE || t.size == DCP_BAD_SHAPE)
         t.bad = DCP_BAD_SIZE;
-    if (!t.bad && take_chunks(l, &chunks, &t, e) < 0)
-        return -e->code;
-    if (add_tensor(l, &t, &row, e) < 0)
-        return -e->code;
+    if (!t.bad)
+        TRY(take_chunks(l, &chunks, &t, e));
+    TRY(add_tensor(l, &t, &row, e));
     *out = record(DCP_FOLD_TENSOR, row);
     return 1;
 }
@@ -355,7 +351,8 @@ int dcp_tensor_of(struct dcp_loader *l, const struct pv *v, uint32_t *tensor,
         *tensor = DCP_OBJECT;
         return 0;
     }
-    return class_word(l, v, &t.word, e) < 0 ? -e->code : add_tensor(l, &t, tensor, e);
+    TRY(class_word(l, v, &t.word, e));
+    return add_tensor(l, &t, tensor, e);
 }
 
 int dcp_add_entry(struct dcp_loader *l, const struct dcp_entry *entry, struct err *e)
@@ -405,11 +402,10 @@ static int fold_index(void *user, const struct pv *object, uint64_t *out, struct
     struct dcp_index index = {.key = DCP_NO_KEY};
     uint32_t row = 0;
 
-    if (fqn.kind == PV_STR && dcp_key_of(l, &fqn, &index.key, e) < 0)
-        return -e->code;
-    if (dcp_shape_of(l, &offset, &index.start, e) < 0 ||
-        add_index(l, &index, &row, e) < 0)
-        return -e->code;
+    if (fqn.kind == PV_STR)
+        TRY(dcp_key_of(l, &fqn, &index.key, e));
+    TRY(dcp_shape_of(l, &offset, &index.start, e));
+    TRY(add_index(l, &index, &row, e));
     *out = record(DCP_FOLD_INDEX, row);
     return 1;
 }
@@ -447,8 +443,7 @@ static int join_descriptors(struct dcp_loader *l, const struct pv *list,
     }
     if (buf_failed(&b))
         return err_nomem(e);
-    if (word_of(l, b.data, b.len, &word, e) < 0)
-        return -e->code;
+    TRY(word_of(l, b.data, b.len, &word, e));
     s->word = word & (MAX_WORDS - 1);
     return 0;
 }
@@ -498,14 +493,13 @@ static int fold_stored(void *user, const struct pv *object, uint64_t *out,
     struct dcp_stored s = {0};
     uint32_t row = 0;
 
-    if (path_of(l, &path, &s, e) < 0 || transform_of(l, &transform, &s, e) < 0)
-        return -e->code;
+    TRY(path_of(l, &path, &s, e));
+    TRY(transform_of(l, &transform, &s, e));
     if (!pv_u64(&length, &s.length))
         s.bad = DCP_BAD_LENGTH;
     if (!pv_u64(&offset, &s.offset))
         s.bad = DCP_BAD_OFFSET;
-    if (add_stored(l, &s, &row, e) < 0)
-        return -e->code;
+    TRY(add_stored(l, &s, &row, e));
     *out = record(DCP_FOLD_STORED, row);
     return 1;
 }
@@ -531,8 +525,7 @@ int dcp_stored_of(struct dcp_loader *l, const struct pv *v, uint32_t *stored,
 
         if (r < 0)
             return intern_failed(r, e);
-        if (add_stored(l, &bad, &l->bad_info, e) < 0)
-            return -e->code;
+        TRY(add_stored(l, &bad, &l->bad_info, e));
         l->has_bad_info = true;
     }
     *stored = l->bad_info;

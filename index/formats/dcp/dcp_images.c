@@ -69,8 +69,7 @@ static int compare(const struct safetensors_tensor *t,
     if (!t)
         return err_set(e, EBADMSG, "the safetensors image has no tensor of this name");
     safetensors_shape(t, &shape);
-    if (shape_units(&shape, t->dtype, &units, e) < 0)
-        return -e->code;
+    TRY(shape_units(&shape, t->dtype, &units, e));
     if (t->dtype != want->dtype)
         return err_set(e, EBADMSG, "the safetensors image has it as %s",
                        dtype_name(t->dtype));
@@ -85,8 +84,8 @@ int dcp_image_find(struct dcp_scan *s, const struct dcp_stored *stored,
     const struct safetensors_tensor *t;
     const struct dcp_image *image;
 
-    if (!s->file[stored->path].image && look(s, stored, e) < 0)
-        return -e->code;
+    if (!s->file[stored->path].image)
+        TRY(look(s, stored, e));
     image = s->file[stored->path].image;
     if (!image->found || image->offset != stored->offset)
         return 0;
@@ -95,8 +94,7 @@ int dcp_image_find(struct dcp_scan *s, const struct dcp_stored *stored,
         return err_wrap(e, "safetensors image at byte %" PRIu64, image->offset);
     }
     t = safetensors_find(&image->header, want->key, want->key_len);
-    if (compare(t, want, e) < 0)
-        return -e->code;
+    TRY(compare(t, want, e));
     *offset = image->offset + image->header.data + t->begin;
     return 1;
 }

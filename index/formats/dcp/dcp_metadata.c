@@ -130,8 +130,8 @@ static int take_stored(struct dcp_loader *l, const struct pv *key,
         m->skipped++;
         return 0;
     }
-    if (dcp_stored_of(l, value, &m->index[at].stored, e) < 0 || grow_slots(m, e) < 0)
-        return -e->code;
+    TRY(dcp_stored_of(l, value, &m->index[at].stored, e));
+    TRY(grow_slots(m, e));
     slot = find_slot(m, m->index[at].key, m->index[at].start);
     m->nlinked += *slot == 0;
     *slot = at + 1;
@@ -219,8 +219,8 @@ static int take_whole(struct dcp_loader *l, const struct pv *fqn, const struct p
     if (data->kind == PV_DICT &&
         !pv_dict_get(data, "nd_reformulated_orig_global_shape", &shape))
         return 0;
-    if (data->kind == PV_DICT && dcp_shape_of(l, &shape, &whole, e) < 0)
-        return -e->code;
+    if (data->kind == PV_DICT)
+        TRY(dcp_shape_of(l, &shape, &whole, e));
     key->whole = (whole == DCP_NO_SHAPE ? DCP_BAD_SHAPE : whole) + 1;
     return 0;
 }
@@ -243,8 +243,7 @@ static int take_entry(struct dcp_loader *l, const struct pv *fqn,
         l->m->entry[key->entry - 1] = entry;
         return 0;
     }
-    if (dcp_add_entry(l, &entry, e) < 0)
-        return -e->code;
+    TRY(dcp_add_entry(l, &entry, e));
     key->entry = l->m->nentries;
     return 0;
 }
@@ -357,8 +356,7 @@ static int take_dict(struct dcp_loader *l, const struct pv *dict, take_pair *tak
 
         if (take == take_entry && is_taken(l, &key))
             return err_set(e, EBADMSG, "a tensor's name twice");
-        if (take(l, &key, &value, e) < 0)
-            return -e->code;
+        TRY(take(l, &key, &value, e));
     }
     return 0;
 }
@@ -427,11 +425,11 @@ static int walk_root(struct dcp_loader *l, const struct pv *root, struct err *e)
     pv_dict_get(&state, "planner_data", &paths);
     pv_dict_get(&state, "storage_data", &stored);
     pv_dict_get(&state, "mcore_data", &whole);
-    if (take_dict(l, &entries, take_entry, e) < 0 ||
-        take_dict(l, &paths, take_path, e) < 0 ||
-        take_dict(l, &stored, take_stored, e) < 0 ||
-        take_dict(l, &whole, take_whole, e) < 0 || check_budget(l, e) < 0)
-        return -e->code;
+    TRY(take_dict(l, &entries, take_entry, e));
+    TRY(take_dict(l, &paths, take_path, e));
+    TRY(take_dict(l, &stored, take_stored, e));
+    TRY(take_dict(l, &whole, take_whole, e));
+    TRY(check_budget(l, e));
     tell_entries(l);
     keep_version(l->m, &state);
     return 0;
@@ -450,8 +448,7 @@ static int load(struct dcp_loader *l, struct source *s, struct err *e)
     uint64_t used;
     struct pv root;
 
-    if (pickle_load(s, 0, s->size, &options, &p, &used, e) < 0)
-        return -e->code;
+    TRY(pickle_load(s, 0, s->size, &options, &p, &used, e));
     if (used != s->size)
         return err_set(e, EBADMSG, "%" PRIu64 " bytes behind the pickle's end",
                        s->size - used);

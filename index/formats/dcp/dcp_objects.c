@@ -189,8 +189,7 @@ static int load_blob(struct job *j, struct source *file, struct source **out,
 
     if (!blob)
         return err_nomem(e);
-    if (source_read(file, j->stored->offset, len, blob, e) < 0)
-        return -e->code;
+    TRY(source_read(file, j->stored->offset, len, blob, e));
     if (!j->stored->zstd)
         return source_from_memory(steal(&blob), len, true, file->name, out, e);
     if (decode(blob, len, &plain, e) < 0) {
@@ -223,8 +222,7 @@ static int open_blob(struct job *j, struct source *file, struct source **out,
         return 0;
     }
     j->base = stored->offset;
-    if (load_blob(j, file, out, e) < 0)
-        return -e->code;
+    TRY(load_blob(j, file, out, e));
     *off = 0;
     *len = (*out)->size;
     return 0;
@@ -256,8 +254,7 @@ static int convert(struct job *j, struct source *src, uint64_t off, uint64_t len
     CLEANUP(torch_zip_freep) struct torch_zip *zip = NULL;
     struct pv root;
 
-    if (torch_zip_open(src, off, len, &zip, e) < 0)
-        return -e->code;
+    TRY(torch_zip_open(src, off, len, &zip, e));
     root = torch_zip_root(zip);
     j->plain = j->ref->chunk && is_plain(zip, &root);
     j->rebuilt = j->ref->chunk && is_rebuilt(&root);
@@ -284,19 +281,17 @@ static int read_object(struct job *j, struct err *e)
     CLEANUP(source_putp) struct source *file = NULL, *src = NULL;
     uint64_t off = 0, len = 0;
 
-    if (check_stored(j, e) < 0)
-        return -e->code;
+    TRY(check_stored(j, e));
     if (j->s->file[j->stored->path].src)
         file = source_get(j->s->file[j->stored->path].src);
-    else if (dcp_file_open(j->s, j->stored->path, &file, e) < 0)
-        return -e->code;
+    else
+        TRY(dcp_file_open(j->s, j->stored->path, &file, e));
     j->opened = true;
     j->id = file->id;
     j->arena = arena_new(MAX_TENSORS);
     if (!j->arena)
         return err_nomem(e);
-    if (open_blob(j, file, &src, &off, &len, e) < 0)
-        return -e->code;
+    TRY(open_blob(j, file, &src, &off, &len, e));
     return convert(j, src, off, len, e);
 }
 
@@ -401,8 +396,9 @@ static int report_inner(struct dcp_scan *s, const struct inner *t, uint32_t file
         return dcp_warned(
             sink_warning(s->sink, "duplicate-key", "%s: shown only once", t->key), e);
     }
-    if (r < 0 || sink_chunk(s->sink, &c, e) < 0)
-        return -e->code;
+    if (r < 0)
+        return r;
+    TRY(sink_chunk(s->sink, &c, e));
     return sink_tensor_end(s->sink, e);
 }
 
@@ -424,13 +420,11 @@ static int report_inners(struct dcp_scan *s, const struct job *j, struct err *e)
 
     if (!j->stored || j->stored->bad)
         return 0;
-    if (dcp_file_register(s, j->stored->path, &file, e) < 0)
-        return -e->code;
-    if (j->opened && file->safe && check_same(j, file->number, e) < 0)
-        return -e->code;
+    TRY(dcp_file_register(s, j->stored->path, &file, e));
+    if (j->opened && file->safe)
+        TRY(check_same(j, file->number, e));
     for (const struct inner *t = j->tensors; t && file->safe; t = t->next)
-        if (report_inner(s, t, file->number, e) < 0)
-            return -e->code;
+        TRY(report_inner(s, t, file->number, e));
     return 0;
 }
 
@@ -494,12 +488,10 @@ static int keep(struct kept *k, const struct job *j, struct err *e)
 static int report_object(struct job *j, struct kept *k, struct err *e)
 {
     CLEANUP(buf_release) struct buf key = {0};
-    int r;
 
-    if (object_key(k, j, &key, e) < 0)
-        return -e->code;
-    if (j->err.code && write_unreadable(j, key.data, key.len, e) < 0)
-        return -e->code;
+    TRY(object_key(k, j, &key, e));
+    if (j->err.code)
+        TRY(write_unreadable(j, key.data, key.len, e));
     if (is_repeated(k, j)) { /* it has no tensors: they are called by their file */
         j->tensors = NULL;
         return report_inners(j->s, j, e);
@@ -507,9 +499,8 @@ static int report_object(struct job *j, struct kept *k, struct err *e)
     if (j->s->how->on_object && !j->err.code)
         j->s->how->on_object(j->s->how->user, key.data, key.len, j->json.data,
                              j->json.len);
-    r = sink_object(j->s->sink, key.data, key.len, j->json.data, j->json.len, e);
-    if (r < 0 || report_inners(j->s, j, e) < 0)
-        return -e->code;
+    TRY(sink_object(j->s->sink, key.data, key.len, j->json.data, j->json.len, e));
+    TRY(report_inners(j->s, j, e));
     return j->s->rank_local ? keep(k, j, e) : 0;
 }
 
@@ -534,9 +525,8 @@ static int report_piece(struct job *j, struct kept *k, struct err *e)
         return 0;
     if (first) {
         s->wrapped_key = s->wrapped++ ? s->wrapped_key : j->ref->key;
-        if (object_key(k, j, &key, e) < 0 ||
-            sink_object(s->sink, key.data, key.len, j->json.data, j->json.len, e) < 0)
-            return -e->code;
+        TRY(object_key(k, j, &key, e));
+        TRY(sink_object(s->sink, key.data, key.len, j->json.data, j->json.len, e));
     }
     return report_inners(s, j, e);
 }

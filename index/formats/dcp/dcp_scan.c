@@ -222,9 +222,8 @@ static int load_ranks(struct dcp_scan *s, struct err *e)
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
-        if (is_file(entry) && is_rank_metadata(entry->name, &rank) &&
-            load_part(s, entry->name, rank, e) < 0)
-            return -e->code;
+        if (is_file(entry) && is_rank_metadata(entry->name, &rank))
+            TRY(load_part(s, entry->name, rank, e));
     }
     if (s->nparts == 0)
         return err_set(e, ENOENT, "neither .metadata nor __R.metadata");
@@ -234,8 +233,7 @@ static int load_ranks(struct dcp_scan *s, struct err *e)
 
 static int load(struct dcp_scan *s, struct err *e)
 {
-    if ((s->rank_local ? load_ranks(s, e) : load_part(s, ".metadata", 0, e)) < 0)
-        return -e->code;
+    TRY(s->rank_local ? load_ranks(s, e) : load_part(s, ".metadata", 0, e));
     s->file = calloc((size_t)s->names.paths.count + 1, sizeof *s->file);
     return s->file ? 0 : err_nomem(e);
 }
@@ -265,8 +263,8 @@ static int report_key(struct dcp_scan *s, struct dcp_ref *ref, size_t n, struct 
     for (size_t i = 0; i < n; i++) {
         if (dcp_entry_of(s, &ref[i])->tensor != DCP_OBJECT)
             ref[tensors++] = ref[i];
-        else if (add_object(s, &ref[i], e) < 0)
-            return -e->code;
+        else
+            TRY(add_object(s, &ref[i], e));
     }
     return tensors ? dcp_report_tensor(s, ref, tensors, e) : 0;
 }
@@ -283,7 +281,7 @@ static int report_whole(struct dcp_scan *s, struct err *e)
         if (r == 0)
             r = report_key(s, &ref, 1, e);
         if (r < 0)
-            return -e->code;
+            return r;
     }
     return 0;
 }
@@ -325,8 +323,7 @@ static int report_ranks(struct dcp_scan *s, struct err *e)
     for (size_t i = 0; i < n; i = end) {
         for (end = i + 1; end < n && ref[end].key == ref[i].key;)
             end++;
-        if (report_key(s, ref + i, end - i, e) < 0)
-            return -e->code;
+        TRY(report_key(s, ref + i, end - i, e));
     }
     return 0;
 }
@@ -403,9 +400,8 @@ static int hide_metadata(struct dcp_scan *s, struct err *e)
 
         if (is_file(listing_at(l, i)) &&
             (strcmp(name, ".metadata") == 0 || strcmp(name, ".metadata.tmp") == 0 ||
-             is_rank_metadata(name, &rank)) &&
-            hide_one_metadata(s, name, e) < 0)
-            return -e->code;
+             is_rank_metadata(name, &rank)))
+            TRY(hide_one_metadata(s, name, e));
     }
     return 0;
 }
@@ -435,8 +431,7 @@ static int hide_stale(struct dcp_scan *s, struct err *e)
 
         if (!is_file(listing_at(l, i)) || !is_distcp(name) || is_used(s, name))
             continue;
-        if (hide(s, name, false, e) < 0)
-            return -e->code;
+        TRY(hide(s, name, false, e));
         if (listing_at(l, i)->st.id.size == 0)
             continue;
         first = first ? first : name;
@@ -509,9 +504,9 @@ static int report_oddities(struct dcp_scan *s, struct err *e)
 static int report(struct dcp_scan *s, struct err *e)
 {
     dcp_find_wrapper(s);
-    if ((s->rank_local ? report_ranks(s, e) : report_whole(s, e)) < 0 ||
-        dcp_report_objects(s, e) < 0 || hide_stale(s, e) < 0)
-        return -e->code;
+    TRY(s->rank_local ? report_ranks(s, e) : report_whole(s, e));
+    TRY(dcp_report_objects(s, e));
+    TRY(hide_stale(s, e));
     return report_oddities(s, e);
 }
 
@@ -525,8 +520,9 @@ static int scan(struct dcp_scan *s, struct dcp_told *told, struct err *e)
         store_join(s->c->dir, first, told->metadata, sizeof told->metadata) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", first);
     /* Hidden and watched before they are read: a failed scan is redone in time. */
-    if (hide_metadata(s, e) < 0 || load(s, e) < 0 || report(s, e) < 0)
-        return -e->code;
+    TRY(hide_metadata(s, e));
+    TRY(load(s, e));
+    TRY(report(s, e));
     tell(s, told);
     return 0;
 }

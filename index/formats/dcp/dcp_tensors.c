@@ -283,8 +283,7 @@ static int report_range(struct work *w, struct chunk *c, const uint64_t *cell,
         c->size = box.size;
         c->first = box.first;
         c->step = step;
-        if (sink_chunk(w->s->sink, c, e) < 0)
-            return -e->code;
+        TRY(sink_chunk(w->s->sink, c, e));
     }
     return 0;
 }
@@ -317,8 +316,7 @@ static int report_chunk(struct work *w, const struct dcp_box *box,
 
     if (fault)
         return chunk_fault(w, box, fault);
-    if (dcp_file_register(w->s, stored->path, &file, e) < 0)
-        return -e->code;
+    TRY(dcp_file_register(w->s, stored->path, &file, e));
     if (!file->safe) {
         buf_adds(&why, "file name ");
         dcp_path_text(w->s, stored->path, &why);
@@ -332,8 +330,7 @@ static int report_chunk(struct work *w, const struct dcp_box *box,
     w->s->zstd |= stored->zstd;
     if (w->whole != DCP_NO_SHAPE)
         return report_flat(w, box, c, e);
-    if (find_in_image(w, box, stored, c, e) < 0)
-        return -e->code;
+    TRY(find_in_image(w, box, stored, c, e));
     return w->broken ? 0 : sink_chunk(w->s->sink, c, e);
 }
 
@@ -354,8 +351,7 @@ static int report_box(struct work *w, const struct dcp_box *box, struct err *e)
     struct chunk c = {.start = start, .size = size};
     const struct dcp_stored *stored;
 
-    if (box_of(w, box, start, size) < 0)
-        return -e->code;
+    TRY(box_of(w, box, start, size));
     if (w->broken)
         return 0;
     stored = dcp_stored_find(w->s->part[box->part].m, w->ref->key, box->chunk.start);
@@ -418,8 +414,7 @@ static int collect_boxes(struct work *w, size_t nrefs, struct err *e)
         const struct dcp_metadata *m = dcp_part_of(w->s, &w->ref[i]);
         const struct dcp_tensor *t = &m->tensor[dcp_entry_of(w->s, &w->ref[i])->tensor];
 
-        if (grow_boxes(w->s, w->nbox + t->count, e) < 0)
-            return -e->code;
+        TRY(grow_boxes(w->s, w->nbox + t->count, e));
         for (uint32_t k = 0; k < t->count; k++)
             w->s->box[w->nbox++] =
                 (struct dcp_box){m->chunk[t->first + k], w->ref[i].part};
@@ -432,11 +427,9 @@ static int collect_boxes(struct work *w, size_t nrefs, struct err *e)
 
 static int report_boxes(struct work *w, size_t nrefs, struct err *e)
 {
-    if (collect_boxes(w, nrefs, e) < 0)
-        return -e->code;
+    TRY(collect_boxes(w, nrefs, e));
     for (size_t i = 0; i < w->nbox && !w->broken; i++)
-        if (report_box(w, &w->box[i], e) < 0)
-            return -e->code;
+        TRY(report_box(w, &w->box[i], e));
     return 0;
 }
 
@@ -453,10 +446,9 @@ static int report(struct work *w, size_t nrefs, struct err *e)
     }
     if (r < 0)
         return r;
-    if (check_tensor(w) < 0)
-        return -e->code;
-    if (!w->broken && report_boxes(w, nrefs, e) < 0)
-        return -e->code;
+    TRY(check_tensor(w));
+    if (!w->broken)
+        TRY(report_boxes(w, nrefs, e));
     return sink_tensor_end(sink, e);
 }
 
@@ -569,7 +561,7 @@ int dcp_report_tensor(struct dcp_scan *s, const struct dcp_ref *ref, size_t n,
     for (size_t i = 1; i < n; i++)
         if (same_tensor(s, &ref[0], &ref[i]))
             same[nsame++] = ref[i];
-        else if (report_own(s, &ref[i], e) < 0)
-            return -e->code;
+        else
+            TRY(report_own(s, &ref[i], e));
     return report_as(s, same, nsame, NULL, e);
 }

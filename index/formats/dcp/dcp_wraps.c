@@ -100,10 +100,9 @@ int dcp_look_into(struct dcp_scan *s, const struct dcp_ref *ref, struct err *e)
 
     if (first == UINT32_MAX || (bytes > SMALL && !is_shorter(s, ref, t, first, bytes)))
         return 0;
-    if (add_piece(s, ref, t->first + first, e) < 0)
-        return -e->code;
+    TRY(add_piece(s, ref, t->first + first, e));
     for (uint32_t k = 0; k < t->count; k++)
-        if (k != first && add_piece(s, ref, t->first + k, e) < 0)
-            return -e->code;
+        if (k != first)
+            TRY(add_piece(s, ref, t->first + k, e));
     return 1;
 }

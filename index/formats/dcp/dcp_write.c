@@ -56,8 +56,8 @@ static int choose_tensors(struct dcp_writing *w, size_t **out, size_t *count,
             return err_nomem(e);
         if (rc > 0)
             chosen[n++] = i;
-        else if (layout_loss(w->out, LOSS_TENSOR, known->key, known->key_len, e) < 0)
-            return -e->code;
+        else
+            TRY(layout_loss(w->out, LOSS_TENSOR, known->key, known->key_len, e));
     }
     *out = chosen;
     *count = n;
@@ -97,8 +97,8 @@ static int choose_objects(struct dcp_writing *w, struct keyset *keys, struct err
             return err_nomem(e);
         if (rc)
             chosen[w->objects++] = i;
-        else if (layout_loss(w->out, LOSS_OBJECT, o->key, o->key_len, e) < 0)
-            return -e->code;
+        else
+            TRY(layout_loss(w->out, LOSS_OBJECT, o->key, o->key_len, e));
     }
     return 0;
 }
@@ -145,8 +145,7 @@ static int make_files(struct dcp_writing *w, struct data_files *d, struct err *e
     for (size_t i = 0; i < w->cut.count; i++) {
         const struct layout_tensor *t = &w->in->tensor[w->cut.chosen[i]];
 
-        if (shape_units(&t->shape, t->dtype, &units, e) < 0)
-            return -e->code;
+        TRY(shape_units(&t->shape, t->dtype, &units, e));
         for (uint64_t n = 0; n < dcp_shares(&w->cut, i, &units); n++, items++) {
             dcp_share(&w->cut, i, &units, n, &box);
             used[dcp_file_of(&w->cut, box.rank, box.number)] = true;
@@ -162,8 +161,8 @@ static int make_files(struct dcp_writing *w, struct data_files *d, struct err *e
 
         dcp_file_name((uint32_t)(i % ranks), w->cut.number[i / ranks], name);
         dcp_path(w, name, path, sizeof path);
-        if (used[i] && layout_file_new(w->out, path, 0, &d->file[i], e) < 0)
-            return -e->code;
+        if (used[i])
+            TRY(layout_file_new(w->out, path, 0, &d->file[i], e));
     }
     return 0;
 }

@@ -126,8 +126,7 @@ static int put_tensor(struct pickling *x, size_t i, struct err *e)
     const struct layout_tensor *t = &x->w->in->tensor[x->w->cut.chosen[i]];
     struct shape units;
 
-    if (shape_units(&t->shape, t->dtype, &units, e) < 0)
-        return -e->code;
+    TRY(shape_units(&t->shape, t->dtype, &units, e));
     pickle_text(&x->p, t->key, t->key_len);
     x->key[i] = pickle_remember(&x->p);
     begin_state(x, module, "TensorStorageMetadata");
@@ -245,8 +244,7 @@ static int put_storage(struct pickling *x, struct err *e)
     for (size_t i = 0; i < w->cut.count; i++) {
         const struct layout_tensor *t = &w->in->tensor[w->cut.chosen[i]];
 
-        if (shape_units(&t->shape, t->dtype, &units, e) < 0)
-            return -e->code;
+        TRY(shape_units(&t->shape, t->dtype, &units, e));
         for (uint64_t n = 0; n < dcp_shares(&w->cut, i, &units); n++) {
             dcp_share(&w->cut, i, &units, n, &box);
             put_index(x, x->key[i], &box, units.nd);
@@ -267,11 +265,9 @@ static int put_all(struct pickling *x, struct err *e)
 {
     pickle_begin(&x->p);
     begin_state(x, module, "Metadata");
-    if (put_state_dict(x, e) < 0)
-        return -e->code;
+    TRY(put_state_dict(x, e));
     put_planner(x);
-    if (put_storage(x, e) < 0)
-        return -e->code;
+    TRY(put_storage(x, e));
     pickle_string(&x->p, "storage_meta");
     pickle_none(&x->p);
     pickle_string(&x->p, "version"); /* from torch 2.5 on; earlier ones do not mind */

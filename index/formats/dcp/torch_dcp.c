@@ -110,8 +110,8 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
         .metadata_file = told->metadata[0] ? told->metadata : NULL,
     };
 
-    if (!failed && topology_of(told, from, &topology, e) < 0)
-        return -e->code;
+    if (!failed)
+        TRY(topology_of(told, from, &topology, e));
     about.topology = topology.data;
     if (!about.has_step)
         about.has_step = step_of_name(listing_name(c->listing), &about.step);
@@ -143,10 +143,9 @@ static int dcp_scan(const struct scan_context *c, struct sink *sink, struct err 
     struct err failed = {0};
     int r = dcp_report(c, sink, &how, &told, &failed);
 
-    if (r == 0 && tell_unmarked(c, sink, e) < 0)
-        return -e->code;
-    if (tell_checkpoint(c, sink, &told, &from, r < 0, e) < 0)
-        return -e->code;
+    if (r == 0)
+        TRY(tell_unmarked(c, sink, e));
+    TRY(tell_checkpoint(c, sink, &told, &from, r < 0, e));
     if (r < 0)
         *e = failed;
     return r;

@@ -125,8 +125,7 @@ static int ds_scan(const struct scan_context *c, struct sink *sink, struct err *
     int rc = deepspeed_report(c, sink, &how, &told, &failed);
 
     /* Also a scan that fails has a format. */
-    if (tell_checkpoint(&about, &told, sink, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&about, &told, sink, e));
     if (rc < 0)
         *e = failed;
     return rc;

@@ -144,8 +144,7 @@ static int take_rank(struct ds_notes *n, struct arena *a, const struct pv *entry
                              rank);
     if (pv_count(&pieces) > MAX_PIECES)
         return ds_cut_refuse(out, "its affine map has %zu pieces", pv_count(&pieces));
-    if (ds_cut_room(n, a, out->whole.nd, pv_count(&pieces), &out->boxes[rank], e) < 0)
-        return -e->code;
+    TRY(ds_cut_room(n, a, out->whole.nd, pv_count(&pieces), &out->boxes[rank], e));
     for (size_t i = 0; i < pv_count(&pieces) && !out->why[0]; i++) {
         struct pv one = pv_at(&pieces, i);
 
@@ -188,8 +187,7 @@ int ds_cut_affine(struct ds_notes *n, struct arena *a, const struct pv *map,
 
         if (!rank_entry(&ranks, r, &entry))
             return ds_cut_refuse(out, "its affine map does not tell of rank %u", r);
-        if (take_rank(n, a, &entry, &local[r], r, out, e) < 0)
-            return -e->code;
+        TRY(take_rank(n, a, &entry, &local[r], r, out, e));
     }
     return 0;
 }

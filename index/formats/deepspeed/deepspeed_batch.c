@@ -40,8 +40,7 @@ static int load_nth(void *user, size_t i, struct err *e)
         torch_file_close(&b->file[i]);
         return 0;
     }
-    *e = *why;
-    return -e->code;
+    return err_copy(e, why);
 }
 
 static int register_file(struct batch *b, const struct ds_file *file, struct err *e)
@@ -65,8 +64,7 @@ static int run_batch(struct batch *b, const struct ds_file *files, size_t n,
                      struct err *e)
 {
     for (size_t i = 0; i < n; i++)
-        if (register_file(b, &files[i], e) < 0)
-            return -e->code;
+        TRY(register_file(b, &files[i], e));
     return pool_each(b->s->c->pool, n, load_nth, b, e);
 }
 

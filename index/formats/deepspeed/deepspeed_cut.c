@@ -96,8 +96,7 @@ static int box_rank(struct ds_notes *n, struct arena *a, const struct subs *s,
     uint64_t from[SHAPE_MAX_DIMS] = {0}, to[SHAPE_MAX_DIMS] = {0};
     uint64_t size[SHAPE_MAX_DIMS];
 
-    if (ds_cut_room(n, a, piece->nd, s->count, &out->boxes[rank], e) < 0)
-        return -e->code;
+    TRY(ds_cut_room(n, a, piece->nd, s->count, &out->boxes[rank], e));
     memcpy(size, piece->dim, piece->nd * sizeof *size);
     for (uint32_t i = 0; i < s->count; i++) {
         size[s->axis] = s->width[i * n->ranks + rank];
@@ -125,8 +124,7 @@ static int join(struct ds_notes *n, struct arena *a, const struct subs *s,
         return ds_cut_refuse(out, "its shape: %s", why.text);
     out->kind = DS_CUT_JOINED;
     for (uint32_t r = 0; r < n->ranks; r++)
-        if (box_rank(n, a, s, r, out, e) < 0)
-            return -e->code;
+        TRY(box_rank(n, a, s, r, out, e));
     return 0;
 }
 
@@ -161,8 +159,7 @@ static int cut_blocks(struct ds_notes *n, struct arena *a, struct shape *local,
     if (!alike(n, local, axis))
         return ds_cut_refuse(out, "the ranks' pieces do not fit along dimension %u",
                              axis);
-    if (new_widths(n, a, count, &s, e) < 0)
-        return -e->code;
+    TRY(new_widths(n, a, count, &s, e));
     for (uint32_t r = 0; r < n->ranks; r++) {
         if (local[r].dim[axis] % count != 0)
             return ds_cut_refuse(out,
@@ -191,8 +188,7 @@ static int cut_copies(struct ds_notes *n, struct arena *a, struct shape *local,
     out->piece = local;
     out->whole = local[0];
     for (uint32_t r = 0; r < n->ranks; r++) {
-        if (ds_cut_room(n, a, local[r].nd, 1, &out->boxes[r], e) < 0)
-            return -e->code;
+        TRY(ds_cut_room(n, a, local[r].nd, 1, &out->boxes[r], e));
         ds_cut_box(&out->boxes[r], zeros, zeros, local[r].dim);
     }
     return 0;
@@ -366,8 +362,7 @@ static int cut_subs(struct ds_notes *n, struct arena *a, const struct ds_pattern
     if (count == 0 || count > MAX_SUBS ||
         (is_list(&v.sizes) && count != pv_count(&v.sizes)))
         return ds_cut_refuse(out, "it is of %" PRIu64 " sub-parameters", count);
-    if (new_widths(n, a, (uint32_t)count, &s, e) < 0)
-        return -e->code;
+    TRY(new_widths(n, a, (uint32_t)count, &s, e));
     if (lists.kind != PV_NONE ? !take_widths(n, &lists, &s) || !sums_hold(n, &v, &s)
                               : !even_widths(n, &v, local, &s))
         return ds_cut_refuse(out, "its sub-parameters' widths do not fit");
@@ -468,8 +463,7 @@ static int ask(struct ds_notes *n, const char *name, size_t len,
         uint64_t effort = 0;
 
         hits[k] = ds_patterns_find(&n->kind[k], name, len, &effort, &found[k]);
-        if (spend(n, effort, e) < 0)
-            return -e->code;
+        TRY(spend(n, effort, e));
     }
     return 0;
 }
@@ -505,8 +499,7 @@ int ds_cut_find(struct ds_notes *n, struct arena *a, const char *name, size_t le
     if (!is_plain(name, len))
         return ds_cut_refuse(out, "patterns are not held against names that are not "
                                   "ASCII");
-    if (ask(n, name, len, found, hits, e) < 0)
-        return -e->code;
+    TRY(ask(n, name, len, found, hits, e));
     while (k < DS_NOTE_VOCABULARY && hits[k] == 0)
         k++;
     if (hits[k] > 1 || hits[DS_NOTE_VOCABULARY] > 1)
@@ -514,10 +507,9 @@ int ds_cut_find(struct ds_notes *n, struct arena *a, const char *name, size_t le
     out->boxes = arena_array(a, n->ranks, sizeof *out->boxes);
     if (!out->boxes)
         return err_nomem(e);
-    if ((n->partial && k == DS_NOTE_VOCABULARY && hits[k] == 0
-             ? cut_unnoted(n, a, name, len, local, out, e)
-             : cut_by(n, a, (enum ds_note)k, found[k], local, out, e)) < 0)
-        return -e->code;
+    TRY(n->partial && k == DS_NOTE_VOCABULARY && hits[k] == 0
+            ? cut_unnoted(n, a, name, len, local, out, e)
+            : cut_by(n, a, (enum ds_note)k, found[k], local, out, e));
     return hits[DS_NOTE_VOCABULARY] && !out->why[0] ? drop_padding(n, out) : 0;
 }
 

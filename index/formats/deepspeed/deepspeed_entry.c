@@ -39,8 +39,7 @@ static int add_damaged(struct ds_scan *s, const struct ds_entry *x,
 
     t->dtype = DTYPE_U8;
     t->shape = &none;
-    if (ds_begin(s, x->f->path, t, e) < 0)
-        return -e->code;
+    TRY(ds_begin(s, x->f->path, t, e));
     if (sink_fault(s->sink, "%s", why) < 0)
         return err_nomem(e);
     return sink_tensor_end(s->sink, e);

@@ -187,20 +187,19 @@ int ds_experts_count(struct ds_scan *s, struct ds_part *p, struct err *e)
     for (size_t i = 0; i < p->nparams; i++) {
         int rc = ds_autoep_join(p, &p->param[i], e);
 
-        if (rc < 0 || (rc == 0 && ds_sets(p, p->param[i].group) > 1 &&
-                       count_expert(s, p, &p->param[i], e) < 0))
-            return -e->code;
+        if (rc < 0)
+            return rc;
+        if (rc == 0 && ds_sets(p, p->param[i].group) > 1)
+            TRY(count_expert(s, p, &p->param[i], e));
         joined = joined || rc > 0;
     }
-    if ((joined || p->nexperts > 0) && refuse_other_order(p, e) < 0)
-        return -e->code;
+    if (joined || p->nexperts > 0)
+        TRY(refuse_other_order(p, e));
     if (p->nexperts == 0)
         return 0;
-    if (count_totals(s, p, e) < 0)
-        return -e->code;
+    TRY(count_totals(s, p, e));
     for (size_t i = 0; i < p->nexperts; i++)
-        if (set_local(&p->experts[i], e) < 0)
-            return -e->code;
+        TRY(set_local(&p->experts[i], e));
     return 0;
 }
 

@@ -164,8 +164,7 @@ static int drop_copies(struct ds_files *f, struct err *e)
 static int index_kinds(struct ds_files *f, struct err *e)
 {
     qsort(f->file, f->count, sizeof *f->file, compare_files);
-    if (drop_copies(f, e) < 0)
-        return -e->code;
+    TRY(drop_copies(f, e));
     for (size_t i = 0; i < f->count; i++)
         f->begin[f->file[i].kind + 1] = i + 1;
     for (size_t k = 1; k <= DS_KINDS; k++)

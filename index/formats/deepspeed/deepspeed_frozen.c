@@ -58,8 +58,7 @@ static int report_fault(struct ds_scan *s, struct ds_part *p, const struct ds_pa
                             .shape = &shape};
 
     ds_shape_of(x, &shape);
-    if (ds_begin(s, p->model.path, &t, e) < 0)
-        return -e->code;
+    TRY(ds_begin(s, p->model.path, &t, e));
     if (sink_fault(s->sink, "%s", why) < 0)
         return err_nomem(e);
     return sink_tensor_end(s->sink, e);
@@ -161,8 +160,7 @@ static int add_parts(struct ds_scan *s, const struct ds_part *p, size_t i,
 
     ds_shape_of(&p->frozen[i], &shape);
     for (size_t r = 0; r < p->nmodels; r++)
-        if (add_part(s, p, r, i, &shape, part, runs, e) < 0)
-            return -e->code;
+        TRY(add_part(s, p, r, i, &shape, part, runs, e));
     return 0;
 }
 
@@ -188,8 +186,8 @@ static int report_parts(struct ds_scan *s, const struct ds_part *p, size_t i,
         return seen;
     ds_shape_of(&p->frozen[i], &shape);
     t.dtype = ds_frozen_type(p, i);
-    if (ds_begin(s, p->model.path, &t, e) < 0 || add_parts(s, p, i, NULL, e) < 0)
-        return -e->code;
+    TRY(ds_begin(s, p->model.path, &t, e));
+    TRY(add_parts(s, p, i, NULL, e));
     return sink_tensor_end(s->sink, e);
 }
 
@@ -237,11 +235,9 @@ int ds_frozen_read(struct ds_scan *s, struct ds_part *p, struct err *e)
 
 static int report_sharded(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
-    if (ds_frozen_read(s, p, e) < 0)
-        return -e->code;
+    TRY(ds_frozen_read(s, p, e));
     for (size_t i = 0; i < p->nfrozen; i++)
-        if (report_parts(s, p, i, p->frozen[i].name, p->frozen[i].len, e) < 0)
-            return -e->code;
+        TRY(report_parts(s, p, i, p->frozen[i].name, p->frozen[i].len, e));
     return 0;
 }
 
@@ -250,8 +246,7 @@ int ds_report_frozen(struct ds_scan *s, struct ds_part *p, struct err *e)
     if (s->stage == 3)
         return report_sharded(s, p, e);
     for (size_t i = 0; i < p->nfrozen; i++)
-        if (report_whole(s, p, i, e) < 0)
-            return -e->code;
+        TRY(report_whole(s, p, i, e));
     return 0;
 }
 

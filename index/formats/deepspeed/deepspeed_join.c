@@ -74,8 +74,7 @@ static int report_master(struct ds_scan *s, struct ds_part *p, const char *name,
     struct trained w;
     bool all, ignored;
 
-    if (ds_join_begin(&j, e) < 0)
-        return -e->code;
+    TRY(ds_join_begin(&j, e));
     all = find_trained(&j, name, len, DS_MASTER, &w, e);
     if (e->code)
         return -e->code;
@@ -95,9 +94,8 @@ static int report_scalar(struct ds_scan *s, const struct ds_part *p,
 
     t->dtype = (enum dtype)flat->dtype;
     t->shape = &scalar;
-    if (ds_begin(s, p->rank[0].path, t, e) < 0 ||
-        ds_add_piece(s, &scalar, t->dtype, &piece, e) < 0)
-        return -e->code;
+    TRY(ds_begin(s, p->rank[0].path, t, e));
+    TRY(ds_add_piece(s, &scalar, t->dtype, &piece, e));
     return sink_tensor_end(s->sink, e);
 }
 
@@ -140,8 +138,8 @@ static int report_pieces(struct ds_scan *s, const struct ds_part *p,
     for (uint32_t t = 0; t < s->tensor; t++) {
         const struct ds_param *own = ds_param_find(&p[t], x->name, x->len);
 
-        if (own && report_piece(s, &p[t], own, slot, key, e) < 0)
-            return -e->code;
+        if (own)
+            TRY(report_piece(s, &p[t], own, slot, key, e));
     }
     return 0;
 }
@@ -155,8 +153,7 @@ static int join_state(struct ds_scan *s, struct ds_part *p, const struct ds_para
     struct trained w;
     bool all, there;
 
-    if (ds_join_begin(&j, e) < 0)
-        return -e->code;
+    TRY(ds_join_begin(&j, e));
     all = find_trained(&j, x->name, x->len, slot, &w, e);
     if (e->code)
         return -e->code;
@@ -237,22 +234,19 @@ static int report_masters(struct ds_scan *s, struct ds_part *p, uint32_t t,
             return seen;
         if (seen == 0 && t > 0)
             continue; /* of the rank before, or told of already */
-        if ((seen == 0 ? note_copy(s, p, x, e)
-                       : report_master(s, p, x->name, x->len, x->name, x->len, e)) < 0)
-            return -e->code;
+        TRY(seen == 0 ? note_copy(s, p, x, e)
+                      : report_master(s, p, x->name, x->len, x->name, x->len, e));
     }
     return 0;
 }
 
 static int report_states(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
-    if (check_slots(s, p, e) < 0)
-        return -e->code;
+    TRY(check_slots(s, p, e));
     for (size_t i = 0; i < p->nparams; i++)
         for (uint32_t slot = DS_MASTER + 1; !p->param[i].elsewhere && slot < p->nslots;
              slot++)
-            if (report_state(s, p, &p->param[i], slot, RANK_UNKNOWN, e) < 0)
-                return -e->code;
+            TRY(report_state(s, p, &p->param[i], slot, RANK_UNKNOWN, e));
     return 0;
 }
 
@@ -281,8 +275,7 @@ static int report_frozen(struct ds_scan *s, struct ds_part *p, const char *name,
     struct frozen w = {0};
     bool all = true;
 
-    if (ds_join_begin(&j, e) < 0)
-        return -e->code;
+    TRY(ds_join_begin(&j, e));
     w.x = arena_array(j.arena, s->tensor, sizeof *w.x);
     if (!w.x)
         return err_nomem(e);
@@ -299,8 +292,7 @@ static int report_frozen(struct ds_scan *s, struct ds_part *p, const char *name,
 static int report_all_frozen(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     for (uint32_t t = 0; s->stage == 3 && t < s->tensor; t++)
-        if (ds_frozen_read(s, &p[t], e) < 0)
-            return -e->code;
+        TRY(ds_frozen_read(s, &p[t], e));
     for (size_t i = 0; s->stage == 3 && i < p->nfrozen; i++) {
         const struct ds_param *x = &p->frozen[i];
         int seen = ds_see(s, x->name, x->len, e);
@@ -347,8 +339,7 @@ static int report_tied(struct ds_scan *s, struct ds_part *p, struct err *e)
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv alias = pv_key_at(&items, i), owner = pv_value_at(&items, i);
 
-        if (report_alias(s, p, &alias, &owner, e) < 0)
-            return -e->code;
+        TRY(report_alias(s, p, &alias, &owner, e));
     }
     return 0;
 }
@@ -393,8 +384,7 @@ static int report_all_slots(struct ds_scan *s, struct ds_part *p,
     int seen = ds_see(s, x->name, x->len, e);
 
     for (uint32_t slot = DS_MASTER; seen > 0 && slot < p->nslots; slot++)
-        if (report_state(s, p, x, slot, rule, e) < 0)
-            return -e->code;
+        TRY(report_state(s, p, x, slot, rule, e));
     return MIN(seen, 0);
 }
 
@@ -423,14 +413,14 @@ int ds_join_stage(struct ds_scan *s, struct ds_part *p, struct err *e)
     for (uint32_t t = 0; t < s->tensor; t++)
         masters = masters && p[t].has_shapes && p[t].nranks > 0;
     for (uint32_t t = 0; masters && t < s->tensor; t++)
-        if (report_masters(s, p, t, e) < 0)
-            return -e->code;
-    if (report_all_frozen(s, p, e) < 0 || report_tied(s, p, e) < 0 ||
-        ds_join_module(s, p, e) < 0 || (masters && report_states(s, p, e) < 0))
-        return -e->code;
+        TRY(report_masters(s, p, t, e));
+    TRY(report_all_frozen(s, p, e));
+    TRY(report_tied(s, p, e));
+    TRY(ds_join_module(s, p, e));
+    if (masters)
+        TRY(report_states(s, p, e));
     for (uint32_t t = 0; t < s->tensor; t++)
-        if (ds_model_objects(s, &p[t], e) < 0)
-            return -e->code;
+        TRY(ds_model_objects(s, &p[t], e));
     return 0;
 }
 

@@ -89,8 +89,7 @@ static int report_copy(struct module *m, const struct rank_tensor *x,
     struct copies w;
     const char *why;
 
-    if (ds_join_begin(&j, e) < 0)
-        return -e->code;
+    TRY(ds_join_begin(&j, e));
     w.x = arena_array(j.arena, m->s->tensor, sizeof *w.x);
     buf_adds(&key, prefix);
     buf_add(&key, x->name, x->len);
@@ -123,8 +122,7 @@ static int report_raw(struct module *m, const struct rank_tensor *any, struct er
         out.key = key.data;
         out.key_len = key.len;
         rank_tensor_open(x, &tensor);
-        if (torch_file_tensor(m->s->sink, &m->p[t].model, &tensor, &out, e) < 0)
-            return -e->code;
+        TRY(torch_file_tensor(m->s->sink, &m->p[t].model, &tensor, &out, e));
     }
     return 0;
 }
@@ -143,8 +141,10 @@ static int report_named(struct module *m, const struct rank_tensor *x, struct er
     if (keyset_has(&s->buffers, x->name, x->len))
         return report_raw(m, x, e);
     rc = ds_see(s, x->name, x->len, e);
-    if (rc < 0 || (rc > 0 && report_copy(m, x, "", s->how->weights, e) < 0))
-        return -e->code;
+    if (rc < 0)
+        return rc;
+    if (rc > 0)
+        TRY(report_copy(m, x, "", s->how->weights, e));
     return s->stage == 3 ? 0 : report_copy(m, x, "module.", ROLE_OTHER, e);
 }
 
@@ -182,13 +182,10 @@ int ds_join_module(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     CLEANUP(module_release) struct module m = {.s = s, .p = p};
 
-    if (collect_module(&m, e) < 0)
-        return -e->code;
+    TRY(collect_module(&m, e));
     for (uint32_t t = 0; t < s->tensor; t++)
         for (size_t i = 0; i < m.of[t].count; i++)
-            if (report_named(&m, &m.of[t].tensor[i], e) < 0)
-                return -e->code;
-    if (ds_module_objects(s, &p->model, &p->module, e) < 0)
-        return -e->code;
+            TRY(report_named(&m, &m.of[t].tensor[i], e));
+    TRY(ds_module_objects(s, &p->model, &p->module, e));
     return warn_module(&m, e);
 }

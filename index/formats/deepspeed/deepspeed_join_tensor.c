@@ -56,8 +56,7 @@ static int add_pieces(const struct ds_join *j, uint32_t t, struct err *e)
     for (size_t i = 0; i < j->runs[t].count; i++) {
         struct chunk c = chunk_of(&j->runs[t].piece[i], j->dtype);
 
-        if (add_piece(j, t, i, &c, e) < 0)
-            return -e->code;
+        TRY(add_piece(j, t, i, &c, e));
     }
     return 0;
 }
@@ -103,8 +102,7 @@ static int add_all_copies(const struct ds_join *j, enum chunk_encoding encoding,
                           struct err *e)
 {
     for (size_t i = 0; i < j->runs[0].count; i++)
-        if (add_copies(j, i, encoding, e) < 0)
-            return -e->code;
+        TRY(add_copies(j, i, encoding, e));
     return 0;
 }
 
@@ -171,8 +169,8 @@ static int add_chunks(const struct ds_join *j, struct err *e)
 {
     bool others = true;
 
-    if (!j->cut.why[0] && j->cut.by_name && check_pieces(j, &others, e) < 0)
-        return -e->code;
+    if (!j->cut.why[0] && j->cut.by_name)
+        TRY(check_pieces(j, &others, e));
     if (!others)
         return ds_join_fault(
             j->s,
@@ -187,8 +185,7 @@ static int add_chunks(const struct ds_join *j, struct err *e)
         return same_pieces(j) ? add_all_copies(j, CHUNK_COPIES, e)
                               : add_pieces(j, 0, e);
     for (uint32_t t = 0; t < j->s->tensor; t++)
-        if (add_pieces(j, t, e) < 0)
-            return -e->code;
+        TRY(add_pieces(j, t, e));
     return 0;
 }
 
@@ -211,12 +208,9 @@ int ds_join_report(struct ds_join *j, const char *name, size_t len, const char *
         return -e->code;
     t->dtype = j->dtype;
     t->shape = &j->cut.whole;
-    if (ds_begin(s, j->p->model.path, t, e) < 0)
-        return -e->code;
+    TRY(ds_begin(s, j->p->model.path, t, e));
     for (uint32_t r = 0; !lack && r < s->tensor; r++)
-        if (fn(j, what, r, e) < 0)
-            return -e->code;
-    if ((lack ? ds_join_fault(s, lack, e) : add_chunks(j, e)) < 0)
-        return -e->code;
+        TRY(fn(j, what, r, e));
+    TRY(lack ? ds_join_fault(s, lack, e) : add_chunks(j, e));
     return sink_tensor_end(s->sink, e);
 }

@@ -69,8 +69,7 @@ static int place_group(struct ds_part *p, const struct pv *paddings, uint32_t g,
 
     for (size_t i = p->first[g]; i < p->first[g + 1]; i++) {
         p->param[i].at = at;
-        if (padding_of(paddings, g, i - p->first[g], &padding, e) < 0)
-            return -e->code;
+        TRY(padding_of(paddings, g, i - p->first[g], &padding, e));
         if (add_overflows(at, p->param[i].elements, &at) ||
             add_overflows(at, padding, &at))
             return err_set(e, EBADMSG, "group %u has more than 2^64 elements", g);
@@ -119,12 +118,10 @@ static int place_groups(struct ds_scan *s, struct ds_part *p, const struct pv *d
         p->first[p->param[i].group + 1] = i + 1;
     for (uint32_t g = 0; g < p->ngroups; g++)
         p->first[g + 1] = MAX(p->first[g + 1], p->first[g]);
-    if (ds_get_some(dict, "param_alignment_paddings", &paddings) &&
-        check_paddings(p, &paddings, e) < 0)
-        return -e->code;
+    if (ds_get_some(dict, "param_alignment_paddings", &paddings))
+        TRY(check_paddings(p, &paddings, e));
     for (uint32_t g = 0; g < p->ngroups; g++) {
-        if (place_group(p, &paddings, g, e) < 0)
-            return -e->code;
+        TRY(place_group(p, &paddings, g, e));
         place_dealt(p, g);
     }
     return ds_experts_count(s, p, e);
@@ -299,8 +296,7 @@ static int compare_group(const struct ds_part *p, uint32_t r, uint32_t g,
     for (size_t i = 0; i < pv_count(items); i++) {
         struct pv key = pv_key_at(items, i), value = pv_value_at(items, i);
 
-        if (compare_fragment(p, g, rank, &key, &value, &n, e) < 0)
-            return -e->code;
+        TRY(compare_fragment(p, g, rank, &key, &value, &n, e));
     }
     return n == want ? 0
                      : err_set(e, EBADMSG,
@@ -376,9 +372,8 @@ int ds_layout_compare(const struct ds_scan *s, const struct ds_part *p, uint32_t
         if (!torch_mapping(&one, &items) || items.kind != PV_DICT ||
             pv_count(&items) == 0)
             continue;
-        if (!is_dealt(p, group, span_of(p, r, group), &items) &&
-            compare_group(p, r, group, &items, e) < 0)
-            return -e->code;
+        if (!is_dealt(p, group, span_of(p, r, group), &items))
+            TRY(compare_group(p, r, group, &items, e));
     }
     return 0;
 }
@@ -412,8 +407,7 @@ static int check_lengths(const struct ds_part *p, uint32_t g, uint32_t set,
         uint32_t r = (uint32_t)(set + k * sets);
         uint64_t n = length_at(p, r, g);
 
-        if (check_dtype(p, r, g, e) < 0)
-            return -e->code;
+        TRY(check_dtype(p, r, g, e));
         if (n > length)
             odd = r;
         if (n > length || (n > 0 && odd != set))
@@ -455,10 +449,10 @@ static int end_groups(const struct ds_part *p, struct err *e)
     uint64_t total;
 
     for (uint32_t g = 0; g < p->ngroups; g++)
-        for (uint32_t set = 0; set < ds_sets(p, g); set++)
-            if (check_lengths(p, g, set, &total, e) < 0 ||
-                check_total(p, g, total, e) < 0)
-                return -e->code;
+        for (uint32_t set = 0; set < ds_sets(p, g); set++) {
+            TRY(check_lengths(p, g, set, &total, e));
+            TRY(check_total(p, g, total, e));
+        }
     return 0;
 }
 
@@ -469,8 +463,7 @@ static int end_parts(const struct ds_scan *s, const struct ds_part *p, struct er
 
     for (uint32_t g = 0; g < p->ngroups; g++) {
         for (uint32_t r = 0; r < p->nranks; r++) {
-            if (check_dtype(p, r, g, e) < 0)
-                return -e->code;
+            TRY(check_dtype(p, r, g, e));
             if (length_at(p, r, g) != length_at(p, 0, g))
                 return err_set(e, EBADMSG,
                                "%s: sub-group %u has %" PRIu64

@@ -67,8 +67,7 @@ static int take_list(struct ds_scan *s, const struct pv *mapping, uint32_t group
     for (size_t i = 0; items.kind == PV_DICT && i < pv_count(&items); i++) {
         struct ds_param *p = &out[*n];
 
-        if (take_param(s, &items, i, p, e) < 0)
-            return -e->code;
+        TRY(take_param(s, &items, i, p, e));
         p->group = group;
         ++*n;
     }
@@ -104,8 +103,7 @@ static int take_shapes(struct ds_scan *s, struct ds_part *p, const struct pv *li
     for (uint32_t i = 0; i < p->nlists; i++) {
         struct pv list = one ? *lists : pv_at(lists, i);
 
-        if (take_list(s, &list, i, p->param, &p->nparams, e) < 0)
-            return -e->code;
+        TRY(take_list(s, &list, i, p->param, &p->nparams, e));
     }
     return 0;
 }
@@ -226,15 +224,15 @@ int ds_model_open(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     struct pv root, items;
 
-    if (open_file(s, p, e) < 0)
-        return -e->code;
+    TRY(open_file(s, p, e));
     root = torch_zip_root(p->model.zip);
     if (!torch_mapping(&root, &p->root) || p->root.kind != PV_DICT)
         return err_set(e, EBADMSG, "%s: the object is no dict", p->model.path);
     p->module = (struct pv){.kind = PV_NONE};
     if (ds_get(&p->root, "module", &root) && torch_mapping(&root, &items))
         p->module = items;
-    if (refuse(p, e) < 0 || ds_autoep_take(s, p, e) < 0 || take_params(s, p, e) < 0)
-        return -e->code;
+    TRY(refuse(p, e));
+    TRY(ds_autoep_take(s, p, e));
+    TRY(take_params(s, p, e));
     return take_frozen(s, p, e);
 }

@@ -51,8 +51,7 @@ static int report(struct module *m, const char *prefix, const struct torch_item 
         t.dtype = DTYPE_U8;
         t.shape = &none;
     }
-    if (ds_begin(m->s, m->f->path, &t, e) < 0)
-        return -e->code;
+    TRY(ds_begin(m->s, m->f->path, &t, e));
     if (sink_fault(m->s->sink, "%s", item->tensor ? "its key is taken" : item->why) < 0)
         return err_nomem(e);
     return sink_tensor_end(m->s->sink, e);
@@ -89,8 +88,8 @@ static int add_item(void *user, const struct torch_item *item, struct err *e)
     seen = is_of_whole(m->s, item) ? 0 : ds_see(m->s, item->key, item->key_len, e);
     if (seen < 0)
         return seen;
-    if (seen > 0 && report(m, "", item, m->s->how->weights, e) < 0)
-        return -e->code;
+    if (seen > 0)
+        TRY(report(m, "", item, m->s->how->weights, e));
     if (seen > 0 && m->s->stage == 3)
         return 0;
     return report(m, "module.", item, ROLE_OTHER, e);
@@ -145,8 +144,7 @@ static int add_dict(struct module *m, const struct pv *items, torch_item_fn *fn,
     for (size_t i = 0; items->kind == PV_DICT && i < pv_count(items); i++) {
         struct pv key = pv_key_at(items, i), value = pv_value_at(items, i);
 
-        if (add_entry(m, &w, &key, &value, e) < 0)
-            return -e->code;
+        TRY(add_entry(m, &w, &key, &value, e));
     }
     return 0;
 }
@@ -209,7 +207,6 @@ static int add_layer_item(void *user, const struct torch_item *item, struct err 
     CLEANUP(buf_release) struct buf name = {0};
     struct torch_item named = *item;
     bool master;
-    int seen;
 
     if (tied)
         buf_add(&name, tied->name, tied->len);
@@ -220,13 +217,10 @@ static int add_layer_item(void *user, const struct torch_item *item, struct err 
         return err_nomem(e);
     master = keyset_has(&m->s->seen, name.data, name.len);
     if (!master && is_named(m, tied, name.data, name.len)) {
-        seen = ds_see(m->s, name.data, name.len, e);
-        if (seen < 0)
-            return seen;
+        TRY(ds_see(m->s, name.data, name.len, e));
         named.key = name.data;
         named.key_len = name.len;
-        if (report(m, "", &named, m->s->how->weights, e) < 0)
-            return -e->code;
+        TRY(report(m, "", &named, m->s->how->weights, e));
         master = true;
     }
     return report(m, m->layer, item, master ? ROLE_OTHER : m->s->how->weights, e);

@@ -158,8 +158,7 @@ static int take_note(struct notes *x, uint32_t g, const struct pv *key,
         return give_up(x);
     x->left -= len + 1;
     if (!last || last->len != len || memcmp(last->name, name, len) != 0) {
-        if (append(x, g, name, len, e) < 0)
-            return -e->code;
+        TRY(append(x, g, name, len, e));
         last = &x->all[x->n - 1];
     }
     return add_overflows(last->elements, n, &last->elements) ? give_up(x) : 0;
@@ -216,8 +215,8 @@ static int take_rank(void *user, size_t r, const struct torch_file *f, struct er
         groups.kind != PV_LIST || pv_count(&groups) != pv_count(&list) ||
         (ds_get_some(&dict, "zero_stage", &v) && (!ds_number(&v, &stage) || stage > 2)))
         return give_up(x);
-    if (r == 0 && begin(x, pv_count(&list), &counts, e) < 0)
-        return -e->code;
+    if (r == 0)
+        TRY(begin(x, pv_count(&list), &counts, e));
     if (x->useless || !same_counts(x, pv_count(&list), &counts))
         return give_up(x);
     x->left = BYTES_A_BYTE * torch_zip_pickle_len(f->zip);
@@ -234,8 +233,7 @@ static int take_rank(void *user, size_t r, const struct torch_file *f, struct er
         for (size_t i = 0; i < pv_count(&items) && !x->useless; i++) {
             struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
 
-            if (take_note(x, g, &key, &value, e) < 0)
-                return -e->code;
+            TRY(take_note(x, g, &key, &value, e));
         }
     }
     return 0;
@@ -306,10 +304,9 @@ static int find_shapes(struct notes *x, struct err *e)
     for (size_t i = 1; i < x->n; i++)
         if (compare_names(&x->all[i - 1], &x->all[i]) == 0)
             return give_up(x);
-    if (take_shapes(x, &x->p->model, &x->p->module, e) < 0 ||
-        ds_each_file(x->s, &files->file[files->begin[DS_EXPERT]],
-                     ds_files_of(files, DS_EXPERT), take_expert, x, e) < 0)
-        return -e->code;
+    TRY(take_shapes(x, &x->p->model, &x->p->module, e));
+    TRY(ds_each_file(x->s, &files->file[files->begin[DS_EXPERT]],
+                     ds_files_of(files, DS_EXPERT), take_expert, x, e));
     for (size_t i = 0; i < x->n; i++)
         if (!x->all[i].dim)
             return give_up(x);
@@ -448,12 +445,10 @@ static int fill(struct notes *x, struct err *e)
     struct ds_part *p = x->p;
     bool all = false;
 
-    if (name_all(x, &all, e) < 0)
-        return -e->code;
+    TRY(name_all(x, &all, e));
     if (!all)
         return 0;
-    if (put_in_order(x, e) < 0)
-        return -e->code;
+    TRY(put_in_order(x, e));
     if (x->useless)
         return 0;
     p->param = arena_array(x->s->arena, x->n, sizeof *p->param);
@@ -468,8 +463,7 @@ static int fill(struct notes *x, struct err *e)
                                         .elements = x->all[i].elements};
     p->nparams = x->n;
     p->nlists = x->ngroups;
-    if (ds_params_index(x->s, p, e) < 0)
-        return -e->code;
+    TRY(ds_params_index(x->s, p, e));
     p->has_shapes = true;
     return 0;
 }

@@ -76,9 +76,8 @@ static int report_optimizer(struct ds_scan *s, const struct ds_part *p, struct e
     if (buf_failed(&prefix) || buf_failed(&key))
         return err_nomem(e);
     x.prefix = prefix.data;
-    if (ds_entry_tensors(s, &x, v, e) < 0 ||
-        ds_entry_object(s, &x, key.data, &v, e) < 0)
-        return -e->code;
+    TRY(ds_entry_tensors(s, &x, v, e));
+    TRY(ds_entry_object(s, &x, key.data, &v, e));
     if ((ds_get(&v, "fp32_groups", &ignored) ||
          ds_get(&v, "fp32_groups_flat", &ignored)) &&
         sink_warning(s->sink, "unnamed-masters",

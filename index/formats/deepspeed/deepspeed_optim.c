@@ -99,8 +99,7 @@ static int take_masters(struct optim *o, struct err *e)
     struct pv groups;
     char path[128];
 
-    if (find_masters(o, &groups, e) < 0)
-        return -e->code;
+    TRY(find_masters(o, &groups, e));
     if (pv_count(&groups) != o->p->ngroups)
         return err_set(e, EBADMSG, "%s has %zu groups, the first rank has %u",
                        o->f->path, pv_count(&groups), o->p->ngroups);
@@ -116,8 +115,7 @@ static int take_masters(struct optim *o, struct err *e)
                            o->f->path, g,
                            flat->kind == DS_FLAT_PACKED ? "uncompressed " : "");
         snprintf(path, sizeof path, "%s.%s.%u", outer, o->masters, g);
-        if (take_path(o, path, e) < 0)
-            return -e->code;
+        TRY(take_path(o, path, e));
     }
     return 0;
 }
@@ -204,8 +202,7 @@ static int take_group(struct optim *o, uint32_t g, const char *prefix,
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv key = pv_key_at(&items, i), value = pv_value_at(&items, i);
 
-        if (take_state(o, g, prefix, &key, &value, e) < 0)
-            return -e->code;
+        TRY(take_state(o, g, prefix, &key, &value, e));
     }
     return 0;
 }
@@ -239,8 +236,7 @@ static int each_state(struct optim *o,
             continue;
         snprintf(prefix, sizeof prefix, "%s.%s%s.%" PRIu64, outer, o->base,
                  list ? "" : ".state", g);
-        if (fn(o, (uint32_t)g, prefix, &value, e) < 0)
-            return -e->code;
+        TRY(fn(o, (uint32_t)g, prefix, &value, e));
     }
     return 0;
 }
@@ -439,8 +435,7 @@ static int take_order(struct optim *o, struct err *e)
 
     if (!o->p->has_shapes) /* then nothing is taken from the groups */
         return 0;
-    if (compare_counts(o, &list, &same, e) < 0)
-        return -e->code;
+    TRY(compare_counts(o, &list, &same, e));
     if (same)
         return 0;
     o->order = arena_array(o->s->arena, o->p->ngroups, sizeof *o->order);
@@ -456,8 +451,7 @@ static int first_rank(struct optim *o, struct err *e)
     struct ds_part *p = o->p;
     struct pv groups;
 
-    if (find_masters(o, &groups, e) < 0)
-        return -e->code;
+    TRY(find_masters(o, &groups, e));
     if (pv_count(&groups) > MAX_GROUPS)
         return err_set(e, EBADMSG, "%s: %zu groups", o->f->path, pv_count(&groups));
     p->ngroups = (uint32_t)pv_count(&groups);
@@ -465,9 +459,9 @@ static int first_rank(struct optim *o, struct err *e)
     p->stated = arena_array(o->s->arena, MAX(p->ngroups, 1U), sizeof *p->stated);
     if (!p->stated)
         return err_nomem(e);
-    if (refuse_groups(o, e) < 0 || take_counts(o, e) < 0 ||
-        each_state(o, name_states, e) < 0)
-        return -e->code;
+    TRY(refuse_groups(o, e));
+    TRY(take_counts(o, e));
+    TRY(each_state(o, name_states, e));
     return 0;
 }
 
@@ -482,8 +476,7 @@ static int report_others(struct optim *o, struct err *e)
     if (buf_failed(&prefix))
         return err_nomem(e);
     x.prefix = prefix.data;
-    if (ds_entry_tensors(o->s, &x, torch_zip_root(o->f->zip), e) < 0)
-        return -e->code;
+    TRY(ds_entry_tensors(o->s, &x, torch_zip_root(o->f->zip), e));
     if (x.tensors > 0 &&
         sink_warning(o->s->sink, "flat-state",
                      "%s: %" PRIu64 " tensors are of no parameter, their keys are "
@@ -570,8 +563,7 @@ static int base_objects(struct optim *o, const struct pv *base, struct err *e)
         if (key.kind != PV_STR || (pv_str_is(&key, "state") && !has_values(o, &value)))
             continue;
         write_name(&key, name, sizeof name);
-        if (add_object(o, at.data, name, &value, e) < 0)
-            return -e->code;
+        TRY(add_object(o, at.data, name, &value, e));
     }
     return 0;
 }
@@ -626,8 +618,8 @@ static int read_dict(struct optim *o, struct err *e)
 
     if (!ds_get_some(&root, outer, &o->dict))
         return err_set(e, EBADMSG, "%s has no %s", o->f->path, outer);
-    if (take_stage(o, &stage, e) < 0 || same_stage(o, stage, e) < 0)
-        return -e->code;
+    TRY(take_stage(o, &stage, e));
+    TRY(same_stage(o, stage, e));
     set_stage(o, stage);
     return o->r == 0 ? first_rank(o, e) : take_order(o, e);
 }
@@ -637,8 +629,7 @@ static int read_rank(struct optim *o, struct err *e)
     struct ds_rank *rank = &o->p->rank[o->r];
     uint64_t n;
 
-    if (read_dict(o, e) < 0)
-        return -e->code;
+    TRY(read_dict(o, e));
     if (mul_overflows(o->p->ngroups, o->p->nslots, &n))
         return err_set(e, EBADMSG, "%s: too many groups", o->f->path);
     rank->path = o->f->path;
@@ -646,9 +637,10 @@ static int read_rank(struct optim *o, struct err *e)
     rank->flat = arena_array(o->s->arena, MAX(n, UINT64_C(1)), sizeof *rank->flat);
     if (!rank->flat)
         return err_nomem(e);
-    if (take_masters(o, e) < 0 || (o->r == 0 && each_state(o, find_tables, e) < 0) ||
-        each_state(o, take_group, e) < 0)
-        return -e->code;
+    TRY(take_masters(o, e));
+    if (o->r == 0)
+        TRY(each_state(o, find_tables, e));
+    TRY(each_state(o, take_group, e));
     return report_others(o, e);
 }
 
@@ -656,10 +648,9 @@ static int read_open(struct optim *o, struct err *e)
 {
     struct ds_part *p = o->p;
 
-    if (read_rank(o, e) < 0)
-        return -e->code;
-    if (o->r == 0 && p == o->s->part && report_objects(o, e) < 0)
-        return -e->code;
+    TRY(read_rank(o, e));
+    if (o->r == 0 && p == o->s->part)
+        TRY(report_objects(o, e));
     if (o->r == 0 && ds_layout_begin(o->s, p, &o->dict, e) < 0)
         return err_wrap(e, "%s", o->f->path);
     if (p->has_shapes && ds_layout_compare(o->s, p, o->r, o->order, &o->dict, e) < 0)
@@ -699,8 +690,7 @@ int ds_optim_read(struct ds_scan *s, struct ds_part *p, struct err *e)
                            "rank %u of the optimizer's files is missing (mp_rank_%02u)",
                            i, p->mp);
         }
-    if (ds_notes_read(s, p, e) < 0 ||
-        ds_each_file(s, p->optim, p->nranks, read_file, &x, e) < 0)
-        return -e->code;
+    TRY(ds_notes_read(s, p, e));
+    TRY(ds_each_file(s, p->optim, p->nranks, read_file, &x, e));
     return p->nranks > 0 && p->has_shapes ? ds_layout_end(s, p, e) : 0;
 }

@@ -56,8 +56,8 @@ int ds_probe(struct ds_scan *s, const struct ds_place *master, uint64_t first,
     unsigned unit = dtype_unit(copy->dtype);
 
     n = MIN(n, (size_t)DS_PROBE);
-    if (read_at(s, master, first, n, a, e) < 0 || read_at(s, copy, from, n, b, e) < 0)
-        return -e->code;
+    TRY(read_at(s, master, first, n, a, e));
+    TRY(read_at(s, copy, from, n, b, e));
     for (size_t i = 0; i < n; i++)
         if (!is_copy(a + 4 * i, b + (size_t)unit * i, kind))
             return 0;
@@ -83,8 +83,8 @@ int ds_probe_alike(struct ds_scan *s, const struct ds_place *a,
         return 1;
     kind = float_kind_of(a->dtype);
     n = MIN(n, (size_t)DS_PROBE);
-    if (read_at(s, a, 0, n, x, e) < 0 || read_at(s, b, 0, n, y, e) < 0)
-        return -e->code;
+    TRY(read_at(s, a, 0, n, x, e));
+    TRY(read_at(s, b, 0, n, y, e));
     for (size_t i = 0; i < n; i++)
         near += is_near(kind->load(x + i * unit), kind->load(y + i * unit));
     return 2 * near >= n;

@@ -53,16 +53,15 @@ static int hide_copies(struct ds_scan *s, struct err *e)
         if (store_join(dir, s->files.copy[i], path, sizeof path) < 0)
             return err_set(e, ENAMETOOLONG, "%s: the path is too long",
                            s->files.copy[i]);
-        if (sink_hide(s->sink, path, false, e) < 0)
-            return -e->code;
+        TRY(sink_hide(s->sink, path, false, e));
     }
     return 0;
 }
 
 static int list_files(struct ds_scan *s, struct err *e)
 {
-    if (ds_files_list(s->listing, &s->files, e) < 0 || check_writers(s, e) < 0)
-        return -e->code;
+    TRY(ds_files_list(s->listing, &s->files, e));
+    TRY(check_writers(s, e));
     return hide_copies(s, e);
 }
 
@@ -134,9 +133,10 @@ static int make_parts(struct ds_scan *s, struct err *e)
     s->part = arena_array(s->arena, s->nparts, sizeof *s->part);
     if (!s->part)
         return err_nomem(e);
-    for (uint32_t mp = 0; mp < s->nparts; mp++)
-        if (make_part(s, mp, e) < 0 || ds_model_open(s, &s->part[mp], e) < 0)
-            return -e->code;
+    for (uint32_t mp = 0; mp < s->nparts; mp++) {
+        TRY(make_part(s, mp, e));
+        TRY(ds_model_open(s, &s->part[mp], e));
+    }
     return 0;
 }
 
@@ -299,8 +299,7 @@ static int take_buffers(struct ds_scan *s, struct err *e)
             text = pv_bytes(&name, &len);
             if (keyset_add(&s->buffers, text, len) < 0)
                 return err_nomem(e);
-            if (ds_own_layer(s, text, len, e) < 0)
-                return -e->code;
+            TRY(ds_own_layer(s, text, len, e));
         }
     }
     return 0;
@@ -346,30 +345,33 @@ static int report_part(struct ds_scan *s, struct ds_part *p, struct err *e)
     bool masters = p->has_shapes && p->nranks > 0;
 
     /* Where they are lost, only what the copy does not have either is told of them. */
-    if ((masters && ds_report_masters(s, p, e) < 0) || ds_report_frozen(s, p, e) < 0 ||
-        ds_report_tied(s, p, e) < 0 ||
-        ds_report_module(s, &p->model, &p->module, e) < 0 ||
-        (p->lost && ds_report_masters(s, p, e) < 0) ||
-        (masters && ds_report_states(s, p, e) < 0))
-        return -e->code;
+    if (masters)
+        TRY(ds_report_masters(s, p, e));
+    TRY(ds_report_frozen(s, p, e));
+    TRY(ds_report_tied(s, p, e));
+    TRY(ds_report_module(s, &p->model, &p->module, e));
+    if (p->lost)
+        TRY(ds_report_masters(s, p, e));
+    if (masters)
+        TRY(ds_report_states(s, p, e));
     return ds_model_objects(s, p, e);
 }
 
 static int report_parts(struct ds_scan *s, struct err *e)
 {
     for (size_t i = 0; i < s->nparts; i += s->tensor)
-        if ((s->tensor > 1 ? ds_join_stage(s, &s->part[i], e)
-                           : report_part(s, &s->part[i], e)) < 0)
-            return -e->code;
+        TRY(s->tensor > 1 ? ds_join_stage(s, &s->part[i], e)
+                          : report_part(s, &s->part[i], e));
     return s->tensor > 1 ? ds_join_end(s, e) : 0;
 }
 
 static int report_all(struct ds_scan *s, struct err *e)
 {
-    if (take_buffers(s, e) < 0 || ds_tied_find(s, e) < 0 || report_parts(s, e) < 0 ||
-        each_of(s, DS_EXPERT, add_expert, e) < 0 ||
-        each_of(s, DS_LAYER, add_layer, e) < 0)
-        return -e->code;
+    TRY(take_buffers(s, e));
+    TRY(ds_tied_find(s, e));
+    TRY(report_parts(s, e));
+    TRY(each_of(s, DS_EXPERT, add_expert, e));
+    TRY(each_of(s, DS_LAYER, add_layer, e));
     return each_of(s, DS_EXPERT_OPTIM, add_expert_optim, e);
 }
 
@@ -407,9 +409,8 @@ static int read_optim(struct ds_scan *s, struct err *e)
         p->incomplete = p->nranks == 0 && (s->part[0].nranks > 0 || s->part[0].lost);
         if (p->incomplete)
             err_set(e, EBADMSG, "mp_rank_%02u has no optimizer states", p->mp);
-        if (p->incomplete ? lose_masters(s, p, e) < 0
-                          : ds_optim_read(s, p, e) < 0 && lose_masters(s, p, e) < 0)
-            return -e->code;
+        if (p->incomplete ? lose_masters(s, p, e) < 0 : ds_optim_read(s, p, e) < 0)
+            TRY(lose_masters(s, p, e));
         if ((s->stage == 3) != p->files->sharded)
             return err_set(e, EBADMSG, "%s: not the model states of stage %d",
                            p->model.path, s->stage);
@@ -527,8 +528,8 @@ static int report_universal(struct ds_scan *s, struct err *e)
     if (s->slices && ds_notes_take(s->arena, &s->part[0].root, (uint32_t)s->nparts,
                                    &s->notes, &ignored) < 0)
         s->notes = (struct ds_notes){0};
-    if (warn_stale(s, e) < 0 || ds_universal_report(s, e) < 0)
-        return -e->code;
+    TRY(warn_stale(s, e));
+    TRY(ds_universal_report(s, e));
     if (s->slices &&
         sink_warning(s->sink, "slices",
                      "the copies that %zu model-parallel ranks computed with "
@@ -538,12 +539,12 @@ static int report_universal(struct ds_scan *s, struct err *e)
     for (size_t i = 0; i < s->nparts; i++) {
         struct ds_part *p = &s->part[i];
 
-        if (!s->slices &&
-            (ds_report_frozen(s, p, e) < 0 || ds_report_tied(s, p, e) < 0 ||
-             ds_report_module(s, &p->model, &p->module, e) < 0))
-            return -e->code;
-        if (ds_model_objects(s, p, e) < 0)
-            return -e->code;
+        if (!s->slices) {
+            TRY(ds_report_frozen(s, p, e));
+            TRY(ds_report_tied(s, p, e));
+            TRY(ds_report_module(s, &p->model, &p->module, e));
+        }
+        TRY(ds_model_objects(s, p, e));
     }
     return 0;
 }
@@ -560,34 +561,32 @@ static int run_states(struct ds_scan *s, struct err *e)
                        s->nparts, ranks);
     s->tensor = (uint32_t)ranks;
     s->notes = (struct ds_notes){.arena = s->arena, .ranks = s->tensor};
-    if (check_ranks(s, e) < 0 || read_optim(s, e) < 0)
-        return -e->code;
+    TRY(check_ranks(s, e));
+    TRY(read_optim(s, e));
     for (size_t i = 0; i < s->nparts; i++)
         if (!s->part[i].has_shapes || s->part[i].nranks == 0)
             return err_set(e, EBADMSG,
                            "%s does not tell what the optimizer's files hold",
                            s->part[i].model.path);
     for (size_t i = 0; i < s->nparts; i += s->tensor)
-        if (ds_join_states(s, &s->part[i], e) < 0)
-            return -e->code;
+        TRY(ds_join_states(s, &s->part[i], e));
     return 0;
 }
 
 static int run(struct ds_scan *s, struct err *e)
 {
-    if (list_files(s, e) < 0)
-        return -e->code;
+    TRY(list_files(s, e));
     s->universal =
         listing_find(s->listing, "zero") && ds_files_of(&s->files, DS_OPTIM) == 0;
-    if (make_parts(s, e) < 0)
-        return -e->code;
+    TRY(make_parts(s, e));
     if (s->how->rule)
         return run_states(s, e);
     if (s->universal)
         return report_universal(s, e);
     tell(s);
-    if (check_ranks(s, e) < 0 || find_slices(s, e) < 0 || read_optim(s, e) < 0)
-        return -e->code;
+    TRY(check_ranks(s, e));
+    TRY(find_slices(s, e));
+    TRY(read_optim(s, e));
     tell(s);
     return warn_lost(s, e) < 0 || warn_stale(s, e) < 0 || warn_lost_states(s, e) < 0
                ? -e->code

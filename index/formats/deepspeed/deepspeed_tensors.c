@@ -40,8 +40,7 @@ int ds_add_piece(struct ds_scan *s, const struct shape *shape, enum dtype dtype,
         if (mul_overflows(box.first, unit, &c.offset) ||
             add_overflows(c.offset, piece->at, &c.offset))
             return faulted(sink_fault(s->sink, "a piece lies beyond all files"), e);
-        if (sink_chunk(s->sink, &c, e) < 0)
-            return -e->code;
+        TRY(sink_chunk(s->sink, &c, e));
     }
     return 0;
 }
@@ -135,9 +134,7 @@ static int add_range(const struct job *j, struct err *e)
 
         if (j->p->count[g] > 1)
             n = MIN(n, length - at % length);
-        if (add_run(j, (uint32_t)(j->set + k * sets), g, at - k * length, begin, n, e) <
-            0)
-            return -e->code;
+        TRY(add_run(j, (uint32_t)(j->set + k * sets), g, at - k * length, begin, n, e));
         begin += n;
     }
     return 0;
@@ -171,8 +168,7 @@ static int add_part(const struct job *j, uint32_t r, uint64_t begin, uint64_t co
 
         if (n == 0)
             return faulted(sink_fault(j->s->sink, "it is in no sub-group"), e);
-        if (add_run(j, r, g, at - j->p->begin[g], begin, n, e) < 0)
-            return -e->code;
+        TRY(add_run(j, r, g, at - j->p->begin[g], begin, n, e));
         at += n;
         begin += n;
         count -= n;
@@ -185,8 +181,7 @@ static int add_parts(const struct job *j, struct err *e)
     uint64_t n = j->x->elements, part = n / j->p->nranks + (n % j->p->nranks > 0);
 
     for (uint32_t r = 0; r < j->p->nranks && r * part < n; r++)
-        if (add_part(j, r, r * part, MIN(part, n - r * part), e) < 0)
-            return -e->code;
+        TRY(add_part(j, r, r * part, MIN(part, n - r * part), e));
     return 0;
 }
 
@@ -197,8 +192,7 @@ static int add_sets(const struct job *j, struct err *e)
 
     for (one.set = 0; one.set < j->x->joined; one.set++) {
         one.shift = one.set * j->x->elements; /* ds_autoep_join() has multiplied them */
-        if (add_range(&one, e) < 0)
-            return -e->code;
+        TRY(add_range(&one, e));
     }
     return 0;
 }
@@ -283,12 +277,11 @@ static int report_named(struct ds_scan *s, const struct ds_part *p,
 
     whole_shape(x, &j.shape);
     t.dtype = j.dtype = first ? (enum dtype)first->dtype : DTYPE_F32;
-    if (ds_begin(s, p->model.path, &t, e) < 0)
-        return -e->code;
+    TRY(ds_begin(s, p->model.path, &t, e));
     if (p->lost && sink_fault(s->sink, "%s", p->lost) < 0)
         return err_nomem(e);
-    if (!p->lost && add_all(&j, e) < 0)
-        return -e->code;
+    if (!p->lost)
+        TRY(add_all(&j, e));
     return sink_tensor_end(s->sink, e);
 }
 
@@ -315,8 +308,7 @@ static int report_master(struct ds_scan *s, const struct ds_part *p, struct ds_p
     CLEANUP(buf_release) struct buf name = {0};
     int seen;
 
-    if (ds_expert_name(p, x, set, &name, e) < 0)
-        return -e->code;
+    TRY(ds_expert_name(p, x, set, &name, e));
     seen = ds_see(s, name.data ? name.data : "", name.len, e);
     if (seen < 0)
         return seen;
@@ -344,8 +336,7 @@ int ds_report_masters(struct ds_scan *s, struct ds_part *p, struct err *e)
 {
     for (size_t i = 0; i < p->nparams; i++)
         for (uint32_t set = 0; set < sets_of(s, p, &p->param[i]); set++)
-            if (report_master(s, p, &p->param[i], set, e) < 0)
-                return -e->code;
+            TRY(report_master(s, p, &p->param[i], set, e));
     return 0;
 }
 
@@ -360,9 +351,8 @@ static int add_scalar(struct job *j, const struct ds_flat *flat, uint32_t file,
         .file = file, .at = flat->at, .count = 1, .flags = flat->flags};
 
     t->shape = &scalar;
-    if (ds_begin(j->s, j->p->rank[j->set].path, t, e) < 0 ||
-        ds_add_piece(j->s, &scalar, t->dtype, &piece, e) < 0)
-        return -e->code;
+    TRY(ds_begin(j->s, j->p->rank[j->set].path, t, e));
+    TRY(ds_add_piece(j->s, &scalar, t->dtype, &piece, e));
     return sink_tensor_end(j->s->sink, e);
 }
 
@@ -375,8 +365,7 @@ static int report_state(struct job *j, struct err *e)
     if (!first || (first->kind != DS_FLAT_VECTOR && first->kind != DS_FLAT_SCALAR))
         return 0;
     buf_clear(&j->s->key);
-    if (ds_expert_name(j->p, j->x, j->set, &key, e) < 0)
-        return -e->code;
+    TRY(ds_expert_name(j->p, j->x, j->set, &key, e));
     buf_adds(&j->s->key, "optimizer.state.");
     buf_add(&j->s->key, key.data, key.len);
     buf_addf(&j->s->key, ".%s", j->p->slot[j->slot]);
@@ -388,8 +377,8 @@ static int report_state(struct job *j, struct err *e)
     t.shape = &j->shape;
     if (first->kind == DS_FLAT_SCALAR)
         return add_scalar(j, first, j->p->rank[j->set].file, &t, e);
-    if (ds_begin(j->s, j->p->rank[j->set].path, &t, e) < 0 || add_all(j, e) < 0)
-        return -e->code;
+    TRY(ds_begin(j->s, j->p->rank[j->set].path, &t, e));
+    TRY(add_all(j, e));
     return sink_tensor_end(j->s->sink, e);
 }
 
@@ -400,8 +389,7 @@ static int report_states_of(struct ds_scan *s, struct ds_part *p,
 
     whole_shape(x, &j.shape);
     for (j.slot = DS_MASTER + 1; j.slot < p->nslots; j.slot++)
-        if (report_state(&j, e) < 0)
-            return -e->code;
+        TRY(report_state(&j, e));
     return 0;
 }
 
@@ -410,7 +398,6 @@ int ds_report_states(struct ds_scan *s, struct ds_part *p, struct err *e)
     for (size_t i = 0; i < p->nparams; i++)
         for (uint32_t set = 0;
              !p->param[i].elsewhere && set < sets_of(s, p, &p->param[i]); set++)
-            if (report_states_of(s, p, &p->param[i], set, e) < 0)
-                return -e->code;
+            TRY(report_states_of(s, p, &p->param[i], set, e));
     return 0;
 }

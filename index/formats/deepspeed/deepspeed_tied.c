@@ -89,9 +89,8 @@ static int find_modules(struct search *x, struct err *e)
 
             if (!m)
                 continue;
-            if (set_name(x, p->param[k].name, p->param[k].len, "", 0, p->param[k].dim,
-                         p->param[k].nd, e) < 0)
-                return -e->code;
+            TRY(set_name(x, p->param[k].name, p->param[k].len, "", 0, p->param[k].dim,
+                         p->param[k].nd, e));
             rc = keyset_add(&x->params, x->name.data, x->name.len);
             if (rc < 0)
                 return err_nomem(e);
@@ -165,8 +164,7 @@ static int is_module(struct search *x, const struct module *m,
         if (key.kind != PV_STR || torch_zip_tensor(f->zip, &value, &t, &why) <= 0)
             return 0;
         name = pv_bytes(&key, &len);
-        if (set_name(x, m->key, m->len, name, len, t.shape.dim, t.shape.nd, e) < 0)
-            return -e->code;
+        TRY(set_name(x, m->key, m->len, name, len, t.shape.dim, t.shape.nd, e));
         if (keyset_has(&x->params, x->name.data, x->name.len))
             params++;
         else if (!keyset_has(&x->s->buffers, x->name.data, m->len + len))

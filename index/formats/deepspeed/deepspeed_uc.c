@@ -27,8 +27,7 @@ static int add(struct ds_notes *n, enum ds_note kind, const struct pv *text,
     if (text->kind != PV_STR)
         return err_set(e, EBADMSG, "a pattern is no text");
     name = pv_bytes(text, &len);
-    if (ds_pattern_parse(n->arena, name, len, &s->pattern[s->count], e) < 0)
-        return -e->code;
+    TRY(ds_pattern_parse(n->arena, name, len, &s->pattern[s->count], e));
     n->value[kind][s->count] = *value;
     s->pattern[s->count].number = (uint32_t)s->count;
     s->count++;
@@ -74,8 +73,7 @@ static int take_list(struct ds_notes *n, const struct pv *info, const char *key,
         return 0;
     if (!is_list(&list))
         return err_set(e, EBADMSG, "%s is no list", key);
-    if (make_room(n, kind, pv_count(&list), e) < 0)
-        return -e->code;
+    TRY(make_room(n, kind, pv_count(&list), e));
     for (size_t i = 0; i < pv_count(&list); i++) {
         struct pv text = pv_at(&list, i);
 
@@ -93,13 +91,11 @@ static int take_dict(struct ds_notes *n, const struct pv *dict, enum ds_note kin
 
     if (!torch_mapping(dict, &items) || items.kind != PV_DICT)
         return err_set(e, EBADMSG, "it is no dict");
-    if (make_room(n, kind, pv_count(&items), e) < 0)
-        return -e->code;
+    TRY(make_room(n, kind, pv_count(&items), e));
     for (size_t i = 0; i < pv_count(&items); i++) {
         struct pv text = pv_key_at(&items, i), value = pv_value_at(&items, i);
 
-        if (add(n, kind, &text, &value, e) < 0)
-            return -e->code;
+        TRY(add(n, kind, &text, &value, e));
     }
     return finish(n, kind, e);
 }
@@ -121,8 +117,7 @@ static int take_subs(struct ds_notes *n, const struct pv *info, struct err *e)
             return err_set(e, EBADMSG, "parameter_with_sub_params has no patterns");
         count += pv_count(&patterns);
     }
-    if (make_room(n, DS_NOTE_SUBS, count, e) < 0)
-        return -e->code;
+    TRY(make_room(n, DS_NOTE_SUBS, count, e));
     for (size_t i = 0; i < pv_count(&list); i++) {
         struct pv one = pv_at(&list, i);
 
@@ -130,8 +125,7 @@ static int take_subs(struct ds_notes *n, const struct pv *info, struct err *e)
              ds_get(&one, "patterns", &patterns) && k < pv_count(&patterns); k++) {
             struct pv text = pv_at(&patterns, k);
 
-            if (add(n, DS_NOTE_SUBS, &text, &one, e) < 0)
-                return -e->code;
+            TRY(add(n, DS_NOTE_SUBS, &text, &one, e));
         }
     }
     return finish(n, DS_NOTE_SUBS, e);

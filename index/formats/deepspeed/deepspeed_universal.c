@@ -73,8 +73,7 @@ static int add_job(struct universal *u, const char *name, const char *dir,
                       .tied = strcmp(name, dir) != 0};
     struct ds_file file = {0};
 
-    if (make_room(u, e) < 0)
-        return -e->code;
+    TRY(make_room(u, e));
     buf_addf(&path, "%s/%s/", zero_dir, dir);
     buf_add(&path, state, state_len);
     buf_adds(&path, end);
@@ -93,8 +92,7 @@ static int list_param(struct universal *u, const char *name, struct err *e)
 
     if (store_join(listing_path(u->zero), name, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", zero_dir, name);
-    if (u->s->c->store->ops->list(u->s->c->store, path, &l, e) < 0)
-        return -e->code;
+    TRY(u->s->c->store->ops->list(u->s->c->store, path, &l, e));
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
         size_t len = strlen(entry->name), n = sizeof end - 1;
@@ -102,8 +100,8 @@ static int list_param(struct universal *u, const char *name, struct err *e)
         if (entry->st.kind != ENTRY_FILE || len <= n ||
             strcmp(entry->name + len - n, end) != 0)
             u->strange++;
-        else if (add_job(u, name, name, entry->name, len - n, e) < 0)
-            return -e->code;
+        else
+            TRY(add_job(u, name, name, entry->name, len - n, e));
     }
     return 0;
 }
@@ -114,8 +112,7 @@ static int list_params(struct universal *u, struct err *e)
         const struct listing_entry *entry = listing_at(u->zero, i);
 
         if (entry->st.kind == ENTRY_DIR) {
-            if (list_param(u, entry->name, e) < 0)
-                return -e->code;
+            TRY(list_param(u, entry->name, e));
         } else {
             u->strange += strcmp(entry->name, "optimizer_state.pt") != 0;
         }
@@ -156,9 +153,8 @@ static int list_tied(struct universal *u, const struct ds_part *p, struct err *e
             continue;
         name = pv_bytes(&key, &len);
         if ((!has_dir(u, name, len, alias) || u->s->slices) && len <= NAME_MAX &&
-            !memchr(name, '\0', len) &&
-            add_job(u, alias, owner, master, sizeof master - 1, e) < 0)
-            return -e->code;
+            !memchr(name, '\0', len))
+            TRY(add_job(u, alias, owner, master, sizeof master - 1, e));
     }
     return 0;
 }
@@ -268,8 +264,7 @@ static int report_damaged(struct universal *u, const struct torch_file *f,
 
     t->dtype = DTYPE_U8;
     t->shape = &none;
-    if (ds_begin(u->s, f->path, t, e) < 0)
-        return -e->code;
+    TRY(ds_begin(u->s, f->path, t, e));
     if (sink_fault(u->s->sink, "%s", why) < 0)
         return err_nomem(e);
     return sink_tensor_end(u->s->sink, e);
@@ -305,8 +300,7 @@ static int report_value(struct universal *u, const struct torch_file *f,
     if (buf_failed(&key) || buf_failed(&prefix))
         return err_nomem(e);
     x.prefix = prefix.data;
-    if (ds_entry_tensors(u->s, &x, *v, e) < 0)
-        return -e->code;
+    TRY(ds_entry_tensors(u->s, &x, *v, e));
     return ds_entry_object(u->s, &x, key.data, v, e);
 }
 
@@ -322,11 +316,9 @@ static int report_file(void *user, size_t i, const struct torch_file *f, struct 
     bool slice = is_slice(u, job);
     int rc;
 
-    if ((slice ? set_file_key(u, f, &t, e) : set_key(u, job, &t, e)) < 0)
-        return -e->code;
-    if (!slice && strcmp(job->state, master) == 0 &&
-        ds_see(u->s, job->name, strlen(job->name), e) < 0)
-        return -e->code;
+    TRY(slice ? set_file_key(u, f, &t, e) : set_key(u, job, &t, e));
+    if (!slice && strcmp(job->state, master) == 0)
+        TRY(ds_see(u->s, job->name, strlen(job->name), e));
     if (!f->zip)
         return report_damaged(u, f, &t, u->s->damage->text, e);
     root = torch_zip_root(f->zip);
@@ -362,13 +354,11 @@ static int report_missing(struct universal *u, const struct ds_part *p, struct e
         if (seen == 0)
             continue;
         ds_shape_of(x, &shape);
-        if (ds_begin(u->s, p->model.path, &t, e) < 0)
-            return -e->code;
+        TRY(ds_begin(u->s, p->model.path, &t, e));
         if (sink_fault(u->s->sink, "%s/NAME/%s%s is missing", zero_dir, master, end) <
             0)
             return err_nomem(e);
-        if (sink_tensor_end(u->s->sink, e) < 0)
-            return -e->code;
+        TRY(sink_tensor_end(u->s->sink, e));
     }
     return 0;
 }
@@ -460,8 +450,7 @@ static int hide_part(struct universal *u, struct err *e)
     if (store_join(u->s->how->dir ? u->s->how->dir : "", zero_dir, path, sizeof path) <
         0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", zero_dir);
-    if (sink_part(u->s->sink, path, e) < 0)
-        return -e->code;
+    TRY(sink_part(u->s->sink, path, e));
     return sink_watch(u->s->sink, path, e);
 }
 
@@ -487,16 +476,13 @@ static int report_optimizer(struct universal *u, struct err *e)
 
 static int run(struct universal *u, struct err *e)
 {
-    if (hide_part(u, e) < 0 || list_params(u, e) < 0)
-        return -e->code;
+    TRY(hide_part(u, e));
+    TRY(list_params(u, e));
     for (size_t i = 0; i < u->s->nparts; i++)
-        if (list_tied(u, &u->s->part[i], e) < 0)
-            return -e->code;
-    if (ds_each_file_or_damage(u->s, u->file, u->count, report_file, u, e) < 0)
-        return -e->code;
+        TRY(list_tied(u, &u->s->part[i], e));
+    TRY(ds_each_file_or_damage(u->s, u->file, u->count, report_file, u, e));
     for (size_t i = 0; i < u->s->nparts; i++)
-        if (report_missing(u, &u->s->part[i], e) < 0)
-            return -e->code;
+        TRY(report_missing(u, &u->s->part[i], e));
     if (u->strange > 0 &&
         sink_warning(u->s->sink, "unknown-file",
                      "%s/ holds %" PRIu64 " things that are no tensor of a parameter",
@@ -509,7 +495,8 @@ static int run(struct universal *u, struct err *e)
                      u->slices) < 0)
         return err_nomem(e);
     u->s->told->files += u->count;
-    return tell_lost(u, e) < 0 ? -e->code : report_optimizer(u, e);
+    TRY(tell_lost(u, e));
+    return report_optimizer(u, e);
 }
 
 int ds_universal_report(struct ds_scan *s, struct err *e)

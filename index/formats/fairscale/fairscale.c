@@ -233,8 +233,7 @@ static int read_metadata(struct loading *l, uint32_t s, const struct rank_file *
             return err_nomem(e);
         a = own;
     }
-    if (fairscale_metadata_read(&v, a, &m, e) < 0)
-        return -e->code;
+    TRY(fairscale_metadata_read(&v, a, &m, e));
     return keep_padding(l->part, s, &m, file, e);
 }
 
@@ -274,8 +273,7 @@ static int report_objects(struct loading *l, const struct rank_file *file,
     if (buf_failed(&object))
         return err_nomem(e);
     how.object = object.data;
-    if (torch_file_report_loaded(l->f->sink, &file->file, &how, e) < 0)
-        return -e->code;
+    TRY(torch_file_report_loaded(l->f->sink, &file->file, &how, e));
     return pv_dict_get(items, OPTIMIZER, &state) ? report_state(l, file, &state, e) : 0;
 }
 
@@ -305,13 +303,11 @@ static int collect(void *user, size_t i, struct rank_file *file, struct err *e)
     if (!torch_mapping(&root, &items) || items.kind != PV_DICT ||
         !pv_dict_get(&items, "model", &model))
         return err_set(e, EBADMSG, "it holds no model");
-    if (read_metadata(l, (uint32_t)i, file, &items, e) < 0 ||
-        rank_tensors_collect(file->file.zip, &model, l->f->arena, &file->tensors, e) <
-            0)
-        return -e->code;
-    if (pv_dict_get(&items, OPTIMIZER, &state) && state.kind != PV_NONE &&
-        rank_tensors_collect(file->file.zip, &state, l->f->arena, &shard->optim, e) < 0)
-        return -e->code;
+    TRY(read_metadata(l, (uint32_t)i, file, &items, e));
+    TRY(rank_tensors_collect(file->file.zip, &model, l->f->arena, &file->tensors, e));
+    if (pv_dict_get(&items, OPTIMIZER, &state) && state.kind != PV_NONE)
+        TRY(rank_tensors_collect(file->file.zip, &state, l->f->arena, &shard->optim,
+                                 e));
     learn_step(l->f, &items);
     return report_objects(l, file, &items, e);
 }
@@ -369,28 +365,27 @@ static int report(struct fairscale *f, struct err *e)
     struct err why = {0};
     bool any = false;
 
-    if (find_main(f, e) < 0 || find_files(f, e) < 0)
-        return -e->code;
+    TRY(find_main(f, e));
+    TRY(find_files(f, e));
     for (uint32_t i = 0; i < f->parts; i++) {
         struct model_part *part = &f->part[i];
 
-        if (load_part(f, part, e) < 0)
-            return -e->code;
+        TRY(load_part(f, part, e));
         drop_damaged(part);
         if (part->first && part->first->err.code)
             part->first = NULL;
         any |= part->first != NULL;
         if (!part->first && !why.code)
             why = part->file[0].err;
-        if (part->first && fairscale_report_part(f, part, e) < 0)
-            return -e->code;
+        if (part->first)
+            TRY(fairscale_report_part(f, part, e));
     }
     if (!any) {
         *e = why;
         return err_wrap(e, "%s", f->part[0].file[0].file.path);
     }
-    if (f->parts > 1 && fairscale_merge_parts(f, e) < 0)
-        return -e->code;
+    if (f->parts > 1)
+        TRY(fairscale_merge_parts(f, e));
     return warn(f, e);
 }
 

@@ -150,8 +150,7 @@ static int report_pieces(struct sink *sink, const struct flat_tensor *flat,
                    flat->have, flat->total) < 0)
         return err_nomem(e);
     for (uint32_t i = 0; i < flat->pieces; i++)
-        if (report_piece(sink, &flat->piece[i], m, boxes, shape, e) < 0)
-            return -e->code;
+        TRY(report_piece(sink, &flat->piece[i], m, boxes, shape, e));
     return 0;
 }
 
@@ -179,8 +178,9 @@ int flat_member_report(struct sink *sink, const struct flat_tensor *flat,
     if (r == 0)
         r = sink_tensor_begin(sink, t, e);
     t->shape = NULL;
-    if (r < 0 || report_pieces(sink, flat, m, &boxes, &shape, e) < 0)
-        return -e->code;
+    if (r < 0)
+        return r;
+    TRY(report_pieces(sink, flat, m, &boxes, &shape, e));
     return sink_tensor_end(sink, e);
 }
 
@@ -220,8 +220,7 @@ static int report_slice(struct sink *sink, const struct flat_slice *slice,
     if (!a)
         return err_nomem(e);
     shape_of(slice->m, &shape);
-    if (rank_boxes_cut(a, cut, &shape, before, whole, &boxes, e) < 0)
-        return -e->code;
+    TRY(rank_boxes_cut(a, cut, &shape, before, whole, &boxes, e));
     return report_pieces(sink, &slice->flat, slice->m, &boxes, &shape, e);
 }
 
@@ -248,8 +247,7 @@ int flat_slices_report(struct sink *sink, enum rank_rule rule,
     if (!fits && sink_fault(sink, "the model's parts do not fit together") < 0)
         return err_nomem(e);
     for (uint32_t i = 0; fits && i < n; i++) {
-        if (report_slice(sink, &slice[i], &cut, before, shape.dim[cut.axis], e) < 0)
-            return -e->code;
+        TRY(report_slice(sink, &slice[i], &cut, before, shape.dim[cut.axis], e));
         before += slice[i].m->dim[cut.axis];
     }
     return sink_tensor_end(sink, e);

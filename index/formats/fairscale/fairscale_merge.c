@@ -93,8 +93,8 @@ static int report_moments(struct merge *g, enum rank_rule rule, struct err *e)
         uint64_t number;
 
         if (fairscale_state_name(&t->tensor[i], &number, &state) && number == p &&
-            t->tensor[i].nd == 1 && report_moment(g, rule, state, e) < 0)
-            return -e->code;
+            t->tensor[i].nd == 1)
+            TRY(report_moment(g, rule, state, e));
     }
     return 0;
 }
@@ -107,8 +107,7 @@ static int merge_member(struct merge *g, const struct flat_member *m, struct err
         note_unknown(g->f, m);
         return 0;
     }
-    if (report_weight(g, rule, m->name, m->len, e) < 0)
-        return -e->code;
+    TRY(report_weight(g, rule, m->name, m->len, e));
     return report_moments(g, rule, e);
 }
 
@@ -150,14 +149,11 @@ static int merge_all(struct merge *g, struct err *e)
 
     for (size_t p = 0; p < m->params; p++)
         for (size_t i = 0; i < m->param[p].members; i++)
-            if (merge_member(g, &m->param[p].member[i], e) < 0)
-                return -e->code;
+            TRY(merge_member(g, &m->param[p].member[i], e));
     for (size_t i = 0; i < m->buffers; i++)
-        if (merge_buffer(g, &m->buffer[i], e) < 0)
-            return -e->code;
+        TRY(merge_buffer(g, &m->buffer[i], e));
     for (size_t i = 0; i < m->aliases; i++)
-        if (merge_alias(g, &m->alias[i], e) < 0)
-            return -e->code;
+        TRY(merge_alias(g, &m->alias[i], e));
     return 0;
 }
 

@@ -328,5 +328,6 @@ int fairscale_metadata_read(const struct pv *v, struct arena *a,
         if (read_unit(&r, &unit, e) < 0)
             return err_wrap(e, "shard_metadata");
     }
-    return read_buffers(&r, v, e) < 0 ? -e->code : index_members(&r, e);
+    TRY(read_buffers(&r, v, e));
+    return index_members(&r, e);
 }

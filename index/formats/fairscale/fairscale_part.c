@@ -84,8 +84,7 @@ static int report_own(struct fairscale *f, struct model_part *part, size_t p,
                 return err_nomem(e);
             t.key = key.data;
             t.key_len = key.len;
-            if (flat_member_report(f->sink, &flat, m, &t, e) < 0)
-                return -e->code;
+            TRY(flat_member_report(f->sink, &flat, m, &t, e));
         }
     }
     return 0;
@@ -104,9 +103,8 @@ static int report_param(struct fairscale *f, struct model_part *part, size_t p,
     for (size_t i = 0; i < param->members; i++) {
         const struct flat_member *m = &param->member[i];
 
-        if (key_set(&k, f, part, false, m->name, m->len, NULL, e) < 0 ||
-            once(flat_member_report(f->sink, &flat, m, &k.t, e), e) < 0)
-            return -e->code;
+        TRY(key_set(&k, f, part, false, m->name, m->len, NULL, e));
+        TRY(once(flat_member_report(f->sink, &flat, m, &k.t, e), e));
     }
     return 0;
 }
@@ -149,8 +147,7 @@ static int report_alias(struct fairscale *f, struct model_part *part,
     if (param->own && part->shards > 1)
         return 0; /* told with those of the ranks */
     flat_tensor_find(part, m->param, false, param->key, param->key_len, &flat);
-    if (key_set(&k, f, part, false, x->alias, x->alias_len, NULL, e) < 0)
-        return -e->code;
+    TRY(key_set(&k, f, part, false, x->alias, x->alias_len, NULL, e));
     return once(flat_member_report(f->sink, &flat, m, &k.t, e), e);
 }
 
@@ -190,16 +187,14 @@ static int report_others(struct fairscale *f, struct model_part *part, struct er
 {
     CLEANUP(keyset_release) struct keyset known = {0};
 
-    if (known_names(&part->meta, &known, e) < 0)
-        return -e->code;
+    TRY(known_names(&part->meta, &known, e));
     for (uint32_t s = 0; s < part->shards; s++) {
         const struct rank_tensors *t = &part->file[s].tensors;
 
         for (size_t i = 0; i < t->count; i++)
-            if (!keyset_has(&known, t->tensor[i].name, t->tensor[i].len) &&
-                report_raw(f, &part->file[s], "model", &t->tensor[i], ROLE_OTHER, e) <
-                    0)
-                return -e->code;
+            if (!keyset_has(&known, t->tensor[i].name, t->tensor[i].len))
+                TRY(report_raw(f, &part->file[s], "model", &t->tensor[i], ROLE_OTHER,
+                               e));
     }
     return 0;
 }
@@ -209,15 +204,12 @@ static int report_model(struct fairscale *f, struct model_part *part, struct err
     const struct fairscale_metadata *m = &part->meta;
 
     for (size_t p = 0; p < m->params; p++)
-        if (report_param(f, part, p, e) < 0)
-            return -e->code;
+        TRY(report_param(f, part, p, e));
     for (size_t i = 0; i < m->aliases; i++)
-        if (report_alias(f, part, &m->alias[i], e) < 0)
-            return -e->code;
+        TRY(report_alias(f, part, &m->alias[i], e));
     for (size_t i = 0; i < m->buffers; i++)
-        if (report_same(f, part, m->buffer[i].name, m->buffer[i].len, m->buffer[i].name,
-                        m->buffer[i].len, e) < 0)
-            return -e->code;
+        TRY(report_same(f, part, m->buffer[i].name, m->buffer[i].len, m->buffer[i].name,
+                        m->buffer[i].len, e));
     return report_others(f, part, e);
 }
 
@@ -271,9 +263,8 @@ static int report_flat_state(struct fairscale *f, struct model_part *part, size_
     for (size_t i = 0; i < param->members; i++) {
         const struct flat_member *m = &param->member[i];
 
-        if (key_set(&k, f, part, true, m->name, m->len, state, e) < 0 ||
-            once(flat_member_report(f->sink, &flat, m, &k.t, e), e) < 0)
-            return -e->code;
+        TRY(key_set(&k, f, part, true, m->name, m->len, state, e));
+        TRY(once(flat_member_report(f->sink, &flat, m, &k.t, e), e));
     }
     return 0;
 }
@@ -361,14 +352,12 @@ static void find_names(struct model_part *part)
 int fairscale_report_part(struct fairscale *f, struct model_part *part, struct err *e)
 {
     find_names(part);
-    if (report_model(f, part, e) < 0)
-        return -e->code;
+    TRY(report_model(f, part, e));
     for (uint32_t s = 0; s < part->shards; s++) {
         const struct rank_tensors *t = &part->shard[s].optim;
 
         for (size_t i = 0; i < t->count; i++)
-            if (report_state(f, part, s, &t->tensor[i], e) < 0)
-                return -e->code;
+            TRY(report_state(f, part, s, &t->tensor[i], e));
     }
     return 0;
 }

@@ -197,8 +197,7 @@ static int add_piece(struct scan *s, const struct shape *shape, uint64_t begin,
             count *= box.size[k];
         c.offset = p->off + box.first * unit;
         c.length = count * unit;
-        if (sink_chunk(s->sink, &c, e) < 0)
-            return -e->code;
+        TRY(sink_chunk(s->sink, &c, e));
     }
     return 0;
 }
@@ -215,8 +214,8 @@ static int add_pieces(struct scan *s, const struct flax_array *a, struct err *e)
             return sink_fault(s->sink, "a chunk ends within an element") < 0
                        ? err_nomem(e)
                        : 0;
-        if (n > 0 && add_piece(s, &a->shape, at, at + n, &a->piece[i], e) < 0)
-            return -e->code;
+        if (n > 0)
+            TRY(add_piece(s, &a->shape, at, at + n, &a->piece[i], e));
         at += n;
     }
     return 0;
@@ -227,12 +226,11 @@ static int add_tensor(struct scan *s, const struct sink_tensor *t,
 {
     if (!a->fault && a->count == 1)
         return sink_tensor_plain(s->sink, t, s->file, a->piece[0].off, e);
-    if (sink_tensor_begin(s->sink, t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, t, e));
     if (a->fault && sink_fault(s->sink, "%s", a->fault) < 0)
         return err_nomem(e);
-    if (!a->fault && add_pieces(s, a, e) < 0)
-        return -e->code;
+    if (!a->fault)
+        TRY(add_pieces(s, a, e));
     return sink_tensor_end(s->sink, e);
 }
 
@@ -245,8 +243,7 @@ static int take_step(struct scan *s, const struct flax_array *a, struct err *e)
     if (a->shape.nd != 0 || a->fault || a->count != 1 || a->piece[0].len != size ||
         (a->dtype != DTYPE_I32 && a->dtype != DTYPE_I64 && a->dtype != DTYPE_U32))
         return 0;
-    if (source_read(s->src, a->piece[0].off, size, bytes, e) < 0)
-        return -e->code;
+    TRY(source_read(s->src, a->piece[0].off, size, bytes, e));
     s->step =
         a->dtype == DTYPE_I32 ? (int32_t)get_le32(bytes) : (int64_t)get_le64(bytes);
     s->has_step = s->step >= 0;
@@ -304,8 +301,8 @@ static int on_array(void *user, struct buf *key, const struct flax_array *a,
     snprintf(attributes, sizeof attributes, "{\"numpy_dtype\": \"%s\"}", a->name);
     if (a->is_raw)
         t.attributes = attributes;
-    if (key->len == 4 && memcmp(key->data, "step", 4) == 0 && take_step(s, a, e) < 0)
-        return -e->code;
+    if (key->len == 4 && memcmp(key->data, "step", 4) == 0)
+        TRY(take_step(s, a, e));
     if (s->indexed && keyset_add(&s->keys, key->data, key->len) < 0)
         return err_nomem(e);
     return add_once(s, &t, key, a, e);
@@ -330,8 +327,7 @@ static int add_elsewhere(struct scan *s, const struct sink_tensor *t, const char
         return zarr_dir_report(&d, t, s->sink, &a, e);
     lost.dtype = DTYPE_U8;
     lost.shape = &none;
-    if (sink_tensor_begin(s->sink, &lost, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &lost, e));
     if (sink_fault(s->sink, "the path of its directory is none: %.100s", path) < 0)
         return err_nomem(e);
     return sink_tensor_end(s->sink, e);
@@ -355,13 +351,10 @@ static int split_object(struct scan *s, const char *key, size_t len, const char 
     CLEANUP(buf_release) struct buf rest = {0};
     char dir[NAME_MAX + 1];
 
-    if (flax_elsewhere(key, len, json, json_len, on_elsewhere, s, &rest, e) < 0)
-        return -e->code;
-    if (!s->c->among &&
-        snprintf(dir, sizeof dir, "%s%s", s->c->file, FLAX_ELSEWHERE_DIR) <
-            (int)sizeof dir &&
-        sink_hide(s->sink, dir, false, e) < 0)
-        return -e->code;
+    TRY(flax_elsewhere(key, len, json, json_len, on_elsewhere, s, &rest, e));
+    if (!s->c->among && snprintf(dir, sizeof dir, "%s%s", s->c->file,
+                                 FLAX_ELSEWHERE_DIR) < (int)sizeof dir)
+        TRY(sink_hide(s->sink, dir, false, e));
     return rest.len > 0 ? sink_object(s->sink, key, len, rest.data, rest.len, e) : 0;
 }
 
@@ -393,12 +386,10 @@ static int open_file(struct scan *s, const char *name, struct err *e)
 
     if (store_join(s->c->dir, name, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", name);
-    if (sink_file(s->sink, name, strlen(name), &s->file, e) < 0)
-        return -e->code;
+    TRY(sink_file(s->sink, name, strlen(name), &s->file, e));
     if (!sink_file_id(s->sink, s->file, &id))
         return err_set(e, ENOENT, "%s is missing", name);
-    if (s->c->store->ops->open(s->c->store, path, &s->src, e) < 0)
-        return -e->code;
+    TRY(s->c->store->ops->open(s->c->store, path, &s->src, e));
     if (!file_id_equal(&s->src->id, &id))
         return source_stale(path, &id, &s->src->id, e);
     return 0;
@@ -424,8 +415,7 @@ static int add_missing(struct scan *s, const char *key, size_t len, const char *
     const struct sink_tensor t = {
         .key = key, .key_len = len, .dtype = DTYPE_U8, .shape = &none, .role = -1};
 
-    if (sink_tensor_begin(s->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &t, e));
     if (sink_fault(s->sink,
                    "the index says that it is in %.200s, which does not hold it",
                    file) < 0)
@@ -479,14 +469,12 @@ static int scan_indexed(struct scan *s, struct err *e)
 
     s->indexed = true;
     /* First watched, then read: also a damaged index is read anew when it changes. */
-    if (sink_hide(s->sink, index_name, true, e) < 0)
-        return -e->code;
+    TRY(sink_hide(s->sink, index_name, true, e));
     if (listing_read(s->c->listing, index_name, MAX_INDEX, &text, &len, e) < 0 ||
         hf_index_parse(text, len, suffix, &x, e) < 0)
         return err_wrap(e, "%s", index_name);
     for (size_t i = 0; i < x.nfiles; i++)
-        if (scan_shard(s, &x.file[i], e) < 0)
-            return -e->code;
+        TRY(scan_shard(s, &x.file[i], e));
     return check_entries(s, &x, e);
 }
 
@@ -521,8 +509,7 @@ static int flax_scan(const struct scan_context *c, struct sink *sink, struct err
     int rc;
 
     /* First without what the file tells: also a scan that fails has a format. */
-    if (tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
     rc = c->file ? scan_file(&s, c->file, e) : scan_indexed(&s, e);
     keyset_release(&s.keys);
     return rc < 0 ? rc : tell_checkpoint(&s, e);

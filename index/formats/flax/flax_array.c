@@ -96,8 +96,7 @@ static int read_dim(struct msgpack *m, uint64_t *out, struct err *e)
 {
     struct msgpack_value v;
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_INT || v.i < 0)
         return bad(m, "a dimension of an array is no number", e);
     *out = (uint64_t)v.i;
@@ -108,16 +107,14 @@ static int read_shape(struct msgpack *m, struct shape *out, struct err *e)
 {
     struct msgpack_value v;
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_ARRAY)
         return bad(m, "the shape of an array is no array", e);
     if (v.len > SHAPE_MAX_DIMS)
         return bad(m, "an array of more than 64 dimensions", e);
     out->nd = (uint32_t)v.len;
     for (uint32_t i = 0; i < out->nd; i++)
-        if (read_dim(m, &out->dim[i], e) < 0)
-            return -e->code;
+        TRY(read_dim(m, &out->dim[i], e));
     return 0;
 }
 
@@ -126,12 +123,10 @@ static int read_name(struct msgpack *m, char name[FLAX_DTYPE_NAME], struct err *
     CLEANUP(buf_release) struct buf text = {0};
     struct msgpack_value v;
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if ((v.kind != MSGPACK_STR && v.kind != MSGPACK_BIN) || v.len >= FLAX_DTYPE_NAME)
         return bad(m, "the type of an array is no name", e);
-    if (msgpack_bytes(m, &v, FLAX_DTYPE_NAME, &text, e) < 0)
-        return -e->code;
+    TRY(msgpack_bytes(m, &v, FLAX_DTYPE_NAME, &text, e));
     if (text.len == 0 || memchr(text.data, '\0', text.len))
         return bad(m, "the type of an array is no name", e);
     memcpy(name, text.data, text.len);
@@ -144,13 +139,12 @@ static int read_fields(struct msgpack *m, struct flax_array *a, struct err *e)
 {
     struct msgpack_value v;
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_ARRAY || v.len != 3)
         return bad(m, "an array is not [shape, type, bytes]", e);
-    if (read_shape(m, &a->shape, e) < 0 || read_name(m, a->name, e) < 0 ||
-        msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(read_shape(m, &a->shape, e));
+    TRY(read_name(m, a->name, e));
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_BIN && v.kind != MSGPACK_STR)
         return bad(m, "the bytes of an array are something else", e);
     if (m->pos != m->end)
@@ -197,12 +191,10 @@ static int read_key(struct msgpack *m, char key[MAX_KEY + 1], struct err *e)
     CLEANUP(buf_release) struct buf text = {0};
     struct msgpack_value v;
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_STR || v.len == 0 || v.len > MAX_KEY)
         return bad(m, "a chunked array has an entry that flax does not write", e);
-    if (msgpack_bytes(m, &v, MAX_KEY, &text, e) < 0)
-        return -e->code;
+    TRY(msgpack_bytes(m, &v, MAX_KEY, &text, e));
     memcpy(key, text.data, text.len);
     key[text.len] = '\0';
     return 0;
@@ -214,8 +206,7 @@ static int read_position(struct msgpack *m, uint64_t count, uint64_t *out,
 {
     char key[MAX_KEY + 1], again[MAX_KEY + 1];
 
-    if (read_key(m, key, e) < 0)
-        return -e->code;
+    TRY(read_key(m, key, e));
     *out = strtoull(key, NULL, 10);
     snprintf(again, sizeof again, "%" PRIu64, *out);
     if (strcmp(key, again) != 0 || *out >= count)
@@ -228,8 +219,7 @@ static int read_positions(struct msgpack *m, uint64_t max, uint64_t *count,
 {
     struct msgpack_value v;
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_MAP || v.len > max)
         return bad(m, "shape or chunks of a chunked array are no map of positions", e);
     *count = v.len;
@@ -240,12 +230,11 @@ static int read_chunked_shape(struct msgpack *m, struct shape *out, struct err *
 {
     uint64_t seen = 0, n = 0, i;
 
-    if (read_positions(m, SHAPE_MAX_DIMS, &n, e) < 0)
-        return -e->code;
+    TRY(read_positions(m, SHAPE_MAX_DIMS, &n, e));
     out->nd = (uint32_t)n;
     for (uint64_t k = 0; k < n; k++) {
-        if (read_position(m, n, &i, e) < 0 || read_dim(m, &out->dim[i], e) < 0)
-            return -e->code;
+        TRY(read_position(m, n, &i, e));
+        TRY(read_dim(m, &out->dim[i], e));
         seen |= UINT64_C(1) << i;
     }
     if (seen != (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1))
@@ -260,12 +249,10 @@ static int take_chunk(struct msgpack *m, struct flax_array *a, uint64_t i,
     CLEANUP(flax_array_release) struct flax_array chunk = {0};
     struct msgpack_value v;
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_EXT || v.ext != FLAX_EXT_ARRAY)
         return bad(m, "a chunk of an array is no array", e);
-    if (flax_array_read(m, &v, &chunk, e) < 0)
-        return -e->code;
+    TRY(flax_array_read(m, &v, &chunk, e));
     if (a->name[0] && strcmp(a->name, chunk.name) != 0)
         return bad(m, "chunks of an array have different types", e);
     if (a->piece[i].off)
@@ -283,17 +270,17 @@ static int read_chunks(struct msgpack *m, struct flax_array *a, struct err *e)
 {
     uint64_t n = 0, i;
 
-    if (read_positions(m, MAX_CHUNKS, &n, e) < 0)
-        return -e->code;
+    TRY(read_positions(m, MAX_CHUNKS, &n, e));
     if (n == 0 || a->piece)
         return bad(m, "a chunked array without chunks, or with two lists of them", e);
     a->piece = calloc((size_t)n, sizeof *a->piece);
     if (!a->piece)
         return err_nomem(e);
     a->count = (size_t)n;
-    for (uint64_t k = 0; k < n; k++)
-        if (read_position(m, n, &i, e) < 0 || take_chunk(m, a, i, e) < 0)
-            return -e->code;
+    for (uint64_t k = 0; k < n; k++) {
+        TRY(read_position(m, n, &i, e));
+        TRY(take_chunk(m, a, i, e));
+    }
     return 0; /* n different positions below n: all of them */
 }
 
@@ -304,21 +291,18 @@ static int read_chunked(struct msgpack *m, uint64_t pairs, struct flax_array *a,
     struct msgpack_value v;
     char key[MAX_KEY + 1];
 
-    if (msgpack_need(m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(m, &v, e));
     if (v.kind != MSGPACK_BOOL || pairs != 3)
         return bad(m, "a chunked array that flax does not write", e);
     for (uint64_t i = 1; i < pairs; i++) {
-        if (read_key(m, key, e) < 0)
-            return -e->code;
+        TRY(read_key(m, key, e));
         if (strcmp(key, "shape") == 0 && !has_shape) {
             has_shape = true;
-            if (read_chunked_shape(m, &a->shape, e) < 0)
-                return -e->code;
+            TRY(read_chunked_shape(m, &a->shape, e));
         } else if (strcmp(key, "chunks") != 0) {
             return bad(m, "a chunked array has an entry that flax does not write", e);
-        } else if (read_chunks(m, a, e) < 0) {
-            return -e->code;
+        } else {
+            TRY(read_chunks(m, a, e));
         }
     }
     return has_shape && a->piece ? 0 : bad(m, "a chunked array lacks an entry", e);

@@ -70,8 +70,7 @@ static int take_place(struct walk *w, const char *path, struct err *e)
 
     if (!found)
         return err_set(e, EBADMSG, "a place of an array that is not in the text");
-    if (w->fn(w->user, &w->path, path, e) < 0)
-        return -e->code;
+    TRY(w->fn(w->user, &w->path, path, e));
     buf_add(w->out, w->text, (size_t)(found - w->text));
     buf_adds(w->out, "{\"$type\":\"tensor\",\"key\":");
     buf_add_json(w->out, w->path.data, w->path.len);

@@ -65,8 +65,7 @@ static int write_bytes(struct walk *w, const struct msgpack_value *v, struct err
                  v->kind == MSGPACK_STR ? "builtins.str" : "builtins.bytes");
         return 0;
     }
-    if (msgpack_bytes(&w->m, v, MAX_BYTES, &w->key, e) < 0)
-        return -e->code;
+    TRY(msgpack_bytes(&w->m, v, MAX_BYTES, &w->key, e));
     if (v->kind == MSGPACK_STR)
         object_value_text(&w->json, w->key.data ? w->key.data : "", w->key.len);
     else
@@ -82,8 +81,7 @@ static int write_complex(struct walk *w, const struct msgpack_value *v, struct e
 
     msgpack_enter(&w->m, v, &in);
     for (size_t i = 0; i < 3; i++)
-        if (msgpack_need(&in, &part[i], e) < 0)
-            return -e->code;
+        TRY(msgpack_need(&in, &part[i], e));
     if (part[0].kind != MSGPACK_ARRAY || part[0].len != 2 ||
         part[1].kind != MSGPACK_FLOAT || part[2].kind != MSGPACK_FLOAT)
         return bad(w, EBADMSG, "a complex number that flax does not write", e);
@@ -102,8 +100,7 @@ static int write_ext(struct walk *w, const struct msgpack_value *v, struct err *
     buf_addf(&w->json,
              "{\"$type\":\"opaque\",\"class\":\"msgpack.ExtType\",\"args\":[%d,",
              v->ext);
-    if (write_bytes(w, v, e) < 0)
-        return -e->code;
+    TRY(write_bytes(w, v, e));
     buf_adds(&w->json, "]}");
     return 0;
 }
@@ -122,8 +119,7 @@ static int report_array(struct walk *w, const struct flax_array *a, struct err *
         buf_addc(&w->json, '}');
         return 0;
     }
-    if (w->v->array(w->v->user, &w->path, a, e) < 0)
-        return -e->code;
+    TRY(w->v->array(w->v->user, &w->path, a, e));
     buf_adds(&w->json, "{\"$type\":\"tensor\",\"key\":");
     buf_add_json(&w->json, w->path.data, w->path.len);
     buf_addc(&w->json, '}');
@@ -135,8 +131,7 @@ static int write_array(struct walk *w, const struct msgpack_value *v, struct err
 {
     CLEANUP(flax_array_release) struct flax_array a = {0};
 
-    if (flax_array_read(&w->m, v, &a, e) < 0)
-        return -e->code;
+    TRY(flax_array_read(&w->m, v, &a, e));
     return report_array(w, &a, e);
 }
 
@@ -182,8 +177,7 @@ static int read_key(struct walk *w, struct level *l, struct err *e)
     size_t len;
     int rc;
 
-    if (msgpack_need(&w->m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(&w->m, &v, e));
     if (v.kind != MSGPACK_STR)
         return bad(w, ENOTSUP, "a map has a key that is no text", e);
     buf_clear(&w->key);
@@ -276,19 +270,17 @@ static int try_chunked(struct walk *w, const struct msgpack_value *map, struct e
 
     if (map->kind != MSGPACK_MAP || map->len == 0)
         return 0;
-    if (msgpack_need(&ahead, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(&ahead, &v, e));
     if (v.kind != MSGPACK_STR || v.len != strlen(flax_chunked_mark))
         return 0;
     buf_clear(&w->key);
-    if (msgpack_bytes(&ahead, &v, MAX_KEY, &w->key, e) < 0)
-        return -e->code;
+    TRY(msgpack_bytes(&ahead, &v, MAX_KEY, &w->key, e));
     if (memcmp(w->key.data, flax_chunked_mark, w->key.len) != 0)
         return 0;
     w->m = ahead;
-    if (flax_chunked_read(&w->m, map->len, &a, e) < 0)
-        return -e->code;
-    return report_array(w, &a, e) < 0 ? -e->code : 1;
+    TRY(flax_chunked_read(&w->m, map->len, &a, e));
+    TRY(report_array(w, &a, e));
+    return 1;
 }
 
 /* The value whose path is set: whole, or its first step. */
@@ -299,10 +291,11 @@ static int take_value(struct walk *w, struct err *e)
 
     if (++w->values > MAX_VALUES)
         return bad(w, EFBIG, "more than 20 million values", e);
-    if (msgpack_need(&w->m, &v, e) < 0)
-        return -e->code;
-    if (v.kind != MSGPACK_MAP && v.kind != MSGPACK_ARRAY)
-        return write_scalar(w, &v, e) < 0 ? -e->code : end_entry(w, e);
+    TRY(msgpack_need(&w->m, &v, e));
+    if (v.kind != MSGPACK_MAP && v.kind != MSGPACK_ARRAY) {
+        TRY(write_scalar(w, &v, e));
+        return end_entry(w, e);
+    }
     rc = try_chunked(w, &v, e);
     if (rc != 0)
         return rc < 0 ? rc : end_entry(w, e);
@@ -313,10 +306,10 @@ static int walk_value(struct walk *w, struct err *e)
 {
     struct level *l = &w->level[w->depth - 1];
 
-    if (l->is_map && read_key(w, l, e) < 0)
-        return -e->code;
-    if (set_path(w, l, e) < 0 || begin_entry(w, l, e) < 0)
-        return -e->code;
+    if (l->is_map)
+        TRY(read_key(w, l, e));
+    TRY(set_path(w, l, e));
+    TRY(begin_entry(w, l, e));
     l->position++;
     l->left--;
     return take_value(w, e);
@@ -331,14 +324,12 @@ static int read_names(struct walk *w, struct err *e)
     size_t len;
     int rc = 0;
 
-    if (msgpack_need(&w->m, &list, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(&w->m, &list, e));
     if (list.kind != MSGPACK_ARRAY || list.len == 0 || list.len > MAX_DEPTH)
         return bad(w, EBADMSG, "the key of a record is no list of names", e);
     buf_clear(&w->key);
     for (uint64_t i = 0; rc == 0 && i < list.len; i++) {
-        if (msgpack_need(&w->m, &v, e) < 0)
-            return -e->code;
+        TRY(msgpack_need(&w->m, &v, e));
         if (v.kind != MSGPACK_STR)
             return bad(w, EBADMSG, "the key of a record is no list of names", e);
         len = w->key.len;
@@ -385,9 +376,10 @@ static int walk_record(struct walk *w, struct err *e)
 {
     struct msgpack_value v;
 
-    if (read_names(w, e) < 0 || set_path(w, &w->level[0], e) < 0 ||
-        begin_entry(w, &w->level[0], e) < 0 || msgpack_need(&w->m, &v, e) < 0)
-        return -e->code;
+    TRY(read_names(w, e));
+    TRY(set_path(w, &w->level[0], e));
+    TRY(begin_entry(w, &w->level[0], e));
+    TRY(msgpack_need(&w->m, &v, e));
     if (v.kind != MSGPACK_BIN && v.kind != MSGPACK_STR)
         return bad(w, EBADMSG, "the value of a record is no bytes", e);
     return walk_packed(w, &v, e);
@@ -404,8 +396,7 @@ static int walk_stream(struct walk *w, struct err *e)
     while ((rc = msgpack_next(&w->m, &v, e)) > 0) {
         if (v.kind != MSGPACK_ARRAY || v.len != 2)
             return bad(w, EBADMSG, "a record is no pair of key and value", e);
-        if (walk_record(w, e) < 0)
-            return -e->code;
+        TRY(walk_record(w, e));
     }
     return rc;
 }
@@ -415,8 +406,7 @@ static int walk_all(struct walk *w, struct err *e)
     struct msgpack start = w->m;
     struct msgpack_value v;
 
-    if (msgpack_need(&w->m, &v, e) < 0)
-        return -e->code;
+    TRY(msgpack_need(&w->m, &v, e));
     if (v.kind == MSGPACK_ARRAY && v.len == 2) {
         w->m = start;
         return walk_stream(w, e);
@@ -424,8 +414,7 @@ static int walk_all(struct walk *w, struct err *e)
     if (v.kind != MSGPACK_MAP)
         return bad(w, ENOTSUP, "the outermost value is no map", e);
     buf_adds(&w->path, "");
-    if (enter(w, &v, e) < 0)
-        return -e->code;
+    TRY(enter(w, &v, e));
     while (w->depth > 0) {
         int rc = w->level[w->depth - 1].left > 0 ? walk_value(w, e) : leave(w, e);
 

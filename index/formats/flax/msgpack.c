@@ -232,8 +232,7 @@ int msgpack_need(struct msgpack *m, struct msgpack_value *out, struct err *e)
     unsigned char first;
 
     *out = (struct msgpack_value){.kind = MSGPACK_INT};
-    if (take(m, 1, &p, e) < 0)
-        return -e->code;
+    TRY(take(m, 1, &p, e));
     first = *p;
     if (first < 0x80)
         out->i = first;
@@ -254,7 +253,8 @@ int msgpack_next(struct msgpack *m, struct msgpack_value *out, struct err *e)
 {
     if (m->pos == m->end)
         return 0;
-    return msgpack_need(m, out, e) < 0 ? -e->code : 1;
+    TRY(msgpack_need(m, out, e));
+    return 1;
 }
 
 int msgpack_bytes(const struct msgpack *m, const struct msgpack_value *v, size_t max,
@@ -282,8 +282,8 @@ int msgpack_skip(struct msgpack *m, const struct msgpack_value *v, struct err *e
     uint64_t left = 1; /* values to come: never more than bytes are left */
 
     for (bool first = true; left > 0; first = false) {
-        if (!first && msgpack_need(m, &next, e) < 0)
-            return -e->code;
+        if (!first)
+            TRY(msgpack_need(m, &next, e));
         left--;
         if (next.kind == MSGPACK_ARRAY)
             left += next.len;

@@ -196,8 +196,7 @@ static int add_unknown(struct scan *s, const struct lying *l, struct err *e)
     char why[96];
     int rc;
 
-    if (sink_tensor_begin(s->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &t, e));
     if (!l->type)
         rc = sink_fault(s->sink, "%s", gguf_type_why(l->t->type, why, sizeof why));
     else if (has_whole_rows(l))
@@ -227,17 +226,15 @@ static int add_known(struct scan *s, const struct lying *l, struct err *e)
     c.size = stored.dim;
     if (s->h.big_endian && plain && l->type->bytes > 1)
         c.flags = CHUNK_SWAP;
-    if (!plain && describe(s, l->type, &logical, &about, e) < 0)
-        return -e->code;
+    if (!plain)
+        TRY(describe(s, l->type, &logical, &about, e));
     t.attributes = about.data;
     s->quantised += !plain;
-    if (sink_tensor_begin(s->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &t, e));
     if (l->meets &&
         sink_fault(s->sink, "its bytes are also those of %.200s", l->meets) < 0)
         return err_nomem(e);
-    if (sink_chunk(s->sink, &c, e) < 0)
-        return -e->code;
+    TRY(sink_chunk(s->sink, &c, e));
     return sink_tensor_end(s->sink, e);
 }
 
@@ -278,11 +275,9 @@ static int add_tensors(struct scan *s, const char *name, struct err *e)
         l[i].known = l[i].type && find_bytes(s, &l[i]);
         unaligned += l[i].t->offset % s->h.alignment != 0;
     }
-    if (find_meeting(l, s->h.count, e) < 0)
-        return -e->code;
+    TRY(find_meeting(l, s->h.count, e));
     for (size_t i = 0; i < s->h.count; i++)
-        if (add_tensor(s, &l[i], e) < 0)
-            return -e->code;
+        TRY(add_tensor(s, &l[i], e));
     s->tensors += s->h.count;
     return warn_unaligned(s, name, unaligned, e);
 }
@@ -305,12 +300,10 @@ static int open_file(struct scan *s, const char *name, struct source **out,
 
     if (store_join(s->c->dir, name, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", name);
-    if (sink_file(s->sink, name, strlen(name), &s->file, e) < 0)
-        return -e->code;
+    TRY(sink_file(s->sink, name, strlen(name), &s->file, e));
     if (!sink_file_id(s->sink, s->file, &id))
         return err_set(e, ESTALE, "%s is gone", name);
-    if (s->c->store->ops->open(s->c->store, path, out, e) < 0)
-        return -e->code;
+    TRY(s->c->store->ops->open(s->c->store, path, out, e));
     return file_id_equal(&(*out)->id, &id) ? 0
                                            : source_stale(path, &id, &(*out)->id, e);
 }
@@ -319,9 +312,8 @@ static int read_file(struct scan *s, const char *name, struct err *e)
 {
     CLEANUP(source_putp) struct source *src = NULL;
 
-    if (open_file(s, name, &src, e) < 0 ||
-        gguf_header_read(src, on_value, s, &s->h, e) < 0)
-        return -e->code;
+    TRY(open_file(s, name, &src, e));
+    TRY(gguf_header_read(src, on_value, s, &s->h, e));
     if (s->files++ == 0) {
         memcpy(s->architecture, s->h.architecture, sizeof s->architecture);
         s->version = s->h.version;
@@ -335,8 +327,8 @@ static int read_file(struct scan *s, const char *name, struct err *e)
 static int scan_one(struct scan *s, const char *name, struct err *e)
 {
     s->report_values = true;
-    if (read_file(s, name, e) < 0 || add_tensors(s, name, e) < 0)
-        return -e->code;
+    TRY(read_file(s, name, e));
+    TRY(add_tensors(s, name, e));
     if (s->h.has_split && s->h.split_count > 1 &&
         sink_warning(s->sink, "missing-file",
                      "%s says that it is file %" PRIu64 " of %" PRIu64
@@ -458,8 +450,7 @@ static int scan_set(struct scan *s, const char *first, const struct gguf_split *
         if (entry->st.kind != ENTRY_FILE || !gguf_split_parse(entry->name, &y) ||
             !gguf_split_same(first, x, entry->name, &y))
             continue;
-        if (scan_split(s, entry->name, &y, e) < 0)
-            return -e->code;
+        TRY(scan_split(s, entry->name, &y, e));
     }
     return warn_missing(s, first, x, e);
 }
@@ -505,8 +496,7 @@ static int gguf_scan(const struct scan_context *c, struct sink *sink, struct err
     if (!first)
         return err_set(e, ESTALE, "no set of GGUF files any more");
     /* First without what the file tells: also a scan that fails has a format. */
-    if (tell_checkpoint(&s, first, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, first, e));
     if (gguf_split_parse(first, &split) && split.n > 1)
         rc = scan_set(&s, first, &split, e);
     else

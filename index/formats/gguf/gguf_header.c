@@ -70,12 +70,10 @@ static int read_version(struct reader *r, struct err *e)
 {
     uint64_t first, version;
 
-    if (gguf_take(&r->in, 4, &first, e) < 0)
-        return -e->code;
+    TRY(gguf_take(&r->in, 4, &first, e));
     if (memcmp(r->in.window, magic, 4) != 0)
         return bad(r, "it does not begin with GGUF", e);
-    if (gguf_take(&r->in, 4, &version, e) < 0)
-        return -e->code;
+    TRY(gguf_take(&r->in, 4, &version, e));
     if ((version & 0xffff) == 0 && version != 0) {
         r->in.big_endian = r->h->big_endian = true;
         version = __builtin_bswap32((uint32_t)version);
@@ -151,10 +149,12 @@ static int read_entry(struct reader *r, struct err *e)
 {
     uint64_t kind;
 
-    if (gguf_take_string(&r->in, MAX_NAME, &r->key, e) < 0 || check_name(r, e) < 0 ||
-        check_new(r, e) < 0 || gguf_take(&r->in, 4, &kind, e) < 0 ||
-        gguf_value_read(&r->in, kind, &r->value, e) < 0 || learn(r, kind, e) < 0)
-        return -e->code;
+    TRY(gguf_take_string(&r->in, MAX_NAME, &r->key, e));
+    TRY(check_name(r, e));
+    TRY(check_new(r, e));
+    TRY(gguf_take(&r->in, 4, &kind, e));
+    TRY(gguf_value_read(&r->in, kind, &r->value, e));
+    TRY(learn(r, kind, e));
     if (!r->fn)
         return 0;
     return r->fn(r->user, r->key.data, r->key.len, r->value.json.data,
@@ -166,8 +166,7 @@ static int read_entries(struct reader *r, uint64_t count, struct err *e)
     if (count > gguf_input_left(&r->in) / LEAST_ENTRY)
         return bad(r, "more entries of metadata than the file has bytes", e);
     for (uint64_t i = 0; i < count; i++)
-        if (read_entry(r, e) < 0)
-            return -e->code;
+        TRY(read_entry(r, e));
     r->h->odd_bools = r->value.odd_bools;
     return 0;
 }
@@ -178,14 +177,12 @@ static int read_dims(struct reader *r, struct gguf_tensor *t, struct err *e)
 {
     uint64_t nd, elements = 1;
 
-    if (gguf_take(&r->in, 4, &nd, e) < 0)
-        return -e->code;
+    TRY(gguf_take(&r->in, 4, &nd, e));
     if (nd > GGUF_MAX_DIMS)
         return bad(r, "a tensor of more than 4 dimensions", e);
     t->nd = (uint32_t)nd;
     for (uint32_t i = 0; i < t->nd; i++)
-        if (gguf_take(&r->in, 8, &t->dim[i], e) < 0)
-            return -e->code;
+        TRY(gguf_take(&r->in, 8, &t->dim[i], e));
     for (uint32_t i = 0; i < t->nd; i++)
         if (mul_overflows(elements, t->dim[i], &elements) || elements > INT64_MAX)
             return bad(r, "a tensor of more than 2^63 elements", e);
@@ -196,10 +193,11 @@ static int read_tensor(struct reader *r, struct gguf_tensor *t, struct err *e)
 {
     uint64_t type;
 
-    if (gguf_take_string(&r->in, MAX_NAME, &r->key, e) < 0 || check_name(r, e) < 0 ||
-        read_dims(r, t, e) < 0 || gguf_take(&r->in, 4, &type, e) < 0 ||
-        gguf_take(&r->in, 8, &t->offset, e) < 0)
-        return -e->code;
+    TRY(gguf_take_string(&r->in, MAX_NAME, &r->key, e));
+    TRY(check_name(r, e));
+    TRY(read_dims(r, t, e));
+    TRY(gguf_take(&r->in, 4, &type, e));
+    TRY(gguf_take(&r->in, 8, &t->offset, e));
     t->type = (uint32_t)type;
     t->name = arena_memdup(r->h->arena, r->key.data, r->key.len);
     t->name_len = r->key.len;
@@ -219,8 +217,7 @@ static int read_tensors(struct reader *r, uint64_t count, struct err *e)
     if (!h->tensor && count > 0)
         return err_nomem(e);
     for (; h->count < count; h->count++)
-        if (read_tensor(r, &h->tensor[h->count], e) < 0)
-            return -e->code;
+        TRY(read_tensor(r, &h->tensor[h->count], e));
     return 0;
 }
 
@@ -235,13 +232,14 @@ static int read_header(struct reader *r, struct err *e)
     h->arena = arena_new(MAX_MEMORY);
     if (!h->arena)
         return err_nomem(e);
-    if (gguf_input_begin(&r->in, r->in.src, e) < 0 || read_version(r, e) < 0 ||
-        gguf_take(&r->in, 8, &tensors, e) < 0 || gguf_take(&r->in, 8, &entries, e) < 0)
-        return -e->code;
+    TRY(gguf_input_begin(&r->in, r->in.src, e));
+    TRY(read_version(r, e));
+    TRY(gguf_take(&r->in, 8, &tensors, e));
+    TRY(gguf_take(&r->in, 8, &entries, e));
     if (tensors > gguf_input_left(&r->in) / LEAST_TENSOR)
         return bad(r, "more tensors than the file has bytes", e);
-    if (read_entries(r, entries, e) < 0 || read_tensors(r, tensors, e) < 0)
-        return -e->code;
+    TRY(read_entries(r, entries, e));
+    TRY(read_tensors(r, tensors, e));
     h->end = r->in.pos;
     gguf_header_align(h, h->alignment);
     return 0;

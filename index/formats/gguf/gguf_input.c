@@ -49,8 +49,8 @@ int gguf_take(struct gguf_input *in, unsigned size, uint64_t *out, struct err *e
     *out = 0;
     if (size > gguf_input_left(in))
         return gguf_bad(in, "the header is cut off", e);
-    if (in->pos + size > in->start + in->have && fill(in, e) < 0)
-        return -e->code;
+    if (in->pos + size > in->start + in->have)
+        TRY(fill(in, e));
     p = in->window + (in->pos - in->start);
     for (unsigned i = 0; i < size; i++)
         *out = *out << 8 | p[in->big_endian ? i : size - 1 - i];
@@ -65,8 +65,7 @@ int gguf_take_string(struct gguf_input *in, uint64_t max, struct buf *out,
     void *dst;
 
     buf_clear(out);
-    if (gguf_take(in, 8, &len, e) < 0)
-        return -e->code;
+    TRY(gguf_take(in, 8, &len, e));
     if (len > gguf_input_left(in))
         return gguf_bad(in, "a text is longer than the file", e);
     if (len > max)
@@ -76,8 +75,8 @@ int gguf_take_string(struct gguf_input *in, uint64_t max, struct buf *out,
         return err_nomem(e);
     if (in->pos + len <= in->start + in->have)
         memcpy(dst, in->window + (in->pos - in->start), (size_t)len);
-    else if (source_read(in->src, in->pos, (size_t)len, dst, e) < 0)
-        return -e->code;
+    else
+        TRY(source_read(in->src, in->pos, (size_t)len, dst, e));
     in->pos += len;
     return 0;
 }

@@ -72,8 +72,7 @@ static void write_bool(struct gguf_value *v, uint64_t byte)
 
 static int write_string(struct gguf_input *in, struct gguf_value *v, struct err *e)
 {
-    if (gguf_take_string(in, MAX_TEXT, &v->text, e) < 0)
-        return -e->code;
+    TRY(gguf_take_string(in, MAX_TEXT, &v->text, e));
     v->is_text = true;
     object_value_text(&v->json, v->text.data, v->text.len);
     return 0;
@@ -88,8 +87,7 @@ static int write_scalar(struct gguf_input *in, uint64_t kind, struct gguf_value 
     v->is_number = v->is_text = false;
     if (kind == GGUF_STRING)
         return write_string(in, v, e);
-    if (gguf_take(in, least[kind], &bits, e) < 0)
-        return -e->code;
+    TRY(gguf_take(in, least[kind], &bits, e));
     if (kind == GGUF_F32 || kind == GGUF_F64)
         write_float(v, bits, least[kind]);
     else if (kind == GGUF_BOOL)
@@ -112,9 +110,9 @@ static int enter(struct gguf_input *in, struct level *l, struct gguf_value *v,
                  struct err *e)
 {
     *l = (struct level){.first = true};
-    if (gguf_take(in, 4, &l->kind, e) < 0 || check_kind(in, l->kind, e) < 0 ||
-        gguf_take(in, 8, &l->left, e) < 0)
-        return -e->code;
+    TRY(gguf_take(in, 4, &l->kind, e));
+    TRY(check_kind(in, l->kind, e));
+    TRY(gguf_take(in, 8, &l->left, e));
     if (l->left > gguf_input_left(in) / least[l->kind])
         return gguf_bad(in, "an array has more values than the file bytes", e);
     buf_addc(&v->json, '[');
@@ -125,8 +123,7 @@ static int write_array(struct gguf_input *in, struct gguf_value *v, struct err *
 {
     struct level level[MAX_DEPTH], *l = level;
 
-    if (enter(in, l, v, e) < 0)
-        return -e->code;
+    TRY(enter(in, l, v, e));
     for (;;) {
         if (l->left == 0) {
             buf_addc(&v->json, ']');
@@ -142,12 +139,11 @@ static int write_array(struct gguf_input *in, struct gguf_value *v, struct err *
         if (buf_failed(&v->json))
             break;
         if (l->kind != GGUF_ARRAY) {
-            if (write_scalar(in, l->kind, v, e) < 0)
-                return -e->code;
+            TRY(write_scalar(in, l->kind, v, e));
         } else if (++l == level + MAX_DEPTH) {
             return gguf_bad(in, "arrays are more than 8 deep in each other", e);
-        } else if (enter(in, l, v, e) < 0) {
-            return -e->code;
+        } else {
+            TRY(enter(in, l, v, e));
         }
     }
     v->is_number = v->is_text = false;
@@ -161,8 +157,7 @@ int gguf_value_read(struct gguf_input *in, uint64_t kind, struct gguf_value *v,
 
     buf_clear(&v->json);
     v->json.max = MAX_JSON;
-    if (check_kind(in, kind, e) < 0)
-        return -e->code;
+    TRY(check_kind(in, kind, e));
     rc = kind == GGUF_ARRAY ? write_array(in, v, e) : write_scalar(in, kind, v, e);
     if (rc == 0 && buf_failed(&v->json) == -EFBIG)
         return err_set(e, EFBIG, "%s: a value of more than 256 MiB of JSON",

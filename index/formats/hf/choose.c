@@ -74,8 +74,7 @@ static int read_index(struct listing *l, const struct hf_candidate *c,
     CLEANUP_FREE char *text = NULL;
     size_t len;
 
-    if (listing_read(l, c->main, MAX_INDEX, &text, &len, e) < 0)
-        return -e->code;
+    TRY(listing_read(l, c->main, MAX_INDEX, &text, &len, e));
     return hf_index_parse(text, len, suffix_of[c->family], out, e);
 }
 
@@ -219,8 +218,7 @@ static int look_at_torch(struct looking *k, struct source *src, struct err *e)
         .path = {.max = TORCH_MAX_PATH},
     };
 
-    if (torch_open(src, &zip, e) < 0)
-        return -e->code;
+    TRY(torch_open(src, &zip, e));
     w.zip = zip;
     return torch_walk_value(&w, torch_zip_root(zip), e);
 }
@@ -645,8 +643,7 @@ static int pass(struct listing *l, const struct hf_candidate *c, const char *bet
     char why[600];
 
     say_passed(hf_choose(l), c, better, why, sizeof why);
-    if (watch(l, c, sink, better || is_in_the_way(c), e) < 0)
-        return -e->code;
+    TRY(watch(l, c, sink, better || is_in_the_way(c), e));
     return sink_passed_over(sink, "%s: %s", c->main, why) < 0 ? err_nomem(e) : 0;
 }
 
@@ -706,9 +703,8 @@ int hf_choice_report(struct listing *l, struct sink *sink, struct err *e)
     if (c->best && (tell_best(c, sink) < 0 || tell_lone(l, c, sink) < 0))
         return err_nomem(e);
     for (size_t i = 0; i < c->count; i++)
-        if (&c->candidate[i] != c->best && !is_shadow(c, &c->candidate[i]) &&
-            pass(l, &c->candidate[i], NULL, sink, e) < 0)
-            return -e->code;
+        if (&c->candidate[i] != c->best && !is_shadow(c, &c->candidate[i]))
+            TRY(pass(l, &c->candidate[i], NULL, sink, e));
     return 0;
 }
 
@@ -718,8 +714,7 @@ int hf_choice_pass(struct listing *l, const char *better, struct sink *sink,
     const struct hf_choice *c = hf_choose(l);
 
     for (size_t i = 0; i < c->count; i++)
-        if (!is_shadow(c, &c->candidate[i]) &&
-            pass(l, &c->candidate[i], better, sink, e) < 0)
-            return -e->code;
+        if (!is_shadow(c, &c->candidate[i]))
+            TRY(pass(l, &c->candidate[i], better, sink, e));
     return 0;
 }

@@ -41,8 +41,7 @@ int hf_config_read(struct listing *l, const char *dir, struct sink *sink,
     if (!l || !listing_find(l, "config.json") ||
         store_join(dir, "config.json", path, sizeof path) < 0)
         return 0;
-    if (sink_watch(sink, path, e) < 0)
-        return -e->code;
+    TRY(sink_watch(sink, path, e));
     if (listing_read(l, "config.json", MAX_CONFIG, &text, &len, &why) == 0 &&
         json_parse(text, len, &json_python, &doc, &why) == 0)
         take_values(doc, out);

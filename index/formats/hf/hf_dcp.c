@@ -127,21 +127,20 @@ static int find_dirs(struct hf_scan *s, struct err *e)
         return err_set(e, ESTALE, "no shards of HuggingFaceStorageWriter any more");
     s->pieces = found.list;
     s->pieces_dir = dir;
-    if (found.dir[0] && add_part(s, found.dir, &s->pieces_dir, e) < 0)
-        return -e->code;
+    if (found.dir[0])
+        TRY(add_part(s, found.dir, &s->pieces_dir, e));
     if (has_full_files(s->top)) {
         s->full = s->top;
         s->full_dir = dir;
     }
-    if (below && add_part(s, "consolidated", &path, e) < 0)
-        return -e->code;
+    if (below)
+        TRY(add_part(s, "consolidated", &path, e));
     if (has_full_files(below)) {
         s->full = below;
         s->full_dir = path;
     }
-    if (listing_sub(s->top, hf_metadata_dir) &&
-        add_part(s, hf_metadata_dir, &path, e) < 0)
-        return -e->code;
+    if (listing_sub(s->top, hf_metadata_dir))
+        TRY(add_part(s, hf_metadata_dir, &path, e));
     return dir[0] ? sink_watch(s->sink, dir, e) : 0;
 }
 
@@ -212,11 +211,11 @@ static int warn_of_gaps(struct hf_scan *s, struct err *e)
 
     for (size_t i = 0; i < s->file.count; i++)
         mixed |= s->shard[i].n != s->max_n;
-    if (mixed && warn(sink_warning(s->sink, "mixed-sets",
-                                   "shards of several saves lie together: their names "
-                                   "count different numbers of model files"),
-                      e) < 0)
-        return -e->code;
+    if (mixed)
+        TRY(warn(sink_warning(s->sink, "mixed-sets",
+                              "shards of several saves lie together: their names "
+                              "count different numbers of model files"),
+                 e));
     if (gap.k > 0 && gap.rank == 0)
         return warn(sink_warning(s->sink, "missing-file",
                                  "no shard of model file %u of %u is there", gap.k,
@@ -277,16 +276,19 @@ static int scan(struct hf_scan *s, struct hf_dcp_told *told, struct err *e)
         return err_nomem(e);
     if (!s->top)
         return err_set(e, ENOENT, "there is no directory %s", s->how->dir);
-    if (find_dirs(s, e) < 0 || tell_metadata(s, told, e) < 0)
-        return -e->code;
+    TRY(find_dirs(s, e));
+    TRY(tell_metadata(s, told, e));
     tell(s, told);
-    if (hide_mappings(s, e) < 0 || read_config(s, e) < 0 || hf_read_shards(s, e) < 0)
-        return -e->code;
+    TRY(hide_mappings(s, e));
+    TRY(read_config(s, e));
+    TRY(hf_read_shards(s, e));
     tell(s, told);
-    if (hf_read_copies(s, e) < 0 || hf_join_pieces(s, e) < 0 || hf_weigh(s, e) < 0 ||
-        hf_check_names(s, e) < 0 || hf_report_tensors(s, e) < 0 ||
-        warn_of_gaps(s, e) < 0)
-        return -e->code;
+    TRY(hf_read_copies(s, e));
+    TRY(hf_join_pieces(s, e));
+    TRY(hf_weigh(s, e));
+    TRY(hf_check_names(s, e));
+    TRY(hf_report_tensors(s, e));
+    TRY(warn_of_gaps(s, e));
     return warn_of_proof(s, e);
 }
 
@@ -332,8 +334,7 @@ static int hf_dcp_scan(const struct scan_context *c, struct sink *sink, struct e
              "{\"ranks\": %" PRIu64 ", \"model_files\": %" PRIu64
              ", \"files\": %" PRIu64 "}",
              told.ranks, told.files, told.shards);
-    if (sink_checkpoint(sink, &about, e) < 0)
-        return -e->code;
+    TRY(sink_checkpoint(sink, &about, e));
     if (r < 0)
         *e = failed;
     return r;

@@ -253,8 +253,7 @@ static int check_any(const struct hf_scan *s, struct err *e)
         if (s->file.file[i].read)
             return 0;
     if (s->file.count > 0 && s->file.file[0].err.code) {
-        *e = s->file.file[0].err;
-        return -e->code;
+        return err_copy(e, &s->file.file[0].err);
     }
     return err_set(e, ESTALE, "no shards of HuggingFaceStorageWriter any more");
 }
@@ -263,18 +262,17 @@ int hf_read_shards(struct hf_scan *s, struct err *e)
 {
     size_t count = 0;
 
-    if (name_shards(s, e) < 0 ||
-        safetensors_files_read(s->c, s->sink, &s->file, e) < 0 || check_any(s, e) < 0 ||
-        tell_damaged(s, &s->file, "damaged-file", e) < 0)
-        return -e->code;
+    TRY(name_shards(s, e));
+    TRY(safetensors_files_read(s->c, s->sink, &s->file, e));
+    TRY(check_any(s, e));
+    TRY(tell_damaged(s, &s->file, "damaged-file", e));
     for (size_t i = 0; i < s->file.count; i++)
         count += s->file.file[i].h.count;
     s->piece = calloc(count + 1, sizeof *s->piece);
     if (!s->piece)
         return err_nomem(e);
     for (size_t i = 0; i < s->file.count; i++)
-        if (take_file(s, (uint32_t)i, e) < 0)
-            return -e->code;
+        TRY(take_file(s, (uint32_t)i, e));
     find_doubtful(s);
     return 0;
 }
@@ -315,8 +313,7 @@ static int read_index(struct hf_scan *s, const char *name, struct err *e)
     if (!why.code)
         return 0;
     if (safetensors_stops_scan(why.code)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     if (sink_warning(s->sink, "damaged-copy", "%s: %s", path, why.text) < 0)
         return err_nomem(e);
@@ -327,15 +324,13 @@ static int name_copies(struct hf_scan *s, struct err *e)
 {
     size_t count = 0;
 
-    if (safetensors_files_new(&s->copy, listing_count(s->full), e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&s->copy, listing_count(s->full), e));
     for (size_t i = 0; i < listing_count(s->full); i++) {
         const struct listing_entry *entry = listing_at(s->full, i);
 
         if (entry->st.kind == ENTRY_FILE &&
-            ends_with(entry->name, ".safetensors.index.json") &&
-            read_index(s, entry->name, e) < 0)
-            return -e->code;
+            ends_with(entry->name, ".safetensors.index.json"))
+            TRY(read_index(s, entry->name, e));
         if (!is_copy(entry))
             continue;
         s->copy.file[count].copy = true;
@@ -351,7 +346,7 @@ int hf_read_copies(struct hf_scan *s, struct err *e)
 {
     if (!s->full)
         return 0;
-    if (name_copies(s, e) < 0 || safetensors_files_read(s->c, s->sink, &s->copy, e) < 0)
-        return -e->code;
+    TRY(name_copies(s, e));
+    TRY(safetensors_files_read(s->c, s->sink, &s->copy, e));
     return tell_damaged(s, &s->copy, "damaged-copy", e);
 }

@@ -74,10 +74,9 @@ static int list_held(struct names *n, struct err *e)
         const struct safetensors_tensor *t = hf_name_of(s, &s->tensor[i]);
         size_t wrapper = other_spelling(s, t);
 
-        if (key_list_add(&n->held, t->name, t->name_len, e) < 0 ||
-            (wrapper &&
-             key_list_add(&n->held, t->name + wrapper, t->name_len - wrapper, e) < 0))
-            return -e->code;
+        TRY(key_list_add(&n->held, t->name, t->name_len, e));
+        if (wrapper)
+            TRY(key_list_add(&n->held, t->name + wrapper, t->name_len - wrapper, e));
     }
     key_list_sort(&n->held);
     return 0;
@@ -90,8 +89,7 @@ static int list_known(struct names *n, struct err *e)
     size_t len;
 
     for (size_t i = 0; how->name && (name = how->name(how->user, i, &len)); i++)
-        if (key_list_add(&n->known, name, len, e) < 0)
-            return -e->code;
+        TRY(key_list_add(&n->known, name, len, e));
     key_list_sort(&n->known);
     return 0;
 }
@@ -121,8 +119,7 @@ static int list_mapping(struct names *n, struct err *e)
     if (listing_read(l, mapping_name, MAX_MAPPING, &text, &len, &why) < 0 ||
         json_each_member(text, len, NULL, take_name, n, &why) < 0) {
         if (safetensors_stops_scan(why.code)) {
-            *e = why;
-            return -e->code;
+            return err_copy(e, &why);
         }
         n->list.count = 0;
         if (sink_warning(n->s->sink, "damaged-file", "%s: %s", mapping_name, why.text) <
@@ -203,9 +200,8 @@ static int find_unsaved(struct names *n, struct key_list *lost, struct err *e)
             tells = layer_tells(n, &layer, &all);
             last = layer;
         }
-        if (((in_layer ? tells : !n->loose) || key_list_has(&n->list, k)) &&
-            key_list_add(lost, k->name, k->len, e) < 0)
-            return -e->code;
+        if ((in_layer ? tells : !n->loose) || key_list_has(&n->list, k))
+            TRY(key_list_add(lost, k->name, k->len, e));
     }
     return 0;
 }
@@ -216,9 +212,8 @@ static int add_heads(const struct names *n, struct key_list *lost, struct err *e
     for (size_t i = 0; i < n->known.count && !n->s->config.tied; i++) {
         const struct key *k = &n->known.at[i];
 
-        if (is_head(k->name, k->len) && !key_list_has(&n->held, k) &&
-            key_list_add(lost, k->name, k->len, e) < 0)
-            return -e->code;
+        if (is_head(k->name, k->len) && !key_list_has(&n->held, k))
+            TRY(key_list_add(lost, k->name, k->len, e));
     }
     return 0;
 }
@@ -232,9 +227,8 @@ static int find_unlisted(struct names *n, struct key_list *lost, struct err *e)
         const struct key *k = &n->list.at[i];
 
         if (layer_of(k, &layer, &all) && key_list_has(&n->kinds, &all) &&
-            !key_list_has_start(&n->held, &layer) &&
-            key_list_add(lost, k->name, k->len, e) < 0)
-            return -e->code;
+            !key_list_has_start(&n->held, &layer))
+            TRY(key_list_add(lost, k->name, k->len, e));
     }
     return 0;
 }
@@ -286,16 +280,13 @@ static int add_all(struct names *n, struct key_list *lost, struct err *e)
     struct hf_scan *s = n->s;
 
     drop_renamed(n, lost);
-    if (add_heads(n, lost, e) < 0)
-        return -e->code;
+    TRY(add_heads(n, lost, e));
     for (size_t i = 0; i < n->list.count; i++)
-        if (key_list_add(lost, n->list.at[i].name, n->list.at[i].len, e) < 0)
-            return -e->code;
+        TRY(key_list_add(lost, n->list.at[i].name, n->list.at[i].len, e));
     key_list_sort(lost);
     if (lost->count == 0)
         return 0;
-    if (add_lost(s, lost, e) < 0)
-        return -e->code;
+    TRY(add_lost(s, lost, e));
     qsort_r(s->tensor, s->ntensors, sizeof *s->tensor, compare_tensors, s);
     return 0;
 }
@@ -325,11 +316,12 @@ static void tell_lost(struct hf_scan *s, const struct key_list *lost)
 
 static int find_lost(struct names *n, struct key_list *lost, struct err *e)
 {
-    if (list_held(n, e) < 0 || list_known(n, e) < 0 || list_mapping(n, e) < 0)
-        return -e->code;
-    if (find_kinds(n, e) < 0 || find_unsaved(n, lost, e) < 0 ||
-        find_unlisted(n, lost, e) < 0)
-        return -e->code;
+    TRY(list_held(n, e));
+    TRY(list_known(n, e));
+    TRY(list_mapping(n, e));
+    TRY(find_kinds(n, e));
+    TRY(find_unsaved(n, lost, e));
+    TRY(find_unlisted(n, lost, e));
     if (lost->count > 0)
         tell_lost(n->s, lost);
     return n->s->proof.lost ? add_all(n, lost, e) : tell_unsaved(n, e);

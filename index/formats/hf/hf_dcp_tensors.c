@@ -91,11 +91,10 @@ static int report_tensor(struct hf_scan *s, const struct hf_tensor *t, struct er
         .role = s->how->role};
 
     shape_of(t, &shape);
-    if (sink_tensor_begin(s->sink, &out, e) < 0 || report_fault(s, t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &out, e));
+    TRY(report_fault(s, t, e));
     for (size_t i = 0; i < t->count && !t->fault; i++)
-        if (report_piece(s, &s->piece[t->first + i], e) < 0)
-            return -e->code;
+        TRY(report_piece(s, &s->piece[t->first + i], e));
     return sink_tensor_end(s->sink, e);
 }
 
@@ -140,9 +139,7 @@ static int tell_tied(struct hf_scan *s, struct err *e)
 int hf_report_tensors(struct hf_scan *s, struct err *e)
 {
     for (size_t i = 0; i < s->ntensors; i++)
-        if (report_tensor(s, &s->tensor[i], e) < 0)
-            return -e->code;
-    if (warn_of_copy(s, e) < 0)
-        return -e->code;
+        TRY(report_tensor(s, &s->tensor[i], e));
+    TRY(warn_of_copy(s, e));
     return tell_tied(s, e);
 }

@@ -66,20 +66,19 @@ static int choose(struct hf_sharding *s, struct err *e)
             left[t->role]++;
         else if (fits(t))
             s->chosen[s->count++] = i;
-        else if (layout_loss(s->out, LOSS_TENSOR, t->key, t->key_len, e) < 0)
-            return -e->code;
+        else
+            TRY(layout_loss(s->out, LOSS_TENSOR, t->key, t->key_len, e));
     }
     for (enum role r = ROLE_OPTIMIZER; r <= ROLE_OTHER; r++) {
         int n = snprintf(what, sizeof what, "%s (%zu tensors)",
                          r == ROLE_OTHER ? "other" : "optimizer", left[r]);
 
-        if (left[r] && layout_loss(s->out, LOSS_ROLE, what, (size_t)n, e) < 0)
-            return -e->code;
+        if (left[r])
+            TRY(layout_loss(s->out, LOSS_ROLE, what, (size_t)n, e));
     }
     for (size_t i = 0; i < s->in->objects; i++)
-        if (layout_loss(s->out, LOSS_OBJECT, s->in->object[i].key,
-                        s->in->object[i].key_len, e) < 0)
-            return -e->code;
+        TRY(layout_loss(s->out, LOSS_OBJECT, s->in->object[i].key,
+                        s->in->object[i].key_len, e));
     return 0;
 }
 
@@ -99,8 +98,7 @@ static int spread(struct hf_sharding *s, uint64_t max, struct err *e)
     for (size_t i = 0; i < s->count; i++) {
         const struct layout_tensor *t = &s->in->tensor[s->chosen[i]];
 
-        if (shape_bytes(&t->shape, t->dtype, &bytes, e) < 0)
-            return -e->code;
+        TRY(shape_bytes(&t->shape, t->dtype, &bytes, e));
         if (i > 0 && t->batch != s->in->tensor[s->chosen[i - 1]].batch) {
             s->model_files++;
             filled = 0;
@@ -175,12 +173,10 @@ static int cut_tensor(struct hf_sharding *s, size_t i, struct err *e)
     struct dcp_share box;
     uint64_t n;
 
-    if (shape_units(&t->shape, t->dtype, &units, e) < 0)
-        return -e->code;
+    TRY(shape_units(&t->shape, t->dtype, &units, e));
     for (n = 0; n < dcp_shares(&s->cut, i, &units); n++) {
         dcp_share(&s->cut, i, &units, n, &box);
-        if (add_share(s, i, &box, units.nd, e) < 0)
-            return -e->code;
+        TRY(add_share(s, i, &box, units.nd, e));
     }
     return add_empty(s, i, &units, n, e);
 }
@@ -246,8 +242,7 @@ static int put_file(struct hf_sharding *s, const struct share *share, size_t n,
         return err_nomem(e);
     snprintf(name, sizeof name, "shard-%05u-model-%05u-of-%05u.safetensors",
              share->rank + 1, share->model_file + 1, s->model_files);
-    if (layout_file_new(s->out, name, 0, &f, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(s->out, name, 0, &f, e));
     return safetensors_write(f, s->in, entry, n, metadata.data, e);
 }
 

@@ -152,8 +152,8 @@ static int index_of_map(const struct json *map, size_t text_len, const char *suf
     x.file = arena_array(x.arena, x.count, sizeof *x.file);
     if (!x.entry || !x.file)
         return err_nomem(e);
-    if (read_map(map, suffix, raw, e) < 0 || build(&x, raw, suffix, e) < 0)
-        return -e->code;
+    TRY(read_map(map, suffix, raw, e));
+    TRY(build(&x, raw, suffix, e));
     *out = x;
     x = (struct hf_index){0};
     return 0;
@@ -166,8 +166,7 @@ int hf_index_parse(const char *text, size_t len, const char *suffix,
     CLEANUP(json_freep) struct json *doc = NULL;
     const struct json *map;
 
-    if (json_parse(text, len, &limits, &doc, e) < 0)
-        return -e->code;
+    TRY(json_parse(text, len, &limits, &doc, e));
     if (json_kind(doc) != JSON_OBJECT)
         return err_set(e, EBADMSG, "the index is no JSON object");
     map = json_get(doc, "weight_map");

@@ -81,8 +81,7 @@ int hf_beside_report(const char *name, const struct scan_context *c, struct sink
     if (why.code == EBADMSG || why.code == ENOTSUP || why.code == ENOENT)
         return sink_warning(sink, "damaged-file", "%s", why.text) < 0 ? err_nomem(e)
                                                                       : 0;
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 static bool is_file(const struct listing *l, const char *name)
@@ -108,8 +107,8 @@ int hf_trained_beside_report(const struct scan_context *c, struct sink *sink,
 
     while (i < ARRAY_SIZE(heads) && !is_file(c->listing, heads[i]))
         i++;
-    if (i < ARRAY_SIZE(heads) && hf_beside_report(heads[i], c, sink, e) < 0)
-        return -e->code;
+    if (i < ARRAY_SIZE(heads))
+        TRY(hf_beside_report(heads[i], c, sink, e));
     if (!is_file(c->listing, vit) || !is_file(c->listing, "adapter_config.json"))
         return 0;
     return hf_beside_report(vit, c, sink, e);

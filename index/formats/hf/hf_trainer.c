@@ -91,8 +91,7 @@ static int set_metadata(struct scan *s, const char *name, struct err *e)
 /* Hidden, and watched: names that come into it change what is found. */
 static int add_part(struct scan *s, const char *dir, struct err *e)
 {
-    if (sink_part(s->sink, dir, e) < 0)
-        return -e->code;
+    TRY(sink_part(s->sink, dir, e));
     return sink_watch(s->sink, dir, e);
 }
 
@@ -130,12 +129,11 @@ static int report_hf(struct scan *s, struct err *e)
         return 0;
     if (s->has.passed)
         return hf_choice_pass(s->c->listing, model_text(&s->has), s->sink, e);
-    if (s->has.main != MAIN_HF)
-        return hf_adapter_report(hf, s->c, s->sink, e) < 0
-                   ? -e->code
-                   : hf_trained_beside_report(s->c, s->sink, e);
-    if (set_metadata(s, hf->main, e) < 0)
-        return -e->code;
+    if (s->has.main != MAIN_HF) {
+        TRY(hf_adapter_report(hf, s->c, s->sink, e));
+        return hf_trained_beside_report(s->c, s->sink, e);
+    }
+    TRY(set_metadata(s, hf->main, e));
     return hf_model_report(hf, s->c, s->sink, e);
 }
 
@@ -178,11 +176,10 @@ static int report_model_dcp(struct scan *s, const char *name,
 
     if (train_is_unfinished(s->c->listing, name))
         return tell_unfinished(s, name, e);
-    if (add_part(s, name, e) < 0)
-        return -e->code;
+    TRY(add_part(s, name, e));
     how.role = role_of_model(s, part, MAIN_DCP, name, &how.part);
-    if (how.role == ROLE_OTHER && warn_copy(s, name, e) < 0)
-        return -e->code;
+    if (how.role == ROLE_OTHER)
+        TRY(warn_copy(s, name, e));
     how.object = part->index > 0 ? name : NULL;
     r = dcp_report(s->c, s->sink, &how, &told, e);
     s->dcp_ranks = MAX(s->dcp_ranks, told.ranks);
@@ -197,9 +194,10 @@ static int report_model_file(struct scan *s, const char *name,
     struct torch_report how = {.prefix = "", .entries = true, .strict = true};
 
     how.role = role_of_model(s, part, MAIN_FILE, name, &how.part);
-    if ((how.role == ROLE_OTHER && warn_copy(s, name, e) < 0) ||
-        (!how.part && set_metadata(s, name, e) < 0))
-        return -e->code;
+    if (how.role == ROLE_OTHER)
+        TRY(warn_copy(s, name, e));
+    if (!how.part)
+        TRY(set_metadata(s, name, e));
     return torch_file_report(s->c, s->sink, name, &how, e);
 }
 
@@ -217,8 +215,8 @@ static int report_model_ranks(struct scan *s, const struct train_rank_set *set,
         snprintf(name, sizeof name, "pytorch_model_fsdp_%" PRIu64, set->index);
     how.role = (enum role)role_of_model(s, &part, local ? MAIN_LOCAL : MAIN_RANK, name,
                                         &how.part);
-    if (how.role == ROLE_OTHER && warn_copy(s, name, e) < 0)
-        return -e->code;
+    if (how.role == ROLE_OTHER)
+        TRY(warn_copy(s, name, e));
     return train_ranks_report(s->c, s->sink, set, &how, e);
 }
 
@@ -244,8 +242,8 @@ static int report_lora(struct scan *s, const char *name, const struct train_part
 
     if (name != s->has.lora)
         return 0;
-    if (is_main && set_metadata(s, name, e) < 0)
-        return -e->code;
+    if (is_main)
+        TRY(set_metadata(s, name, e));
     return part->safetensors ? safetensors_dir_report(s->c, s->sink, &how, &told, e)
                              : torch_file_report(s->c, s->sink, name, &torch, e);
 }
@@ -297,8 +295,7 @@ static int report_deepspeed(struct scan *s, const char *name,
 
     if (!train_is_deepspeed(&s->has, s->c->listing, name, part))
         return 0;
-    if (add_part(s, name, e) < 0)
-        return -e->code;
+    TRY(add_part(s, name, e));
     how.weights = role_of_model(s, &of, MAIN_DEEPSPEED, name, &how.part);
     if (deepspeed_report(s->c, s->sink, &how, &told, &why) == 0 || !how.part)
         take_deepspeed(s, &told, !how.part);
@@ -307,8 +304,7 @@ static int report_deepspeed(struct scan *s, const char *name,
     if (how.part && is_damage(why.code))
         return warned(sink_warning(s->sink, "damaged-part", "%s: %s", name, why.text),
                       e);
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 /* The tag is of DeepSpeed's directory, not of another checkpoint. */
@@ -334,8 +330,7 @@ static int report_optim_dcp(struct scan *s, const char *name,
 
     if (train_is_unfinished(s->c->listing, name))
         return tell_unfinished(s, name, e);
-    if (add_part(s, name, e) < 0)
-        return -e->code;
+    TRY(add_part(s, name, e));
     if (dcp_report(s->c, s->sink, &how, &told, &why) == 0) {
         s->dcp_ranks = MAX(s->dcp_ranks, told.ranks);
         return 0;
@@ -343,8 +338,7 @@ static int report_optim_dcp(struct scan *s, const char *name,
     if (is_damage(why.code))
         return warned(sink_warning(s->sink, "damaged-part", "%s: %s", name, why.text),
                       e);
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 /* Each file that cannot be read is told by the set. */
@@ -360,8 +354,7 @@ static int report_optim_ranks(struct scan *s, const struct train_rank_set *set,
     snprintf(object, sizeof object, "%s:", name);
     if (train_ranks_report(s->c, s->sink, set, &how, &why) == 0 || is_damage(why.code))
         return 0;
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 /*
@@ -395,8 +388,7 @@ static int report_json(struct scan *s, struct err *e)
 {
     CLEANUP(json_freep) struct json *doc = NULL;
 
-    if (json_file_object(s->c->listing, state_name, s->sink, &doc, e) < 0)
-        return -e->code;
+    TRY(json_file_object(s->c->listing, state_name, s->sink, &doc, e));
     /* After DeepSpeed, whose count of steps may be another. */
     if (json_i64(json_get(doc, "global_step"), &s->step))
         s->has_step = true;
@@ -424,8 +416,7 @@ static int set_rule(struct scan *s, const char *name, const struct train_part *p
 static int report_part(struct scan *s, const char *name, const struct train_part *part,
                        struct err *e)
 {
-    if (set_rule(s, name, part, e) < 0)
-        return -e->code;
+    TRY(set_rule(s, name, part, e));
     switch (part->kind) {
     case TRAIN_MODEL_DCP:
         return report_model_dcp(s, name, part, e);
@@ -489,9 +480,8 @@ static int report_parts(struct scan *s, struct err *e)
     struct train_part part;
 
     for (size_t i = 0; i < listing_count(l); i++)
-        if (train_part_of(listing_at(l, i), &part) &&
-            report_part(s, listing_at(l, i)->name, &part, e) < 0)
-            return -e->code;
+        if (train_part_of(listing_at(l, i), &part))
+            TRY(report_part(s, listing_at(l, i)->name, &part, e));
     return 0;
 }
 
@@ -626,8 +616,7 @@ static int tell_lost_files(struct scan *s, struct err *e)
     static const char *const words[] = {"custom_checkpoint", "optimizer", "scheduler"};
 
     for (size_t i = 0; i < ARRAY_SIZE(words); i++)
-        if (tell_gap(s, words[i], e) < 0)
-            return -e->code;
+        TRY(tell_gap(s, words[i], e));
     return tell_random_states(s, e);
 }
 
@@ -661,15 +650,13 @@ static int trainer_scan(const struct scan_context *c, struct sink *sink, struct 
         return differ;
     if (differ > 0)
         train_survey(c->listing, &s.has);
-    if (hf_config_read(c->listing, "", sink, &s.config, e) < 0)
-        return -e->code;
+    TRY(hf_config_read(c->listing, "", sink, &s.config, e));
     if (tell_lost(&s, &failed) == 0 && report_hf(&s, &failed) == 0 &&
         report_parts(&s, &failed) == 0 && report_ranks(&s, &failed) == 0 &&
         tell_lost_files(&s, &failed) == 0)
         hide_latest(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
-    if (tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
     if (failed.code)
         *e = failed;
     return -e->code;

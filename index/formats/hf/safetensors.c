@@ -222,8 +222,7 @@ static int add_tensor(struct scan *s, const struct safetensors_file *f,
     safetensors_shape(t, &shape);
     if (!fault)
         return sink_tensor_plain(s->sink, &out, f->number, f->h.data + t->begin, e);
-    if (sink_tensor_begin(s->sink, &out, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &out, e));
     if (sink_fault(s->sink, "%s", fault) < 0)
         return err_nomem(e);
     return sink_tensor_end(s->sink, e);
@@ -233,8 +232,7 @@ static int add_whole_file(struct scan *s, const struct safetensors_file *f,
                           const char *part, struct err *e)
 {
     for (size_t i = 0; i < f->h.count; i++)
-        if (add_tensor(s, f, &f->h.tensor[i], part, NULL, e) < 0)
-            return -e->code;
+        TRY(add_tensor(s, f, &f->h.tensor[i], part, NULL, e));
     return 0;
 }
 
@@ -263,8 +261,7 @@ static int add_unknown(struct scan *s, const char *key, enum role role,
                             .role = (int)role};
 
     s->has_head |= hf_is_head(key, strlen(key));
-    if (sink_tensor_begin(s->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &t, e));
     if (set_fault(s->sink, f) < 0)
         return err_nomem(e);
     return sink_tensor_end(s->sink, e);
@@ -276,20 +273,17 @@ static int scan_single(struct scan *s, const char *name, struct err *e)
 {
     struct safetensors_file *f;
 
-    if (safetensors_files_new(&s->files, 1, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&s->files, 1, e));
     f = &s->files.file[0];
     f->name = name;
-    if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_read(s->c, s->sink, &s->files, e));
     if (f->missing)
         return err_set(e, ESTALE, "%s is gone", name);
     if (!f->read) {
-        *e = f->err; /* a damaged header fails as one file */
-        return -e->code;
+        return err_copy(e, &f->err); /* a damaged header fails as one file */
     }
-    if (check_all_whole(s, e) < 0 || add_whole_file(s, f, NULL, e) < 0)
-        return -e->code;
+    TRY(check_all_whole(s, e));
+    TRY(add_whole_file(s, f, NULL, e));
     return sink_whole_file(s->sink, f->number, e);
 }
 
@@ -373,8 +367,7 @@ static int add_read(struct scan *s, const struct owner *o, size_t count,
             u->first_unlisted = last;
         if (n > 1 && u->twice++ == 0)
             u->first_twice = last;
-        if (add_tensor(s, &s->files.file[last->file], last->t, NULL, NULL, e) < 0)
-            return -e->code;
+        TRY(add_tensor(s, &s->files.file[last->file], last->t, NULL, NULL, e));
     }
     return 0;
 }
@@ -394,9 +387,8 @@ static int add_unread(struct scan *s, struct unlike *u, struct err *e)
         lost = s->files.file[x->file].read;
         if (lost && u->lost++ == 0)
             u->first_lost = x->key;
-        if (add_unknown(s, x->key, lost ? ROLE_OTHER : ROLE_MODEL,
-                        &s->files.file[x->file], e) < 0)
-            return -e->code;
+        TRY(add_unknown(s, x->key, lost ? ROLE_OTHER : ROLE_MODEL,
+                        &s->files.file[x->file], e));
     }
     return 0;
 }
@@ -435,26 +427,24 @@ static int add_indexed(struct scan *s, struct err *e)
     struct unlike u = {0};
     size_t count;
 
-    if (list_owners(s, &owner, &count, e) < 0 || add_read(s, owner, count, &u, e) < 0 ||
-        add_unread(s, &u, e) < 0)
-        return -e->code;
+    TRY(list_owners(s, &owner, &count, e));
+    TRY(add_read(s, owner, count, &u, e));
+    TRY(add_unread(s, &u, e));
     return tell_unlike(s, &u, e);
 }
 
 static int scan_indexed(struct scan *s, struct err *e)
 {
     /* First watched, then read: also a damaged index is read anew when it changes. */
-    if (sink_hide(s->sink, s->layout.main, true, e) < 0 ||
-        read_index(s, s->layout.main, e) < 0 ||
-        safetensors_files_new(&s->files, s->index.nfiles, e) < 0)
-        return -e->code;
+    TRY(sink_hide(s->sink, s->layout.main, true, e));
+    TRY(read_index(s, s->layout.main, e));
+    TRY(safetensors_files_new(&s->files, s->index.nfiles, e));
     for (size_t i = 0; i < s->files.count; i++) {
         s->files.file[i].name = s->index.file[i].name;
         s->files.file[i].fault = s->index.file[i].fault;
     }
-    if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
-        check_all_whole(s, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_read(s->c, s->sink, &s->files, e));
+    TRY(check_all_whole(s, e));
     return add_indexed(s, e);
 }
 
@@ -466,8 +456,7 @@ static int find_set(struct scan *s, struct err *e)
     struct safetensors_number n;
     size_t count = 0;
 
-    if (safetensors_files_new(&s->files, s->layout.files, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&s->files, s->layout.files, e));
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
@@ -501,8 +490,7 @@ static int add_owned(struct scan *s, const struct owner *o, size_t count, struct
         if (n > 1)
             snprintf(fault, sizeof fault, "it is in %s and in %s, and no index decides",
                      f->name, s->files.file[o[i + 1].file].name);
-        if (add_tensor(s, f, o[i].t, NULL, n > 1 ? fault : NULL, e) < 0)
-            return -e->code;
+        TRY(add_tensor(s, f, o[i].t, NULL, n > 1 ? fault : NULL, e));
     }
     return 0;
 }
@@ -512,8 +500,7 @@ static int add_set(struct scan *s, struct err *e)
     CLEANUP_FREE struct owner *owner = NULL;
     size_t count;
 
-    if (list_owners(s, &owner, &count, e) < 0)
-        return -e->code;
+    TRY(list_owners(s, &owner, &count, e));
     return add_owned(s, owner, count, e);
 }
 
@@ -521,15 +508,14 @@ static int scan_numbered(struct scan *s, struct err *e)
 {
     size_t bad = 0;
 
-    if (find_set(s, e) < 0 || safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
-        check_all_whole(s, e) < 0)
-        return -e->code;
+    TRY(find_set(s, e));
+    TRY(safetensors_files_read(s->c, s->sink, &s->files, e));
+    TRY(check_all_whole(s, e));
     for (size_t i = 0; i < s->files.count; i++) {
         if (s->files.file[i].read)
             continue;
         if (++bad == s->files.count) {
-            *e = s->files.file[i].err;
-            return -e->code;
+            return err_copy(e, &s->files.file[i].err);
         }
         if (sink_warning(s->sink, "damaged-file", "%s", s->files.file[i].err.text) < 0)
             return err_nomem(e);
@@ -547,13 +533,11 @@ static int scan_adapter_beside(struct scan *s, struct err *e)
 
     if (!s->layout.adapter)
         return 0;
-    if (safetensors_files_new(&files, 1, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&files, 1, e));
     f = &files.file[0];
     f->name = s->layout.adapter;
     f->shown = true;
-    if (safetensors_files_read(s->c, s->sink, &files, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_read(s->c, s->sink, &files, e));
     if (f->read)
         return add_whole_file(s, f, f->name, e);
     return f->missing ? 0 : sink_warning(s->sink, "damaged-file", "%s", f->err.text);
@@ -564,8 +548,7 @@ static int list_shards(const struct scan *s, struct key_list *out, struct err *e
     for (size_t i = 0; i < s->files.count; i++) {
         const char *name = s->files.file[i].name;
 
-        if (key_list_add(out, name, strlen(name), e) < 0)
-            return -e->code;
+        TRY(key_list_add(out, name, strlen(name), e));
     }
     key_list_sort(out);
     return 0;
@@ -583,16 +566,14 @@ static int hide_stale(struct scan *s, struct err *e)
     const char *first = NULL;
     size_t count = 0;
 
-    if (list_shards(s, &shards, e) < 0)
-        return -e->code;
+    TRY(list_shards(s, &shards, e));
     for (size_t i = 0; i < listing_count(l); i++) {
         const char *name = listing_at(l, i)->name;
 
         if (!safetensors_has_stem(name, s->layout.stem, s->layout.stem_len, &n) ||
             key_list_has(&shards, &(struct key){name, strlen(name)}))
             continue;
-        if (sink_hide(s->sink, name, false, e) < 0)
-            return -e->code;
+        TRY(sink_hide(s->sink, name, false, e));
         first = first ? first : name;
         count++;
     }
@@ -612,8 +593,7 @@ static int tell_tied(struct scan *s, struct err *e)
 
     if (s->layout.kind == SAFETENSORS_ADAPTER || s->has_head || !s->has_embedding)
         return 0;
-    if (hf_config_read(s->c->listing, "", s->sink, &config, e) < 0)
-        return -e->code;
+    TRY(hf_config_read(s->c->listing, "", s->sink, &config, e));
     return config.tied ? hf_tell_tied(s->sink, e) : 0;
 }
 
@@ -658,8 +638,7 @@ static int tell_checkpoint(struct scan *s, const char *main, struct err *e)
 
     snprintf(topology, sizeof topology, "{\"files\": %zu}", s->files.count);
     about.has_step = step_of_name(listing_name(s->c->listing), &about.step);
-    if (path_of(s, main, path, e) < 0)
-        return -e->code;
+    TRY(path_of(s, main, path, e));
     rc = safetensors_notes_join(&s->files, &header, e);
     if (rc > 0 && sink_warning(s->sink, "long-metadata",
                                "__metadata__ of the files is too long for one file of "
@@ -738,11 +717,12 @@ static int scan_beside(struct scan *s, struct err *e)
 {
     if (s->layout.kind == SAFETENSORS_NONE)
         return 0;
-    if (scan_bin_beside(s, e) < 0 || hf_trained_beside_report(s->c, s->sink, e) < 0)
-        return -e->code;
+    TRY(scan_bin_beside(s, e));
+    TRY(hf_trained_beside_report(s->c, s->sink, e));
     if (s->layout.kind == SAFETENSORS_ADAPTER)
         return 0;
-    return scan_adapter_beside(s, e) < 0 ? -e->code : hide_stale(s, e);
+    TRY(scan_adapter_beside(s, e));
+    return hide_stale(s, e);
 }
 
 static int st_scan(const struct scan_context *c, struct sink *sink, struct err *e)
@@ -757,13 +737,13 @@ static int st_scan(const struct scan_context *c, struct sink *sink, struct err *
     if (!main)
         return err_set(e, ESTALE, "no safetensors files any more");
     /* First without what the headers tell: also a scan that fails has a format. */
-    if (tell_checkpoint(&s, main, e) < 0 ||
-        (!c->among && hf_choice_report(c->listing, sink, e) < 0) ||
-        scan_model(&s, main, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, main, e));
+    if (!c->among)
+        TRY(hf_choice_report(c->listing, sink, e));
+    TRY(scan_model(&s, main, e));
     sink_rule_end(sink);
-    if (scan_beside(&s, e) < 0 || tell_tied(&s, e) < 0)
-        return -e->code;
+    TRY(scan_beside(&s, e));
+    TRY(tell_tied(&s, e));
     return tell_checkpoint(&s, main, e);
 }
 

@@ -56,8 +56,7 @@ static int name_files(struct scan *s, struct err *e)
 {
     size_t count = 0;
 
-    if (safetensors_files_new(&s->files, listing_count(s->list), e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&s->files, listing_count(s->list), e));
     for (size_t i = 0; i < listing_count(s->list); i++) {
         const char *name = listing_at(s->list, i)->name;
 
@@ -92,8 +91,7 @@ static int check_files(struct scan *s, struct err *e)
         if (f->read || f->missing)
             continue;
         if (s->files.count == 1) {
-            *e = f->err;
-            return -e->code;
+            return err_copy(e, &f->err);
         }
         if (sink_warning(s->sink, "damaged-file", "%s", f->err.text) < 0)
             return err_nomem(e);
@@ -165,13 +163,11 @@ static int read_index(struct scan *s, const char *name, struct err *e)
         hf_index_parse(text, len, ".safetensors", &index, &why) < 0) {
         if (!safetensors_stops_scan(why.code))
             return sink_warning(s->sink, "damaged-file", "%s: %s", path, why.text);
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     for (size_t i = 0; i < index.count; i++)
-        if (add_missing(s, index.entry[i].key, index.file[index.entry[i].file].name,
-                        e) < 0)
-            return -e->code;
+        TRY(add_missing(s, index.entry[i].key, index.file[index.entry[i].file].name,
+                        e));
     return 0;
 }
 
@@ -183,23 +179,19 @@ static int scan(struct scan *s, struct safetensors_told *told, struct err *e)
         return err_nomem(e);
     if (!s->list)
         return err_set(e, ENOENT, "there is no directory %s", s->how->dir);
-    if (name_files(s, e) < 0)
-        return -e->code;
+    TRY(name_files(s, e));
     told->files = s->files.count;
     if (store_join(s->c->dir, s->files.file[0].name, told->metadata,
                    sizeof told->metadata) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", s->how->dir);
-    if (safetensors_files_read(s->c, s->sink, &s->files, e) < 0 ||
-        check_files(s, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_read(s->c, s->sink, &s->files, e));
+    TRY(check_files(s, e));
     for (size_t i = 0; i < s->files.count; i++)
         for (size_t k = 0; k < s->files.file[i].h.count; k++)
-            if (add_tensor(s, &s->files.file[i], &s->files.file[i].h.tensor[k], e) < 0)
-                return -e->code;
+            TRY(add_tensor(s, &s->files.file[i], &s->files.file[i].h.tensor[k], e));
     for (size_t i = 0; !s->how->name && i < listing_count(s->list); i++)
-        if (ends_with(listing_at(s->list, i)->name, index_suffix) &&
-            read_index(s, listing_at(s->list, i)->name, e) < 0)
-            return -e->code;
+        if (ends_with(listing_at(s->list, i)->name, index_suffix))
+            TRY(read_index(s, listing_at(s->list, i)->name, e));
     if (s->files.count > 1 || s->how->shown)
         return 0;
     return sink_whole_file(s->sink, s->files.file[0].number, e);

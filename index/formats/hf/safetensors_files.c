@@ -56,8 +56,8 @@ static int register_copy(const struct scan_context *c, struct sink *sink,
     struct err why = {0};
     char path[PATH_MAX];
 
-    if (sink_copy(sink, f->name, e) < 0 || path_of(c, f->name, path, e) < 0)
-        return -e->code;
+    TRY(sink_copy(sink, f->name, e));
+    TRY(path_of(c, f->name, path, e));
     f->missing =
         c->store->ops->stat(c->store, path, &st, &why) < 0 || st.kind != ENTRY_FILE;
     if (!f->missing)
@@ -74,11 +74,9 @@ static int register_file(const struct scan_context *c, struct sink *sink,
     if (f->fault)
         return 0;
     if (f->copy) {
-        if (register_copy(c, sink, f, e) < 0)
-            return -e->code;
+        TRY(register_copy(c, sink, f, e));
     } else {
-        if (add(sink, f->name, strlen(f->name), &f->number, e) < 0)
-            return -e->code;
+        TRY(add(sink, f->name, strlen(f->name), &f->number, e));
         f->missing = !sink_file_id(sink, f->number, &f->id);
     }
     if (f->missing && sink_warning(sink, "missing-file", "%s is missing", f->name) < 0)
@@ -91,8 +89,7 @@ static int read_header(struct reading *r, struct safetensors_file *f, struct err
     CLEANUP(source_putp) struct source *src = NULL;
     char path[PATH_MAX];
 
-    if (path_of(r->c, f->name, path, e) < 0)
-        return -e->code;
+    TRY(path_of(r->c, f->name, path, e));
     if (r->c->store->ops->open(r->c->store, path, &src, e) < 0)
         return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", path) : -e->code;
     if (!file_id_equal(&src->id, &f->id))
@@ -115,8 +112,7 @@ static int read_nth(void *user, size_t i, struct err *e)
         return 0;
     if (!safetensors_stops_scan(f->err.code) && !(f->read && f->err.code == EFBIG))
         return 0;
-    *e = f->err;
-    return -e->code;
+    return err_copy(e, &f->err);
 }
 
 int safetensors_files_read(const struct scan_context *c, struct sink *sink,
@@ -125,7 +121,6 @@ int safetensors_files_read(const struct scan_context *c, struct sink *sink,
     struct reading r = {.c = c, .f = f};
 
     for (size_t i = 0; i < f->count; i++)
-        if (register_file(c, sink, &f->file[i], e) < 0)
-            return -e->code;
+        TRY(register_file(c, sink, &f->file[i], e));
     return pool_each(c->pool, f->count, read_nth, &r, e);
 }

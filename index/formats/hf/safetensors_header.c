@@ -96,8 +96,7 @@ static int take_metadata(struct parser *p, const struct json *map, struct err *e
         if (json_kind(v) != JSON_STRING)
             return err_set(e, EBADMSG, "__metadata__: \"%.100s\" is no text",
                            json_key(v));
-    if (keep_notes(p, map, e) < 0)
-        return -e->code;
+    TRY(keep_notes(p, map, e));
     p->h.format = safetensors_note(&p->h, "format");
     p->h.dcp_version = safetensors_note(&p->h, "DCP_VERSION");
     p->h.nanotron_version = safetensors_note(&p->h, "version");
@@ -205,10 +204,9 @@ static int take_tensor(struct parser *p, const char *name, size_t len,
         return err_nomem(e);
     if (json_kind(v) != JSON_OBJECT)
         return err_set(e, EBADMSG, "its entry is no object");
-    if (take_dtype(t, json_get(v, "dtype"), e) < 0 ||
-        take_shape(p, t, json_get(v, "shape"), e) < 0 ||
-        take_offsets(t, json_get(v, "data_offsets"), e) < 0)
-        return -e->code;
+    TRY(take_dtype(t, json_get(v, "dtype"), e));
+    TRY(take_shape(p, t, json_get(v, "shape"), e));
+    TRY(take_offsets(t, json_get(v, "data_offsets"), e));
     return check_bytes(t, e);
 }
 
@@ -306,8 +304,7 @@ static int read_length(struct source *src, uint64_t off, uint64_t size, size_t *
 
     if (size < sizeof prefix)
         return err_set(e, EBADMSG, "%" PRIu64 " bytes are too few for a header", size);
-    if (source_read(src, off, sizeof prefix, prefix, e) < 0)
-        return -e->code;
+    TRY(source_read(src, off, sizeof prefix, prefix, e));
     n = get_le64(prefix);
     if (memcmp(prefix, "version ", sizeof prefix) == 0) { /* 2.3 EB of header */
         err_set(e, EBADMSG, "a Git LFS pointer, not the file itself");
@@ -335,13 +332,11 @@ int safetensors_read(struct source *src, uint64_t off, uint64_t size,
     if (range_outside(off, size, src->size))
         return err_set(e, EBADMSG, "bytes %" PRIu64 "+%" PRIu64 " are not in the file",
                        off, size);
-    if (read_length(src, off, size, &n, e) < 0)
-        return -e->code;
+    TRY(read_length(src, off, size, &n, e));
     text = malloc(n + 1);
     if (!text)
         return err_nomem(e);
-    if (source_read(src, off + SAFETENSORS_PREFIX, n, text, e) < 0)
-        return -e->code;
+    TRY(source_read(src, off + SAFETENSORS_PREFIX, n, text, e));
     if (safetensors_parse(text, n, size - SAFETENSORS_PREFIX - n, out, e) < 0)
         return err_wrap(e, "byte %" PRIu64, off + SAFETENSORS_PREFIX);
     return 0;
@@ -381,9 +376,8 @@ static int check_chunk(const struct chunk *c, const struct chunk_tensor *t,
         return err_set(e, EBADMSG, "its dtype is %s, the metadata say %s",
                        dtype_name(stored->dtype), dtype_name(t->dtype));
     safetensors_shape(stored, &shape);
-    if (shape_units(&shape, stored->dtype, &units, e) < 0 ||
-        shape_elements(&units, &n, e) < 0)
-        return -e->code;
+    TRY(shape_units(&shape, stored->dtype, &units, e));
+    TRY(shape_elements(&units, &n, e));
     if (!c->step && !c->first) {
         want = c->size;
         nd = t->units->nd;
@@ -403,8 +397,7 @@ static int codec_resolve(struct source *shard, const struct chunk *c,
     const struct safetensors_tensor *stored;
     int64_t unit = dtype_unit(t->dtype);
 
-    if (safetensors_read(shard, c->offset, c->length, &h, e) < 0)
-        return -e->code;
+    TRY(safetensors_read(shard, c->offset, c->length, &h, e));
     stored = safetensors_find(&h, t->key, t->key_len);
     if (!stored)
         return err_set(e, EBADMSG, "no tensor \"%.200s\" in it", t->key);

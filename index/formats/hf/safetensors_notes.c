@@ -80,8 +80,7 @@ int safetensors_notes_join(const struct safetensors_files *f, struct buf *out,
     size_t count = 0, only = sizeof "{\"format\":\"pt\"" - 1;
     bool usual;
 
-    if (gather(f, &note, &count, e) < 0)
-        return -e->code;
+    TRY(gather(f, &note, &count, e));
     put_agreed(&all, note, count, &format);
     if (!format)
         put(&all, FORMAT, USUAL);

@@ -79,8 +79,7 @@ static int add_entry(const struct layout_input *in, const struct safetensors_ent
                        key_text(text, sizeof text, x->name, x->name_len),
                        dtype_name(t->dtype));
     entry_shape(t, x, &shape);
-    if (shape_bytes(&shape, t->dtype, &bytes, e) < 0)
-        return -e->code;
+    TRY(shape_bytes(&shape, t->dtype, &bytes, e));
     if (add_overflows(*at, bytes, &end))
         return err_set(e, EFBIG, "over 2^64 bytes");
     if (header->len > 1)
@@ -105,8 +104,7 @@ static int put_header(struct layout_file *f, struct buf *header, struct err *e)
                        HEADER_MAX);
     for (unsigned i = 0; i < sizeof length; i++)
         length[i] = (unsigned char)(header->len >> 8 * i);
-    if (layout_bytes(f, length, sizeof length, e) < 0)
-        return -e->code;
+    TRY(layout_bytes(f, length, sizeof length, e));
     return layout_bytes(f, header->data, header->len, e);
 }
 
@@ -173,19 +171,18 @@ static int choose_entries(struct set *s, struct err *e)
             left[t->role]++;
         else if (safetensors_takes(t, t->wrapper))
             choose_entry(s, i);
-        else if (layout_loss(s->out, LOSS_TENSOR, t->key, t->key_len, e) < 0)
-            return -e->code;
+        else
+            TRY(layout_loss(s->out, LOSS_TENSOR, t->key, t->key_len, e));
     }
     for (unsigned r = ROLE_OPTIMIZER; r <= ROLE_OTHER; r++) {
         int n = snprintf(what, sizeof what, "%s (%zu tensors)", role[r], left[r]);
 
-        if (left[r] && layout_loss(s->out, LOSS_ROLE, what, (size_t)n, e) < 0)
-            return -e->code;
+        if (left[r])
+            TRY(layout_loss(s->out, LOSS_ROLE, what, (size_t)n, e));
     }
     for (size_t i = 0; i < s->in->objects; i++)
-        if (layout_loss(s->out, LOSS_OBJECT, s->in->object[i].key,
-                        s->in->object[i].key_len, e) < 0)
-            return -e->code;
+        TRY(layout_loss(s->out, LOSS_OBJECT, s->in->object[i].key,
+                        s->in->object[i].key_len, e));
     return 0;
 }
 
@@ -243,8 +240,7 @@ static int cut_shards(struct set *s, uint64_t max, struct err *e)
     for (size_t i = 0; i < s->entries; i++) {
         const struct layout_tensor *t = &s->in->tensor[s->entry[i].tensor];
 
-        if (shape_bytes(&t->shape, t->dtype, &bytes, e) < 0)
-            return -e->code;
+        TRY(shape_bytes(&t->shape, t->dtype, &bytes, e));
         if (s->shards == 0 || t->batch != batch ||
             (!kept && filled > 0 && (bytes > max || filled > max - bytes))) {
             kept = t->batch != batch ? stays(s, i, max) : kept;
@@ -321,8 +317,7 @@ static int put_index(struct set *s, struct err *e)
     if (buf_failed(&text))
         return err_nomem(e);
     snprintf(name, sizeof name, "%s.safetensors.index.json", s->stem);
-    if (layout_file_new(s->out, name, 1, &f, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(s->out, name, 1, &f, e));
     return layout_bytes(f, text.data, text.len, e);
 }
 

@@ -63,11 +63,10 @@ int train_ranks_report(const struct scan_context *c, struct sink *sink,
     if (!file)
         return err_nomem(e);
     n = collect(c->listing, set, file);
-    if (rank_set_new(c, sink, how, &ranks, e) < 0)
-        return -e->code;
+    TRY(rank_set_new(c, sink, how, &ranks, e));
     rank_set_expect(ranks, set->ranks - n);
     for (size_t i = 0; i < n; i++)
-        if (rank_set_add(ranks, file[i].name, e) < 0)
-            return -e->code;
-    return rank_set_load(ranks, e) < 0 ? -e->code : rank_set_report(ranks, e);
+        TRY(rank_set_add(ranks, file[i].name, e));
+    TRY(rank_set_load(ranks, e));
+    return rank_set_report(ranks, e);
 }

@@ -64,8 +64,7 @@ static int add(struct shapes *s, const char *name, size_t len, const struct shap
         rc = intern_add(&s->names, name, len, &number);
     if (rc < 0)
         return err_set(e, -rc, "%s: too many tensors", s->from);
-    if (grow(s, number, e) < 0)
-        return -e->code;
+    TRY(grow(s, number, e));
     memcpy(dim, x->dim, x->nd * sizeof *dim);
     s->known[number] = (struct shape_known){x->nd, dim};
     return 0;
@@ -97,16 +96,14 @@ static int read_dcp(struct shapes *s, struct listing *l, struct err *e)
     CLEANUP(dcp_metadata_freep) struct dcp_metadata *m = NULL;
     struct shape shape;
 
-    if (listing_open(l, ".metadata", &src, e) < 0 ||
-        dcp_metadata_load(src, &names, &m, e) < 0)
-        return -e->code;
+    TRY(listing_open(l, ".metadata", &src, e));
+    TRY(dcp_metadata_load(src, &names, &m, e));
     for (uint32_t i = 0; i < m->nentries; i++) {
         size_t len, wrapper = m->entry[i].wrapper;
         const char *key = intern_get(&names.keys, m->entry[i].key, &len);
 
-        if (dcp_shape_is_known(m, &m->entry[i], &shape) &&
-            add(s, key + wrapper, len - wrapper, &shape, e) < 0)
-            return -e->code;
+        if (dcp_shape_is_known(m, &m->entry[i], &shape))
+            TRY(add(s, key + wrapper, len - wrapper, &shape, e));
     }
     return 0;
 }
@@ -144,8 +141,7 @@ static int read_torch(struct shapes *s, struct source *src, struct err *e)
                            .key = {.max = TORCH_MAX_PATH},
                            .path = {.max = TORCH_MAX_PATH}};
 
-    if (torch_open(src, &zip, e) < 0)
-        return -e->code;
+    TRY(torch_open(src, &zip, e));
     s->zip = w.zip = zip;
     return torch_walk_value(&w, torch_zip_root(zip), e);
 }
@@ -159,7 +155,8 @@ static int read_shapes(struct shapes *s, struct listing *l, enum train_kind kind
     if (kind == TRAIN_MODEL_DCP)
         return (sub = listing_sub(l, s->from)) ? read_dcp(s, sub, e) : 0;
     s->pieces = kind != TRAIN_MODEL_FILE;
-    return listing_open(l, s->from, &src, e) < 0 ? -e->code : read_torch(s, src, e);
+    TRY(listing_open(l, s->from, &src, e));
+    return read_torch(s, src, e);
 }
 
 /* ---- compared ---- */

@@ -113,8 +113,7 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
         .step = from->step,
     };
 
-    if (topology_of(s, &topology, e) < 0)
-        return -e->code;
+    TRY(topology_of(s, &topology, e));
     about.topology = topology.data;
     return sink_checkpoint(s->sink, &about, e);
 }
@@ -129,8 +128,7 @@ static int lightning_scan(const struct scan_context *c, struct sink *sink,
     if (dcp_report(c, sink, &how, &s.told, &failed) == 0)
         report_meta(&s, &failed);
     /* Also a scan that fails has a format. */
-    if (tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
     if (failed.code)
         *e = failed;
     return -e->code;

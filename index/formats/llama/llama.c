@@ -123,14 +123,12 @@ static int read_params(struct llama *l, struct err *e)
 
     if (!has_file(l->c->listing, PARAMS))
         return 0;
-    if (sink_watch(l->sink, PARAMS, e) < 0)
-        return -e->code;
+    TRY(sink_watch(l->sink, PARAMS, e));
     if (listing_read(l->c->listing, PARAMS, MAX_PARAMS, &text, &len, &why) == 0 &&
         llama_params_parse(text, len, &l->params, &why) == 0)
         return 0;
     if (why.code == ENOMEM || why.code == ESTALE) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return sink_warning(l->sink, "params", "%s: %s", PARAMS, why.text) < 0
                ? err_nomem(e)
@@ -145,8 +143,7 @@ static int collect(void *user, size_t i UNUSED, struct rank_file *f, struct err 
 
     if (!torch_mapping(&root, &items))
         return err_set(e, EBADMSG, "it holds no dict");
-    if (rank_tensors_collect(f->file.zip, &root, l->arena, &f->tensors, e) < 0)
-        return -e->code;
+    TRY(rank_tensors_collect(f->file.zip, &root, l->arena, &f->tensors, e));
     return rank_file_objects(l->sink, f, NULL, e);
 }
 
@@ -222,8 +219,8 @@ static int load_all(struct llama *l, struct err *e)
 
     if (found == 0)
         return err_set(e, ESTALE, "no consolidated.NN.pth any more");
-    if (make_files(l, found, e) < 0 || load_from(l, 0, e) < 0)
-        return -e->code;
+    TRY(make_files(l, found, e));
+    TRY(load_from(l, 0, e));
     f = rank_files_first(l->file, l->ranks, e);
     if (!f)
         return err_wrap(e, "%s", l->file[0].file.path);
@@ -232,8 +229,8 @@ static int load_all(struct llama *l, struct err *e)
     l->many = told > 0 && told < found;
     if (told <= found)
         return 0;
-    if (make_files(l, told, e) < 0 || load_from(l, found, e) < 0)
-        return -e->code;
+    TRY(make_files(l, told, e));
+    TRY(load_from(l, found, e));
     return 0;
 }
 
@@ -261,8 +258,8 @@ static int report_raw(struct llama *l, const struct rank_tensor *x, struct err *
         snprintf(l->first_unknown, sizeof l->first_unknown, "%.*s",
                  (int)MIN(x->len, (size_t)100), x->name);
     for (uint32_t i = 0; i < l->ranks; i++)
-        if (l->part[i].x && rank_file_raw(l->sink, &l->file[i], l->part[i].x, e) < 0)
-            return -e->code;
+        if (l->part[i].x)
+            TRY(rank_file_raw(l->sink, &l->file[i], l->part[i].x, e));
     return 0;
 }
 
@@ -286,17 +283,17 @@ static int report_tensors(struct llama *l, struct err *e)
         const struct rank_tensors *t = &l->file[i].tensors;
 
         for (size_t k = 0; k < t->count; k++)
-            if (rank_files_lack(l->file, i, &t->tensor[k]) &&
-                report_tensor(l, &t->tensor[k], e) < 0)
-                return -e->code;
+            if (rank_files_lack(l->file, i, &t->tensor[k]))
+                TRY(report_tensor(l, &t->tensor[k], e));
     }
     return 0;
 }
 
 static int report(struct llama *l, struct err *e)
 {
-    if (read_params(l, e) < 0 || load_all(l, e) < 0 || report_tensors(l, e) < 0)
-        return -e->code;
+    TRY(read_params(l, e));
+    TRY(load_all(l, e));
+    TRY(report_tensors(l, e));
     if (l->unknown > 0 &&
         sink_warning(l->sink, "unknown-cut",
                      "%" PRIu64 " tensors are cut in ways that neither their names nor "

@@ -95,8 +95,7 @@ int llama_params_parse(const char *text, size_t len, struct llama_params *out,
     CLEANUP(json_freep) struct json *doc = NULL;
 
     *out = (struct llama_params){0};
-    if (json_parse(text, len, &json_python, &doc, e) < 0)
-        return -e->code;
+    TRY(json_parse(text, len, &json_python, &doc, e));
     if (json_kind(doc) != JSON_OBJECT)
         return err_set(e, EBADMSG, "no JSON object");
     out->dim = number(doc, "dim");

@@ -234,8 +234,7 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
     about.framework = s->facts.has_config ? "Megatron Bridge"
                       : s->facts.has_args ? "Megatron-LM"
                                           : "Megatron Core";
-    if (write_topology(s, &topology, e) < 0)
-        return -e->code;
+    TRY(write_topology(s, &topology, e));
     about.topology = topology.data;
     about.settings = megatron_settings(&s->facts);
     if (store_join(s->c->dir, s->fsdp ? ".metadata" : METADATA, path, sizeof path) < 0)
@@ -308,17 +307,15 @@ static int report_files(struct scan *s, struct err *e)
     static const struct torch_report state = {.role = ROLE_OTHER};
     const struct listing *l = s->c->listing;
 
-    if (has_file(l, TRAIN_STATE) &&
-        torch_file_report(s->c, s->sink, TRAIN_STATE, &state, e) < 0)
-        return -e->code;
+    if (has_file(l, TRAIN_STATE))
+        TRY(torch_file_report(s->c, s->sink, TRAIN_STATE, &state, e));
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
         const struct torch_report optimizer = {
             .prefix = "", .part = entry->name, .role = ROLE_OPTIMIZER};
 
-        if (entry->st.kind == ENTRY_FILE && is_layer_wise(entry->name) &&
-            torch_file_report(s->c, s->sink, entry->name, &optimizer, e) < 0)
-            return -e->code;
+        if (entry->st.kind == ENTRY_FILE && is_layer_wise(entry->name))
+            TRY(torch_file_report(s->c, s->sink, entry->name, &optimizer, e));
     }
     return 0;
 }
@@ -332,8 +329,7 @@ static int learn_config(struct scan *s, struct err *e)
 
     if (!has_file(s->c->listing, CONFIG))
         return 0;
-    if (sink_watch(s->sink, CONFIG, e) < 0)
-        return -e->code;
+    TRY(sink_watch(s->sink, CONFIG, e));
     if (listing_read(s->c->listing, CONFIG, MAX_CONFIG, &text, &len, &ignored) == 0)
         megatron_learn_config(&s->facts, text, len);
     return 0;
@@ -398,9 +394,8 @@ static int hide_machinery(struct scan *s, struct err *e)
     static const char *const names[] = {METADATA, MEGATRON_INTEGRITY};
 
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-        if (has_file(s->c->listing, names[i]) &&
-            sink_hide(s->sink, names[i], true, e) < 0)
-            return -e->code;
+        if (has_file(s->c->listing, names[i]))
+            TRY(sink_hide(s->sink, names[i], true, e));
     return 0;
 }
 
@@ -448,8 +443,7 @@ static int refuse_local(const struct scan_context *c, struct sink *sink, struct 
     static const struct sink_checkpoint about = {.format = "megatron-local",
                                                  .framework = "nvidia-resiliency-ext"};
 
-    if (sink_checkpoint(sink, &about, e) < 0)
-        return -e->code;
+    TRY(sink_checkpoint(sink, &about, e));
     err_set(e, ENOTSUP,
             "%s is one rank's local non-persistent checkpoint, which is of use only to "
             "the job that wrote it",
@@ -486,8 +480,8 @@ static int tell_unmarked(struct scan *s, struct err *e)
 static int read_head(struct scan *s, struct err *e)
 {
     s->fsdp = is_fsdp(s->c->listing);
-    if (s->fsdp && tell_unmarked(s, e) < 0)
-        return -e->code;
+    if (s->fsdp)
+        TRY(tell_unmarked(s, e));
     if (s->fsdp)
         snprintf(s->metadata.name, sizeof s->metadata.name, "fsdp_dtensor");
     if (has_file(s->c->listing, CONFIG) && !has_file(s->c->listing, TRAIN_STATE) &&
@@ -495,22 +489,22 @@ static int read_head(struct scan *s, struct err *e)
                      "%s is missing, which Megatron Bridge saves with %s", TRAIN_STATE,
                      CONFIG) < 0)
         return err_nomem(e);
-    if (hide_machinery(s, e) < 0)
-        return -e->code;
+    TRY(hide_machinery(s, e));
     if (s->fsdp)
         return 0;
     if (!has_file(s->c->listing, METADATA))
         return err_set(e, ESTALE, "%s is gone", METADATA);
-    return read_metadata(s->c->listing, &s->metadata, e) < 0
-               ? -e->code
-               : check_metadata(&s->metadata, e);
+    TRY(read_metadata(s->c->listing, &s->metadata, e));
+    return check_metadata(&s->metadata, e);
 }
 
 static int report(struct scan *s, struct err *e)
 {
-    if (read_head(s, e) < 0 || report_tensors(s, e) < 0 || report_common(s, e) < 0 ||
-        report_files(s, e) < 0 || learn_config(s, e) < 0)
-        return -e->code;
+    TRY(read_head(s, e));
+    TRY(report_tensors(s, e));
+    TRY(report_common(s, e));
+    TRY(report_files(s, e));
+    TRY(learn_config(s, e));
     return tell_lost_rows(s, e);
 }
 
@@ -524,8 +518,7 @@ static int megatron_scan(const struct scan_context *c, struct sink *sink, struct
     if (c->file)
         return refuse_local(c, sink, e);
     r = report(&s, &failed);
-    if (tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
     if (r < 0)
         *e = failed;
     return r;

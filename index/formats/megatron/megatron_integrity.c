@@ -54,8 +54,7 @@ int megatron_integrity_set(char *text, size_t len, const char *name, const char 
     const struct json *file;
     size_t at;
 
-    if (json_parse(text, len, &json_python, &doc, e) < 0)
-        return -e->code;
+    TRY(json_parse(text, len, &json_python, &doc, e));
     file = json_get(json_get(doc, "files"), name);
     if (!file)
         return 0;

@@ -100,8 +100,7 @@ static int count_stage(struct legacy *l, uint32_t p, struct err *e)
 
     if (!r)
         return err_set(e, EBADMSG, "pipeline rank %" PRIu32 " is missing", p);
-    if (legacy_load(l, r, e) < 0)
-        return -e->code;
+    TRY(legacy_load(l, r, e));
     if (r->err.code) {
         *e = r->err;
         rc = err_wrap(e, "%s", r->path);
@@ -119,8 +118,7 @@ static int count_stage(struct legacy *l, uint32_t p, struct err *e)
 int legacy_count_layers(struct legacy *l, struct err *e)
 {
     for (uint32_t p = 0; p < l->pipeline; p++)
-        if (count_stage(l, p, e) < 0)
-            return -e->code;
+        TRY(count_stage(l, p, e));
     for (struct layer_kind *k = l->kinds; k; k = k->next) {
         uint64_t sum = 0;
 

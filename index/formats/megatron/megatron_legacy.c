@@ -176,8 +176,7 @@ static int learn_first(struct legacy *l, struct rank *r, struct err *e)
     struct pv root, items;
     int rc;
 
-    if (legacy_load(l, r, e) < 0)
-        return -e->code;
+    TRY(legacy_load(l, r, e));
     if (r->err.code) {
         *e = r->err;
         rc = -e->code;
@@ -207,8 +206,7 @@ static int find_ranks(struct legacy *l, struct err *e)
 
         if (!is_rank(entry, number, &n))
             continue;
-        if (sink_part(l->sink, entry->name, e) < 0)
-            return -e->code;
+        TRY(sink_part(l->sink, entry->name, e));
         r = reallocarray(l->rank, l->nranks + 1, sizeof *r);
         if (!r)
             return err_nomem(e);
@@ -273,10 +271,9 @@ static int find_sizes(struct legacy *l, struct err *e)
         p = MAX(p, l->rank[i].p);
         x = MAX(x, l->rank[i].e);
     }
-    if (size_of(t + 1, l->facts.tensor, "tensor", &l->tensor, e) < 0 ||
-        size_of(p + 1, l->facts.pipeline, "pipeline", &l->pipeline, e) < 0 ||
-        size_of(x + 1, x > 0 ? l->facts.expert : 0, "expert", &l->expert, e) < 0)
-        return -e->code;
+    TRY(size_of(t + 1, l->facts.tensor, "tensor", &l->tensor, e));
+    TRY(size_of(p + 1, l->facts.pipeline, "pipeline", &l->pipeline, e));
+    TRY(size_of(x + 1, x > 0 ? l->facts.expert : 0, "expert", &l->expert, e));
     if ((uint64_t)l->tensor * l->pipeline / 16 * l->expert > l->nranks)
         return err_set(e, EBADMSG,
                        "there are only %zu ranks of %" PRIu32 " x %" PRIu32
@@ -293,8 +290,7 @@ static int report_oddities(struct legacy *l, struct err *e)
     uint64_t total = k ? legacy_layers(l, k) : 0;
     int r = 0;
 
-    if (legacy_warn_unknown(l, e) < 0)
-        return -e->code;
+    TRY(legacy_warn_unknown(l, e));
     if (k && !k->next && l->args.layers > 0 && l->args.layers != total)
         r = sink_warning(l->sink, "layers",
                          "args tell of %" PRIu64 " layers, the files have %" PRIu64,
@@ -308,12 +304,13 @@ static int report_oddities(struct legacy *l, struct err *e)
 
 static int report(struct legacy *l, struct err *e)
 {
-    if (find_ranks(l, e) < 0 || learn_first(l, &l->rank[0], e) < 0)
-        return -e->code;
+    TRY(find_ranks(l, e));
+    TRY(learn_first(l, &l->rank[0], e));
     name_ranks(l);
-    if (legacy_sort(l, e) < 0 || find_sizes(l, e) < 0 ||
-        legacy_count_layers(l, e) < 0 || legacy_report_stages(l, e) < 0)
-        return -e->code;
+    TRY(legacy_sort(l, e));
+    TRY(find_sizes(l, e));
+    TRY(legacy_count_layers(l, e));
+    TRY(legacy_report_stages(l, e));
     return report_oddities(l, e);
 }
 

@@ -315,8 +315,7 @@ static int add_old_qkv(const struct merge *m, uint32_t t, uint64_t heads, uint64
         for (uint64_t c = 0; c < 3; c++) {
             uint64_t row = first ? (c * heads + h) * d : h * d * 3 + c;
 
-            if (add_rows(m, t, row, first ? 1 : 3, d, to + (h * 3 + c) * d, e) < 0)
-                return -e->code;
+            TRY(add_rows(m, t, row, first ? 1 : 3, d, to + (h * 3 + c) * d, e));
         }
     }
     return 0;
@@ -342,8 +341,7 @@ static int add_old_qkvs(const struct merge *m, struct err *e)
                                       " heads",
                                       m->part[t].file->path, heads),
                            e);
-        if (add_old_qkv(m, t, heads, to, e) < 0)
-            return -e->code;
+        TRY(add_old_qkv(m, t, heads, to, e));
         to += rows;
     }
     return 0;
@@ -439,7 +437,8 @@ static int merge_rows(struct merge *m, struct sink_tensor *t,
     t->shape = &x.shape;
     if (sink_tensor_begin(m->l->sink, t, e) < 0)
         return once(m, -e->code, e);
-    return add(m, e) < 0 ? -e->code : sink_tensor_end(m->l->sink, e);
+    TRY(add(m, e));
+    return sink_tensor_end(m->l->sink, e);
 }
 
 static bool parts_of_one_size(const struct merge *m)
@@ -460,8 +459,7 @@ static int add_blocks(const struct merge *m, struct err *e)
                        e);
     for (size_t b = 0, row = 0; b < m->blocks.count; row += m->blocks.rows[b++]) {
         for (uint32_t t = 0; t < m->nparts; t++) {
-            if (add_rows(m, t, row, 1, m->blocks.rows[b], to, e) < 0)
-                return -e->code;
+            TRY(add_rows(m, t, row, 1, m->blocks.rows[b], to, e));
             to += m->blocks.rows[b];
         }
     }
@@ -500,8 +498,7 @@ static int merge_parts(struct merge *m, enum megatron_rule rule, struct err *e)
     m->nparts = m->expert && own_tensor(m->l) ? (uint32_t)m->l->args.expert_tensor
                                               : m->l->tensor;
     find_parts(m);
-    if (write_key(m, &key, e) < 0)
-        return -e->code;
+    TRY(write_key(m, &key, e));
     t.key = key.data;
     t.key_len = key.len;
     if (rule == MEGATRON_QKV)
@@ -521,9 +518,8 @@ static int add_unreadable(const struct merge *m, struct sink_tensor *t, const ch
 
     t->dtype = DTYPE_U8;
     t->shape = &none;
-    if (sink_tensor_begin(m->l->sink, t, e) < 0 ||
-        faulted(sink_fault(m->l->sink, "%s", why), e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(m->l->sink, t, e));
+    TRY(faulted(sink_fault(m->l->sink, "%s", why), e));
     return sink_tensor_end(m->l->sink, e);
 }
 
@@ -554,8 +550,8 @@ static int add_raws(struct merge *m, struct err *e)
     for (uint32_t t = 0; t < m->l->tensor; t++) {
         const struct rank *r = legacy_rank(m->l, t, m->p, m->e);
 
-        if (r && !r->err.code && add_raw(m, r, e) < 0)
-            return -e->code;
+        if (r && !r->err.code)
+            TRY(add_raw(m, r, e));
     }
     return 0;
 }
@@ -619,8 +615,7 @@ static int merge_model(struct merge *m, struct err *e)
     m->model = &first->model[m->v];
     m->local = count_experts(m->model);
     for (size_t i = 0; i < m->model->count; i++)
-        if (merge_tensor(m, &m->model->tensor[i], e) < 0)
-            return -e->code;
+        TRY(merge_tensor(m, &m->model->tensor[i], e));
     return 0;
 }
 

@@ -111,8 +111,7 @@ static int report_states(struct legacy *l, struct rank *r, struct err *e)
         for (size_t i = 0; i < pv_count(&entries); i++) {
             struct pv key = pv_key_at(&entries, i), value = pv_value_at(&entries, i);
 
-            if (report_state(l, r, v, &key, &value, e) < 0)
-                return -e->code;
+            TRY(report_state(l, r, v, &key, &value, e));
         }
     }
     return 0;
@@ -145,9 +144,9 @@ static int report_rank(struct legacy *l, struct rank *r, struct err *e)
         return sink_warning(l->sink, "damaged-file", "%s: %s", r->path, r->err.text) < 0
                    ? err_nomem(e)
                    : 0;
-    if (report_states(l, r, e) < 0 || report_entries(l, r, PART_REST, e) < 0 ||
-        report_entries(l, r, PART_OPTIMIZER, e) < 0)
-        return -e->code;
+    TRY(report_states(l, r, e));
+    TRY(report_entries(l, r, PART_REST, e));
+    TRY(report_entries(l, r, PART_OPTIMIZER, e));
     if (!optimizer || optimizer->st.kind != ENTRY_FILE)
         return tell_lost_optimizer(l, r, e);
     snprintf(path, sizeof path, "%s/%s", r->dir, OPTIMIZER);
@@ -174,8 +173,7 @@ static int report_stage(struct legacy *l, uint32_t p, struct err *e)
 int legacy_report_stages(struct legacy *l, struct err *e)
 {
     for (uint32_t p = 0; p < l->pipeline; p++)
-        if (report_stage(l, p, e) < 0)
-            return -e->code;
+        TRY(report_stage(l, p, e));
     return 0;
 }
 

@@ -117,8 +117,7 @@ static int put_objects(const struct layout_input *in, struct mega_writing *w,
     if (!w->cell)
         return err_nomem(e);
     for (size_t i = 0; i < in->objects; i++)
-        if (put_object(w, &in->object[i], &common, e) < 0)
-            return -e->code;
+        TRY(put_object(w, &in->object[i], &common, e));
     return common ? 0 : put_empty_common(w, e);
 }
 
@@ -126,9 +125,9 @@ int mega_write_begin(const struct layout_input *in, struct layout *out,
                      struct mega_writing *w, struct err *e)
 {
     *w = (struct mega_writing){.in = *in, .out = out};
-    if (torch_objects_new(in, layout_arena(out), &w->objects, e) < 0 ||
-        put_objects(in, w, e) < 0 || name_tensors(in, w, e) < 0)
-        return -e->code;
+    TRY(torch_objects_new(in, layout_arena(out), &w->objects, e));
+    TRY(put_objects(in, w, e));
+    TRY(name_tensors(in, w, e));
     w->in.object = w->cell;
     w->in.objects = w->cells;
     return 0;
@@ -144,7 +143,6 @@ int mega_write_end(struct mega_writing *w, const char *backend, struct err *e)
                      "\"common_backend\": \"torch\", \"common_backend_version\": 1}",
                      backend);
 
-    if (layout_file_new(w->out, "metadata.json", 2, &f, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(w->out, "metadata.json", 2, &f, e));
     return layout_bytes(f, text, (size_t)n, e);
 }

@@ -107,10 +107,10 @@ static int report_objects(struct zarr *z, const struct listing *dir, struct err 
         const struct listing_entry *entry = listing_at(dir, i);
 
         if (entry->st.kind == ENTRY_FILE &&
-            cell_of_file(key, entry->name, &name, &cell) &&
-            (write_name(key, &cell, last, &name, e) < 0 ||
-             report_object(z, key, entry->name, name.data, e) < 0))
-            return -e->code;
+            cell_of_file(key, entry->name, &name, &cell)) {
+            TRY(write_name(key, &cell, last, &name, e));
+            TRY(report_object(z, key, entry->name, name.data, e));
+        }
     }
     return 0;
 }
@@ -170,8 +170,7 @@ static int report_dir(struct zarr *z, struct listing *dir, struct err *e)
 
     if (content == CONTENT_OTHER)
         return 0;
-    if (sink_hide(z->sink, listing_name(dir), false, e) < 0)
-        return -e->code;
+    TRY(sink_hide(z->sink, listing_name(dir), false, e));
     switch (content) {
     case CONTENT_ARRAY:
         return report_array(z, dir, e);
@@ -205,8 +204,7 @@ int megatron_zarr_report(const struct scan_context *c, struct sink *sink,
             continue;
         if (!dir)
             return err_set(e, EIO, "%s cannot be listed", entry->name);
-        if (report_dir(&z, dir, e) < 0)
-            return -e->code;
+        TRY(report_dir(&z, dir, e));
     }
     return 0;
 }

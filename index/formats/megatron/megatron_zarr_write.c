@@ -106,8 +106,7 @@ static int put_metadata(struct zarr_writing *w, const struct layout_tensor *t,
     if (buf_failed(&text))
         return err_nomem(e);
     snprintf(path, sizeof path, "%.*s/.zarray", (int)t->key_len, t->key);
-    if (layout_file_new(w->mega.out, path, 1, &f, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(w->mega.out, path, 1, &f, e));
     return layout_bytes(f, text.data, text.len, e);
 }
 
@@ -127,10 +126,9 @@ static int put_chunk(struct zarr_writing *w, size_t i, uint64_t n, uint64_t byte
     memcpy(size, t->shape.dim, sizeof size);
     start[0] = n * rows;
     size[0] = MIN(rows, t->shape.dim[0] - start[0]);
-    if (layout_file_new(w->mega.out, path, 0, &f, e) < 0 ||
-        layout_box(f, &w->mega.in, i, start, size, e) < 0 ||
-        layout_pad(f, bytes, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(w->mega.out, path, 0, &f, e));
+    TRY(layout_box(f, &w->mega.in, i, start, size, e));
+    TRY(layout_pad(f, bytes, e));
     return w->blosc ? layout_encode(f, LAYOUT_BLOSC_LZ4, dtype_unit(t->dtype), e) : 0;
 }
 
@@ -140,14 +138,11 @@ static int put_array(struct zarr_writing *w, size_t i, struct err *e)
     uint64_t rows = rows_of(w, t), bytes, all = t->shape.dim[0];
     struct shape chunk = t->shape;
 
-    if (put_metadata(w, t, e) < 0)
-        return -e->code;
+    TRY(put_metadata(w, t, e));
     chunk.dim[0] = rows;
-    if (shape_bytes(&chunk, t->dtype, &bytes, e) < 0)
-        return -e->code;
+    TRY(shape_bytes(&chunk, t->dtype, &bytes, e));
     for (uint64_t n = 0; bytes > 0 && n < all / rows + (all % rows != 0); n++)
-        if (put_chunk(w, i, n, bytes, e) < 0)
-            return -e->code;
+        TRY(put_chunk(w, i, n, bytes, e));
     return 0;
 }
 

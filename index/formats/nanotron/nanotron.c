@@ -82,8 +82,7 @@ static int read_metadata(struct nano *n, struct err *e)
     const char *text = "";
     int64_t step;
 
-    if (json_file_object(n->c->listing, METADATA, n->sink, &doc, e) < 0)
-        return -e->code;
+    TRY(json_file_object(n->c->listing, METADATA, n->sink, &doc, e));
     if (!doc)
         return err_set(e, EBADMSG, "%s cannot be read", METADATA);
     json_string(json_get(doc, "version"), &text);
@@ -117,15 +116,13 @@ static int report_state(struct nano *n, const char *dir, struct err *e)
 
     if (!l)
         return 0;
-    if (sink_part(n->sink, dir, e) < 0)
-        return -e->code;
+    TRY(sink_part(n->sink, dir, e));
     for (size_t i = 0; i < listing_count(l); i++) {
         if (!is_pt(listing_at(l, i)))
             continue;
         if (store_join(dir, listing_at(l, i)->name, path, sizeof path) < 0)
             return err_set(e, ENAMETOOLONG, "%s/: a path is too long", dir);
-        if (torch_file_report(n->c, n->sink, path, &how, e) < 0)
-            return -e->code;
+        TRY(torch_file_report(n->c, n->sink, path, &how, e));
     }
     return 0;
 }
@@ -134,13 +131,14 @@ static int report_state(struct nano *n, const char *dir, struct err *e)
 
 static int report(struct nano *n, struct err *e)
 {
-    if (sink_part(n->sink, "model", e) < 0 ||
-        (listing_sub(n->c->listing, "optimizer") &&
-         sink_part(n->sink, "optimizer", e) < 0) ||
-        read_metadata(n, e) < 0 || nano_weights_report(n, e) < 0 ||
-        nano_optimizer_report(n, e) < 0 || report_state(n, "lr_scheduler", e) < 0 ||
-        report_state(n, "random", e) < 0)
-        return -e->code;
+    TRY(sink_part(n->sink, "model", e));
+    if (listing_sub(n->c->listing, "optimizer"))
+        TRY(sink_part(n->sink, "optimizer", e));
+    TRY(read_metadata(n, e));
+    TRY(nano_weights_report(n, e));
+    TRY(nano_optimizer_report(n, e));
+    TRY(report_state(n, "lr_scheduler", e));
+    TRY(report_state(n, "random", e));
     if (n->lost.count > 0 &&
         sink_warning(
             n->sink, "missing-file",

@@ -229,8 +229,7 @@ static int take_slices(const char **p, const struct shape *shape, char end,
         if (k > 0 && **p != '|')
             break;
         *p += k > 0;
-        if (take_slice(p, shape->dim[k], &start[k], &len[k], e) < 0)
-            return -e->code;
+        TRY(take_slice(p, shape->dim[k], &start[k], &len[k], e));
     }
     for (; k < shape->nd; k++) {
         start[k] = 0;
@@ -247,11 +246,9 @@ static int take_pair(struct reader *r, struct err *e)
     uint32_t nd = r->whole->nd;
     uint64_t *from = r->number, *to = from + nd, *size = to + nd;
 
-    if (take_slices(&r->p, r->local, '#', from, size, e) < 0)
-        return -e->code;
+    TRY(take_slices(&r->p, r->local, '#', from, size, e));
     r->p++;
-    if (take_slices(&r->p, r->whole, ';', to, len, e) < 0)
-        return -e->code;
+    TRY(take_slices(&r->p, r->whole, ';', to, len, e));
     if (memcmp(size, len, nd * sizeof *len) != 0)
         return err_set(e, EBADMSG, "a local and a global slice of different sizes");
     r->number = size + nd;

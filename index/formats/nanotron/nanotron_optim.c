@@ -165,14 +165,12 @@ static int read_config(struct optim *o, struct err *e)
 
     if (!listing_find(l, CONFIG))
         return 0;
-    if (sink_watch(o->n->sink, "optimizer/optimizer_config.json", e) < 0)
-        return -e->code;
+    TRY(sink_watch(o->n->sink, "optimizer/optimizer_config.json", e));
     if (listing_read(l, CONFIG, MAX_CONFIG, &text, &len, &why) == 0 &&
         json_parse(text, len, &limits, &o->config, &why) == 0)
         return index_offsets(o, e);
     if (why.code == ENOMEM || why.code == ESTALE) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return sink_warning(o->n->sink, "damaged-file", "%s/%s: %s", DIR, CONFIG,
                         why.text) < 0
@@ -276,12 +274,10 @@ static int collect(void *user, size_t i, struct rank_file *f, struct err *e)
     if (!torch_mapping(&root, &items) || items.kind != PV_DICT ||
         !pv_dict_get(&items, "state", &v))
         return err_set(e, EBADMSG, "it holds no state");
-    if (read_names(o, more, &items, e) < 0 ||
-        rank_tensors_collect(f->file.zip, &v, o->n->arena, &f->tensors, e) < 0)
-        return -e->code;
-    if (pv_dict_get(&items, ACCUMULATOR, &v) && v.kind != PV_NONE &&
-        rank_tensors_collect(f->file.zip, &v, o->n->arena, &more->accumulator, e) < 0)
-        return -e->code;
+    TRY(read_names(o, more, &items, e));
+    TRY(rank_tensors_collect(f->file.zip, &v, o->n->arena, &f->tensors, e));
+    if (pv_dict_get(&items, ACCUMULATOR, &v) && v.kind != PV_NONE)
+        TRY(rank_tensors_collect(f->file.zip, &v, o->n->arena, &more->accumulator, e));
     return report_objects(o, f, e);
 }
 
@@ -372,9 +368,9 @@ static int add_entries(struct optim *o, uint32_t file, const struct rank_tensors
 
         bool there = named && nano_weight_find(o->n, x.name, x.len);
 
-        if ((named && !there && !accumulator && note_lost(o->n, &x, e) < 0) ||
-            (there ? add_entry(o, &x, e) : report_raw(o, &x, e)) < 0)
-            return -e->code;
+        if (named && !there && !accumulator)
+            TRY(note_lost(o->n, &x, e));
+        TRY(there ? add_entry(o, &x, e) : report_raw(o, &x, e));
     }
     return 0;
 }
@@ -472,8 +468,7 @@ static int report_range(const struct merge *m, const struct entry *x,
         return 0;
     if (bad.code == EBADMSG)
         return fault(m, x, bad.text, e);
-    *e = bad;
-    return -e->code;
+    return err_copy(e, &bad);
 }
 
 static int report_entry(const struct merge *m, const struct entry *x,
@@ -503,14 +498,12 @@ static int report_group(struct merge *m, size_t from, size_t to, struct err *e)
                      "the files of model/ have the parameter's slices in another order "
                      "than their ranks: which of them is this rank's is not to be told",
                      e);
-    if (nano_boxes_key(&f->boxes, &key, e) < 0)
-        return -e->code;
+    TRY(nano_boxes_key(&f->boxes, &key, e));
     r = keyset_add(&m->seen, key.len ? key.data : "", key.len);
     if (r < 0)
         return err_nomem(e);
     for (size_t i = from; r > 0 && i < to; i++)
-        if (report_entry(m, &m->entry[i], f, e) < 0)
-            return -e->code;
+        TRY(report_entry(m, &m->entry[i], f, e));
     return 0;
 }
 
@@ -544,8 +537,7 @@ static int report_pieces(struct merge *m, struct err *e)
         for (to = from + 1;
              to < m->n && same_group(m->o, &m->entry[from], &m->entry[to]); to++)
             ;
-        if (report_group(m, from, to, e) < 0)
-            return -e->code;
+        TRY(report_group(m, from, to, e));
     }
     return lacks_groups(m) ? tell_lost(m, e) : 0;
 }
@@ -591,8 +583,8 @@ static int report_tensor(struct merge *m, struct err *e)
         return report_scalar(m, &t, e);
     t.dtype = m->entry[0].x->why ? DTYPE_U8 : m->entry[0].x->dtype;
     t.shape = m->w->shaped ? m->w->shape : &none;
-    if (sink_tensor_begin(m->o->n->sink, &t, e) < 0 || report_pieces(m, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(m->o->n->sink, &t, e));
+    TRY(report_pieces(m, e));
     return sink_tensor_end(m->o->n->sink, e);
 }
 
@@ -618,14 +610,14 @@ static int report_tensors(struct optim *o, struct err *e)
 
 static int report(struct optim *o, struct err *e)
 {
-    if (find_files(o, e) < 0 || read_config(o, e) < 0 ||
-        rank_files_load(o->n->c, o->n->sink, o->file, o->files, collect, o, e) < 0)
-        return -e->code;
+    TRY(find_files(o, e));
+    TRY(read_config(o, e));
+    TRY(rank_files_load(o->n->c, o->n->sink, o->file, o->files, collect, o, e));
     for (uint32_t i = 0; i < o->files; i++)
-        if (!o->file[i].err.code &&
-            (add_entries(o, i, &o->file[i].tensors, false, e) < 0 ||
-             add_entries(o, i, &o->more[i].accumulator, true, e) < 0))
-            return -e->code;
+        if (!o->file[i].err.code) {
+            TRY(add_entries(o, i, &o->file[i].tensors, false, e));
+            TRY(add_entries(o, i, &o->more[i].accumulator, true, e));
+        }
     if (o->entries > 0)
         qsort_r(o->entry, o->entries, sizeof *o->entry, compare_entries, o);
     return report_tensors(o, e);

@@ -105,8 +105,7 @@ static int add_file(struct nano *n, const char *dir, const char *name, struct er
     f.path = arena_memdup(n->arena, path, strlen(path));
     if (!f.path)
         return err_nomem(e);
-    if (make_name(n, dir, name + parsed.start, parsed.len, &f, e) < 0)
-        return -e->code;
+    TRY(make_name(n, dir, name + parsed.start, parsed.len, &f, e));
     nano_learn_ranks(n, &f.rank);
     n->file[n->files++] = f;
     return 0;
@@ -161,8 +160,8 @@ static int look_into(struct nano *n, const char *dir, struct todo *todo, struct 
 
     if (store_join(n->c->dir, dir, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", dir);
-    if (sink_watch(n->sink, dir, e) < 0 || store->ops->list(store, path, &l, e) < 0)
-        return -e->code;
+    TRY(sink_watch(n->sink, dir, e));
+    TRY(store->ops->list(store, path, &l, e));
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
         int r = 0;
@@ -261,9 +260,8 @@ static int take_header(struct nano_file *f, const struct safetensors_header *h,
     f->dtype = t->dtype;
     f->offset = h->data + t->begin;
     f->bytes = t->end - t->begin;
-    if (copy_text(&f->version, h->nanotron_version, e) < 0 ||
-        copy_text(&f->whole, h->nanotron_shape, e) < 0)
-        return -e->code;
+    TRY(copy_text(&f->version, h->nanotron_version, e));
+    TRY(copy_text(&f->whole, h->nanotron_shape, e));
     return copy_text(&f->slices, h->nanotron_slices, e);
 }
 
@@ -294,8 +292,7 @@ static int read_nth(void *user, size_t i, struct err *e)
     if (f->missing || read_header(n, f, &why) == 0)
         return 0;
     if (safetensors_stops_scan(why.code)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     f->why = strndup(why.text, MAX_WHY);
     return f->why ? 0 : err_nomem(e);
@@ -306,8 +303,7 @@ static int read_files(struct nano *n, struct err *e)
     for (size_t i = 0; i < n->files; i++) {
         struct nano_file *f = &n->file[i];
 
-        if (sink_file(n->sink, f->path, strlen(f->path), &f->number, e) < 0)
-            return -e->code;
+        TRY(sink_file(n->sink, f->path, strlen(f->path), &f->number, e));
         f->missing = !sink_file_id(n->sink, f->number, &f->id);
     }
     return pool_each(n->c->pool, n->files, read_nth, n, e);
@@ -434,8 +430,7 @@ static int place(struct nano *n, struct nano_weight *w, struct nano_file *f, cha
     int r;
 
     nano_file_shape(f, &local);
-    if (learn_shape(n, w, f, why, size, e) < 0)
-        return -e->code;
+    TRY(learn_shape(n, w, f, why, size, e));
     if (why[0])
         return 0;
     r = f->rank.tp.is
@@ -496,9 +491,8 @@ static int place_files(struct nano *n, struct nano_weight *w, char *why, size_t 
     for (size_t i = 0; i < w->files; i++) {
         char text[MAX_WHY + 200] = "";
 
-        if (!find_lack(&w->file[i], text, sizeof text) &&
-            place(n, w, &w->file[i], text, sizeof text, e) < 0)
-            return -e->code;
+        if (!find_lack(&w->file[i], text, sizeof text))
+            TRY(place(n, w, &w->file[i], text, sizeof text, e));
         if (!why[0])
             snprintf(why, size, "%s", text);
     }
@@ -566,13 +560,12 @@ static int report_files(struct nano *n, const struct nano_weight *w, struct err 
     for (size_t i = 0; i < w->files; i++) {
         int r;
 
-        if (nano_boxes_key(&w->file[i].boxes, &key, e) < 0)
-            return -e->code;
+        TRY(nano_boxes_key(&w->file[i].boxes, &key, e));
         r = keyset_add(&seen, key.len ? key.data : "", key.len);
         if (r < 0)
             return err_nomem(e);
-        if (r > 0 && report_file(n, &w->file[i], e) < 0)
-            return -e->code;
+        if (r > 0)
+            TRY(report_file(n, &w->file[i], e));
     }
     return 0;
 }
@@ -583,8 +576,7 @@ static int report_weight(struct nano *n, struct nano_weight *w, struct err *e)
     char why[MAX_WHY + 200] = "";
     struct sink_tensor t = {.key = w->name, .key_len = w->len, .role = ROLE_MODEL};
 
-    if (place_files(n, w, why, sizeof why, e) < 0)
-        return -e->code;
+    TRY(place_files(n, w, why, sizeof why, e));
     t.dtype = w->shaped ? w->dtype : DTYPE_U8;
     t.shape = w->shaped ? w->shape : &none;
     if (!why[0])
@@ -593,23 +585,22 @@ static int report_weight(struct nano *n, struct nano_weight *w, struct err *e)
         snprintf(why, sizeof why, "slices of elements that share bytes");
     if (!why[0] && w->whole)
         return sink_tensor_plain(n->sink, &t, w->file[0].number, w->file[0].offset, e);
-    if (sink_tensor_begin(n->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(n->sink, &t, e));
     if (why[0] && sink_fault(n->sink, "%s", why) < 0)
         return err_nomem(e);
-    if (!why[0] && report_files(n, w, e) < 0)
-        return -e->code;
+    if (!why[0])
+        TRY(report_files(n, w, e));
     return sink_tensor_end(n->sink, e);
 }
 
 int nano_weights_report(struct nano *n, struct err *e)
 {
-    if (find_files(n, e) < 0 || check_saves(n, e) < 0 || read_files(n, e) < 0 ||
-        group(n, e) < 0)
-        return -e->code;
+    TRY(find_files(n, e));
+    TRY(check_saves(n, e));
+    TRY(read_files(n, e));
+    TRY(group(n, e));
     for (size_t i = 0; i < n->weights; i++)
-        if (report_weight(n, &n->weight[i], e) < 0)
-            return -e->code;
+        TRY(report_weight(n, &n->weight[i], e));
     return 0;
 }
 

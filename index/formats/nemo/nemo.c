@@ -251,14 +251,13 @@ static int scan_dir(struct scan *s, struct err *e)
     if (store_join(s->dir, s->weights.name, dir, sizeof dir) < 0 ||
         store_join(s->base, s->weights.name, base, sizeof base) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", s->weights.name);
-    if (place_of(l, NULL, &place, e) < 0)
-        return -e->code;
+    TRY(place_of(l, NULL, &place, e));
     if (place.kind != PLACE_CHECKPOINT) {
         err_set(e, ENOTSUP, "%s/ holds no checkpoint that is known", s->weights.name);
         return err_hint(e, "torch_dist and zarr of Megatron Core are, and torch's DCP");
     }
-    if (sink_part(s->sink, s->weights.name, e) < 0 || sink_enter(s->sink, base, e) < 0)
-        return -e->code;
+    TRY(sink_part(s->sink, s->weights.name, e));
+    TRY(sink_enter(s->sink, base, e));
     c = context_of(s, dir, l);
     c.file = place.file;
     return place.driver->scan(&c, s->sink, e);
@@ -277,8 +276,7 @@ static int show_ranks(struct scan *s, const struct err *why, struct err *e)
         if (!is_rank_dir(s->listing, entry))
             continue;
         snprintf(path, sizeof path, "%s/%s", entry->name, file_name);
-        if (torch_file_report(&c, s->sink, path, &how, e) < 0)
-            return -e->code;
+        TRY(torch_file_report(&c, s->sink, path, &how, e));
     }
     return sink_warning(s->sink, "not-merged",
                         "the files of %zu model parallel ranks are shown as they are, "
@@ -297,11 +295,10 @@ static int scan_ranks(struct scan *s, struct err *e)
     if (s->weights.ranks > MAX_RANKS)
         return err_set(e, EFBIG, "more than %d ranks", MAX_RANKS);
     for (size_t i = 0; i < listing_count(s->listing); i++)
-        if (is_rank_dir(s->listing, listing_at(s->listing, i)) &&
-            sink_part(s->sink, listing_at(s->listing, i)->name, e) < 0)
-            return -e->code;
-    if (!why.code && nemo_ranks_report(&ranks, &s->config, &s->merged, &why, e) < 0)
-        return -e->code;
+        if (is_rank_dir(s->listing, listing_at(s->listing, i)))
+            TRY(sink_part(s->sink, listing_at(s->listing, i)->name, e));
+    if (!why.code)
+        TRY(nemo_ranks_report(&ranks, &s->config, &s->merged, &why, e));
     return s->merged ? 0 : show_ranks(s, &why, e);
 }
 
@@ -355,13 +352,13 @@ static int watch_config(struct scan *s, struct err *e)
 static int scan_content(struct scan *s, struct err *e)
 {
     /* First watched, then read: also a config that is damaged is read anew. */
-    if (watch_config(s, e) < 0)
-        return -e->code;
+    TRY(watch_config(s, e));
     read_config(s);
     find_weights(s->listing, &s->weights);
-    if (sink_enter(s->sink, s->base, e) < 0 || tell_checkpoint(s, e) < 0 ||
-        scan_weights(s, e) < 0 || warn_oddities(s, e) < 0)
-        return -e->code;
+    TRY(sink_enter(s->sink, s->base, e));
+    TRY(tell_checkpoint(s, e));
+    TRY(scan_weights(s, e));
+    TRY(warn_oddities(s, e));
     return tell_checkpoint(s, e);
 }
 
@@ -375,13 +372,11 @@ static int scan_archive(struct scan *s, struct err *e)
     s->base = s->c->file;
     if (store_join(s->c->dir, s->base, s->dir, sizeof s->dir) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", s->base);
-    if (tell_checkpoint(s, e) < 0 ||
-        sink_file(s->sink, s->base, strlen(s->base), &number, e) < 0 ||
-        sink_part(s->sink, s->base, e) < 0)
-        return -e->code;
-    if (store->ops->list(store, s->dir, &inside, e) < 0 ||
-        archives_oddities(store, s->dir, &s->odd, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(s, e));
+    TRY(sink_file(s->sink, s->base, strlen(s->base), &number, e));
+    TRY(sink_part(s->sink, s->base, e));
+    TRY(store->ops->list(store, s->dir, &inside, e));
+    TRY(archives_oddities(store, s->dir, &s->odd, e));
     s->listing = inside;
     return scan_content(s, e);
 }

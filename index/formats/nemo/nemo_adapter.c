@@ -34,8 +34,7 @@ static int list_names(const struct safetensors_header *h, struct key_list *names
         const struct key full = {t->name, t->name_len};
         size_t drop = key_starts_with(&full, &before) ? before.len : 0;
 
-        if (key_list_add(names, t->name + drop, t->name_len - drop, e) < 0)
-            return -e->code;
+        TRY(key_list_add(names, t->name + drop, t->name_len - drop, e));
     }
     key_list_sort(names);
     return 0;
@@ -49,8 +48,7 @@ static int compare_layers(struct sink *sink, const struct safetensors_header *h,
     size_t count = 0;
     char text[200];
 
-    if (list_names(h, &names, e) < 0)
-        return -e->code;
+    TRY(list_names(h, &names, e));
     for (size_t i = 0; (k.name = optim_sizes_name(known, i, &k.len)); i++) {
         layer.name = all.name = k.name;
         if (!layer_name(k.name, k.len, &layer.len, &all.len) ||
@@ -87,6 +85,5 @@ int nemo_adapter_check(const struct scan_context *c, struct sink *sink,
         return compare_layers(sink, &h, known, e);
     if (!safetensors_stops_scan(why.code))
         return 0;
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }

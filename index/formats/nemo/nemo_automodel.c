@@ -145,8 +145,7 @@ struct scan {
 /* Hidden, and watched: names that come into it change what is found. */
 static int add_part(struct scan *s, const char *dir, struct err *e)
 {
-    if (sink_part(s->sink, dir, e) < 0)
-        return -e->code;
+    TRY(sink_part(s->sink, dir, e));
     return sink_watch(s->sink, dir, e);
 }
 
@@ -186,8 +185,7 @@ static int report_shards(struct scan *s, struct err *e)
     struct hf_dcp_told told;
     int r;
 
-    if (optim_sizes_load(s->c, optim_dir, &sizes, e) < 0)
-        return -e->code;
+    TRY(optim_sizes_load(s->c, optim_dir, &sizes, e));
     if (sizes) {
         how.size = size_of;
         how.name = name_of;
@@ -227,16 +225,15 @@ static int report_adapter(struct scan *s, struct err *e)
 {
     CLEANUP(optim_sizes_freep) struct optim_sizes *known = NULL;
 
-    if (report_whole(s, model_dir, adapter_name, e) < 0 ||
-        optim_sizes_load(s->c, optim_dir, &known, e) < 0)
-        return -e->code;
+    TRY(report_whole(s, model_dir, adapter_name, e));
+    TRY(optim_sizes_load(s->c, optim_dir, &known, e));
     return known ? nemo_adapter_check(s->c, s->sink, adapter_path, known, e) : 0;
 }
 
 static int report_model(struct scan *s, struct err *e)
 {
-    if (listing_sub(s->c->listing, model_dir) && add_part(s, model_dir, e) < 0)
-        return -e->code;
+    if (listing_sub(s->c->listing, model_dir))
+        TRY(add_part(s, model_dir, e));
     switch (s->kind) {
     case MODEL_DCP:
         return report_dcp_model(s, e);
@@ -245,8 +242,7 @@ static int report_model(struct scan *s, struct err *e)
     case MODEL_ADAPTER:
         return report_adapter(s, e);
     case MODEL_FULL:
-        if (add_part(s, full_dir, e) < 0)
-            return -e->code;
+        TRY(add_part(s, full_dir, e));
         return report_whole(s, full_dir, NULL, e);
     case MODEL_NONE:
         break;
@@ -268,8 +264,7 @@ static int report_dcp_state(struct scan *s, const char *dir, int role, struct er
     if (dcp_report(s->c, s->sink, &how, &told, &why) == 0)
         return 0;
     if (why.code != EBADMSG && why.code != ENOTSUP && why.code != EIO) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     if (sink_warning(s->sink, "damaged-part", "%s: %s", dir, why.text) < 0)
         return err_nomem(e);
@@ -299,8 +294,7 @@ static int report_files(struct scan *s, const struct listing *l, const char *dir
         if (store_join(dir, entry->name, path, sizeof path) < 0)
             return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", dir,
                            entry->name);
-        if (torch_file_report(s->c, s->sink, path, &how, e) < 0)
-            return -e->code;
+        TRY(torch_file_report(s->c, s->sink, path, &how, e));
     }
     return 0;
 }
@@ -316,8 +310,7 @@ static bool has_files(const struct listing *l)
 /* Before 0.6 nothing else tells a save that ended while the optimizer was written. */
 static int unknown_optim(struct scan *s, struct err *e)
 {
-    if (sink_watch(s->sink, optim_dir, e) < 0)
-        return -e->code;
+    TRY(sink_watch(s->sink, optim_dir, e));
     if (sink_warning(
             s->sink, "missing-part",
             "optim/ holds nothing that is known: its .metadata is lost, or the "
@@ -336,15 +329,15 @@ static int report_dir(struct scan *s, const char *name, struct err *e)
     if (!l || strcmp(name, model_dir) == 0)
         return 0;
     if (dcp_find(l, &found) || (optim && listing_find(l, ".metadata"))) {
-        if (add_part(s, name, e) < 0)
-            return -e->code;
+        TRY(add_part(s, name, e));
         return report_dcp_state(s, name, optim ? ROLE_OPTIMIZER : ROLE_OTHER, e);
     }
-    if (optim && listing_count(l) > 0 && unknown_optim(s, e) < 0)
-        return -e->code;
+    if (optim && listing_count(l) > 0)
+        TRY(unknown_optim(s, e));
     if (!has_files(l))
         return 0; /* stays visible */
-    return add_part(s, name, e) < 0 ? -e->code : report_files(s, l, name, e);
+    TRY(add_part(s, name, e));
+    return report_files(s, l, name, e);
 }
 
 static int report_state(struct scan *s, struct err *e)
@@ -352,9 +345,8 @@ static int report_state(struct scan *s, struct err *e)
     struct listing *l = s->c->listing;
 
     for (size_t i = 0; i < listing_count(l); i++)
-        if (listing_at(l, i)->st.kind == ENTRY_DIR &&
-            report_dir(s, listing_at(l, i)->name, e) < 0)
-            return -e->code;
+        if (listing_at(l, i)->st.kind == ENTRY_DIR)
+            TRY(report_dir(s, listing_at(l, i)->name, e));
     return report_files(s, l, "", e);
 }
 
@@ -385,8 +377,7 @@ static int find_composer(struct scan *s, struct err *e)
     s->composer = is_file(l, composer_name);
     if (!s->composer)
         return 0;
-    if (sink_watch(s->sink, composer_name, e) < 0)
-        return -e->code;
+    TRY(sink_watch(s->sink, composer_name, e));
     if (listing_read(l, composer_name, MAX_COMPOSER, &text, &len, &why) == 0 &&
         json_parse(text, len, &json_python, &doc, &why) == 0 &&
         json_string(json_get(doc, "composer_version"), &version))
@@ -429,9 +420,10 @@ static int nemo_scan(const struct scan_context *c, struct sink *sink, struct err
     struct scan s = {.c = c, .sink = sink, .kind = model_kind(c->listing)};
 
     /* First without what the files tell: also a scan that fails has a format. */
-    if (find_composer(&s, e) < 0 || tell_checkpoint(&s, e) < 0 ||
-        report_model(&s, e) < 0 || report_state(&s, e) < 0)
-        return -e->code;
+    TRY(find_composer(&s, e));
+    TRY(tell_checkpoint(&s, e));
+    TRY(report_model(&s, e));
+    TRY(report_state(&s, e));
     return tell_checkpoint(&s, e);
 }
 

@@ -134,8 +134,7 @@ int nemo_config_learn(const struct json *v, struct nemo_config *out, struct err 
     const struct json *decoder = json_get(v, "decoder");
 
     *out = (struct nemo_config){0};
-    if (take_ranks(v, out, e) < 0)
-        return -e->code;
+    TRY(take_ranks(v, out, e));
     out->megatron_core = take_truth(v, "mcore_gpt", false) ||
                          take_truth(v, "mcore_bert", false) ||
                          take_truth(v, "mcore_t5", false);

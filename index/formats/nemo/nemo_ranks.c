@@ -77,8 +77,7 @@ static int find_ranks(struct legacy *l, const struct nemo_ranks *r,
                            "the configuration tells of %" PRIu64 " tensor and %" PRIu64
                            " pipeline ranks, and there is %s",
                            config->tensor, config->pipeline, entry->name);
-        if (add_rank(l, r, &found, entry->name, e) < 0)
-            return -e->code;
+        TRY(add_rank(l, r, &found, entry->name, e));
     }
     return legacy_sort(l, e);
 }
@@ -127,8 +126,8 @@ static enum megatron_rule rule_of(struct legacy *l, const struct rank_tensor *x,
 static int prepare(struct legacy *l, const struct nemo_ranks *r,
                    const struct nemo_config *config, struct err *e)
 {
-    if (check_config(config, r->training, e) < 0 || find_ranks(l, r, config, e) < 0)
-        return -e->code;
+    TRY(check_config(config, r->training, e));
+    TRY(find_ranks(l, r, config, e));
     l->tensor = (uint32_t)config->tensor;
     l->pipeline = (uint32_t)config->pipeline;
     /* on_save_checkpoint() of megatron_gpt_model.py: state_dict is empty then. */
@@ -139,8 +138,7 @@ static int prepare(struct legacy *l, const struct nemo_ranks *r,
     l->version = 3;
     l->rule = rule_of;
     l->user = config;
-    if (legacy_count_layers(l, e) < 0)
-        return -e->code;
+    TRY(legacy_count_layers(l, e));
     if (r->training && !l->kinds)
         return err_set(e, EBADMSG, "they have no layers in %s",
                        l->several ? "model0, model1, ..." : l->entry);

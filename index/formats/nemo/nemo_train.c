@@ -164,9 +164,8 @@ static int learn_config(const struct pv *root, struct nemo_config *out, char *ve
     CLEANUP(json_freep) struct json *doc = NULL;
     const char *told;
 
-    if (nemo_hparams_json(root, &text, e) < 0 ||
-        json_parse(text.data, text.len, NULL, &doc, e) < 0)
-        return -e->code;
+    TRY(nemo_hparams_json(root, &text, e));
+    TRY(json_parse(text.data, text.len, NULL, &doc, e));
     if (json_string(json_get(doc, "nemo_version"), &told))
         snprintf(version, MAX_VERSION, "%s", told);
     return nemo_config_learn(doc, out, e);
@@ -248,8 +247,8 @@ static int learn(struct scan *s, struct err *e)
             return err_set(e, EFBIG, "more than %d ranks", MAX_RANKS);
         if (store_join(listing_at(l, i)->name, s->file, path, sizeof path) < 0)
             return err_set(e, ENAMETOOLONG, "%s: the path is too long", s->file);
-        if (!s->why.code && learn_rank(s, path, e) < 0)
-            return -e->code;
+        if (!s->why.code)
+            TRY(learn_rank(s, path, e));
     }
     if (s->ranks == 0)
         return err_set(e, ESTALE, "no rank has %s any more", s->file);
@@ -271,8 +270,7 @@ static int show_loaded(struct scan *s, const struct torch_file *f, struct err *e
         .role = ROLE_OPTIMIZER, .entries = true, .object = object, .only = optimizer};
 
     snprintf(object, sizeof object, "%s:", f->path);
-    if (torch_file_report_loaded(s->sink, f, &rest, e) < 0)
-        return -e->code;
+    TRY(torch_file_report_loaded(s->sink, f, &rest, e));
     return torch_file_report_loaded(s->sink, f, &states, e);
 }
 
@@ -302,9 +300,8 @@ static int show_ranks(struct scan *s, struct err *e)
         struct listing *sub = rank_at(l, i);
 
         if (sub && has_file(sub, s->file) &&
-            store_join(listing_at(l, i)->name, s->file, path, sizeof path) == 0 &&
-            show_rank(s, path, e) < 0)
-            return -e->code;
+            store_join(listing_at(l, i)->name, s->file, path, sizeof path) == 0)
+            TRY(show_rank(s, path, e));
     }
     return sink_warning(s->sink, "not-merged",
                         "the files of %zu model parallel ranks are shown as they are, "
@@ -329,9 +326,9 @@ static int watch(struct scan *s, struct err *e)
 
         if (!rank_at(l, i))
             continue;
-        if ((!s->c->among && sink_part(s->sink, name, e) < 0) ||
-            sink_watch(s->sink, name, e) < 0)
-            return -e->code;
+        if (!s->c->among)
+            TRY(sink_part(s->sink, name, e));
+        TRY(sink_watch(s->sink, name, e));
     }
     return 0;
 }
@@ -370,11 +367,10 @@ static int report(struct scan *s, struct err *e)
     const struct nemo_ranks ranks = {
         .c = s->c, .sink = s->sink, .file = s->file, .training = true};
 
-    if (watch(s, e) < 0 || learn(s, e) < 0)
-        return -e->code;
-    if (!s->why.code &&
-        nemo_ranks_report(&ranks, &s->config, &s->merged, &s->why, e) < 0)
-        return -e->code;
+    TRY(watch(s, e));
+    TRY(learn(s, e));
+    if (!s->why.code)
+        TRY(nemo_ranks_report(&ranks, &s->config, &s->merged, &s->why, e));
     return s->merged ? 0 : show_ranks(s, e);
 }
 

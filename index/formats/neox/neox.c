@@ -211,8 +211,7 @@ static int learn_first(struct neox *n, struct err *e)
         learn(n, &root);
     }
     if (!torch_file_is_damaged(why.code)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return 0;
 }
@@ -252,9 +251,8 @@ static int find_layers(struct neox *n, struct err *e)
         struct layer_file x;
 
         if (is_file(listing_at(l, i)) &&
-            neox_layer_name(listing_at(l, i)->name, &x.layer, &x.rank, &x.digits) &&
-            add_layer(n, &x, e) < 0)
-            return -e->code;
+            neox_layer_name(listing_at(l, i)->name, &x.layer, &x.rank, &x.digits))
+            TRY(add_layer(n, &x, e));
     }
     if (n->nlayers > 0)
         qsort(n->layer, n->nlayers, sizeof *n->layer, compare_layers);
@@ -336,8 +334,7 @@ static int collect(void *user, size_t i UNUSED, struct rank_file *f, struct err 
         return err_set(e, EBADMSG, "it holds no dict");
     if (s->entry && !pv_dict_get(&items, s->entry, &v))
         return err_set(e, EBADMSG, "it holds no %s", s->entry);
-    if (rank_tensors_collect(f->file.zip, &v, s->n->arena, &f->tensors, e) < 0)
-        return -e->code;
+    TRY(rank_tensors_collect(f->file.zip, &v, s->n->arena, &f->tensors, e));
     return rank_file_objects(s->n->sink, f, s->entry ? skip : NULL, e);
 }
 
@@ -349,8 +346,8 @@ static int report_raw(struct set *s, const struct rank_tensor *x, struct err *e)
         snprintf(n->first_unknown, sizeof n->first_unknown, "%s%.*s", s->prefix,
                  (int)MIN(x->len, (size_t)80), x->name);
     for (uint32_t i = 0; i < n->tensor; i++)
-        if (n->part[i].x && rank_file_raw(n->sink, &s->file[i], n->part[i].x, e) < 0)
-            return -e->code;
+        if (n->part[i].x)
+            TRY(rank_file_raw(n->sink, &s->file[i], n->part[i].x, e));
     return 0;
 }
 
@@ -396,16 +393,14 @@ static void find_dialect(struct set *s)
 
 static int report_set(struct set *s, struct err *e)
 {
-    if (rank_files_load(s->n->c, s->n->sink, s->file, s->n->tensor, collect, s, e) < 0)
-        return -e->code;
+    TRY(rank_files_load(s->n->c, s->n->sink, s->file, s->n->tensor, collect, s, e));
     find_dialect(s);
     for (uint32_t i = 0; i < s->n->tensor; i++) {
         const struct rank_tensors *t = &s->file[i].tensors;
 
         for (size_t k = 0; k < t->count; k++)
-            if (rank_files_lack(s->file, i, &t->tensor[k]) &&
-                report_tensor(s, &t->tensor[k], e) < 0)
-                return -e->code;
+            if (rank_files_lack(s->file, i, &t->tensor[k]))
+                TRY(report_tensor(s, &t->tensor[k], e));
     }
     return 0;
 }
@@ -417,8 +412,7 @@ static int report_layer(struct neox *n, const struct layer_file *x, struct err *
 
     snprintf(prefix, sizeof prefix, "layer_%0*" PRIu32 "/", x->digits, x->layer);
     n->dialect = NEOX_NEITHER;
-    if (set_begin(&s, e) < 0)
-        return -e->code;
+    TRY(set_begin(&s, e));
     for (uint32_t i = 0; i < n->tensor; i++)
         snprintf(s.name[i], NAME_LEN,
                  "layer_%0*" PRIu32 "-model_%02" PRIu32 "-model_states.pt", x->digits,
@@ -432,8 +426,7 @@ static int report_module(struct neox *n, struct err *e)
     CLEANUP(set_release)
     struct set s = {.n = n, .prefix = "module.", .entry = "module", .wrapper = 7};
 
-    if (set_begin(&s, e) < 0)
-        return -e->code;
+    TRY(set_begin(&s, e));
     for (uint32_t i = 0; i < n->tensor; i++)
         snprintf(s.name[i], NAME_LEN, "mp_rank_%02" PRIu32 "_model_states.pt", i);
     return report_set(&s, e);
@@ -442,9 +435,8 @@ static int report_module(struct neox *n, struct err *e)
 static int report_layers(struct neox *n, struct err *e)
 {
     for (size_t i = 0; i < n->nlayers; i++)
-        if ((i == 0 || n->layer[i].layer != n->layer[i - 1].layer) &&
-            report_layer(n, &n->layer[i], e) < 0)
-            return -e->code;
+        if (i == 0 || n->layer[i].layer != n->layer[i - 1].layer)
+            TRY(report_layer(n, &n->layer[i], e));
     if (n->layers > n->transformer_layers && n->transformer_layers > 0 &&
         sink_warning(n->sink, "missing-layers",
                      "args tell of %" PRIu64 " layers with attention, the files have "
@@ -508,8 +500,7 @@ static int join_optimizer(struct neox *n, struct err *e)
     if (n->nlayers == 0 || deepspeed_report(n->c, n->sink, &how, &told, &why) == 0)
         return n->nlayers > 0;
     if (!torch_file_is_damaged(why.code)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     if (sink_warning(n->sink, "optimizer", "%s", why.text) < 0)
         return err_nomem(e);
@@ -567,10 +558,11 @@ static int report_others(struct neox *n, struct err *e)
 
 static int report(struct neox *n, struct err *e)
 {
-    if (learn_first(n, e) < 0 || find_layers(n, e) < 0 || find_ranks(n, e) < 0 ||
-        (n->nlayers > 0 ? report_layers(n, e) : report_module(n, e)) < 0 ||
-        report_others(n, e) < 0)
-        return -e->code;
+    TRY(learn_first(n, e));
+    TRY(find_layers(n, e));
+    TRY(find_ranks(n, e));
+    TRY(n->nlayers > 0 ? report_layers(n, e) : report_module(n, e));
+    TRY(report_others(n, e));
     if (n->files == 0)
         return err_set(e, EBADMSG, "no file of the model can be read");
     if (n->unknown > 0 &&

@@ -124,9 +124,9 @@ static int report_array(const struct npz_scan *x, const char *key, size_t key_le
 
     snprintf(codec_key, sizeof codec_key, "%" PRIu64 " %08" PRIx32 " %" PRIu64,
              a->plain, a->crc, a->npy.header);
-    if (sink_tensor_begin(x->sink, &t, e) < 0 || put_chunk(x, a, e) < 0 ||
-        sink_tensor_end(x->sink, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(x->sink, &t, e));
+    TRY(put_chunk(x, a, e));
+    TRY(sink_tensor_end(x->sink, e));
     if (a->trailing == 0)
         return 0;
     return sink_warning(x->sink, "trailing-bytes",
@@ -149,8 +149,7 @@ static int report_broken(const struct npz_scan *x, const char *key, size_t key_l
         .role = -1,
     };
 
-    if (sink_tensor_begin(x->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(x->sink, &t, e));
     if (sink_fault(x->sink, "%s", why->text) < 0)
         return err_nomem(e);
     return sink_tensor_end(x->sink, e);
@@ -271,8 +270,7 @@ static int open_file(const struct scan_context *c, struct npz_scan *x, struct er
     struct file_id id;
     char path[PATH_MAX];
 
-    if (sink_file(x->sink, c->file, strlen(c->file), &x->file, e) < 0)
-        return -e->code;
+    TRY(sink_file(x->sink, c->file, strlen(c->file), &x->file, e));
     if (store_join(c->dir, c->file, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", c->dir, c->file);
     if (!sink_file_id(x->sink, x->file, &id))
@@ -296,8 +294,7 @@ static int npz_scan(const struct scan_context *c, struct sink *sink, struct err 
     archive = has_suffix(c->file, strlen(c->file), NPZ) ||
               (!has_suffix(c->file, strlen(c->file), NPY) &&
                kind_of(c->listing, c->file) == 'z');
-    if (tell_checkpoint(c, sink, archive, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(c, sink, archive, e));
     rc = open_file(c, &x, e);
     src = x.src;
     if (rc < 0)

@@ -28,9 +28,8 @@ static int read_header(head_fn *fn, void *user, uint64_t size, struct npy_layout
 
     if (!head)
         return err_nomem(e);
-    if (fn(user, FIRST, head, &got, e) < 0 ||
-        npy_header_size(head, got, &header, e) < 0)
-        return -e->code;
+    TRY(fn(user, FIRST, head, &got, e));
+    TRY(npy_header_size(head, got, &header, e));
     if (header > size)
         return err_set(e, EBADMSG,
                        "the .npy header says that it has %" PRIu64
@@ -41,11 +40,9 @@ static int read_header(head_fn *fn, void *user, uint64_t size, struct npy_layout
         head = malloc((size_t)header);
         if (!head)
             return err_nomem(e);
-        if (fn(user, (size_t)header, head, &got, e) < 0)
-            return -e->code;
+        TRY(fn(user, (size_t)header, head, &got, e));
     }
-    if (npy_parse(head, got, out, e) < 0)
-        return -e->code;
+    TRY(npy_parse(head, got, out, e));
     if (out->bytes > size - out->header)
         return err_set(e, EBADMSG,
                        "the elements need %" PRIu64 " bytes, %" PRIu64 " are there",
@@ -76,8 +73,7 @@ static int plain_head(void *user, size_t want, void *dst, size_t *got, struct er
 
 static int read_plain(struct plain *p, struct npz_array *out, struct err *e)
 {
-    if (read_header(plain_head, p, p->size, &out->npy, e) < 0)
-        return -e->code;
+    TRY(read_header(plain_head, p, p->size, &out->npy, e));
     out->offset = p->off + out->npy.header;
     out->length = out->npy.bytes;
     out->trailing = p->size - out->npy.header - out->npy.bytes;
@@ -138,8 +134,7 @@ static int packed_head(void *user, size_t want, void *dst, size_t *got, struct e
 static int read_packed(struct packed *p, const struct zip_entry *entry,
                        struct npz_array *out, struct err *e)
 {
-    if (read_header(packed_head, p, entry->size, &out->npy, e) < 0)
-        return -e->code;
+    TRY(read_header(packed_head, p, entry->size, &out->npy, e));
     out->packed = true;
     out->offset = p->off;
     out->length = p->len;
@@ -155,8 +150,7 @@ int npz_member_read(struct source *s, struct zip *z, const struct zip_entry *ent
     uint64_t off;
 
     *out = (struct npz_array){0};
-    if (zip_packed_offset(z, entry, &off, e) < 0)
-        return -e->code;
+    TRY(zip_packed_offset(z, entry, &off, e));
     if (entry->method == 0) {
         struct plain p = {.src = s, .off = off, .size = entry->size};
 

@@ -89,9 +89,7 @@ static int layout_npz(const struct layout_input *in, const struct layout_options
             "npz: one file of whole tensors is written, without ranks, sizes or codec");
         return err_hint(e, "leave --ranks, --mesh, --max-shard-size and --codec out");
     }
-    ret = layout_file_new(out, "tensors.npz", 0, &f, e);
-    if (ret < 0)
-        return ret;
+    TRY(layout_file_new(out, "tensors.npz", 0, &f, e));
     zip_write_begin(&z, f, ALIGNMENT);
     ret = put_all(in, out, &z, e);
     zip_write_release(&z);

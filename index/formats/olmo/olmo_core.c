@@ -90,8 +90,7 @@ static int take_mark(const struct scan_context *c, struct sink *sink, struct mar
     int rc = 0;
 
     if (has_file(c->listing, MARK)) {
-        if (sink_hide(sink, MARK, true, e) < 0)
-            return -e->code;
+        TRY(sink_hide(sink, MARK, true, e));
         if (read_mark(c, out, &why) < 0)
             rc = sink_warning(sink, "damaged-file", "%s", why.text);
     } else if (!has_file(c->listing, CONFIG)) {
@@ -160,8 +159,7 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
         .step = a->train.step,
     };
 
-    if (topology_of(a, &topology, e) < 0)
-        return -e->code;
+    TRY(topology_of(a, &topology, e));
     about.topology = topology.data;
     if (step_of_name(listing_name(c->listing), &about.step))
         about.has_step = true;
@@ -174,9 +172,9 @@ static int scan_all(const struct scan_context *c, struct sink *sink, struct abou
     static const struct dcp_how how = {
         .dir = STATE, .role = -1, .role_of = olmo_core_role};
 
-    if (take_mark(c, sink, &a->mark, e) < 0 || olmo_part_add(sink, STATE, e) < 0 ||
-        dcp_report(c, sink, &how, &a->state, e) < 0)
-        return -e->code;
+    TRY(take_mark(c, sink, &a->mark, e));
+    TRY(olmo_part_add(sink, STATE, e));
+    TRY(dcp_report(c, sink, &how, &a->state, e));
     return olmo_train_report(c, sink, &a->train, e);
 }
 
@@ -187,8 +185,7 @@ static int core_scan(const struct scan_context *c, struct sink *sink, struct err
     int rc = scan_all(c, sink, &about, &failed);
 
     /* Also a scan that fails has a format. */
-    if (tell_checkpoint(c, sink, &about, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(c, sink, &about, e));
     if (rc < 0)
         *e = failed;
     return rc;

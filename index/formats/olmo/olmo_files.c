@@ -209,8 +209,7 @@ static int collect(struct files *s, struct err *e)
             struct found *x = &s->found[s->count++];
 
             *x = (struct found){.t = &f->h.tensor[k], .f = f};
-            if (make_key(s, x, e) < 0)
-                return -e->code;
+            TRY(make_key(s, x, e));
         }
     }
     qsort(s->found, s->count, sizeof *s->found, compare_found);
@@ -242,13 +241,12 @@ static int add_tensor(struct files *s, const struct found *x, const struct found
 
     safetensors_shape(x->t, &shape);
     if (!other) {
-        if (x->pickled && note_pickle(s, x, e) < 0)
-            return -e->code;
+        if (x->pickled)
+            TRY(note_pickle(s, x, e));
         return sink_tensor_plain(s->sink, &out, x->f->number,
                                  x->f->h.data + x->t->begin, e);
     }
-    if (sink_tensor_begin(s->sink, &out, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, &out, e));
     if (sink_fault(s->sink, "it is in %.200s and in %.200s, and nothing decides",
                    x->f->name, other->f->name) < 0)
         return err_nomem(e);
@@ -263,8 +261,7 @@ static int add_tensors(struct files *s, struct err *e)
              memcmp(s->found[i].key, s->found[i + n].key, s->found[i].key_len) == 0;
              n++)
             ;
-        if (add_tensor(s, &s->found[i], n > 1 ? &s->found[i + 1] : NULL, e) < 0)
-            return -e->code;
+        TRY(add_tensor(s, &s->found[i], n > 1 ? &s->found[i + 1] : NULL, e));
     }
     return olmo_pickles_report(s->c, s->sink, NULL, &s->pickles, e);
 }
@@ -284,8 +281,7 @@ static int check_files(struct files *s, struct err *e)
         if (f->read)
             continue;
         if (good == 0) {
-            *e = f->err;
-            return -e->code;
+            return err_copy(e, &f->err);
         }
         if (sink_warning(s->sink, "damaged-file", "%s", f->err.text) < 0)
             return err_nomem(e);
@@ -302,16 +298,15 @@ static int report_safetensors(const struct scan_context *c, struct sink *sink,
 
     if (!s.arena)
         return err_nomem(e);
-    if (safetensors_files_new(&s.files, count, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&s.files, count, e));
     for (size_t i = 0; i < count; i++) {
         s.files.file[i].name = path_of(s.arena, how->dir, name[i], e);
         if (!s.files.file[i].name)
             return -e->code;
     }
-    if (safetensors_files_read(c, sink, &s.files, e) < 0 || check_files(&s, e) < 0 ||
-        collect(&s, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_read(c, sink, &s.files, e));
+    TRY(check_files(&s, e));
+    TRY(collect(&s, e));
     return add_tensors(&s, e);
 }
 
@@ -325,8 +320,7 @@ static int report_torch_file(const struct scan_context *c, struct sink *sink,
 
     if (torch_file_register(sink, &f, e) < 0)
         return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", path) : -e->code;
-    if (torch_file_load(c, &f, e) < 0)
-        return -e->code;
+    TRY(torch_file_load(c, &f, e));
     return torch_file_report_loaded(sink, &f, how, e);
 }
 
@@ -354,8 +348,7 @@ static int report_torch(const struct scan_context *c, struct sink *sink,
         if (report_torch_file(c, sink, &report, path, &why) == 0) {
             good++;
         } else if (!torch_file_is_damaged(why.code) || (i + 1 == count && good == 0)) {
-            *e = why;
-            return -e->code;
+            return err_copy(e, &why);
         } else if (sink_warning(sink, "damaged-file", "%s: %s", path, why.text) < 0) {
             return err_nomem(e);
         }
@@ -411,9 +404,8 @@ int olmo_set_report(const struct scan_context *c, struct sink *sink,
     if (count == 0)
         return err_set(e, ESTALE, "%s: its files are gone", how->dir);
     told->files = count;
-    if (tell_first(c, how, name[0], told, e) < 0 ||
-        check_numbers(sink, how, set, name[count - 1], count, e) < 0)
-        return -e->code;
+    TRY(tell_first(c, how, name[0], told, e));
+    TRY(check_numbers(sink, how, set, name[count - 1], count, e));
     return strcmp(set->suffix, TORCH) == 0
                ? report_torch(c, sink, how, name, count, e)
                : report_safetensors(c, sink, how, name, count, e);
@@ -424,8 +416,7 @@ int olmo_file_report(const struct scan_context *c, struct sink *sink,
                      struct olmo_files_told *told, struct err *e)
 {
     *told = (struct olmo_files_told){.files = 1};
-    if (tell_first(c, how, name, told, e) < 0)
-        return -e->code;
+    TRY(tell_first(c, how, name, told, e));
     return has_suffix(name, SAFETENSORS) ? report_safetensors(c, sink, how, &name, 1, e)
                                          : report_torch(c, sink, how, &name, 1, e);
 }

@@ -179,12 +179,10 @@ static int read_parameter(struct read *r, const struct handle *h, size_t i,
     struct pv info;
     int rc;
 
-    if (count_one(r, e) < 0)
-        return -e->code;
+    TRY(count_one(r, e));
     if (!dist_numbers(&shape, f.shape.dim, SHAPE_MAX_DIMS, &f.shape.nd))
         return bad(e, "with an impossible shape");
-    if (name_parameter(r, &fqn, e) < 0)
-        return -e->code;
+    TRY(name_parameter(r, &fqn, e));
     if (h->infos.kind != PV_NONE) {
         info = pv_at(&h->infos, i);
         rc = take_info(&info, &f, e);
@@ -242,8 +240,7 @@ static int read_module(struct read *r, const struct pv *module, struct err *e)
     struct handle h;
     uint64_t at = 0;
 
-    if (count_one(r, e) < 0)
-        return -e->code;
+    TRY(count_one(r, e));
     if (module->kind != PV_DICT || !pv_dict_get(module, "name", &name) ||
         !pv_dict_get(module, "handles", &handles) || handles.kind != PV_LIST)
         return err_set(e, EBADMSG, "a module without its handles");
@@ -257,11 +254,10 @@ static int read_module(struct read *r, const struct pv *module, struct err *e)
     if (pv_count(&handles) == 0)
         return 0;
     dict = pv_at(&handles, 0);
-    if (name_module(r, &name, e) < 0 || read_handle(r, &dict, &h, e) < 0)
-        return -e->code;
+    TRY(name_module(r, &name, e));
+    TRY(read_handle(r, &dict, &h, e));
     for (size_t i = 0; i < pv_count(&h.fqns); i++)
-        if (read_parameter(r, &h, i, &at, e) < 0)
-            return -e->code;
+        TRY(read_parameter(r, &h, i, &at, e));
     return 0;
 }
 

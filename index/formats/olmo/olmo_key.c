@@ -101,9 +101,8 @@ int olmo_key_decode(const char *text, size_t len, struct buf *key, bool *pickled
 
     if (!decode_base64(text, len, &bytes))
         return err_set(e, EBADMSG, "a key that is no base64 as OLMo writes it");
-    if (source_from_memory(bytes.data, bytes.len, false, "key", &src, e) < 0 ||
-        pickle_load(src, 0, bytes.len, NULL, &p, &used, e) < 0)
-        return -e->code;
+    TRY(source_from_memory(bytes.data, bytes.len, false, "key", &src, e));
+    TRY(pickle_load(src, 0, bytes.len, NULL, &p, &used, e));
     root = pickle_root(p);
     rc = used == bytes.len ? take_path(&root, key, pickled) : -EBADMSG;
     if (rc == -EBADMSG)

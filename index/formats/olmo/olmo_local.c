@@ -165,8 +165,7 @@ static int take_parameter(void *user, const struct olmo_flat *f, struct err *e)
                                    .begin = f->begin,
                                    .count = f->count};
 
-    if (rank_set_flat(*l->set, l->file, &flat, e) < 0)
-        return -e->code;
+    TRY(rank_set_flat(*l->set, l->file, &flat, e));
     return keep(l, f, e);
 }
 
@@ -184,8 +183,7 @@ int olmo_local_model(void *user, uint32_t file, struct torch_zip *zip, struct er
     struct ranges *r = ranges_of(l, file);
 
     begin_file(l, file, zip);
-    if (olmo_flat_read(zip, take_parameter, l, e) < 0)
-        return -e->code;
+    TRY(olmo_flat_read(zip, take_parameter, l, e));
     if (r->count > 0)
         qsort(r->range, r->count, sizeof *r->range, compare_ranges);
     return 1;
@@ -237,8 +235,7 @@ static int add_group(struct olmo_local *l, const struct pv *group, uint64_t most
         if (!pv_u64(&number, &x->number) || name.kind != PV_STR)
             return err_set(e, EBADMSG,
                            "a group whose params are no numbers with names");
-        if (keep_name(l, &name, x, e) < 0)
-            return -e->code;
+        TRY(keep_name(l, &name, x, e));
         l->numbers++;
     }
     return 0;
@@ -256,8 +253,7 @@ int olmo_local_optim(void *user, uint32_t file, struct torch_zip *zip, struct er
         return err_set(e, EBADMSG, "it is no optimizer's state: no param_groups");
     for (size_t i = 0; i < pv_count(&groups); i++) {
         group = pv_at(&groups, i);
-        if (add_group(l, &group, torch_zip_pickle_len(zip), e) < 0)
-            return -e->code;
+        TRY(add_group(l, &group, torch_zip_pickle_len(zip), e));
     }
     if (l->numbers > 0)
         qsort(l->number, l->numbers, sizeof *l->number, compare_numbers);

@@ -42,7 +42,8 @@ int olmo_part_find(struct listing *l)
 
 int olmo_part_add(struct sink *sink, const char *dir, struct err *e)
 {
-    return sink_part(sink, dir, e) < 0 ? -e->code : sink_watch(sink, dir, e);
+    TRY(sink_part(sink, dir, e));
+    return sink_watch(sink, dir, e);
 }
 
 /* ---- the files ---- */
@@ -147,8 +148,7 @@ static const struct safetensors_tensor *find_in(const struct part *p, uint32_t f
 /* Every listed file, also one that holds nothing: that it is missing is worth a warning. */
 static int read_files(struct part *p, struct err *e)
 {
-    if (safetensors_files_new(&p->files, p->m.nfiles, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_new(&p->files, p->m.nfiles, e));
     p->names = calloc(p->m.nfiles + 1, sizeof *p->names);
     if (!p->names)
         return err_nomem(e);
@@ -165,8 +165,7 @@ static int read_files(struct part *p, struct err *e)
         if (!store_name_is_safe(name, strlen(name)))
             f->fault = "metadata.json names a file that is never opened";
     }
-    if (safetensors_files_read(p->c, p->sink, &p->files, e) < 0)
-        return -e->code;
+    TRY(safetensors_files_read(p->c, p->sink, &p->files, e));
     for (size_t i = 0; i < p->files.count; i++)
         if (p->files.file[i].read && sort_names(p, i) < 0)
             return err_nomem(e);
@@ -252,8 +251,7 @@ static int add_range(struct part *p, const struct box *from, const uint64_t *ran
     while (flat_boxes_next(&f, &fb)) {
         struct box box = {.file = from->file, .offset = from->offset + fb.first * unit};
 
-        if (add_box(p, &box, fb.start, fb.size, unit, e) < 0)
-            return -e->code;
+        TRY(add_box(p, &box, fb.start, fb.size, unit, e));
     }
     return 0;
 }
@@ -318,8 +316,7 @@ static int add_piece(struct part *p, const struct olmo_tensor *t,
     for (uint32_t i = 0; i < piece->count; i++) {
         const uint64_t *range = piece->at + 2 * (size_t)i;
 
-        if (add_range(p, &box, range, unit, e) < 0)
-            return -e->code;
+        TRY(add_range(p, &box, range, unit, e));
         box.offset += (range[1] - range[0]) * unit;
     }
     return 0;
@@ -367,8 +364,7 @@ static int put_boxes(struct part *p, struct err *e)
 
         if (i + 1 < p->nbox && compare_places(p, b, b + 1) == 0)
             continue;
-        if (sink_chunk(p->sink, &c, e) < 0)
-            return -e->code;
+        TRY(sink_chunk(p->sink, &c, e));
     }
     return 0;
 }
@@ -389,8 +385,7 @@ static int put_pieces(struct part *p, const struct olmo_tensor *t, enum dtype dt
     }
     p->nbox = p->nnumber = 0;
     for (size_t i = 0; i < n; i++)
-        if (add_piece(p, t, &piece[i], dtype, e) < 0)
-            return -e->code;
+        TRY(add_piece(p, t, &piece[i], dtype, e));
     return put_boxes(p, e);
 }
 
@@ -448,8 +443,7 @@ static int add_unknown(struct part *p, struct sink_tensor *out, const char *faul
 
     out->dtype = DTYPE_U8;
     out->shape = &none;
-    if (sink_tensor_begin(p->sink, out, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(p->sink, out, e));
     if (sink_fault(p->sink, "%s", fault) < 0)
         return err_nomem(e);
     return sink_tensor_end(p->sink, e);
@@ -471,22 +465,20 @@ static int add_tensor(struct part *p, const struct olmo_tensor *t, struct err *e
     olmo_shape(t, &p->shape);
     if (dtype == DTYPE_NONE || (t->fault && !t->dim))
         return add_unknown(p, &out, t->fault ? t->fault : "no file tells its dtype", e);
-    if (sink_tensor_begin(p->sink, &out, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(p->sink, &out, e));
     p->nbox = 0;
     if (t->fault ? sink_fault(p->sink, "%s", t->fault) < 0
                  : put_pieces(p, t, dtype, e) < 0)
         return e->code ? -e->code : err_nomem(e);
-    if (pickle && note_pickle(p, t, e) < 0)
-        return -e->code;
+    if (pickle)
+        TRY(note_pickle(p, t, e));
     return sink_tensor_end(p->sink, e);
 }
 
 static int add_tensors(struct part *p, struct err *e)
 {
     for (size_t i = 0; i < p->m.count; i++)
-        if (add_tensor(p, &p->m.tensor[i], e) < 0)
-            return -e->code;
+        TRY(add_tensor(p, &p->m.tensor[i], e));
     return 0;
 }
 
@@ -603,8 +595,7 @@ static int read_metadata(struct part *p, struct olmo_part_told *told, struct err
     if (!p->listing || !listing_find(p->listing, METADATA))
         return err_set(e, ENOENT, "there is no %s", name);
     /* First watched, then read: also a damaged one is read anew when it changes. */
-    if (sink_hide(p->sink, name, true, e) < 0)
-        return -e->code;
+    TRY(sink_hide(p->sink, name, true, e));
     if (listing_read(p->listing, METADATA, MAX_METADATA, &text, &len, e) < 0 ||
         olmo_metadata_parse(text, len, &p->m, e) < 0)
         return err_wrap(e, "%s", name);
@@ -620,10 +611,11 @@ int olmo_part_report(const struct scan_context *c, struct sink *sink,
     struct part p = {.c = c, .sink = sink, .how = how};
 
     *told = (struct olmo_part_told){0};
-    if (read_metadata(&p, told, e) < 0 || read_files(&p, e) < 0)
-        return -e->code;
+    TRY(read_metadata(&p, told, e));
+    TRY(read_files(&p, e));
     p.optimizer = how->role == ROLE_OPTIMIZER || (how->role < 0 && holds_optimizer(&p));
-    if (add_tensors(&p, e) < 0 || warn_damaged(&p, e) < 0 || hide_rest(&p, told, e) < 0)
-        return -e->code;
+    TRY(add_tensors(&p, e));
+    TRY(warn_damaged(&p, e));
+    TRY(hide_rest(&p, told, e));
     return olmo_pickles_report(c, sink, how->part, &p.pickles, e);
 }

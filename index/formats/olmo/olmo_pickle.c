@@ -65,16 +65,14 @@ static int decode(const struct scan_context *c, const struct olmo_pickle *p,
 
     if (p->length > MAX_PICKLE)
         return err_set(e, EFBIG, "a pickle of %" PRIu64 " bytes", p->length);
-    if (open_again(c, p->file, &src, e) < 0 ||
-        pickle_load(src, p->offset, p->length, NULL, &pickle, &used, e) < 0)
-        return -e->code;
+    TRY(open_again(c, p->file, &src, e));
+    TRY(pickle_load(src, p->offset, p->length, NULL, &pickle, &used, e));
     if (used != p->length)
         return err_set(e, EBADMSG,
                        "the pickle ends after %" PRIu64 " of %" PRIu64 " bytes", used,
                        p->length);
     root = pickle_root(pickle);
-    if (object_to_json(NULL, &root, p->length * 2 + 1000, NULL, NULL, json, e) < 0)
-        return -e->code;
+    TRY(object_to_json(NULL, &root, p->length * 2 + 1000, NULL, NULL, json, e));
     return source_check(src, e);
 }
 
@@ -107,15 +105,13 @@ static int report_one(const struct scan_context *c, struct sink *sink, const cha
         return sink_object(sink, key.data, key.len, json.data, json.len, e);
     if (!safetensors_stops_scan(why.code))
         return add_unreadable(sink, &key, &why, e);
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 int olmo_pickles_report(const struct scan_context *c, struct sink *sink,
                         const char *part, const struct olmo_pickles *l, struct err *e)
 {
     for (size_t i = 0; i < l->count; i++)
-        if (report_one(c, sink, part, &l->item[i], e) < 0)
-            return -e->code;
+        TRY(report_one(c, sink, part, &l->item[i], e));
     return 0;
 }

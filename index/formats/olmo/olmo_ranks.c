@@ -143,16 +143,14 @@ static int load_set(struct scan *s, const char *dir, const struct rank_set_how *
                     const uint32_t *rank, uint32_t n, struct rank_set **out,
                     struct err *e)
 {
-    if (rank_set_new(s->c, s->sink, how, out, e) < 0)
-        return -e->code;
+    TRY(rank_set_new(s->c, s->sink, how, out, e));
     rank_set_expect(*out, s->world - n);
     for (uint32_t i = 0; i < n; i++) {
         char path[64];
 
         snprintf(path, sizeof path, "%s%srank%" PRIu32 ".pt", dir, *dir ? "/" : "",
                  rank[i]);
-        if (rank_set_add(*out, path, e) < 0)
-            return -e->code;
+        TRY(rank_set_add(*out, path, e));
     }
     return rank_set_load(*out, e);
 }
@@ -185,8 +183,7 @@ static int find_world(struct scan *s, struct err *e)
     size_t len;
 
     s->world = least;
-    if (sink_hide(s->sink, METADATA, true, e) < 0)
-        return -e->code;
+    TRY(sink_hide(s->sink, METADATA, true, e));
     if (listing_read(s->c->listing, METADATA, MAX_METADATA, &text, &len, &why) == 0 &&
         parse_world(text, &world) && world <= MAX_RANKS) {
         if (world < least)
@@ -213,8 +210,7 @@ static int report_model(struct scan *s, struct olmo_local *local, struct err *e)
         .role = ROLE_MODEL, .on_file = olmo_local_model, .user = local};
 
     olmo_local_files(local, &set, s->rank, s->files);
-    if (load_set(s, MODEL, &how, s->rank, s->files, &set, e) < 0)
-        return -e->code;
+    TRY(load_set(s, MODEL, &how, s->rank, s->files, &set, e));
     return rank_set_report(set, e);
 }
 
@@ -234,34 +230,32 @@ static int report_optim(struct scan *s, struct olmo_local *local, struct err *e)
     struct err why = {0};
     uint32_t n;
 
-    if (find_ranks(listing_sub(s->c->listing, OPTIM), &rank, &n, e) < 0)
-        return -e->code;
+    TRY(find_ranks(listing_sub(s->c->listing, OPTIM), &rank, &n, e));
     if (n == 0)
         return 0;
     if (rank[n - 1] >= s->world)
         return err_set(e, ENOTSUP, "%s/ has a file of rank %" PRIu32 ", of %" PRIu32,
                        OPTIM, rank[n - 1], s->world);
     olmo_local_files(local, &set, rank, n);
-    if (olmo_part_add(s->sink, OPTIM, e) < 0)
-        return -e->code;
+    TRY(olmo_part_add(s->sink, OPTIM, e));
     if (load_set(s, OPTIM, &how, rank, n, &set, &why) == 0)
         return rank_set_report(set, e);
     if (why.code == EBADMSG || why.code == ENOTSUP || why.code == EIO ||
         why.code == EFBIG)
         return 0; /* each of its files was told */
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 static int scan_local(struct scan *s, struct err *e)
 {
     CLEANUP(olmo_local_freep) struct olmo_local *local = NULL;
 
-    if (find_ranks(listing_sub(s->c->listing, MODEL), &s->rank, &s->files, e) < 0 ||
-        find_world(s, e) < 0 || olmo_part_add(s->sink, MODEL, e) < 0 ||
-        olmo_local_new(s->world, &local, e) < 0 || report_model(s, local, e) < 0 ||
-        report_optim(s, local, e) < 0)
-        return -e->code;
+    TRY(find_ranks(listing_sub(s->c->listing, MODEL), &s->rank, &s->files, e));
+    TRY(find_world(s, e));
+    TRY(olmo_part_add(s->sink, MODEL, e));
+    TRY(olmo_local_new(s->world, &local, e));
+    TRY(report_model(s, local, e));
+    TRY(report_optim(s, local, e));
     return olmo_train_report(s->c, s->sink, &s->train, e);
 }
 
@@ -324,13 +318,11 @@ static int scan_legacy(struct scan *s, struct err *e)
                                      .on_file = legacy_step,
                                      .user = s};
 
-    if (find_ranks(s->c->listing, &s->rank, &s->files, e) < 0)
-        return -e->code;
+    TRY(find_ranks(s->c->listing, &s->rank, &s->files, e));
     if (s->files == 0)
         return err_set(e, ESTALE, "no files of ranks any more");
     s->world = s->rank[s->files - 1] + 1;
-    if (load_set(s, "", &how, s->rank, s->files, &set, e) < 0)
-        return -e->code;
+    TRY(load_set(s, "", &how, s->rank, s->files, &set, e));
     return rank_set_report(set, e);
 }
 
@@ -366,8 +358,7 @@ static int ranks_scan(const struct scan_context *c, struct sink *sink, struct er
 
     free(s.rank);
     /* Also a scan that fails has a format. */
-    if (tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
     if (rc < 0)
         *e = failed;
     return rc;

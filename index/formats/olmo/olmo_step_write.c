@@ -56,8 +56,8 @@ static int name_tensors(struct step_writing *w, struct err *e)
     if (w->in->tensors)
         memcpy(t, w->in->tensor, w->in->tensors * sizeof *t);
     for (size_t i = 0; i < w->in->tensors; i++)
-        if (t[i].role == ROLE_MODEL && !own && name_model(w, &t[i], e) < 0)
-            return -e->code;
+        if (t[i].role == ROLE_MODEL && !own)
+            TRY(name_model(w, &t[i], e));
     w->state.tensor = t;
     return 0;
 }
@@ -126,8 +126,8 @@ static int put_train(struct step_writing *w, struct err *e)
 
         if (!is_trainer(o))
             rest[w->state.objects++] = *o;
-        else if (put_trainer(w, o, e) < 0)
-            return -e->code;
+        else
+            TRY(put_trainer(w, o, e));
     }
     return w->first ? 0 : put_first_trainer(w, e);
 }
@@ -147,8 +147,7 @@ static int put_mark(struct step_writing *w, struct err *e)
     buf_adds(&text, "}");
     if (buf_failed(&text))
         return err_nomem(e);
-    if (layout_file_new(w->out, ".metadata.json", 2, &f, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(w->out, ".metadata.json", 2, &f, e));
     return layout_bytes(f, text.data, text.len, e);
 }
 

@@ -82,8 +82,7 @@ static int report_file(const struct scan_context *c, struct sink *sink,
         return torch_file_report_loaded(sink, &f, &how, e);
     }
     if (why.code != EBADMSG && why.code != ENOTSUP) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return warn(sink, name, &why, e);
 }
@@ -97,16 +96,14 @@ int olmo_train_report(const struct scan_context *c, struct sink *sink,
     *told = (struct olmo_train_told){0};
     if (!olmo_train_find(c->listing))
         return 0;
-    if (olmo_part_add(sink, TRAIN, e) < 0)
-        return -e->code;
+    TRY(olmo_part_add(sink, TRAIN, e));
     for (size_t i = 0; i < listing_count(train); i++) {
         char path[NAME_MAX + sizeof TRAIN + 1];
 
         if (!is_state(listing_at(train, i), &rank))
             continue;
         snprintf(path, sizeof path, "%s/%s", TRAIN, listing_at(train, i)->name);
-        if (report_file(c, sink, path, told, e) < 0)
-            return -e->code;
+        TRY(report_file(c, sink, path, told, e));
         told->ranks = MAX(told->ranks, rank + 1);
         files++;
     }

@@ -187,8 +187,7 @@ static int take_told(struct scan *s, int rc, const struct olmo_files_told *told,
     if (!model && (why->code == EBADMSG || why->code == ENOTSUP || why->code == EFBIG))
         return sink_warning(s->sink, "damaged-part", "%s", why->text) < 0 ? err_nomem(e)
                                                                           : 0;
-    *e = *why;
-    return -e->code;
+    return err_copy(e, why);
 }
 
 static int add_set(struct scan *s, const char *dir, const char *root,
@@ -206,8 +205,8 @@ static int add_set(struct scan *s, const char *dir, const char *root,
 
     if (set->kind == OLMO_SET_NONE)
         return 0;
-    if (dir[0] && olmo_part_add(s->sink, dir, e) < 0)
-        return -e->code;
+    if (dir[0])
+        TRY(olmo_part_add(s->sink, dir, e));
     snprintf(prefix, sizeof prefix, "%s.", root);
     rc = olmo_set_report(s->c, s->sink, &how, set, &told, &why);
     return take_told(s, rc, &told, model || !dir[0], &why, e);
@@ -240,9 +239,8 @@ static int add_trainer(struct scan *s, struct err *e)
     static const char *const names[] = {"train.pt", "other.pt"};
 
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-        if (has_file(s->c->listing, names[i]) &&
-            torch_file_report(s->c, s->sink, names[i], &how, e) < 0)
-            return -e->code;
+        if (has_file(s->c->listing, names[i]))
+            TRY(torch_file_report(s->c, s->sink, names[i], &how, e));
     return 0;
 }
 
@@ -252,17 +250,14 @@ static int scan_kind(struct scan *s, struct err *e)
 
     switch (x->kind) {
     case KIND_SETS:
-        return add_set(s, MODEL, MODEL, &x->model, e) < 0
-                   ? -e->code
-                   : add_set(s, OPTIM, OPTIM, &x->optim, e);
+        TRY(add_set(s, MODEL, MODEL, &x->model, e));
+        return add_set(s, OPTIM, OPTIM, &x->optim, e);
     case KIND_SET:
-        return add_set(s, "", MODEL, &x->model, e) < 0
-                   ? -e->code
-                   : add_set(s, "", OPTIM, &x->optim, e);
+        TRY(add_set(s, "", MODEL, &x->model, e));
+        return add_set(s, "", OPTIM, &x->optim, e);
     case KIND_PAIR:
-        return add_file(s, "model.pt", "model.", false, e) < 0
-                   ? -e->code
-                   : add_file(s, "optim.pt", "optim.", false, e);
+        TRY(add_file(s, "model.pt", "model.", false, e));
+        return add_file(s, "optim.pt", "optim.", false, e);
     case KIND_CLASSIC_PT:
         return add_file(s, "model.pt", "", false, e) < 0 ||
                        add_file(s, "optim.pt", "", false, e) < 0
@@ -323,8 +318,7 @@ static int unsharded_scan(const struct scan_context *c, struct sink *sink,
     layout_of(c->listing, &s.layout);
     rc = scan_kind(&s, &failed);
     /* Also a scan that fails has a format. */
-    if (tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
     if (rc < 0)
         *e = failed;
     return rc;

@@ -94,12 +94,10 @@ static int scan_optim(const struct scan_context *c, struct sink *sink, struct ab
 
     if (!listing_sub(c->listing, OPTIM))
         return 0;
-    if (olmo_part_add(sink, OPTIM, e) < 0)
-        return -e->code;
+    TRY(olmo_part_add(sink, OPTIM, e));
     if (olmo_part_report(c, sink, &how, &told, &why) < 0) {
         if (why.code != EBADMSG && why.code != ENOENT && why.code != EFBIG) {
-            *e = why;
-            return -e->code;
+            return err_copy(e, &why);
         }
         return sink_warning(sink, "missing-part", "no tensors of the optimizer: %s",
                             why.text) < 0
@@ -116,10 +114,9 @@ static int scan_parts(const struct scan_context *c, struct sink *sink, struct ab
 {
     static const struct olmo_part_how how = {.dir = MODEL, .role = ROLE_MODEL};
 
-    if (olmo_part_add(sink, MODEL, e) < 0 ||
-        olmo_part_report(c, sink, &how, &a->part, e) < 0 ||
-        scan_optim(c, sink, a, e) < 0)
-        return -e->code;
+    TRY(olmo_part_add(sink, MODEL, e));
+    TRY(olmo_part_report(c, sink, &how, &a->part, e));
+    TRY(scan_optim(c, sink, a, e));
     return olmo_train_report(c, sink, &a->train, e);
 }
 
@@ -139,8 +136,7 @@ static int v0_scan(const struct scan_context *c, struct sink *sink, struct err *
     struct err failed = {0};
     int rc = scan_any(c, sink, &about, &failed);
 
-    if (tell_checkpoint(c, sink, &about, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(c, sink, &about, e));
     if (rc < 0)
         *e = failed;
     return rc;

@@ -98,8 +98,8 @@ static int choose(struct folder *d, struct err *e)
             return err_nomem(e);
         if (rc > 0)
             d->tensor[d->tensors++] = i;
-        else if (layout_loss(d->w->out, LOSS_TENSOR, t->key, t->key_len, e) < 0)
-            return -e->code;
+        else
+            TRY(layout_loss(d->w->out, LOSS_TENSOR, t->key, t->key_len, e));
         d->w->chosen[i] = true;
     }
     return 0;
@@ -140,8 +140,7 @@ static int put_rank(struct folder *d, struct safetensors_entry *entry, size_t n,
 
     file_name(rank, name);
     snprintf(path, sizeof path, "%s%s%s", d->dir, *d->dir ? "/" : "", name);
-    if (layout_file_new(d->w->out, path, 0, &f, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(d->w->out, path, 0, &f, e));
     return safetensors_write(f, d->w->in, entry, n, NULL, e);
 }
 
@@ -199,8 +198,7 @@ static int put_ranks(struct folder *d, const struct placed *p, size_t count,
 
         while (at < count && p[at].rank == rank)
             entry[n++] = p[at++].entry;
-        if (put_rank(d, entry, n, rank, e) < 0)
-            return -e->code;
+        TRY(put_rank(d, entry, n, rank, e));
     }
     return 0;
 }
@@ -278,8 +276,7 @@ static int put_metadata(struct folder *d, struct err *e)
     if (buf_failed(&text))
         return err_set(e, -buf_failed(&text), "metadata.json of more than 1 GiB");
     snprintf(path, sizeof path, "%s%smetadata.json", d->dir, *d->dir ? "/" : "");
-    if (layout_file_new(d->w->out, path, 1, &f, e) < 0)
-        return -e->code;
+    TRY(layout_file_new(d->w->out, path, 1, &f, e));
     return layout_bytes(f, text.data, text.len, e);
 }
 
@@ -326,15 +323,14 @@ static int tell_losses(struct v0_writing *w, struct err *e)
     for (unsigned r = 0; r < ARRAY_SIZE(role); r++) {
         int n = snprintf(what, sizeof what, "%s (%zu tensors)", role[r], left[r]);
 
-        if (left[r] && layout_loss(w->out, LOSS_ROLE, what, (size_t)n, e) < 0)
-            return -e->code;
+        if (left[r])
+            TRY(layout_loss(w->out, LOSS_ROLE, what, (size_t)n, e));
     }
     for (size_t i = 0; i < w->in->objects; i++) {
         const struct layout_object *o = &w->in->object[i];
 
-        if (!is_pickle(w, o) &&
-            layout_loss(w->out, LOSS_OBJECT, o->key, o->key_len, e) < 0)
-            return -e->code;
+        if (!is_pickle(w, o))
+            TRY(layout_loss(w->out, LOSS_OBJECT, o->key, o->key_len, e));
     }
     return 0;
 }

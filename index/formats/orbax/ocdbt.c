@@ -96,8 +96,7 @@ static int check_node(struct walk *w, const struct frame *f, const struct child 
     if (f->node.height != c->height)
         return err_set(e, EBADMSG, "its height is %u, its parent says %u",
                        f->node.height, c->height);
-    if (whole_key(w, f, &f->node.entry[0], e) < 0)
-        return -e->code;
+    TRY(whole_key(w, f, &f->node.entry[0], e));
     if (compare_keys(w->key.data, w->key.len, c->min, c->min_len) < 0)
         return err_set(e, EBADMSG, "its first key is before the one of its parent");
     return 0;
@@ -130,11 +129,9 @@ static int load_node(struct walk *w, const struct child *c, struct frame *f,
     f->prefix_len = c->prefix_len;
     f->offset = c->offset;
     f->length = c->length;
-    if (w->io->read(w->io->user, f->file, c->offset, (size_t)c->length, data, e) < 0 ||
-        ocdbt_node_parse(f->memory, data, (size_t)c->length, c->file, &f->node, e) <
-            0 ||
-        spend(w, c->length, arena_used(f->memory), e) < 0)
-        return -e->code;
+    TRY(w->io->read(w->io->user, f->file, c->offset, (size_t)c->length, data, e));
+    TRY(ocdbt_node_parse(f->memory, data, (size_t)c->length, c->file, &f->node, e));
+    TRY(spend(w, c->length, arena_used(f->memory), e));
     return check_node(w, f, c, e);
 }
 
@@ -218,8 +215,7 @@ static int keep_value(struct walk *w, const struct frame *f,
 {
     struct ocdbt_value *v;
 
-    if (whole_key(w, f, entry, e) < 0)
-        return -e->code;
+    TRY(whole_key(w, f, entry, e));
     if (w->any && compare_keys(w->last.data, w->last.len, w->key.data, w->key.len) >= 0)
         return err_set(e, EBADMSG, "keys of two nodes are out of order");
     if (w->o->count == MAX_VALUES)
@@ -264,8 +260,7 @@ static int descend(struct walk *w, struct frame *f, struct err *e)
         .prefix_len = f->prefix_len + entry->child_prefix,
     };
 
-    if (whole_key(w, f, entry, e) < 0)
-        return -e->code;
+    TRY(whole_key(w, f, entry, e));
     if (w->any && compare_keys(w->last.data, w->last.len, w->key.data, w->key.len) >= 0)
         return err_set(e, EBADMSG, "keys of a node go past those of its parent");
     c.min_len = w->key.len;
@@ -283,8 +278,8 @@ static int step(struct walk *w, struct err *e)
 
     if (f->node.height > 0 && f->next < f->node.entries)
         return descend(w, f, e);
-    if (f->node.height == 0 && keep_values(w, f, e) < 0)
-        return -e->code;
+    if (f->node.height == 0)
+        TRY(keep_values(w, f, e));
     frame_release(f);
     w->depth--;
     return 0;

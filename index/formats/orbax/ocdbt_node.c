@@ -83,8 +83,7 @@ static int take_count(struct cursor *c, uint64_t max, size_t each, const char *w
 {
     uint64_t n;
 
-    if (take_varint(c, max, what, &n, e) < 0)
-        return -e->code;
+    TRY(take_varint(c, max, what, &n, e));
     if (n > (c->len - c->pos) / each)
         return err_set(e, EBADMSG, "%s of %" PRIu64 " in %zu bytes", what, n,
                        c->len - c->pos);
@@ -97,8 +96,7 @@ static int skip_varints(struct cursor *c, size_t n, struct err *e)
     uint64_t v;
 
     for (size_t i = 0; i < n; i++)
-        if (take_varint(c, UINT64_MAX, "number", &v, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, UINT64_MAX, "number", &v, e));
     return 0;
 }
 
@@ -208,9 +206,8 @@ static int open_envelope(struct arena *a, const unsigned char *data, size_t len,
                          .len = len - CRC,
                          .pos = ENVELOPE,
                          .room = ocdbt_unfolded_max(len)};
-    if (take_varint(c, UINT64_MAX, "version", &version, e) < 0 ||
-        take_varint(c, UINT64_MAX, "compression", &compression, e) < 0)
-        return -e->code;
+    TRY(take_varint(c, UINT64_MAX, "version", &version, e));
+    TRY(take_varint(c, UINT64_MAX, "compression", &compression, e));
     if (version != 0)
         return err_set(e, ENOTSUP, "OCDBT version %" PRIu64 " is not known; 0 is",
                        version);
@@ -221,8 +218,7 @@ static int open_envelope(struct arena *a, const unsigned char *data, size_t len,
                        "OCDBT compression %" PRIu64 " is not known; 0 (none) and 1 "
                        "(zstd) are",
                        compression);
-    if (decompress(a, c, e) < 0)
-        return -e->code;
+    TRY(decompress(a, c, e));
     *plain = c->data;
     return 0;
 }
@@ -239,18 +235,15 @@ static int take_lengths(struct cursor *c, struct path_lengths *x, size_t n,
     uint64_t v = 0;
 
     for (size_t i = 1; i < n; i++) {
-        if (take_varint(c, OCDBT_MAX_PATH, "path", &v, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, OCDBT_MAX_PATH, "path", &v, e));
         x[i].prefix = (uint32_t)v;
     }
     for (size_t i = 0; i < n; i++) {
-        if (take_varint(c, OCDBT_MAX_PATH, "path", &v, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, OCDBT_MAX_PATH, "path", &v, e));
         x[i].suffix = (uint32_t)v;
     }
     for (size_t i = 0; i < n; i++) {
-        if (take_varint(c, OCDBT_MAX_PATH, "path", &v, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, OCDBT_MAX_PATH, "path", &v, e));
         x[i].base = (uint32_t)v;
     }
     return 0;
@@ -290,18 +283,14 @@ static int take_files(struct arena *a, struct cursor *c, const struct ocdbt_file
     size_t n;
 
     /* Each has a length of its suffix and of its base. */
-    if (take_count(c, OCDBT_MAX_FILES, 2, "a list of data files", &n, e) < 0)
-        return -e->code;
+    TRY(take_count(c, OCDBT_MAX_FILES, 2, "a list of data files", &n, e));
     files = arena_array(a, n, sizeof *files);
     lengths = arena_array(a, n, sizeof *lengths);
     if (n > 0 && (!files || !lengths))
         return err_nomem(e);
-    if (take_lengths(c, lengths, n, e) < 0)
-        return -e->code;
+    TRY(take_lengths(c, lengths, n, e));
     for (size_t i = 0; i < n; i++)
-        if (make_path(a, c, &lengths[i], base, i ? &files[i - 1] : NULL, &files[i], e) <
-            0)
-            return -e->code;
+        TRY(make_path(a, c, &lengths[i], base, i ? &files[i - 1] : NULL, &files[i], e));
     *out = files;
     *count = n;
     return 0;
@@ -314,8 +303,7 @@ static int take_file_number(struct cursor *c, size_t files, struct ocdbt_place *
 {
     uint64_t v;
 
-    if (take_varint(c, UINT32_MAX, "number of a data file", &v, e) < 0)
-        return -e->code;
+    TRY(take_varint(c, UINT32_MAX, "number of a data file", &v, e));
     if (v >= files)
         return err_set(e, EBADMSG, "data file %" PRIu64 " of %zu", v, files);
     out->file = (uint32_t)v;
@@ -369,15 +357,13 @@ static int take_generations(struct cursor *c, size_t n, struct ocdbt_manifest *o
     uint64_t before = 0;
 
     for (size_t i = 0; i < n; i++) {
-        if (take_varint(c, UINT64_MAX, "generation", &out->generation, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, UINT64_MAX, "generation", &out->generation, e));
         if (out->generation <= before)
             return err_set(e, EBADMSG, "its versions are out of order");
         before = out->generation;
     }
     for (size_t i = 0; i < n; i++)
-        if (take_byte(c, &out->height, e) < 0)
-            return -e->code;
+        TRY(take_byte(c, &out->height, e));
     return 0;
 }
 
@@ -386,14 +372,11 @@ static int take_root(struct cursor *c, size_t n, size_t files, struct ocdbt_plac
                      struct err *e)
 {
     for (size_t i = 0; i < n; i++)
-        if (take_file_number(c, files, out, e) < 0)
-            return -e->code;
+        TRY(take_file_number(c, files, out, e));
     for (size_t i = 0; i < n; i++)
-        if (take_varint(c, UINT64_MAX, "offset", &out->offset, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, UINT64_MAX, "offset", &out->offset, e));
     for (size_t i = 0; i < n; i++)
-        if (take_varint(c, UINT64_MAX, "length", &out->length, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, UINT64_MAX, "length", &out->length, e));
     return 0;
 }
 
@@ -404,8 +387,7 @@ static int take_versions(struct cursor *c, const struct ocdbt_file *file, size_t
     size_t n;
 
     /* Generation, height, place, three statistics, eight bytes of time. */
-    if (take_count(c, UINT64_C(1) << arity, 16, "a list of versions", &n, e) < 0)
-        return -e->code;
+    TRY(take_count(c, UINT64_C(1) << arity, 16, "a list of versions", &n, e));
     if (n == 0)
         return err_set(e, EBADMSG, "it has no version");
     if (take_generations(c, n, out, e) < 0 || take_root(c, n, files, &root, e) < 0 ||
@@ -444,14 +426,12 @@ int ocdbt_manifest_parse(struct arena *a, const void *data, size_t len,
     size_t files;
 
     *out = (struct ocdbt_manifest){0};
-    if (open_envelope(a, data, len, MAGIC_MANIFEST, &c, &plain, e) < 0 ||
-        take_config(&c, out, &arity, e) < 0)
-        return -e->code;
+    TRY(open_envelope(a, data, len, MAGIC_MANIFEST, &c, &plain, e));
+    TRY(take_config(&c, out, &arity, e));
     if (out->numbered)
         return at_end(&c, e);
-    if (take_files(a, &c, &top, &file, &files, e) < 0 ||
-        take_versions(&c, file, files, arity, out, e) < 0)
-        return -e->code;
+    TRY(take_files(a, &c, &top, &file, &files, e));
+    TRY(take_versions(&c, file, files, arity, out, e));
     return skip_version_nodes(&c, files, e);
 }
 
@@ -467,18 +447,15 @@ static int take_key_lengths(struct cursor *c, bool leaf, struct key_lengths *x,
     uint64_t v = 0;
 
     for (size_t i = 1; i < n; i++) {
-        if (take_varint(c, OCDBT_MAX_KEY, "key", &v, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, OCDBT_MAX_KEY, "key", &v, e));
         x[i].prefix = (uint32_t)v;
     }
     for (size_t i = 0; i < n; i++) {
-        if (take_varint(c, OCDBT_MAX_KEY, "key", &v, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, OCDBT_MAX_KEY, "key", &v, e));
         x[i].suffix = (uint32_t)v;
     }
     for (size_t i = 0; i < n && !leaf; i++) {
-        if (take_varint(c, OCDBT_MAX_KEY, "key", &v, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, OCDBT_MAX_KEY, "key", &v, e));
         entry[i].child_prefix = (uint32_t)v;
     }
     return 0;
@@ -526,11 +503,9 @@ static int take_keys(struct arena *a, struct cursor *c, bool leaf,
 
     if (!lengths)
         return err_nomem(e);
-    if (take_key_lengths(c, leaf, lengths, entry, n, e) < 0)
-        return -e->code;
+    TRY(take_key_lengths(c, leaf, lengths, entry, n, e));
     for (size_t i = 0; i < n; i++)
-        if (make_key(a, c, &lengths[i], i ? &entry[i - 1] : NULL, &entry[i], e) < 0)
-            return -e->code;
+        TRY(make_key(a, c, &lengths[i], i ? &entry[i - 1] : NULL, &entry[i], e));
     return 0;
 }
 
@@ -538,15 +513,13 @@ static int take_children(struct cursor *c, size_t files, struct ocdbt_entry *ent
                          size_t n, struct err *e)
 {
     for (size_t i = 0; i < n; i++)
-        if (take_file_number(c, files, &entry[i].place, e) < 0)
-            return -e->code;
+        TRY(take_file_number(c, files, &entry[i].place, e));
     for (size_t i = 0; i < n; i++)
-        if (take_varint(c, UINT64_MAX, "offset", &entry[i].place.offset, e) < 0)
-            return -e->code;
-    for (size_t i = 0; i < n; i++)
-        if (take_varint(c, UINT64_MAX, "length", &entry[i].place.length, e) < 0 ||
-            check_place(&entry[i].place, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, UINT64_MAX, "offset", &entry[i].place.offset, e));
+    for (size_t i = 0; i < n; i++) {
+        TRY(take_varint(c, UINT64_MAX, "length", &entry[i].place.length, e));
+        TRY(check_place(&entry[i].place, e));
+    }
     return skip_varints(c, 3 * n, e); /* statistics of the subtrees */
 }
 
@@ -554,13 +527,11 @@ static int take_kinds(struct cursor *c, struct ocdbt_entry *entry, size_t n,
                       struct err *e)
 {
     for (size_t i = 0; i < n; i++)
-        if (take_varint(c, UINT64_MAX, "length", &entry[i].place.length, e) < 0)
-            return -e->code;
+        TRY(take_varint(c, UINT64_MAX, "length", &entry[i].place.length, e));
     for (size_t i = 0; i < n; i++) {
         unsigned kind = 0;
 
-        if (take_byte(c, &kind, e) < 0)
-            return -e->code;
+        TRY(take_byte(c, &kind, e));
         if (kind > 1)
             return err_set(e, EBADMSG, "a value of kind %u", kind);
         entry[i].is_inline = kind == 0;
@@ -574,16 +545,15 @@ static int take_kinds(struct cursor *c, struct ocdbt_entry *entry, size_t n,
 static int take_values(struct cursor *c, size_t files, struct ocdbt_entry *entry,
                        size_t n, struct err *e)
 {
-    if (take_kinds(c, entry, n, e) < 0)
-        return -e->code;
+    TRY(take_kinds(c, entry, n, e));
     for (size_t i = 0; i < n; i++)
-        if (!entry[i].is_inline && take_file_number(c, files, &entry[i].place, e) < 0)
-            return -e->code;
+        if (!entry[i].is_inline)
+            TRY(take_file_number(c, files, &entry[i].place, e));
     for (size_t i = 0; i < n; i++)
-        if (!entry[i].is_inline &&
-            (take_varint(c, UINT64_MAX, "offset", &entry[i].place.offset, e) < 0 ||
-             check_place(&entry[i].place, e) < 0))
-            return -e->code;
+        if (!entry[i].is_inline) {
+            TRY(take_varint(c, UINT64_MAX, "offset", &entry[i].place.offset, e));
+            TRY(check_place(&entry[i].place, e));
+        }
     for (size_t i = 0; i < n; i++) {
         if (!entry[i].is_inline)
             continue;
@@ -615,10 +585,8 @@ int ocdbt_node_parse(struct arena *a, const void *data, size_t len,
     if (!entry)
         return err_nomem(e);
     out->entry = entry;
-    if (take_keys(a, &c, out->height == 0, entry, out->entries, e) < 0)
-        return -e->code;
-    if ((out->height == 0 ? take_values(&c, out->files, entry, out->entries, e)
-                          : take_children(&c, out->files, entry, out->entries, e)) < 0)
-        return -e->code;
+    TRY(take_keys(a, &c, out->height == 0, entry, out->entries, e));
+    TRY(out->height == 0 ? take_values(&c, out->files, entry, out->entries, e)
+                         : take_children(&c, out->files, entry, out->entries, e));
     return at_end(&c, e);
 }

@@ -253,8 +253,7 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
     about.has_step = about.step >= 0;
     if (store_join(c->dir, a->metadata, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", c->dir);
-    if (topology_of(a, &topology, e) < 0)
-        return -e->code;
+    TRY(topology_of(a, &topology, e));
     about.topology = topology.data;
     return sink_checkpoint(sink, &about, e);
 }
@@ -288,18 +287,16 @@ static int report_marker(const struct scan_context *c, struct sink *sink, struct
 
     if (!has_file(c->listing, MARKER))
         return 0;
-    if (sink_hide(sink, MARKER, true, e) < 0 || tell_local(c, sink, e) < 0)
-        return -e->code;
+    TRY(sink_hide(sink, MARKER, true, e));
+    TRY(tell_local(c, sink, e));
     if (orbax_read_json(c->listing, MARKER, MAX_MARKER, &text, &len, &why) < 0) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     if (!orbax_members(text, len, m, ARRAY_SIZE(m)) &&
         sink_warning(sink, "damaged-file", "%s is no JSON", MARKER) < 0)
         return err_nomem(e);
     for (size_t i = 0; i < ARRAY_SIZE(m); i++)
-        if (orbax_member_object(sink, m[i].name, strlen(m[i].name), &m[i], e) < 0)
-            return -e->code;
+        TRY(orbax_member_object(sink, m[i].name, strlen(m[i].name), &m[i], e));
     return 0;
 }
 
@@ -338,16 +335,15 @@ static int report_json(struct sink *sink, const struct found_item *item, struct 
 
     if (store_join(item->dir, item->file, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", item->dir);
-    if (sink_hide(sink, item->dir, false, e) < 0 || sink_watch(sink, path, e) < 0)
-        return -e->code;
+    TRY(sink_hide(sink, item->dir, false, e));
+    TRY(sink_watch(sink, path, e));
     if (orbax_read_json(item->l, item->file, MAX_ITEM_JSON, &text, &text_len, &why) ==
             0 &&
         json_parse(text, text_len, NULL, &doc, &why) == 0)
         return sink_object(sink, item->dir, len, text, text_len, e);
     if (why.code != ENOMEM && why.code != ESTALE)
         return object_unreadable(sink, item->dir, len, &why, e);
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 /* An item inside another, which is nothing by itself, hides that too. */
@@ -379,12 +375,9 @@ static int scan_items(const struct scan_context *c, struct sink *sink, struct ab
         const struct orbax_item how = {.dir = item->dir,
                                        .part = item == first ? NULL : item->dir};
 
-        if (hide_above(sink, item->dir, e) < 0)
-            return -e->code;
-        if ((item->kind == ORBAX_JSON
-                 ? report_json(sink, item, e)
-                 : orbax_item_report(c, sink, &how, &a->told, e)) < 0)
-            return -e->code;
+        TRY(hide_above(sink, item->dir, e));
+        TRY(item->kind == ORBAX_JSON ? report_json(sink, item, e)
+                                     : orbax_item_report(c, sink, &how, &a->told, e));
     }
     return 0;
 }
@@ -394,8 +387,7 @@ static int scan_tree(const struct scan_context *c, struct sink *sink, struct abo
 {
     const struct orbax_item how = {.dir = ""};
 
-    if (orbax_item_report(c, sink, &how, &a->told, e) < 0)
-        return -e->code;
+    TRY(orbax_item_report(c, sink, &how, &a->told, e));
     if (strcmp(a->format, "ocdbt") != 0)
         a->format = a->told.ocdbt ? "orbax-ocdbt" : "orbax-zarr";
     return 0;
@@ -420,13 +412,12 @@ static int scan_all(const struct scan_context *c, struct sink *sink, struct abou
     case ORBAX_UNFINISHED:
         if (has_file(c->listing, API_MARK))
             a->format = "orbax";
-        if (sink_hide(sink, "commit_success.txt", false, e) < 0 ||
-            sink_hide(sink, API_MARK, false, e) < 0 || report_marker(c, sink, e) < 0)
-            return -e->code;
+        TRY(sink_hide(sink, "commit_success.txt", false, e));
+        TRY(sink_hide(sink, API_MARK, false, e));
+        TRY(report_marker(c, sink, e));
         return scan_items(c, sink, a, e);
     }
-    if (report_marker(c, sink, e) < 0)
-        return -e->code;
+    TRY(report_marker(c, sink, e));
     return scan_tree(c, sink, a, e);
 }
 

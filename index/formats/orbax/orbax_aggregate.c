@@ -207,8 +207,8 @@ static int on_object(void *user, const char *key, size_t len, const char *json,
     CLEANUP(json_freep) struct json *doc = NULL;
     CLEANUP(buf_release) struct buf name = {0}, value = {0};
 
-    if (json_parse(json, json_len, NULL, &doc, e) < 0 || tell_elsewhere(x, doc, e) < 0)
-        return -e->code;
+    TRY(json_parse(json, json_len, NULL, &doc, e));
+    TRY(tell_elsewhere(x, doc, e));
     if (!has_value(doc, x->how->leaves_told))
         return 0;
     if (x->how->part)
@@ -232,9 +232,8 @@ int orbax_aggregate_report(struct orbax_files *files, const struct orbax_aggrega
     char head[HEAD];
     size_t len;
 
-    if (orbax_files_add(files, NAME, strlen(NAME), &x.file, e) < 0 ||
-        orbax_files_source(files, x.file, &src, e) < 0)
-        return -e->code;
+    TRY(orbax_files_add(files, NAME, strlen(NAME), &x.file, e));
+    TRY(orbax_files_source(files, x.file, &src, e));
     src = source_get(src);
     len = MIN(src->size, sizeof head);
     if (source_read(src, 0, len, head, e) < 0) {

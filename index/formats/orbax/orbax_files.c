@@ -95,9 +95,9 @@ int orbax_files_add(void *files, const char *path, size_t len, uint32_t *number,
                        PATH_MAX);
     if (buf_failed(&relative))
         return err_nomem(e);
-    if (sink_file(f->sink, relative.data, relative.len, number, e) < 0 ||
-        note_path(f, *number, relative.data, e) < 0 || hide(f, relative.data, e) < 0)
-        return -e->code;
+    TRY(sink_file(f->sink, relative.data, relative.len, number, e));
+    TRY(note_path(f, *number, relative.data, e));
+    TRY(hide(f, relative.data, e));
     return remember(f, path, len, *number, e);
 }
 
@@ -135,7 +135,6 @@ int orbax_files_read(void *files, uint32_t number, uint64_t off, size_t len, voi
 {
     struct source *src;
 
-    if (orbax_files_source(files, number, &src, e) < 0)
-        return -e->code;
+    TRY(orbax_files_source(files, number, &src, e));
     return source_read(src, off, len, dst, e);
 }

@@ -190,9 +190,8 @@ static int hide_all(struct item *x, struct err *e)
         const struct listing_entry *entry = listing_at(x->l, i);
 
         processes += orbax_is_process(entry->name);
-        if (is_machinery(entry->name) &&
-            hide(x, entry->name, entry->st.kind == ENTRY_FILE, e) < 0)
-            return -e->code;
+        if (is_machinery(entry->name))
+            TRY(hide(x, entry->name, entry->st.kind == ENTRY_FILE, e));
     }
     x->told->processes = MAX(x->told->processes, processes);
     for (size_t i = 0;
@@ -201,8 +200,8 @@ static int hide_all(struct item *x, struct err *e)
         char top[NAME_MAX + 1];
 
         snprintf(top, sizeof top, "%.*s", (int)strcspn(name, "/"), name);
-        if (top[0] && hide(x, top, false, e) < 0)
-            return -e->code;
+        if (top[0])
+            TRY(hide(x, top, false, e));
     }
     return 0;
 }
@@ -292,16 +291,14 @@ static int object_key(struct item *x, const char *name, size_t len, struct err *
 static int put_object(struct item *x, const struct orbax_leaf *leaf, const char *json,
                       size_t len, struct err *e)
 {
-    if (object_key(x, leaf->name, leaf->len, e) < 0)
-        return -e->code;
+    TRY(object_key(x, leaf->name, leaf->len, e));
     return sink_object(x->sink, x->key.data, x->key.len, json, len, e);
 }
 
 static int put_unreadable(struct item *x, const struct orbax_leaf *leaf,
                           const struct err *why, struct err *e)
 {
-    if (object_key(x, leaf->name, leaf->len, e) < 0)
-        return -e->code;
+    TRY(object_key(x, leaf->name, leaf->len, e));
     return object_unreadable(x->sink, x->key.data, x->key.len, why, e);
 }
 
@@ -319,8 +316,7 @@ static int put_lost(struct item *x, const struct orbax_leaf *leaf, const char *b
         .role = role_of_leaf(x->about->part, leaf->name, leaf->len),
     };
 
-    if (sink_tensor_begin(x->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(x->sink, &t, e));
     if (sink_fault(x->sink, "%s names it, but there is no such array", by) < 0)
         return err_nomem(e);
     return sink_tensor_end(x->sink, e);
@@ -410,8 +406,7 @@ static int put_string(struct item *x, const struct orbax_leaf *leaf, struct err 
     const struct json *value = NULL;
     const char *text;
 
-    if (string_at(x->strings, leaf->name, &value, e) < 0)
-        return -e->code;
+    TRY(string_at(x->strings, leaf->name, &value, e));
     if (!json_string(value, &text)) {
         err_set(&why, EBADMSG, "%s does not hold it", STRINGS);
         return put_unreadable(x, leaf, &why, e);
@@ -468,8 +463,7 @@ static int on_elsewhere(void *user, const char *name, size_t len, struct err *e)
     const char *text;
     size_t i;
 
-    if (string_at(x->strings, name, &string, e) < 0)
-        return -e->code;
+    TRY(string_at(x->strings, name, &string, e));
     if (json_string(string, &text)) /* no array: 0.4 and 0.5 keep text elsewhere */
         return x->leaves_told ? 0 : put_string(x, &leaf, e);
     if (orbax_store_find(x->store, name, len, &i) ||
@@ -490,8 +484,7 @@ static int put_others(struct item *x, struct err *e)
         if (x->seen[i])
             continue;
         strange++;
-        if (put_tensor(x, i, e) < 0)
-            return -e->code;
+        TRY(put_tensor(x, i, e));
     }
     if (strange == 0 || !x->metadata)
         return 0;
@@ -509,11 +502,11 @@ static int open_item(struct item *x, struct err *e)
     x->l = listing_below(x->c->listing, x->about->dir);
     if (!x->l)
         return err_set(e, ESTALE, "%s is gone", x->about->dir);
-    if (x->about->dir[0] && (sink_part(x->sink, x->about->dir, e) < 0 ||
-                             sink_watch(x->sink, x->about->dir, e) < 0))
-        return -e->code;
-    if (orbax_store_open(&x->files, x->l, &x->store, e) < 0)
-        return -e->code;
+    if (x->about->dir[0]) {
+        TRY(sink_part(x->sink, x->about->dir, e));
+        TRY(sink_watch(x->sink, x->about->dir, e));
+    }
+    TRY(orbax_store_open(&x->files, x->l, &x->store, e));
     x->told->ocdbt |= orbax_store_is_ocdbt(x->store);
     x->seen = calloc(orbax_store_count(x->store) + 1, sizeof *x->seen);
     if (!x->seen)
@@ -525,8 +518,7 @@ static int open_item(struct item *x, struct err *e)
 static int take_damage(struct item *x, const struct err *why, struct err *e)
 {
     if (why->code != EBADMSG && why->code != EFBIG) {
-        *e = *why;
-        return -e->code;
+        return err_copy(e, why);
     }
     x->all_chunks = true;
     return sink_warning(x->sink, "damaged-file",
@@ -553,8 +545,7 @@ static int report_leaves(struct item *x, struct err *e)
     if (orbax_tree_each(x->metadata, x->metadata_len, on_leaf, x, &why) < 0)
         return take_damage(x, &why, e);
     x->leaves_told = true;
-    if (object_key(x, CUSTOM, strlen(CUSTOM), e) < 0)
-        return -e->code;
+    TRY(object_key(x, CUSTOM, strlen(CUSTOM), e));
     return orbax_member_object(x->sink, x->key.data, x->key.len, &m[1], e);
 }
 

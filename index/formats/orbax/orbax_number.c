@@ -46,10 +46,9 @@ static int open_shard(const struct zarr_array *z, struct source *shard,
 
     if (shard->size < size)
         return err_set(e, EBADMSG, "a shard of %" PRIu64 " bytes", shard->size);
-    if (source_window(shard, z->index_at_start ? 0 : shard->size - size, size, &index,
-                      e) < 0 ||
-        zarr_decode(&z->index_chain, index, place, INDEX, e) < 0)
-        return -e->code;
+    TRY(source_window(shard, z->index_at_start ? 0 : shard->size - size, size, &index,
+                      e));
+    TRY(zarr_decode(&z->index_chain, index, place, INDEX, e));
     off = z->index_big_endian ? get_be64(place) : get_le64(place);
     len = z->index_big_endian ? get_be64(place + 8) : get_le64(place + 8);
     if (range_outside(off, len, shard->size))
@@ -63,10 +62,9 @@ static int decode(const struct zarr_array *z, struct source *stored,
     CLEANUP(source_putp) struct source *chunk = NULL;
     size_t size = dtype_unit(z->dtype);
 
-    if (z->sharded && open_shard(z, stored, &chunk, e) < 0)
-        return -e->code;
-    if (zarr_decode(&z->chain, chunk ? chunk : stored, element, size, e) < 0)
-        return -e->code;
+    if (z->sharded)
+        TRY(open_shard(z, stored, &chunk, e));
+    TRY(zarr_decode(&z->chain, chunk ? chunk : stored, element, size, e));
     for (size_t i = 0; z->big_endian && i < size / 2; i++) {
         unsigned char swap = element[i];
 
@@ -137,8 +135,7 @@ int orbax_number(const struct zarr_array *z, struct source *stored, struct buf *
 {
     unsigned char element[MAX_ELEMENT] = {0};
 
-    if (decode(z, stored, element, e) < 0)
-        return -e->code;
+    TRY(decode(z, stored, element, e));
     append(z->dtype, element, out);
     return buf_failed(out) ? err_nomem(e) : 0;
 }

@@ -251,8 +251,7 @@ static int find_manifest(struct orbax_store *s, struct listing *l,
         *out = (struct ocdbt_manifest){.empty = true};
         return 0;
     }
-    if (read_manifest(s, l, name, out, e) < 0)
-        return -e->code;
+    TRY(read_manifest(s, l, name, out, e));
     if (out->numbered || memcmp(uuid, out->uuid, sizeof uuid) != 0 ||
         out->generation != strtoull(name + strlen(NUMBERED), NULL, 16))
         return err_set(e, EBADMSG, "%s is of another store than %s", name, MANIFEST);
@@ -265,9 +264,8 @@ static int open_ocdbt(struct orbax_store *s, struct listing *l, struct err *e)
         .file = orbax_files_add, .read = orbax_files_read, .user = s->files};
     struct ocdbt_manifest manifest;
 
-    if (find_manifest(s, l, &manifest, e) < 0 ||
-        ocdbt_open(&manifest, &io, &s->ocdbt, e) < 0)
-        return -e->code;
+    TRY(find_manifest(s, l, &manifest, e));
+    TRY(ocdbt_open(&manifest, &io, &s->ocdbt, e));
     return find_in_ocdbt(s, e);
 }
 
@@ -275,15 +273,12 @@ int orbax_store_open(struct orbax_files *files, struct listing *l,
                      struct orbax_store **out, struct err *e)
 {
     CLEANUP(orbax_store_freep) struct orbax_store *s = calloc(1, sizeof *s);
-    int rc;
 
     if (!s || !(s->names = arena_new(MAX_MEMORY)))
         return err_nomem(e);
     s->files = files;
-    rc = orbax_has_ocdbt(l) ? open_ocdbt(s, l, e)
-                            : orbax_dirs_each(l, on_directory, s, e);
-    if (rc < 0)
-        return rc;
+    TRY(orbax_has_ocdbt(l) ? open_ocdbt(s, l, e)
+                           : orbax_dirs_each(l, on_directory, s, e));
     if (s->count > 0)
         qsort(s->array, s->count, sizeof *s->array, compare_arrays);
     *out = steal(&s);
@@ -306,8 +301,8 @@ static int read_value(const struct orbax_store *s, const struct ocdbt_value *v,
         return err_nomem(e);
     if (v->literal)
         memcpy(text, v->literal, (size_t)size);
-    else if (orbax_files_read(s->files, v->file, v->offset, (size_t)size, text, e) < 0)
-        return -e->code;
+    else
+        TRY(orbax_files_read(s->files, v->file, v->offset, (size_t)size, text, e));
     text[size] = '\0';
     *len = (size_t)size;
     *out = steal(&text);
@@ -335,8 +330,7 @@ static int read_metadata(const struct orbax_store *s, const struct array *a,
              metadata_name(a));
     if (buf_failed(&path))
         return err_nomem(e);
-    if (orbax_files_add(s->files, path.data, path.len, file, e) < 0)
-        return -e->code;
+    TRY(orbax_files_add(s->files, path.data, path.len, file, e));
     return listing_read(a->l, metadata_name(a), ZARR_MAX_JSON, text, len, e);
 }
 
@@ -395,9 +389,8 @@ static int push_values(const struct orbax_store *s, const struct array *a,
 
         if (v->key_len < prefix.len || memcmp(v->key, prefix.data, prefix.len) != 0)
             break;
-        if (zarr_chunks_add(chunks, v->key + prefix.len, v->key_len - prefix.len,
-                            &value, e) < 0)
-            return -e->code;
+        TRY(zarr_chunks_add(chunks, v->key + prefix.len, v->key_len - prefix.len,
+                            &value, e));
     }
     return 0;
 }
@@ -413,9 +406,9 @@ static int report_value(struct orbax_store *s, const struct array *a,
 
     if (rc <= 0)
         return rc;
-    if (zarr_chunks_new(&z, &chunks, e) < 0 ||
-        (!z.why[0] && push_values(s, a, chunks, e) < 0))
-        return -e->code;
+    TRY(zarr_chunks_new(&z, &chunks, e));
+    if (!z.why[0])
+        TRY(push_values(s, a, chunks, e));
     return zarr_report(&z, chunks, about, &how, s->files->sink, e);
 }
 
@@ -464,8 +457,7 @@ static int open_value(const struct orbax_store *s, const struct buf *key,
         return 0;
     if (v->literal)
         return source_from_memory(v->literal, v->literal_len, false, v->key, out, e);
-    if (orbax_files_source(s->files, v->file, &file, e) < 0)
-        return -e->code;
+    TRY(orbax_files_source(s->files, v->file, &file, e));
     return source_window(file, v->offset, v->length, out, e);
 }
 
@@ -486,9 +478,8 @@ static int open_number(const struct orbax_store *s, const struct array *a,
         return open_value(s, &key, out, e);
     if (!listing_find(a->l, chunk))
         return 0;
-    if (orbax_files_add(s->files, key.data, key.len, &number, e) < 0 ||
-        orbax_files_source(s->files, number, &file, e) < 0)
-        return -e->code;
+    TRY(orbax_files_add(s->files, key.data, key.len, &number, e));
+    TRY(orbax_files_source(s->files, number, &file, e));
     *out = source_get(file);
     return 0;
 }
@@ -504,8 +495,7 @@ int orbax_store_number(struct orbax_store *s, size_t i, struct buf *out, struct 
         return rc;
     if (!orbax_is_number(&z))
         return 0;
-    if (open_number(s, &s->array[i], &z, &stored, e) < 0)
-        return -e->code;
+    TRY(open_number(s, &s->array[i], &z, &stored, e));
     if (!stored)
         return 0; /* the tensor will tell */
     rc = orbax_number(&z, stored, out, e);

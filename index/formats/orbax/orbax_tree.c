@@ -115,8 +115,7 @@ static int take_member(struct json_lexer *l, struct orbax_member *m, size_t n,
             found = &m[i];
     json_lex_blanks(l);
     at = l->pos;
-    if (json_lex_value(l, e) < 0)
-        return -e->code;
+    TRY(json_lex_value(l, e));
     if (found) {
         found->value = l->text + at;
         found->len = l->pos - at;

@@ -123,8 +123,7 @@ static int op_pop_mark(struct machine *m)
 {
     size_t first = 0;
 
-    if (pop_mark(m, &first) < 0)
-        return -m->e->code;
+    TRY(pop_mark(m, &first));
     drop(m, m->depth - first);
     return 0;
 }
@@ -169,8 +168,7 @@ static int push_bytes(struct machine *m, enum pv_kind kind, const char *data,
 {
     struct pn_bytes *n;
 
-    if (pnode_bytes(m->p, kind, len, &n, m->e) < 0)
-        return -m->e->code;
+    TRY(pnode_bytes(m->p, kind, len, &n, m->e));
     if (len > 0)
         memcpy(n->data, data, len);
     return push(m, pv_of_node(&n->node));
@@ -179,8 +177,7 @@ static int push_bytes(struct machine *m, enum pv_kind kind, const char *data,
 /* The body of an opcode as a node; longer than the window it is read straight into it. */
 static int body(struct machine *m, enum pv_kind kind, struct pn_bytes **n)
 {
-    if (pnode_bytes(m->p, kind, m->op.arg, n, m->e) < 0)
-        return -m->e->code;
+    TRY(pnode_bytes(m->p, kind, m->op.arg, n, m->e));
     return pinput_copy(&m->in, (*n)->data, (*n)->node.len, m->e);
 }
 
@@ -188,8 +185,7 @@ static int op_unicode_body(struct machine *m)
 {
     struct pn_bytes *n;
 
-    if (body(m, PV_STR, &n) < 0)
-        return -m->e->code;
+    TRY(body(m, PV_STR, &n));
     if (!ptext_is_utf8(n->data, n->node.len, true))
         return err_set(m->e, EBADMSG, "a string that is not UTF-8");
     return push(m, pv_of_node(&n->node));
@@ -200,8 +196,7 @@ static int op_string_body(struct machine *m)
 {
     struct pn_bytes *n;
 
-    if (body(m, PV_BYTES, &n) < 0)
-        return -m->e->code;
+    TRY(body(m, PV_BYTES, &n));
     if (ptext_is_utf8(n->data, n->node.len, false))
         n->node.kind = PV_STR;
     return push(m, pv_of_node(&n->node));
@@ -211,8 +206,7 @@ static int op_bytes_body(struct machine *m)
 {
     struct pn_bytes *n;
 
-    if (body(m, PV_BYTES, &n) < 0)
-        return -m->e->code;
+    TRY(body(m, PV_BYTES, &n));
     if (m->op.code == OP_BYTEARRAY8)
         n->node.flags |= PNODE_UNHASHABLE;
     return push(m, pv_of_node(&n->node));
@@ -225,9 +219,8 @@ static int op_long_body(struct machine *m)
 
     if (m->op.arg > sizeof le)
         return err_set(m->e, EBADMSG, "an integer of %" PRIu64 " bytes", m->op.arg);
-    if (pinput_copy(&m->in, le, (size_t)m->op.arg, m->e) < 0 ||
-        ptext_long(m->p, le, (size_t)m->op.arg, &v, m->e) < 0)
-        return -m->e->code;
+    TRY(pinput_copy(&m->in, le, (size_t)m->op.arg, m->e));
+    TRY(ptext_long(m->p, le, (size_t)m->op.arg, &v, m->e));
     return push(m, v);
 }
 
@@ -247,8 +240,7 @@ static int op_int_line(struct machine *m)
     struct pv v = {.kind = PV_BOOL};
     size_t len;
 
-    if (read_line(m, PTEXT_MAX_DIGITS + 2) < 0)
-        return -m->e->code;
+    TRY(read_line(m, PTEXT_MAX_DIGITS + 2));
     len = m->line.len;
     if (m->op.code == OP_INT && len == 2 && m->line.data[0] == '0' &&
         (m->line.data[1] == '0' || m->line.data[1] == '1')) {
@@ -257,8 +249,7 @@ static int op_int_line(struct machine *m)
     }
     if (m->op.code == OP_LONG && len > 0 && m->line.data[len - 1] == 'L')
         len--;
-    if (ptext_int(m->p, m->line.data, len, &v, m->e) < 0)
-        return -m->e->code;
+    TRY(ptext_int(m->p, m->line.data, len, &v, m->e));
     return push(m, v);
 }
 
@@ -266,9 +257,8 @@ static int op_float_line(struct machine *m)
 {
     struct pv v = {.kind = PV_FLOAT};
 
-    if (read_line(m, PTEXT_MAX_DIGITS) < 0 ||
-        ptext_float(m->line.data, m->line.len, &v.f, m->e) < 0)
-        return -m->e->code;
+    TRY(read_line(m, PTEXT_MAX_DIGITS));
+    TRY(ptext_float(m->line.data, m->line.len, &v.f, m->e));
     return push(m, v);
 }
 
@@ -276,8 +266,8 @@ static int op_string_line(struct machine *m)
 {
     bool text;
 
-    if (read_line(m, UINT64_MAX) < 0 || ptext_string(&m->line, m->e) < 0)
-        return -m->e->code;
+    TRY(read_line(m, UINT64_MAX));
+    TRY(ptext_string(&m->line, m->e));
     text = ptext_is_utf8(m->line.data, m->line.len, false);
     return push_bytes(m, text ? PV_STR : PV_BYTES, m->line.data, m->line.len);
 }
@@ -286,8 +276,8 @@ static int op_unicode_line(struct machine *m)
 {
     buf_clear(&m->text);
     m->text.max = (size_t)m->opt.limits.bytes;
-    if (read_line(m, UINT64_MAX) < 0 || ptext_unicode(&m->line, &m->text, m->e) < 0)
-        return -m->e->code;
+    TRY(read_line(m, UINT64_MAX));
+    TRY(ptext_unicode(&m->line, &m->text, m->e));
     return push_bytes(m, PV_STR, m->text.data, m->text.len);
 }
 
@@ -297,8 +287,7 @@ static int push_table(struct machine *m, enum pv_kind kind)
 {
     struct pv v;
 
-    if (pnode_table(m->p, kind, &v, m->e) < 0)
-        return -m->e->code;
+    TRY(pnode_table(m->p, kind, &v, m->e));
     return push(m, v);
 }
 
@@ -318,8 +307,7 @@ static int push_tuple(struct machine *m, size_t n)
 {
     struct pv v;
 
-    if (pnode_tuple(m->p, m->stack + m->depth - n, n, &v, m->e) < 0)
-        return -m->e->code;
+    TRY(pnode_tuple(m->p, m->stack + m->depth - n, n, &v, m->e));
     m->depth -= n;
     return push(m, v);
 }
@@ -330,8 +318,7 @@ static int op_tuple(struct machine *m)
 
     if (m->op.code == OP_EMPTY_TUPLE)
         return push_tuple(m, 0);
-    if (pop_mark(m, &first) < 0)
-        return -m->e->code;
+    TRY(pop_mark(m, &first));
     return push_tuple(m, m->depth - first);
 }
 
@@ -381,8 +368,7 @@ static int fill(struct machine *m, struct pnode *table, size_t first)
     size_t n = m->depth - first;
 
     if (table->kind == PV_DICT && m->opt.fold_pair && n % 2 == 0) {
-        if (fold_pairs(m, table, first) < 0)
-            return -m->e->code;
+        TRY(fold_pairs(m, table, first));
         if (m->depth - first < n)
             pin(table);
         n = m->depth - first;
@@ -406,9 +392,9 @@ static int op_collect(struct machine *m)
     struct pv table;
     size_t first = 0;
 
-    if (pop_mark(m, &first) < 0 || pnode_table(m->p, kind, &table, m->e) < 0 ||
-        fill(m, table.node, first) < 0)
-        return -m->e->code;
+    TRY(pop_mark(m, &first));
+    TRY(pnode_table(m->p, kind, &table, m->e));
+    TRY(fill(m, table.node, first));
     return push(m, table);
 }
 
@@ -472,7 +458,8 @@ static int op_add_many(struct machine *m)
                                                     : PV_SET;
     size_t first = 0;
 
-    return pop_mark(m, &first) < 0 ? -m->e->code : add_to(m, first, kind);
+    TRY(pop_mark(m, &first));
+    return add_to(m, first, kind);
 }
 
 /* Names, calls and state. */
@@ -501,8 +488,7 @@ static int make_global(struct machine *m, const char *module, size_t module_len,
 
     if (module_len > max || name_len > max)
         return err_set(m->e, EBADMSG, "a class name over %" PRIu64 " bytes", max);
-    if (pnode_global(m->p, module, module_len, name, name_len, out, m->e) < 0)
-        return -m->e->code;
+    TRY(pnode_global(m->p, module, module_len, name, name_len, out, m->e));
     g = container_of(out->node, struct pn_global, node);
     g->fold = fold_of(m, g->text, g->text + module_len + 1);
     return 0;
@@ -515,13 +501,11 @@ static int read_global(struct machine *m, struct pv *out)
 
     buf_clear(&m->text);
     m->text.max = (size_t)m->opt.limits.name;
-    if (read_line(m, m->opt.limits.name) < 0)
-        return -m->e->code;
+    TRY(read_line(m, m->opt.limits.name));
     if (buf_add(&m->text, m->line.data, m->line.len) < 0)
         return err_nomem(m->e);
     len = m->text.len;
-    if (read_line(m, m->opt.limits.name) < 0)
-        return -m->e->code;
+    TRY(read_line(m, m->opt.limits.name));
     if (!ptext_is_utf8(m->text.data, len, false) ||
         !ptext_is_utf8(m->line.data, m->line.len, false))
         return err_set(m->e, EBADMSG, "a class name that is not UTF-8");
@@ -532,7 +516,8 @@ static int op_global(struct machine *m)
 {
     struct pv v;
 
-    return read_global(m, &v) < 0 ? -m->e->code : push(m, v);
+    TRY(read_global(m, &v));
+    return push(m, v);
 }
 
 static int op_stack_global(struct machine *m)
@@ -548,8 +533,7 @@ static int op_stack_global(struct machine *m)
         return err_set(m->e, EBADMSG, "a class name that is no string");
     text[0] = pv_bytes(&v[0], &len[0]);
     text[1] = pv_bytes(&v[1], &len[1]);
-    if (make_global(m, text[0], len[0], text[1], len[1], &global) < 0)
-        return -m->e->code;
+    TRY(make_global(m, text[0], len[0], text[1], len[1], &global));
     drop(m, 2);
     return push(m, global);
 }
@@ -618,8 +602,7 @@ static int try_fold(struct machine *m, bool built)
     if (rc <= 0)
         return rc;
     state = pv_state(v);
-    if (take_values(m, &state) < 0)
-        return -m->e->code;
+    TRY(take_values(m, &state));
     if (v->node->refs > 1)
         pnode_fold(m->p, v->node, record);
     pv_unref(m->p, *v);
@@ -632,10 +615,10 @@ static int push_object(struct machine *m, struct pv class, struct pv args,
 {
     struct pv v;
 
-    if ((is_of_torch(class) && take(m, args, 0) < 0) ||
-        pnode_object(m->p, class.node, args.node, kwargs, &v, m->e) < 0 ||
-        push(m, v) < 0)
-        return -m->e->code;
+    if (is_of_torch(class))
+        TRY(take(m, args, 0));
+    TRY(pnode_object(m->p, class.node, args.node, kwargs, &v, m->e));
+    TRY(push(m, v));
     return try_fold(m, false);
 }
 
@@ -667,9 +650,8 @@ static int give_pairs(struct machine *m, const struct pv *pairs)
     for (size_t i = 0; i < pv_count(pairs); i++) {
         struct pv pair = pv_at(pairs, i);
 
-        if (push(m, pv_ref(pv_at(&pair, 0))) < 0 ||
-            push(m, pv_ref(pv_at(&pair, 1))) < 0)
-            return -m->e->code;
+        TRY(push(m, pv_ref(pv_at(&pair, 0))));
+        TRY(push(m, pv_ref(pv_at(&pair, 1))));
     }
     return add_to(m, first, PV_DICT);
 }
@@ -679,9 +661,9 @@ static int call_with_pairs(struct machine *m, struct pv class, struct pv args,
 {
     struct pv none;
 
-    if (pnode_tuple(m->p, NULL, 0, &none, m->e) < 0 ||
-        push_object(m, class, none, NULL) < 0 || give_pairs(m, pairs) < 0)
-        return -m->e->code;
+    TRY(pnode_tuple(m->p, NULL, 0, &none, m->e));
+    TRY(push_object(m, class, none, NULL));
+    TRY(give_pairs(m, pairs));
     pv_unref(m->p, args);
     return 0;
 }
@@ -714,8 +696,7 @@ static int call_above(struct machine *m, struct pv class, size_t first)
 {
     struct pv args;
 
-    if (pnode_tuple(m->p, m->stack + first, m->depth - first, &args, m->e) < 0)
-        return -m->e->code;
+    TRY(pnode_tuple(m->p, m->stack + first, m->depth - first, &args, m->e));
     m->depth = first;
     return push_object(m, class, args, NULL);
 }
@@ -725,8 +706,8 @@ static int op_inst(struct machine *m)
     struct pv class;
     size_t first = 0;
 
-    if (read_global(m, &class) < 0 || pop_mark(m, &first) < 0)
-        return -m->e->code;
+    TRY(read_global(m, &class));
+    TRY(pop_mark(m, &first));
     return call_above(m, class, first);
 }
 
@@ -735,15 +716,13 @@ static int op_obj(struct machine *m)
     struct pv class;
     size_t first = 0;
 
-    if (pop_mark(m, &first) < 0)
-        return -m->e->code;
+    TRY(pop_mark(m, &first));
     if (m->depth == first)
         return underflow(m);
     class = pv_norm(m->stack[first]);
     if (!is_callable(class))
         return err_set(m->e, EBADMSG, "a call of something that is no class");
-    if (call_above(m, class, first + 1) < 0)
-        return -m->e->code;
+    TRY(call_above(m, class, first + 1));
     m->stack[first] = m->stack[first + 1]; /* over the class, which the object holds */
     m->depth = first + 1;
     return 0;
@@ -754,9 +733,8 @@ static int wrap_global(struct machine *m, struct pv *at)
 {
     struct pv args, v;
 
-    if (pnode_tuple(m->p, NULL, 0, &args, m->e) < 0 ||
-        pnode_object(m->p, at->node, args.node, NULL, &v, m->e) < 0)
-        return -m->e->code;
+    TRY(pnode_tuple(m->p, NULL, 0, &args, m->e));
+    TRY(pnode_object(m->p, at->node, args.node, NULL, &v, m->e));
     *at = v;
     return 0;
 }
@@ -771,8 +749,8 @@ static int op_build(struct machine *m)
     v[0] = pv_norm(v[0]);
     state = v[1];
     m->depth--;
-    if (v->kind == PV_GLOBAL && wrap_global(m, v) < 0)
-        return -m->e->code;
+    if (v->kind == PV_GLOBAL)
+        TRY(wrap_global(m, v));
     if (v->kind != PV_OBJECT && v->kind != PV_RECORD)
         return err_set(m->e, EBADMSG, "a state for something that is no object");
     if (v->kind == PV_RECORD || v->node->flags & PNODE_BUILT)
@@ -799,8 +777,7 @@ static int memo_id(struct machine *m, uint64_t *id)
     *id = m->op.arg;
     if (m->op.code != OP_PUT && m->op.code != OP_GET)
         return 0;
-    if (read_line(m, 32) < 0)
-        return -m->e->code;
+    TRY(read_line(m, 32));
     return ptext_memo_id(m->line.data, m->line.len, id, m->e);
 }
 
@@ -811,7 +788,8 @@ static int op_put(struct machine *m)
 
     if (!v || memo_id(m, &id) < 0)
         return -m->e->code;
-    return pmemo_put(m->p, &m->memo, id, m->op.at, *v, m->e) < 0 ? -m->e->code : 0;
+    TRY(pmemo_put(m->p, &m->memo, id, m->op.at, *v, m->e));
+    return 0;
 }
 
 static int op_memoize(struct machine *m)
@@ -820,9 +798,8 @@ static int op_memoize(struct machine *m)
 
     if (!v)
         return -m->e->code;
-    return pmemo_put(m->p, &m->memo, m->memo.count, m->op.at, *v, m->e) < 0
-               ? -m->e->code
-               : 0;
+    TRY(pmemo_put(m->p, &m->memo, m->memo.count, m->op.at, *v, m->e));
+    return 0;
 }
 
 static int op_get(struct machine *m)
@@ -830,8 +807,7 @@ static int op_get(struct machine *m)
     struct pv v;
     uint64_t id;
 
-    if (memo_id(m, &id) < 0)
-        return -m->e->code;
+    TRY(memo_id(m, &id));
     if (!pmemo_get(m->p, &m->memo, id, &v))
         return err_set(m->e, EBADMSG, "memo entry %" PRIu64 " was never set", id);
     return push(m, v);
@@ -939,11 +915,9 @@ static int survey_op(struct machine *m)
     case OP_GET:
     case OP_BINGET:
     case OP_LONG_BINGET:
-        if (memo_id(m, &id) < 0)
-            return -m->e->code;
-        return pidset_add(&m->memo.fetched, (uint32_t)id, m->op.at, m->e) < 0
-                   ? -m->e->code
-                   : 0;
+        TRY(memo_id(m, &id));
+        TRY(pidset_add(&m->memo.fetched, (uint32_t)id, m->op.at, m->e));
+        return 0;
     case OP_STOP:
         m->stopped = true;
         return 0;
@@ -952,9 +926,10 @@ static int survey_op(struct machine *m)
     }
     if (m->op.parg == PARG_LINE)
         return pinput_line(in, NULL, m->e);
-    if (m->op.parg == PARG_LINES)
-        return pinput_line(in, NULL, m->e) < 0 ? -m->e->code
-                                               : pinput_line(in, NULL, m->e);
+    if (m->op.parg == PARG_LINES) {
+        TRY(pinput_line(in, NULL, m->e));
+        return pinput_line(in, NULL, m->e);
+    }
     if (m->op.parg >= PARG_BODY1 && m->op.parg <= PARG_BODY8)
         return pinput_skip(in, m->op.arg, m->e);
     return 0;
@@ -976,10 +951,10 @@ static int pass(struct machine *m, int (*each)(struct machine *))
         if (++count + m->pairs > m->opt.limits.opcodes)
             return err_set(m->e, EBADMSG, "more than %" PRIu64 " opcodes",
                            m->opt.limits.opcodes);
-        if (count % LOOK_EVERY == 0 && interrupt_check_late(m->e) < 0)
-            return -m->e->code;
-        if (pinput_op(&m->in, &m->op, m->e) < 0 || each(m) < 0)
-            return -m->e->code;
+        if (count % LOOK_EVERY == 0)
+            TRY(interrupt_check_late(m->e));
+        TRY(pinput_op(&m->in, &m->op, m->e));
+        TRY(each(m));
     }
     return 0;
 }

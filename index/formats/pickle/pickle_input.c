@@ -132,9 +132,7 @@ static int refill(struct pinput *in, struct err *e)
     want = (size_t)MIN((uint64_t)room, left);
     if (want == 0)
         return ends_early(e);
-    if (source_read(in->src, in->base + in->start + kept, want, in->window + kept, e) <
-        0)
-        return -e->code;
+    TRY(source_read(in->src, in->base + in->start + kept, want, in->window + kept, e));
     in->fill += want;
     return 0;
 }
@@ -145,8 +143,7 @@ static int need(struct pinput *in, size_t n, struct err *e)
     if (n > pinput_left(in))
         return ends_early(e);
     while (in->fill - in->pos < n) {
-        if (refill(in, e) < 0)
-            return -e->code;
+        TRY(refill(in, e));
     }
     return 0;
 }
@@ -178,16 +175,14 @@ int pinput_copy(struct pinput *in, void *dst, size_t n, struct err *e)
     if (have == n)
         return 0;
     if (n - have < in->cap) {
-        if (need(in, 1, e) < 0)
-            return -e->code;
+        TRY(need(in, 1, e));
         /* One refill gives as much as the window holds, or all that is left. */
         memcpy((char *)dst + have, in->window + in->pos, n - have);
         in->pos += n - have;
         return 0;
     }
-    if (source_read(in->src, in->base + pinput_tell(in), n - have, (char *)dst + have,
-                    e) < 0)
-        return -e->code;
+    TRY(source_read(in->src, in->base + pinput_tell(in), n - have, (char *)dst + have,
+                    e));
     return pinput_skip(in, n - have, e);
 }
 
@@ -208,8 +203,7 @@ int pinput_line(struct pinput *in, struct buf *out, struct err *e)
             in->pos++;
             return 0;
         }
-        if (refill(in, e) < 0)
-            return -e->code;
+        TRY(refill(in, e));
     }
 }
 
@@ -251,16 +245,16 @@ int pinput_op(struct pinput *in, struct pop *op, struct err *e)
     size_t n;
 
     op->at = pinput_tell(in);
-    if (in->pos == in->fill && need(in, 1, e) < 0)
-        return -e->code;
+    if (in->pos == in->fill)
+        TRY(need(in, 1, e));
     op->code = in->window[in->pos];
     op->parg = arguments[op->code];
     if (op->parg == PARG_BAD)
         return err_set(e, EBADMSG, "opcode 0x%02x is unknown or not supported",
                        op->code);
     n = argument_bytes[op->parg];
-    if (in->fill - in->pos < n + 1 && need(in, n + 1, e) < 0)
-        return -e->code;
+    if (in->fill - in->pos < n + 1)
+        TRY(need(in, n + 1, e));
     p = in->window + in->pos + 1;
     op->arg = get_number(p, op->parg);
     in->pos += n + 1;

@@ -236,8 +236,7 @@ int ptable_append(struct pickle *p, struct pnode *list, const struct pv *items,
 {
     struct pn_table *t = as_table(list);
 
-    if (reserve(p, t, n, e) < 0)
-        return -e->code;
+    TRY(reserve(p, t, n, e));
     if (n > 0)
         memcpy(t->item + list->len, items, n * sizeof *items);
     list->len += (uint32_t)n;
@@ -308,8 +307,8 @@ static int insert(struct pickle *p, struct pn_table *t, const struct pv *entry,
 {
     bool due = t->index ? t->node.len >= t->index_cap / 2 : t->node.len >= LINEAR_MAX;
 
-    if (due && index_grow(p, t, e) < 0)
-        return -e->code;
+    if (due)
+        TRY(index_grow(p, t, e));
     memcpy(t->item + t->node.len * width_of(&t->node), entry,
            width_of(&t->node) * sizeof *entry);
     if (t->index)
@@ -330,8 +329,7 @@ static int add_one(struct pickle *p, struct pn_table *t, struct pv item, struct 
     uint32_t hash = 0;
     int64_t at;
 
-    if (hash_key(p, item, &hash, e) < 0)
-        return -e->code;
+    TRY(hash_key(p, item, &hash, e));
     at = find(t, item, hash, e);
     if (at < -1)
         return -e->code;
@@ -347,11 +345,9 @@ int ptable_add(struct pickle *p, struct pnode *set, const struct pv *items, size
     struct pn_table *t = as_table(set);
     uint32_t hash = 0, sum = 0;
 
-    if (reserve(p, t, n, e) < 0)
-        return -e->code;
+    TRY(reserve(p, t, n, e));
     for (size_t i = 0; i < n; i++) {
-        if (add_one(p, t, items[i], e) < 0)
-            return -e->code;
+        TRY(add_one(p, t, items[i], e));
     }
     for (uint32_t i = 0; set->kind == PV_FROZENSET && i < set->len; i++) {
         (void)pv_hash(p, t->item[i], &hash);
@@ -367,8 +363,7 @@ static int set_one(struct pickle *p, struct pn_table *t, const struct pv *pair,
     uint32_t hash = 0;
     int64_t at;
 
-    if (hash_key(p, pair[0], &hash, e) < 0)
-        return -e->code;
+    TRY(hash_key(p, pair[0], &hash, e));
     at = find(t, pair[0], hash, e);
     if (at < -1)
         return -e->code;
@@ -385,11 +380,9 @@ int ptable_set(struct pickle *p, struct pnode *dict, const struct pv *pairs,
 {
     struct pn_table *t = as_table(dict);
 
-    if (reserve(p, t, npairs, e) < 0)
-        return -e->code;
+    TRY(reserve(p, t, npairs, e));
     for (size_t i = 0; i < npairs; i++) {
-        if (set_one(p, t, pairs + 2 * i, e) < 0)
-            return -e->code;
+        TRY(set_one(p, t, pairs + 2 * i, e));
     }
     return 0;
 }

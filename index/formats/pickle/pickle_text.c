@@ -15,8 +15,7 @@ static int big_integer(struct pickle *p, const char *text, size_t len, struct pv
 {
     struct pn_bytes *n;
 
-    if (pnode_bytes(p, PV_BIGINT, len, &n, e) < 0)
-        return -e->code;
+    TRY(pnode_bytes(p, PV_BIGINT, len, &n, e));
     memcpy(n->data, text, len);
     *out = pv_of_node(&n->node);
     return 0;

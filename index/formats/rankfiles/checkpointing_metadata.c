@@ -76,8 +76,7 @@ static int fill_ranks(struct reader *r, const struct pv *list,
 {
     size_t n = pv_count(list);
 
-    if (spend(r, n, e) < 0)
-        return -e->code;
+    TRY(spend(r, n, e));
     out->rank = arena_array(r->arena, n + 1, sizeof *out->rank);
     if (!out->rank)
         return err_nomem(e);
@@ -114,8 +113,7 @@ static int read_ranks(struct reader *r, const struct pv *list,
     if (!made)
         return err_nomem(e);
     made->node = want.node;
-    if (fill_ranks(r, list, &made->ranks, e) < 0)
-        return -e->code;
+    TRY(fill_ranks(r, list, &made->ranks, e));
     if (!tsearch(made, &r->known, compare_known))
         return err_nomem(e);
     *out = &made->ranks;
@@ -199,8 +197,7 @@ static int read_group(struct reader *r, const struct pv *v,
 
     if (!get(v, "sharding_metadata", &out->sharding) || !get_list(v, "ranks", &ranks))
         return err_set(e, EBADMSG, "metadata without its ranks");
-    if (read_ranks(r, &ranks, &out->ranks, e) < 0)
-        return -e->code;
+    TRY(read_ranks(r, &ranks, &out->ranks, e));
     if (!get(&out->sharding, "data", &data) || !get(&data, "mesh_spec", &mesh) ||
         !get_list(&mesh, "mesh_data", &list))
         return 0; /* told where it is asked for */
@@ -212,8 +209,7 @@ static int read_groups(struct reader *r, const struct pv *list,
 {
     if (!is_list(list))
         return err_set(e, EBADMSG, "metadata that are no list of groups");
-    if (spend(r, pv_count(list), e) < 0)
-        return -e->code;
+    TRY(spend(r, pv_count(list), e));
     out->groups = pv_count(list);
     out->group = arena_array(r->arena, out->groups + 1, sizeof *out->group);
     if (!out->group)
@@ -240,8 +236,7 @@ static int read_paths(struct reader *r, const struct pv *dict,
 {
     if (dict->kind != PV_DICT)
         return err_set(e, EBADMSG, "its paths are no dict");
-    if (spend(r, pv_count(dict), e) < 0)
-        return -e->code;
+    TRY(spend(r, pv_count(dict), e));
     out->paths = pv_count(dict);
     out->path = arena_array(r->arena, out->paths + 1, sizeof *out->path);
     if (!out->path)
@@ -249,9 +244,8 @@ static int read_paths(struct reader *r, const struct pv *dict,
     for (size_t i = 0; i < out->paths; i++) {
         struct pv key = pv_key_at(dict, i), list = pv_value_at(dict, i);
 
-        if (read_path(r, &key, &out->path[i], e) < 0 ||
-            read_groups(r, &list, &out->path[i], e) < 0)
-            return -e->code;
+        TRY(read_path(r, &key, &out->path[i], e));
+        TRY(read_groups(r, &list, &out->path[i], e));
     }
     if (out->paths > 0)
         qsort(out->path, out->paths, sizeof *out->path, compare_paths);
@@ -311,8 +305,7 @@ static int read_files(struct reader *r, const struct pv *dict, uint32_t world,
 {
     if (dict->kind != PV_DICT || pv_count(dict) != world)
         return err_set(e, EBADMSG, "not each of %" PRIu32 " ranks has a layout", world);
-    if (spend(r, world, e) < 0)
-        return -e->code;
+    TRY(spend(r, world, e));
     out->file = arena_array(r->arena, (size_t)world + 1, sizeof *out->file);
     if (!out->file)
         return err_nomem(e);
@@ -324,8 +317,7 @@ static int read_files(struct reader *r, const struct pv *dict, uint32_t world,
         if (!pv_u64(&key, &rank) || rank >= world)
             return err_set(e, EBADMSG, "a layout of a rank that is not below %" PRIu32,
                            world);
-        if (read_layout(r, &v, &out->file[rank], e) < 0)
-            return -e->code;
+        TRY(read_layout(r, &v, &out->file[rank], e));
     }
     return 0;
 }
@@ -414,8 +406,7 @@ static int read_all(struct reader *r, const struct pv *root,
         struct pv key = pv_key_at(&items, i);
 
         v = pv_value_at(&items, i);
-        if (read_item(r, &key, &v, out->world, &out->item[i], e) < 0)
-            return -e->code;
+        TRY(read_item(r, &key, &v, out->world, &out->item[i], e));
     }
     return check_files(out, e);
 }
@@ -481,8 +472,7 @@ static int read_whole(const struct pv *data, struct checkpointing_part *out,
     if (!get_numbers(data, "global_shape", out->whole.dim, SHAPE_MAX_DIMS,
                      &out->whole.nd))
         return err_set(e, EBADMSG, "metadata without the shape of the whole");
-    if (read_dtype(data, &out->dtype, e) < 0)
-        return -e->code;
+    TRY(read_dtype(data, &out->dtype, e));
     return shape_bytes(&out->whole, out->dtype, &bytes, e);
 }
 
@@ -569,19 +559,16 @@ static int dtensor_part(const struct pv *data, const struct checkpointing_group 
     uint64_t *box;
     struct pv list;
 
-    if (read_mesh(data, g, rank, axis, &naxes, e) < 0)
-        return -e->code;
+    TRY(read_mesh(data, g, rank, axis, &naxes, e));
     if (!get_list(data, "placements", &list) || pv_count(&list) != naxes)
         return err_set(e, EBADMSG, "not one placement for each axis of the mesh");
     for (uint32_t i = 0; i < naxes; i++) {
         struct pv v = pv_at(&list, i);
 
-        if (read_placement(&v, &axis[i], e) < 0)
-            return -e->code;
+        TRY(read_placement(&v, &axis[i], e));
     }
-    if (mesh_cut_order(axis, naxes, order, &n, e) < 0 ||
-        new_boxes(a, 1, out->whole.nd, &out->boxes, &box, e) < 0)
-        return -e->code;
+    TRY(mesh_cut_order(axis, naxes, order, &n, e));
+    TRY(new_boxes(a, 1, out->whole.nd, &out->boxes, &box, e));
     out->exact = true;
     return mesh_cut_box(&out->whole, axis, order, n, box + out->whole.nd,
                         box + 2 * (size_t)out->whole.nd, e);
@@ -632,13 +619,11 @@ static int shards_part(struct checkpointing_metadata *m, const struct pv *data,
         return err_set(e, EFBIG,
                        "too many shards for its size: references multiply them");
     m->boxes -= n;
-    if (new_boxes(a, n, out->whole.nd, &out->boxes, &box, e) < 0)
-        return -e->code;
+    TRY(new_boxes(a, n, out->whole.nd, &out->boxes, &box, e));
     for (size_t i = 0; i < n; i++) {
         struct pv f = pv_at(&from, i), t = pv_at(&to, i), s = pv_at(&size, i);
 
-        if (read_box(out, &f, &t, &s, box + i * 3 * out->whole.nd, e) < 0)
-            return -e->code;
+        TRY(read_box(out, &f, &t, &s, box + i * 3 * out->whole.nd, e));
     }
     return 0;
 }
@@ -668,9 +653,11 @@ int checkpointing_part(struct checkpointing_metadata *m,
     if (!pv_str_is(&type, "DTensorShardingMetadata") &&
         !pv_str_is(&type, "default_tensor_v1"))
         return err_set(e, ENOTSUP, "metadata of an unknown kind");
-    if (read_whole(&data, out, e) < 0)
-        return -e->code;
-    if (pv_str_is(&type, "DTensorShardingMetadata"))
-        return dtensor_part(&data, g, rank, a, out, e) < 0 ? -e->code : 1;
-    return shards_part(m, &data, rank, a, out, e) < 0 ? -e->code : 1;
+    TRY(read_whole(&data, out, e));
+    if (pv_str_is(&type, "DTensorShardingMetadata")) {
+        TRY(dtensor_part(&data, g, rank, a, out, e));
+        return 1;
+    }
+    TRY(shards_part(m, &data, rank, a, out, e));
+    return 1;
 }

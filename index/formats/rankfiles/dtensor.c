@@ -143,8 +143,7 @@ static int read_mesh(const struct dist_call *c, const struct pv *mesh, struct sp
 
     if (!dist_instance(mesh, "DeviceMesh"))
         return err_set(e, ENOTSUP, "a distributed tensor on no device mesh");
-    if (read_sizes(c, mesh, e) < 0)
-        return -e->code;
+    TRY(read_sizes(c, mesh, e));
     s->naxes = c->out->mesh.naxes;
     if (!dist_member(mesh, "_coordinate_on_dim", &v))
         return err_set(e, ENOTSUP, "a device mesh that does not tell the rank's place");
@@ -206,8 +205,7 @@ static int read_placements(const struct pv *spec, struct spec *s, struct err *e)
                        pv_count(&list), s->naxes);
     for (uint32_t i = 0; i < s->naxes; i++) {
         item = pv_at(&list, i);
-        if (read_placement(&item, &s->axis[i], e) < 0)
-            return -e->code;
+        TRY(read_placement(&item, &s->axis[i], e));
         s->strided |= s->axis[i].cut == MESH_STRIDED;
     }
     return 0;
@@ -310,12 +308,10 @@ static int add_piece(const struct dist_call *c, const struct spec *s, struct err
     struct shape units;
     struct pv local;
 
-    if (mesh_cut_box(&c->units, s->axis, s->order, s->norder, start, size, e) < 0)
-        return -e->code;
+    TRY(mesh_cut_box(&c->units, s->axis, s->order, s->norder, start, size, e));
     if (!dist_attribute(&c->state, "_local_tensor", &local))
         return err_set(e, EBADMSG, "a distributed tensor without a local part");
-    if (dist_local(c, &local, &x, &units, e) < 0)
-        return -e->code;
+    TRY(dist_local(c, &local, &x, &units, e));
     if (units.nd != c->units.nd || !same_numbers(units.dim, size, units.nd))
         return err_set(e, EBADMSG,
                        "its local part has another size than its placements give");
@@ -330,11 +326,11 @@ int dtensor_read(struct dist_call *c, struct err *e)
     if (!dist_attribute(&c->state, "_spec", &spec) ||
         !dist_instance(&spec, "DTensorSpec") || !dist_member(&spec, "mesh", &mesh))
         return err_set(e, ENOTSUP, "a DTensor of an unknown kind");
-    if (check_meta(c, &spec, e) < 0 || read_mesh(c, &mesh, &s, e) < 0)
-        return -e->code;
+    TRY(check_meta(c, &spec, e));
+    TRY(read_mesh(c, &mesh, &s, e));
     if (s.outside)
         return 0;
-    if (read_placements(&spec, &s, e) < 0 || read_order(&spec, &s, e) < 0)
-        return -e->code;
+    TRY(read_placements(&spec, &s, e));
+    TRY(read_order(&spec, &s, e));
     return add_piece(c, &s, e);
 }

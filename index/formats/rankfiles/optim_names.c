@@ -159,8 +159,7 @@ static int take_names(struct optim_names *n, const struct groups *g, struct err 
 {
     char *to;
 
-    if (allocate(n, g->parameters, g->text, e) < 0)
-        return -e->code;
+    TRY(allocate(n, g->parameters, g->text, e));
     to = n->own;
     for (size_t i = 0; i < g->count; i++) {
         struct pv group = pv_at(&g->list, i), params, names;
@@ -209,8 +208,7 @@ static int take_order(struct optim_names *n, const struct groups *g, struct err 
 
     if (all && list_parameters(n->model, true, NULL) != g->parameters)
         return 0;
-    if (allocate(n, g->parameters, 0, e) < 0)
-        return -e->code;
+    TRY(allocate(n, g->parameters, 0, e));
     list_parameters(n->model, all, n->name);
     return 0;
 }
@@ -306,8 +304,7 @@ int optim_names_find(struct optim_names *n, const struct rank_set *model,
     *n = (struct optim_names){.model = model};
     if (!is_numbered(optim))
         return 0;
-    if (find(n, optim, root, e) < 0)
-        return -e->code;
+    TRY(find(n, optim, root, e));
     n->numbered = n->count == 0;
     return 0;
 }

@@ -50,9 +50,8 @@ static int collect_distributed(struct collect *k, const struct pv *v, struct err
     s->distributed = t->distributed = true;
     if (whole.mesh.naxes > s->mesh.naxes)
         s->mesh = whole.mesh;
-    if (whole.dtype != DTYPE_NONE &&
-        rank_entry_shape(s, t, k->file, whole.dtype, &whole.shape, e) < 0)
-        return -e->code;
+    if (whole.dtype != DTYPE_NONE)
+        TRY(rank_entry_shape(s, t, k->file, whole.dtype, &whole.shape, e));
     return rc < 0 ? rank_entry_fault(s, t, k->file, why.text, e) : 0;
 }
 
@@ -68,8 +67,7 @@ int rank_set_plain(struct rank_set *s, uint32_t file, const char *path, size_t l
     t->loose |= item->opaque || item->shard;
     if (!x)
         return rank_entry_fault(s, t, file, item->why, e);
-    if (rank_entry_learn(s, t, x->dtype, &x->shape, &same, e) < 0)
-        return -e->code;
+    TRY(rank_entry_learn(s, t, x->dtype, &x->shape, &same, e));
     t->uneven |= !same;
     return rank_entry_piece(s, t, file, x, NULL, e);
 }
@@ -84,8 +82,7 @@ static int collect_item(void *user, const struct torch_item *item, struct err *e
         return how->on_tensor
                    ? how->on_tensor(how->user, k->file, item, e)
                    : rank_set_plain(k->s, k->file, item->key, item->key_len, item, e);
-    if (rank_entry_meet(k->s, k->file, item->key, item->key_len, true, &k->t, e) < 0)
-        return -e->code;
+    TRY(rank_entry_meet(k->s, k->file, item->key, item->key_len, true, &k->t, e));
     return k->t ? collect_distributed(k, item->value, e) : 0;
 }
 
@@ -107,8 +104,7 @@ static int walk_merged(const struct rank_set *s, struct torch_walk *w, struct er
         buf_clear(&w->path);
         if (buf_adds(&w->key, *name) < 0 || buf_adds(&w->path, *name) < 0)
             return err_nomem(e);
-        if (torch_walk_value(w, v, e) < 0)
-            return -e->code;
+        TRY(torch_walk_value(w, v, e));
     }
     return 0;
 }
@@ -131,8 +127,7 @@ int rank_collect_file(struct rank_set *s, uint32_t file, struct err *e)
     taken = s->how->on_file ? s->how->on_file(s->how->user, file, zip, e) : 0;
     if (taken != 0)
         return taken;
-    if (walk_merged(s, &w, e) < 0)
-        return -e->code;
+    TRY(walk_merged(s, &w, e));
     if ((w.too_deep > 0 || w.unnamed > 0) &&
         sink_warning(s->sink, "nested",
                      "%s: %" PRIu64 " values are nested too deep: what they hold is "

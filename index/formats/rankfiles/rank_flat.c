@@ -76,10 +76,8 @@ int rank_set_flat(struct rank_set *s, uint32_t file, const struct rank_flat *f,
         why = "its range is not within its shape";
     if (why)
         return rank_entry_fault(s, t, file, why, e);
-    if (rank_entry_shape(s, t, file, f->x->dtype, f->shape, e) < 0)
-        return -e->code;
+    TRY(rank_entry_shape(s, t, file, f->x->dtype, f->shape, e));
     while (flat_boxes_next(&boxes, &box))
-        if (add_box(s, t, file, f, &box, &boxes, step, e) < 0)
-            return -e->code;
+        TRY(add_box(s, t, file, f, &box, &boxes, step, e));
     return 0;
 }

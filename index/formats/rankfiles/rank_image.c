@@ -24,8 +24,7 @@ int rank_image_load(const struct scan_context *c, struct rank_file *f, struct er
         return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", path) : -e->code;
     if (!file_id_equal(&src->id, &f->file.id))
         return err_set(e, ESTALE, "%s was changed during the scan", path);
-    if (safetensors_read(src, 0, src->size, &f->header, e) < 0)
-        return -e->code;
+    TRY(safetensors_read(src, 0, src->size, &f->header, e));
     return source_check(src, e);
 }
 
@@ -40,8 +39,7 @@ static int open_tensor(const struct safetensors_header *h,
     *out = (struct torch_tensor){
         .dtype = t->dtype, .data = h->data + t->begin, .data_len = t->end - t->begin};
     safetensors_shape(t, &out->shape);
-    if (shape_units(&out->shape, t->dtype, &units, e) < 0)
-        return -e->code;
+    TRY(shape_units(&out->shape, t->dtype, &units, e));
     for (uint32_t k = units.nd; k-- > 0;) {
         out->stride[k] = step;
         /* Of no elements, where steps do not matter, sizes may multiply to anything. */
@@ -62,8 +60,7 @@ static int collect_tensor(struct rank_set *s, uint32_t file,
                               .path_len = t->name_len,
                               .tensor = &x};
 
-    if (open_tensor(&s->file[file].header, t, &x, e) < 0)
-        return -e->code;
+    TRY(open_tensor(&s->file[file].header, t, &x, e));
     return how->on_tensor ? how->on_tensor(how->user, file, &item, e)
                           : rank_set_plain(s, file, item.key, item.key_len, &item, e);
 }
@@ -75,8 +72,7 @@ int rank_image_collect(struct rank_set *s, uint32_t file, struct err *e)
     s->cursor = s->entry;
     s->budget += RANK_MEMORY_A_BYTE * h->data;
     for (size_t i = 0; i < h->count; i++)
-        if (collect_tensor(s, file, &h->tensor[i], e) < 0)
-            return -e->code;
+        TRY(collect_tensor(s, file, &h->tensor[i], e));
     return 0;
 }
 
@@ -134,10 +130,8 @@ int rank_set_boxes(struct rank_set *s, uint32_t file, const struct rank_set_boxe
     s->distributed = t->distributed = t->plain = true;
     if (why)
         return rank_entry_fault(s, t, file, why, e);
-    if (rank_entry_shape(s, t, file, b->dtype, b->shape, e) < 0)
-        return -e->code;
+    TRY(rank_entry_shape(s, t, file, b->dtype, b->shape, e));
     for (size_t i = 0; i < b->boxes->count; i++)
-        if (add_box(s, t, file, b, &b->boxes->box[i], e) < 0)
-            return -e->code;
+        TRY(add_box(s, t, file, b, &b->boxes->box[i], e));
     return 0;
 }

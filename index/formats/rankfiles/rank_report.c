@@ -157,10 +157,7 @@ static int doubled(const struct report *r, const char *key, int rc, struct err *
 static int add_faulty(const struct report *r, const struct rank_entry *t,
                       const char *key, size_t len, struct err *e)
 {
-    int rc = begin(r, t, key, len, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(begin(r, t, key, len, e));
     if (sink_fault(r->s->sink, "%s", t->why) < 0)
         return err_nomem(e);
     return sink_tensor_end(r->s->sink, e);
@@ -215,8 +212,7 @@ static int sort_pieces(struct report *r, const struct rank_entry *t, size_t *n,
     bool differ = false;
     size_t all = 0, kept = 0;
 
-    if (grow(r, t->npieces, e) < 0)
-        return -e->code;
+    TRY(grow(r, t->npieces, e));
     for (const struct rank_piece *p = t->piece; p; p = p->next)
         if (!is_empty(p))
             r->piece[all++] = p;
@@ -300,8 +296,7 @@ static int add_pieces(const struct report *r, const struct rank_entry *t, size_t
                       struct err *e)
 {
     for (size_t i = 0; i < n; i++)
-        if (add_one(r, r->piece[i], e) < 0)
-            return -e->code;
+        TRY(add_one(r, r->piece[i], e));
     return tell_missing(r, t, n, e);
 }
 
@@ -316,17 +311,12 @@ static int add_merged(struct report *r, const struct rank_entry *t, const char *
 {
     const struct rank_set_place place = place_of(r, t);
     size_t n = 0;
-    int rc;
 
-    if (sort_pieces(r, t, &n, e) < 0)
-        return -e->code;
+    TRY(sort_pieces(r, t, &n, e));
     if (n == 1 && is_alone(t, r->piece[0]))
         return add_whole(r, r->piece[0], &place, key, len, e);
-    rc = begin(r, t, key, len, e);
-    if (rc < 0)
-        return rc;
-    if (add_pieces(r, t, n, e) < 0)
-        return -e->code;
+    TRY(begin(r, t, key, len, e));
+    TRY(add_pieces(r, t, n, e));
     return sink_tensor_end(r->s->sink, e);
 }
 
@@ -348,8 +338,7 @@ static int add_slices(struct report *r, const struct rank_entry *t, struct err *
         buf_add(&key, t->path, t->len);
         if (buf_failed(&key))
             return err_nomem(e);
-        if (doubled(r, key.data, add_whole(r, p, &place, key.data, key.len, e), e) < 0)
-            return -e->code;
+        TRY(doubled(r, key.data, add_whole(r, p, &place, key.data, key.len, e), e));
     }
     return 0;
 }

@@ -97,8 +97,7 @@ int rank_set_add(struct rank_set *s, const char *path, struct err *e)
 
 int rank_set_add_safetensors(struct rank_set *s, const char *path, struct err *e)
 {
-    if (rank_set_add(s, path, e) < 0)
-        return -e->code;
+    TRY(rank_set_add(s, path, e));
     s->file[s->nfiles - 1].safetensors = true;
     return 0;
 }
@@ -259,8 +258,8 @@ static bool same_shape(const struct rank_entry *t, enum dtype dtype,
 int rank_entry_learn(struct rank_set *s, struct rank_entry *t, enum dtype dtype,
                      const struct shape *shape, bool *same, struct err *e)
 {
-    if (t->dtype == DTYPE_NONE && set_shape(s, t, dtype, shape, e) < 0)
-        return -e->code;
+    if (t->dtype == DTYPE_NONE)
+        TRY(set_shape(s, t, dtype, shape, e));
     *same = same_shape(t, dtype, shape);
     return 0;
 }
@@ -270,8 +269,7 @@ int rank_entry_shape(struct rank_set *s, struct rank_entry *t, uint32_t file,
 {
     bool same;
 
-    if (rank_entry_learn(s, t, dtype, shape, &same, e) < 0)
-        return -e->code;
+    TRY(rank_entry_learn(s, t, dtype, shape, &same, e));
     return same ? 0
                 : rank_entry_fault(s, t, file, "other ranks have another shape or type",
                                    e);
@@ -292,10 +290,9 @@ int rank_entry_meet(struct rank_set *s, uint32_t file, const char *path, size_t 
         return err_nomem(e);
     if (t->last_file == file + 1)
         return rank_entry_fault(s, t, file, "two tensors have this name", e);
-    if (t->last_file > 0 && t->distributed != distributed &&
-        rank_entry_fault(s, t, file, "it is whole in one file, a shard in another", e) <
-            0)
-        return -e->code;
+    if (t->last_file > 0 && t->distributed != distributed)
+        TRY(rank_entry_fault(s, t, file, "it is whole in one file, a shard in another",
+                             e));
     t->last_file = file + 1;
     *out = t;
     return 0;
@@ -402,8 +399,7 @@ static int report_entries(struct rank_set *s, const struct rank_file *f, bool fi
 
     for (const char *const *name = s->how->merged; first && *name; name++) {
         merged.only = *name;
-        if (torch_file_report_loaded(s->sink, &f->file, &merged, e) < 0)
-            return -e->code;
+        TRY(torch_file_report_loaded(s->sink, &f->file, &merged, e));
     }
     buf_addf(&prefix, "%s:", f->path);
     if (buf_failed(&prefix))
@@ -415,8 +411,7 @@ static int report_entries(struct rank_set *s, const struct rank_file *f, bool fi
 static int give_up(struct rank_set *s, struct rank_file *f, struct err *e)
 {
     if (!torch_file_is_damaged(f->err.code)) {
-        *e = f->err;
-        return -e->code;
+        return err_copy(e, &f->err);
     }
     f->why = strdup(f->err.text);
     if (!f->why ||
@@ -442,10 +437,10 @@ static int take_file(struct rank_set *s, uint32_t i, struct err *e)
 
         if (f->safetensors)
             return 0;
-        if (first && s->how->on_first &&
-            (rank_set_settle(s, e) < 0 ||
-             s->how->on_first(s->how->user, &f->file, e) < 0))
-            return -e->code;
+        if (first && s->how->on_first) {
+            TRY(rank_set_settle(s, e));
+            TRY(s->how->on_first(s->how->user, &f->file, e));
+        }
         if (taken > 0)
             return 0;
         return s->how->merged ? report_entries(s, f, first, e)
@@ -485,15 +480,12 @@ static int load_batch(struct rank_set *s, size_t first, size_t n, struct err *e)
         f->file.path = f->path;
         if (torch_file_register(s->sink, &f->file, &f->err) < 0 &&
             !torch_file_is_damaged(f->err.code)) {
-            *e = f->err;
-            return -e->code;
+            return err_copy(e, &f->err);
         }
     }
-    if (pool_each(s->c->pool, n, load_nth, &b, e) < 0)
-        return -e->code;
+    TRY(pool_each(s->c->pool, n, load_nth, &b, e));
     for (size_t i = first; i < first + n; i++) {
-        if (take_file(s, (uint32_t)i, e) < 0)
-            return -e->code;
+        TRY(take_file(s, (uint32_t)i, e));
         close_file(&s->file[i]);
     }
     return 0;
@@ -510,11 +502,9 @@ int rank_set_load(struct rank_set *s, struct err *e)
     size_t step = batch_size(s);
 
     for (size_t i = 0; i < s->nfiles; i += step)
-        if (load_batch(s, i, MIN(step, s->nfiles - i), e) < 0)
-            return -e->code;
+        TRY(load_batch(s, i, MIN(step, s->nfiles - i), e));
     if (s->nfiles > 0 && s->read == 0) {
-        *e = s->file[0].err;
-        return -e->code;
+        return err_copy(e, &s->file[0].err);
     }
     if (s->missing > 0 &&
         sink_warning(s->sink, "missing-file",
@@ -522,8 +512,8 @@ int rank_set_load(struct rank_set *s, struct err *e)
                      s->missing, rank_set_world(s),
                      s->nfiles > 0 ? s->file[0].path : "none") < 0)
         return err_nomem(e);
-    if (s->how->on_read && s->how->on_read(s->how->user, s, e) < 0)
-        return -e->code;
+    if (s->how->on_read)
+        TRY(s->how->on_read(s->how->user, s, e));
     return rank_set_settle(s, e);
 }
 

@@ -30,8 +30,7 @@ static int add_shard(const struct dist_call *c, const struct pv *shard, struct e
     for (uint32_t i = 0; i < nsize; i++)
         if (start[i] > c->units.dim[i] || size[i] > c->units.dim[i] - start[i])
             return err_set(e, EBADMSG, "a shard that reaches past the tensor");
-    if (dist_local(c, &tensor, &x, &units, e) < 0)
-        return -e->code;
+    TRY(dist_local(c, &tensor, &x, &units, e));
     if (units.nd != nsize ||
         (nsize > 0 && memcmp(units.dim, size, nsize * sizeof *size) != 0))
         return err_set(e, EBADMSG, "a shard of another size than its place has");
@@ -66,12 +65,10 @@ int sharded_tensor_read(struct dist_call *c, struct err *e)
     shards = pv_at(&c->state, 0);
     if (shards.kind != PV_LIST)
         return err_set(e, ENOTSUP, "a ShardedTensor of an unknown kind");
-    if (check_metadata(c, e) < 0)
-        return -e->code;
+    TRY(check_metadata(c, e));
     for (size_t i = 0; i < pv_count(&shards); i++) {
         shard = pv_at(&shards, i);
-        if (add_shard(c, &shard, e) < 0)
-            return -e->code;
+        TRY(add_shard(c, &shard, e));
     }
     return 0;
 }

@@ -98,12 +98,10 @@ static int read_metadata(struct scan *s, struct err *e)
     struct pv root;
     uint64_t used;
 
-    if (sink_hide(s->sink, METADATA, true, e) < 0)
-        return -e->code;
+    TRY(sink_hide(s->sink, METADATA, true, e));
     if (store_join(s->c->dir, METADATA, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s: the path is too long", s->c->dir);
-    if (s->c->store->ops->open(s->c->store, path, &src, e) < 0)
-        return -e->code;
+    TRY(s->c->store->ops->open(s->c->store, path, &src, e));
     if (pickle_load(src, 0, src->size, NULL, &s->pickle, &used, e) < 0)
         return err_wrap(e, "%s", METADATA);
     root = pickle_root(s->pickle);
@@ -204,8 +202,8 @@ static int find_untold(struct scan *s, struct err *e)
         r = keyset_add(&seen, entry->name, x.item_len);
         if (r < 0)
             return err_nomem(e);
-        if (r > 0 && add_item(s, entry->name, x.item_len, NULL, e) < 0)
-            return -e->code;
+        if (r > 0)
+            TRY(add_item(s, entry->name, x.item_len, NULL, e));
     }
     return 0;
 }
@@ -215,10 +213,8 @@ static int find_items(struct scan *s, struct err *e)
     const struct checkpointing_metadata *m = &s->metadata;
 
     for (size_t i = 0; i < m->items; i++)
-        if (add_item(s, m->item[i].key, strlen(m->item[i].key), &m->item[i], e) < 0)
-            return -e->code;
-    if (find_untold(s, e) < 0)
-        return -e->code;
+        TRY(add_item(s, m->item[i].key, strlen(m->item[i].key), &m->item[i], e));
+    TRY(find_untold(s, e));
     s->has_model = item_of(s, MODEL, strlen(MODEL));
     for (size_t i = 0; i < s->items; i++)
         s->item[i].kind = kind_of(s, s->item[i].key);
@@ -236,8 +232,8 @@ static int add_file(struct scan *s, struct item *x, const char *path, uint32_t r
     /* One folder a rank: machinery, not a directory of the user's. */
     if (slash && (size_t)(slash - path) < sizeof top) {
         snprintf(top, sizeof top, "%.*s", (int)(slash - path), path);
-        if (listing_sub(s->c->listing, top) && sink_part(s->sink, top, e) < 0)
-            return -e->code;
+        if (listing_sub(s->c->listing, top))
+            TRY(sink_part(s->sink, top, e));
     }
     x->rank[x->files++] = rank;
     x->ordered &= !safetensors;
@@ -273,8 +269,7 @@ static int add_told(struct scan *s, struct item *x, struct err *e)
                 continue;
             path = name;
         }
-        if (add_file(s, x, path, i, f->format == CHECKPOINTING_SAFETENSORS, e) < 0)
-            return -e->code;
+        TRY(add_file(s, x, path, i, f->format == CHECKPOINTING_SAFETENSORS, e));
     }
     return 0;
 }
@@ -314,8 +309,7 @@ static int add_untold(struct scan *s, struct item *x, struct err *e)
                            found[i].rank);
         snprintf(name, sizeof name, "%s_%" PRIu32 "%s", x->key, found[i].rank,
                  found[i].safetensors ? ".safetensors" : ".pt");
-        if (add_file(s, x, name, found[i].rank, found[i].safetensors, e) < 0)
-            return -e->code;
+        TRY(add_file(s, x, name, found[i].rank, found[i].safetensors, e));
     }
     return 0;
 }
@@ -430,9 +424,8 @@ static int require_told(void *user, struct rank_set *set, struct err *e)
     const struct load *l = user;
 
     for (size_t i = 0; i < l->x->told->paths; i++)
-        if (rank_set_require(set, l->x->told->path[i].path, l->x->told->path[i].len,
-                             e) < 0)
-            return -e->code;
+        TRY(rank_set_require(set, l->x->told->path[i].path, l->x->told->path[i].len,
+                             e));
     return 0;
 }
 
@@ -445,9 +438,8 @@ static int find_names(void *user, const struct torch_file *f, struct err *e)
     const struct item *model = item_of(s, MODEL, strlen(MODEL));
     struct pv root = torch_zip_root(f->zip);
 
-    if (optim_names_find(&s->names, model && model->ordered ? model->set : NULL,
-                         l->x->set, &root, e) < 0)
-        return -e->code;
+    TRY(optim_names_find(&s->names, model && model->ordered ? model->set : NULL,
+                         l->x->set, &root, e));
     if (s->names.count == 0)
         return 0;
     buf_addf(&key, "%s:index_to_name", l->x->key);
@@ -472,12 +464,10 @@ static int tell_other(struct scan *s, const struct item *x, struct err *e)
 
         if (p->twice && i > 0 && x->told->path[i - 1].twice)
             continue;
-        if (sink_tensor_begin(s->sink, &t, e) < 0)
-            return -e->code;
+        TRY(sink_tensor_begin(s->sink, &t, e));
         if (sink_fault(s->sink, "item %s is in files of JSON or bytes", x->key) < 0)
             return err_nomem(e);
-        if (sink_tensor_end(s->sink, e) < 0)
-            return -e->code;
+        TRY(sink_tensor_end(s->sink, e));
     }
     return 0;
 }
@@ -488,9 +478,8 @@ static int load_item(struct scan *s, struct item *x, const struct rank_set_how *
 {
     struct err why = {0};
 
-    if (rank_set_new(s->c, s->sink, how, &x->set, e) < 0 ||
-        (x->told ? add_told(s, x, e) : add_untold(s, x, e)) < 0)
-        return -e->code;
+    TRY(rank_set_new(s->c, s->sink, how, &x->set, e));
+    TRY(x->told ? add_told(s, x, e) : add_untold(s, x, e));
     if (x->files == 0)
         return tell_other(s, x, e);
     if (!x->told && x->kind != KIND_OWN)
@@ -498,8 +487,7 @@ static int load_item(struct scan *s, struct item *x, const struct rank_set_how *
     if (rank_set_load(x->set, &why) == 0)
         return rank_set_report(x->set, e);
     if (x->kind == KIND_MODEL || !torch_file_is_damaged(why.code)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return 0; /* each of its files was told */
 }
@@ -539,8 +527,8 @@ static int report_items(struct scan *s, struct err *e)
 {
     for (int kind = KIND_MODEL; kind <= KIND_OWN; kind++)
         for (size_t i = 0; i < s->items; i++)
-            if ((int)s->item[i].kind == kind && report_item(s, &s->item[i], e) < 0)
-                return -e->code;
+            if ((int)s->item[i].kind == kind)
+                TRY(report_item(s, &s->item[i], e));
     return 0;
 }
 
@@ -560,8 +548,7 @@ static int hide_copies(struct scan *s, struct err *e)
         size_t len = strlen(name);
 
         if (len > 23 && strcmp(name + len - 23, ".safetensors.index.json") == 0) {
-            if (sink_hide(s->sink, name, false, e) < 0)
-                return -e->code;
+            TRY(sink_hide(s->sink, name, false, e));
         } else if (safetensors_is_named(l, name) &&
                    safetensors_numbered(name, &number) &&
                    item_of(s, name, number.stem_len) &&
@@ -600,9 +587,11 @@ static int checkpointing_scan(const struct scan_context *c, struct sink *sink,
     /* First without what the file tells: also a scan that fails has a format. */
     if (!s.arena)
         return err_nomem(e);
-    if (tell_checkpoint(&s, e) < 0 || read_metadata(&s, e) < 0 ||
-        tell_checkpoint(&s, e) < 0 || find_items(&s, e) < 0 || report_items(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
+    TRY(read_metadata(&s, e));
+    TRY(tell_checkpoint(&s, e));
+    TRY(find_items(&s, e));
+    TRY(report_items(&s, e));
     return hide_copies(&s, e);
 }
 

@@ -104,8 +104,7 @@ static int read_config(struct scan *s, struct err *e)
 
     if (!listing_find(s->c->listing, CONFIG))
         return 0;
-    if (sink_watch(s->sink, CONFIG, e) < 0)
-        return -e->code;
+    TRY(sink_watch(s->sink, CONFIG, e));
     if (listing_read(s->c->listing, CONFIG, MAX_CONFIG, &text, &len, &why) == 0 &&
         json_parse(text, len, &json_python, &doc, &why) == 0) {
         if (!json_u64(json_get(doc, "world_size"), &s->world))
@@ -122,12 +121,10 @@ static int read_config(struct scan *s, struct err *e)
 
 static int find_files(struct scan *s, struct err *e)
 {
-    if (read_config(s, e) < 0 ||
-        verl_files_find(s->c->listing, s->world, &s->files, e) < 0)
-        return -e->code;
+    TRY(read_config(s, e));
+    TRY(verl_files_find(s->c->listing, s->world, &s->files, e));
     for (size_t i = 0; i < s->files.nstale; i++)
-        if (sink_hide(s->sink, s->files.stale[i], false, e) < 0)
-            return -e->code;
+        TRY(sink_hide(s->sink, s->files.stale[i], false, e));
     if (s->files.nstale > 0 && sink_warning(s->sink, "stale-file",
                                             "%zu files of another save, of %" PRIu32
                                             " ranks: they are not shown",
@@ -160,13 +157,13 @@ static int lift_config(struct scan *s, struct err *e)
 
     if (!l)
         return 0;
-    if (sink_part(s->sink, HF, e) < 0 || sink_watch(s->sink, HF, e) < 0)
-        return -e->code;
+    TRY(sink_part(s->sink, HF, e));
+    TRY(sink_watch(s->sink, HF, e));
     for (size_t i = 0; s->model && i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
-        if (entry->st.kind == ENTRY_FILE && hide_copy(s, l, entry->name, e) < 0)
-            return -e->code;
+        if (entry->st.kind == ENTRY_FILE)
+            TRY(hide_copy(s, l, entry->name, e));
     }
     return 0;
 }
@@ -209,12 +206,10 @@ static int load_set(struct scan *s, enum verl_kind kind, const struct rank_set_h
 
     if (n == 0)
         return 0;
-    if (rank_set_new(s->c, s->sink, how, out, e) < 0)
-        return -e->code;
+    TRY(rank_set_new(s->c, s->sink, how, out, e));
     rank_set_expect(*out, s->files.world - n);
     for (uint32_t i = 0; i < n; i++)
-        if (rank_set_add(*out, file[i].name, e) < 0)
-            return -e->code;
+        TRY(rank_set_add(*out, file[i].name, e));
     return rank_set_load(*out, e);
 }
 
@@ -228,8 +223,7 @@ static int find_names(void *user, const struct torch_file *f, struct err *e)
     CLEANUP(buf_release) struct buf json = {0};
     struct pv root = torch_zip_root(f->zip);
 
-    if (optim_names_find(&s->names, s->model, s->optim, &root, e) < 0)
-        return -e->code;
+    TRY(optim_names_find(&s->names, s->model, s->optim, &root, e));
     if (s->names.count == 0 ||
         (!rank_set_is_distributed(s->optim) && s->files.world > 1))
         return 0;
@@ -255,8 +249,7 @@ static int report_optim(struct scan *s, const struct rank_set_how *how, struct e
         return s->optim ? rank_set_report(s->optim, e) : 0;
     if (!s->model || (why.code != EBADMSG && why.code != ENOTSUP && why.code != EIO &&
                       why.code != EFBIG)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return 0; /* each of its files was told */
 }
@@ -278,9 +271,8 @@ static int report_extra(struct scan *s, struct err *e)
     static const struct torch_report how = {.role = ROLE_OTHER};
 
     for (uint32_t i = 0; i < s->files.count[VERL_EXTRA]; i++)
-        if (torch_file_report(s->c, s->sink, s->files.file[VERL_EXTRA][i].name, &how,
-                              e) < 0)
-            return -e->code;
+        TRY(torch_file_report(s->c, s->sink, s->files.file[VERL_EXTRA][i].name, &how,
+                              e));
     return 0;
 }
 
@@ -353,12 +345,16 @@ static int tell_checkpoint(const struct scan *s, struct err *e)
 static int report(struct scan *s, const struct rank_set_how *optim_how, struct err *e)
 {
     /* First without what the files tell: also a scan that fails has a format. */
-    if (find_files(s, e) < 0 || tell_checkpoint(s, e) < 0 ||
-        load_set(s, VERL_MODEL, &model_how, &s->model, e) < 0 ||
-        (s->model && rank_set_report(s->model, e) < 0) || lift_config(s, e) < 0 ||
-        report_full(s, e) < 0 || report_optim(s, optim_how, e) < 0 ||
-        tell_unnamed(s, e) < 0 || report_extra(s, e) < 0)
-        return -e->code;
+    TRY(find_files(s, e));
+    TRY(tell_checkpoint(s, e));
+    TRY(load_set(s, VERL_MODEL, &model_how, &s->model, e));
+    if (s->model)
+        TRY(rank_set_report(s->model, e));
+    TRY(lift_config(s, e));
+    TRY(report_full(s, e));
+    TRY(report_optim(s, optim_how, e));
+    TRY(tell_unnamed(s, e));
+    TRY(report_extra(s, e));
     return tell_checkpoint(s, e);
 }
 

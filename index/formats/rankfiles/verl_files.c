@@ -122,8 +122,7 @@ static int choose(const struct listing *l, uint64_t told, uint32_t *world,
     struct save save[MAX_SAVES];
     size_t n;
 
-    if (find_saves(l, save, &n, e) < 0)
-        return -e->code;
+    TRY(find_saves(l, save, &n, e));
     for (size_t i = 0; i < n; i++) {
         if (save[i].world == told) {
             *world = save[i].world;
@@ -193,8 +192,7 @@ int verl_files_find(const struct listing *l, uint64_t told, struct verl_files *o
                     struct err *e)
 {
     *out = (struct verl_files){0};
-    if (choose(l, told, &out->world, e) < 0)
-        return -e->code;
+    TRY(choose(l, told, &out->world, e));
     if (allocate(l, out) < 0) {
         verl_files_release(out);
         return err_nomem(e);

@@ -71,8 +71,7 @@ int rank_boxes_report(struct sink *sink, const struct rank_boxes *b,
         part.size = box->size;
         for (uint32_t k = 0; k < b->nd; k++)
             part.first += box->from[k] * (uint64_t)c->step[k];
-        if (sink_chunk(sink, &part, e) < 0)
-            return -e->code;
+        TRY(sink_chunk(sink, &part, e));
     }
     return 0;
 }
@@ -113,8 +112,7 @@ static int report_meeting(struct sink *sink, const struct rank_boxes *b,
         part.start = start;
         part.size = size;
         part.step = step;
-        if (sink_chunk(sink, &part, e) < 0)
-            return -e->code;
+        TRY(sink_chunk(sink, &part, e));
     }
     return 0;
 }
@@ -132,7 +130,6 @@ int rank_boxes_report_flat(struct sink *sink, const struct rank_boxes *b,
                        "elements %" PRIu64 "+%" PRIu64 " are not within the piece",
                        begin, count);
     while (flat_boxes_next(&flat, &f))
-        if (report_meeting(sink, b, &flat, &f, c, e) < 0)
-            return -e->code;
+        TRY(report_meeting(sink, b, &flat, &f, c, e));
     return 0;
 }

@@ -107,8 +107,7 @@ static int open_places(struct source *shard, const struct chunk *c,
     uint32_t file;
     int more;
 
-    if (add_place(out, source_get(shard), c->offset, c->length, e) < 0)
-        return -e->code;
+    TRY(add_place(out, source_get(shard), c->offset, c->length, e));
     if (!t->open)
         return err_set(e, ENOTSUP, "other files cannot be opened here");
     while ((more = rank_copies_next(&p, end, &file, &offset)) != 0) {
@@ -116,9 +115,8 @@ static int open_places(struct source *shard, const struct chunk *c,
 
         if (more < 0 || out->count == MAX_PLACES)
             return err_set(e, EBADMSG, "the index does not say where it is");
-        if (t->open(t->user, file, &src, e) < 0 ||
-            add_place(out, src, offset, c->length, e) < 0)
-            return -e->code;
+        TRY(t->open(t->user, file, &src, e));
+        TRY(add_place(out, src, offset, c->length, e));
     }
     return 0;
 }
@@ -126,8 +124,7 @@ static int open_places(struct source *shard, const struct chunk *c,
 static int check_places(const struct places *p, struct err *e)
 {
     for (size_t i = 0; i < p->count; i++)
-        if (source_check(p->place[i].src, e) < 0)
-            return -e->code;
+        TRY(source_check(p->place[i].src, e));
     return 0;
 }
 
@@ -140,8 +137,7 @@ static int lay_out(const struct chunk *c, const struct chunk_tensor *t,
 {
     unsigned unit = dtype_unit(t->dtype);
 
-    if (chunk_steps(c, t->units->nd, c->length / unit, out->step, e) < 0)
-        return -e->code;
+    TRY(chunk_steps(c, t->units->nd, c->length / unit, out->step, e));
     for (uint32_t k = 0; k < t->units->nd; k++)
         if (__builtin_mul_overflow(out->step[k], (int64_t)unit, &out->step[k]))
             return err_set(e, EBADMSG, "a box that reaches past what is stored");
@@ -165,9 +161,8 @@ static int compare_place(const struct place *x, const struct place *y, uint64_t 
     for (uint64_t at = 0; at < len; at += BLOCK) {
         size_t n = (size_t)MIN(len - at, (uint64_t)BLOCK);
 
-        if (source_read(x->src, x->offset + at, n, a, e) < 0 ||
-            source_read(y->src, y->offset + at, n, b, e) < 0)
-            return -e->code;
+        TRY(source_read(x->src, x->offset + at, n, a, e));
+        TRY(source_read(y->src, y->offset + at, n, b, e));
         for (size_t i = 0; i < n; i++)
             if (a[i] != b[i])
                 return err_set(e, EBADMSG,
@@ -186,12 +181,11 @@ static int copies_compare(struct source *shard, const struct chunk *c,
 
     if (!a || !b)
         return err_nomem(e);
-    if (open_places(shard, c, t, &p, e) < 0)
-        return -e->code;
+    TRY(open_places(shard, c, t, &p, e));
     for (size_t i = 1; i < p.count; i++)
-        if (compare_place(&p.place[0], &p.place[i], c->length, a, b, e) < 0)
-            return -e->code;
-    return check_places(&p, e) < 0 ? -e->code : 1;
+        TRY(compare_place(&p.place[0], &p.place[i], c->length, a, b, e));
+    TRY(check_places(&p, e));
+    return 1;
 }
 
 const struct chunk_codec codec_copies = {
@@ -242,8 +236,7 @@ static int sum_block(const struct summing *s, uint64_t at, size_t n, char *sum, 
     for (size_t i = 0; i < s->places->count; i++) {
         const struct place *p = &s->places->place[i];
 
-        if (source_read(p->src, p->offset + at, n, x, e) < 0)
-            return -e->code;
+        TRY(source_read(p->src, p->offset + at, n, x, e));
         add_block(s->kind, s->unit, sum, x, n);
     }
     if (s->mean)
@@ -265,8 +258,8 @@ static int sum_to_file(void *user, struct source *in, int fd, uint64_t limit,
     for (uint64_t at = 0; at < in->size; at += BLOCK) {
         size_t n = (size_t)MIN(in->size - at, (uint64_t)BLOCK);
 
-        if (sum_block(s, at, n, sum, x, e) < 0 || write_all(fd, sum, n, e) < 0)
-            return -e->code;
+        TRY(sum_block(s, at, n, sum, x, e));
+        TRY(write_all(fd, sum, n, e));
     }
     *size = in->size;
     return check_places(s->places, e);
@@ -312,12 +305,10 @@ static int sum_resolve(struct source *shard, const struct chunk *c,
         return err_set(e, ENOTSUP, "a sum, and there is no place to keep it");
     if (!s.kind || c->length % s.unit != 0)
         return err_set(e, EBADMSG, "a sum of elements that cannot be added");
-    if (open_places(shard, c, t, &p, e) < 0 ||
-        source_window(shard, c->offset, c->length, &window, e) < 0)
-        return -e->code;
+    TRY(open_places(shard, c, t, &p, e));
+    TRY(source_window(shard, c->offset, c->length, &window, e));
     key = key_of(&p, c);
-    if (decoded_get(decoded, &key, window, c->length, sum_to_file, &s, &sum, e) < 0)
-        return -e->code;
+    TRY(decoded_get(decoded, &key, window, c->length, sum_to_file, &s, &sum, e));
     if (sum->size != c->length)
         return err_set(e, EBADMSG, "a sum of %" PRIu64 " bytes, not %" PRIu64,
                        sum->size, c->length);

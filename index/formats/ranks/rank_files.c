@@ -40,8 +40,7 @@ static int load_nth(void *user, size_t i, struct err *e)
     if (f->err.code || torch_file_load(l->c, &f->file, &f->err) == 0 ||
         torch_file_is_damaged(f->err.code))
         return 0;
-    *e = f->err;
-    return -e->code;
+    return err_copy(e, &f->err);
 }
 
 static int tell(struct sink *sink, const struct rank_file *f, struct err *e)
@@ -63,12 +62,10 @@ static int see(struct loading *l, size_t at, size_t n, rank_file_fn *fn, void *u
 
         if (!f->err.code && fn(user, at + i, f, &f->err) < 0 &&
             !torch_file_is_damaged(f->err.code)) {
-            *e = f->err;
-            return -e->code;
+            return err_copy(e, &f->err);
         }
         torch_file_close(&f->file);
-        if (tell(l->sink, f, e) < 0)
-            return -e->code;
+        TRY(tell(l->sink, f, e));
     }
     return 0;
 }
@@ -77,8 +74,7 @@ static int register_file(struct sink *sink, struct rank_file *f, struct err *e)
 {
     if (torch_file_register(sink, &f->file, &f->err) == 0 || f->err.code == ENOENT)
         return 0;
-    *e = f->err;
-    return -e->code;
+    return err_copy(e, &f->err);
 }
 
 int rank_files_load(const struct scan_context *c, struct sink *sink,
@@ -90,11 +86,9 @@ int rank_files_load(const struct scan_context *c, struct sink *sink,
         struct loading l = {.c = c, .sink = sink, .file = f + at};
 
         for (size_t i = 0; i < some; i++)
-            if (register_file(sink, &f[at + i], e) < 0)
-                return -e->code;
-        if (pool_each(c->pool, some, load_nth, &l, e) < 0 ||
-            see(&l, at, some, fn, user, e) < 0)
-            return -e->code;
+            TRY(register_file(sink, &f[at + i], e));
+        TRY(pool_each(c->pool, some, load_nth, &l, e));
+        TRY(see(&l, at, some, fn, user, e));
     }
     return 0;
 }

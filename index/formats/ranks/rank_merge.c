@@ -117,8 +117,7 @@ int rank_part_report(struct sink *sink, const struct rank_part *part,
     if (!a)
         return err_nomem(e);
     memcpy(shape.dim, x->dim, x->nd * sizeof *x->dim);
-    if (rank_boxes_cut(a, cut, &shape, before, whole, &boxes, e) < 0)
-        return -e->code;
+    TRY(rank_boxes_cut(a, cut, &shape, before, whole, &boxes, e));
     return rank_boxes_report(sink, &boxes, &c, e);
 }
 
@@ -128,8 +127,7 @@ static int add_joined(struct sink *sink, const struct rank_part *part, uint32_t 
     uint64_t before = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        if (rank_part_report(sink, &part[i], cut, before, whole, e) < 0)
-            return -e->code;
+        TRY(rank_part_report(sink, &part[i], cut, before, whole, e));
         before += part[i].x->dim[cut->axis];
     }
     return 0;
@@ -163,8 +161,8 @@ static int report_listed(struct sink *sink, const struct rank_part *part,
                       .start = zeros,
                       .size = t->shape->dim};
 
-    if (sink_tensor_begin(sink, t, e) < 0 || sink_chunk(sink, &c, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(sink, t, e));
+    TRY(sink_chunk(sink, &c, e));
     return sink_tensor_end(sink, e);
 }
 
@@ -291,8 +289,9 @@ static int merge_joined(struct sink *sink, enum rank_rule rule,
     t->shape = &x.shape;
     r = sink_tensor_begin(sink, t, e);
     t->shape = NULL;
-    if (r < 0 || add_joined(sink, part, n, &cut, whole, e) < 0)
-        return -e->code;
+    if (r < 0)
+        return r;
+    TRY(add_joined(sink, part, n, &cut, whole, e));
     return sink_tensor_end(sink, e);
 }
 

@@ -113,8 +113,7 @@ int rank_tensors_collect(struct torch_zip *zip, const struct pv *v, struct arena
                            .path = {.max = TORCH_MAX_PATH}};
 
     *out = (struct rank_tensors){0};
-    if (torch_walk_value(&w, *v, e) < 0)
-        return -e->code;
+    TRY(torch_walk_value(&w, *v, e));
     if (w.too_deep > 0 || w.unnamed > 0)
         return err_set(e, EBADMSG, "its tensors are nested too deep");
     if (out->count > 0)

@@ -199,8 +199,7 @@ static int check_place(const struct json *meta, const struct torch_tensor *x,
         return err_set(e, EBADMSG,
                        "its elements reach past the %" PRIu64 " bytes that were saved",
                        x->data_len);
-    if (shape_bytes(&x->shape, x->dtype, &bytes, e) < 0)
-        return -e->code;
+    TRY(shape_bytes(&x->shape, x->dtype, &bytes, e));
     json_string(json_get(json_get(meta, "device"), "type"), &device);
     if (strcmp(device, "cpu") != 0 &&
         (x->storage_offset != 0 || bytes != x->data_len || end != x->data_len))
@@ -244,8 +243,7 @@ static int find_tensor(struct scan *s, const struct json *v, struct torch_tensor
     const char *path;
     bool pickled;
 
-    if (read_meta(meta, x, e) < 0)
-        return -e->code;
+    TRY(read_meta(meta, x, e));
     if (!json_string(json_get(v, "path_name"), &path) ||
         !json_bool(json_get(v, "use_pickle"), &pickled))
         return err_set(e, EBADMSG, "its member is not told");
@@ -254,11 +252,9 @@ static int find_tensor(struct scan *s, const struct json *v, struct torch_tensor
     entry = member(s, s->dir, path, "");
     if (!entry)
         return err_set(e, EBADMSG, "%.100s is not in the archive", path);
-    if (zip_data_offset(s->zip, entry, &x->data, e) < 0)
-        return -e->code;
+    TRY(zip_data_offset(s->zip, entry, &x->data, e));
     x->data_len = entry->size;
-    if (check_type(s, entry, x, e) < 0)
-        return -e->code;
+    TRY(check_type(s, entry, x, e));
     return check_place(meta, x, e);
 }
 
@@ -271,8 +267,7 @@ static int report_fault(struct scan *s, struct sink_tensor *t,
 
     t->dtype = known ? x->dtype : DTYPE_U8;
     t->shape = known ? &x->shape : &none;
-    if (sink_tensor_begin(s->sink, t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(s->sink, t, e));
     if (sink_fault(s->sink, "%s", why->text) < 0)
         return err_nomem(e);
     return sink_tensor_end(s->sink, e);
@@ -311,8 +306,7 @@ static int report_entry(void *user, const char *key, size_t len, const struct js
     if (find_tensor(s, v, &x, &why) == 0)
         return torch_file_tensor(s->sink, &s->file, &x, &t, e);
     if (!torch_file_is_damaged(why.code)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return report_fault(s, &t, &x, &why, e);
 }
@@ -371,8 +365,7 @@ static int report_model(struct scan *s, const char *model, bool alone, struct er
 
     s->part = alone ? NULL : model;
     s->role = ROLE_MODEL;
-    if (report_dir(s, "data/weights/", model, "_weights_config.json", e) < 0)
-        return -e->code;
+    TRY(report_dir(s, "data/weights/", model, "_weights_config.json", e));
     snprintf(constants, sizeof constants, "%s%sconstants", alone ? "" : model,
              alone ? "" : "/");
     s->part = constants;
@@ -410,9 +403,8 @@ static int report_models(struct scan *s, struct err *e)
                         "save the program itself with torch.export.save");
     }
     for (size_t i = 0; i < zip_count(s->zip); i++)
-        if (model_name(s, zip_at(s->zip, i)->name, name) &&
-            report_model(s, name, models == 1, e) < 0)
-            return -e->code;
+        if (model_name(s, zip_at(s->zip, i)->name, name))
+            TRY(report_model(s, name, models == 1, e));
     return 0;
 }
 
@@ -424,8 +416,7 @@ static int check_byteorder(struct scan *s, struct err *e)
 
     if (!entry)
         return 0;
-    if (zip_read(s->zip, entry, 16, &text, &len, e) < 0)
-        return -e->code;
+    TRY(zip_read(s->zip, entry, 16, &text, &len, e));
     if (len == 6 && memcmp(text, "little", 6) == 0)
         return 0;
     return err_set(e, ENOTSUP, "its byteorder is not \"little\"");
@@ -440,8 +431,7 @@ static int report_flat(struct scan *s, struct err *e)
     if (!state || !constants)
         return err_set(e, EBADMSG, "%s without %s", PROGRAM, state ? CONSTANTS : STATE);
     s->role = ROLE_MODEL;
-    if (report_saved(s, state, e) < 0)
-        return -e->code;
+    TRY(report_saved(s, state, e));
     s->part = "constants";
     s->role = ROLE_OTHER;
     return report_saved(s, constants, e);
@@ -454,20 +444,19 @@ static int report_archive(struct scan *s, struct err *e)
     const struct zip_entry *entry;
     size_t len;
 
-    if (zip_open(s->file.src, 0, s->file.src->size, &s->zip, e) < 0)
-        return -e->code;
+    TRY(zip_open(s->file.src, 0, s->file.src->size, &s->zip, e));
     if (zip_find(s->zip, PROGRAM))
         return report_flat(s, e);
     entry = zip_find_suffix(s->zip, "/archive_format");
     if (!entry || strchr(entry->name, '/') != strrchr(entry->name, '/'))
         return err_set(e, ENOTSUP, "a zip archive, but none of torch.export.save");
-    if (zip_read(s->zip, entry, 16, &text, &len, e) < 0)
-        return -e->code;
+    TRY(zip_read(s->zip, entry, 16, &text, &len, e));
     if (len != 3 || memcmp(text, "pt2", 3) != 0)
         return err_set(e, ENOTSUP, "its archive_format is not \"pt2\"");
     s->rootname = entry->name;
     s->root = strlen(entry->name) - (sizeof mark - 1);
-    return check_byteorder(s, e) < 0 ? -e->code : report_models(s, e);
+    TRY(check_byteorder(s, e));
+    return report_models(s, e);
 }
 
 /* ---- the file ---- */
@@ -514,8 +503,8 @@ static int pt2_scan(const struct scan_context *c, struct sink *sink, struct err 
 
     if (!c->file)
         return err_set(e, ESTALE, "no single .pt2 file any more");
-    if (tell_checkpoint(c, sink, e) < 0 || open_file(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(c, sink, e));
+    TRY(open_file(&s, e));
     if (report_archive(&s, e) < 0)
         return err_wrap(e, "%s", c->file);
     return source_check(s.file.src, e);

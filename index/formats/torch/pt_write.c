@@ -58,12 +58,11 @@ static int tell_losses(struct pt_set *s, struct err *e)
     for (size_t i = 0; i < s->in->tensors; i++)
         others += s->in->tensor[i].role == ROLE_OTHER;
     n = snprintf(what, sizeof what, "other (%zu tensors)", others);
-    if (others && layout_loss(s->out, LOSS_ROLE, what, (size_t)n, e) < 0)
-        return -e->code;
+    if (others)
+        TRY(layout_loss(s->out, LOSS_ROLE, what, (size_t)n, e));
     for (size_t i = 0; i < s->in->objects; i++)
-        if (layout_loss(s->out, LOSS_OBJECT, s->in->object[i].key,
-                        s->in->object[i].key_len, e) < 0)
-            return -e->code;
+        TRY(layout_loss(s->out, LOSS_OBJECT, s->in->object[i].key,
+                        s->in->object[i].key_len, e));
     return 0;
 }
 
@@ -106,9 +105,8 @@ static int put_tensor(const struct pt_set *s, struct zip_write *z, size_t i,
     char name[48];
     int n = snprintf(name, sizeof name, "archive/data/%zu", i);
 
-    if (shape_bytes(&t->shape, t->dtype, &bytes, e) < 0 ||
-        zip_write_open(z, name, (size_t)n, bytes, e) < 0)
-        return -e->code;
+    TRY(shape_bytes(&t->shape, t->dtype, &bytes, e));
+    TRY(zip_write_open(z, name, (size_t)n, bytes, e));
     return layout_box(z->file, s->in, s->chosen[i], NULL, NULL, e);
 }
 
@@ -121,9 +119,7 @@ static int put_file(const struct pt_set *s, const char *name, struct err *e)
 
     if (s->count == 0)
         return 0;
-    ret = layout_file_new(s->out, name, 0, &f, e);
-    if (ret < 0)
-        return ret;
+    TRY(layout_file_new(s->out, name, 0, &f, e));
     zip_write_begin(&z, f, TORCH_ALIGN);
     ret = put_pickle(s, &z, e);
     if (ret == 0)

@@ -40,10 +40,8 @@ static int crc_of(struct source *src, uint64_t off, uint64_t len,
         return err_nomem(e);
     for (uint64_t at = 0; at < len; at += READ_STEP) {
         size_t n = (size_t)MIN(len - at, (uint64_t)READ_STEP);
-        int rc = source_read(src, off + at, n, data, e);
 
-        if (rc < 0)
-            return rc;
+        TRY(source_read(src, off + at, n, data, e));
         crc = crc32_zip(crc, data, n);
         if (suits(look, off))
             show(look, off + at, data, n);
@@ -108,6 +106,5 @@ int torch_zip_check_record(struct source *src, struct zip *zip,
         return 0;
     if (why.code == EBADMSG && !has_checksums(src, zip, entry))
         return 0;
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }

@@ -109,9 +109,9 @@ static int open_item(struct source *src, uint64_t off, uint64_t len, struct item
     struct pv root;
     int rc;
 
-    if (source_window(src, off, len, &window, e) < 0 ||
-        ends_open(window, &ends, e) < 0 || torch_zip_open(ends, 0, len, &zip, e) < 0)
-        return -e->code;
+    TRY(source_window(src, off, len, &window, e));
+    TRY(ends_open(window, &ends, e));
+    TRY(torch_zip_open(ends, 0, len, &zip, e));
     root = torch_zip_root(zip);
     rc = torch_zip_tensor(zip, &root, &item->tensor, e);
     if (rc == 0)
@@ -250,9 +250,8 @@ static int place_steps(const struct chunk *c, const struct chunk_tensor *t,
         memcpy(step, item->tensor.stride, want.nd * sizeof *step);
         return 0;
     }
-    if (shape_elements(&item->units, &units, e) < 0 ||
-        chunk_steps(c, want.nd, units, step, e) < 0)
-        return -e->code;
+    TRY(shape_elements(&item->units, &units, e));
+    TRY(chunk_steps(c, want.nd, units, step, e));
     return is_contiguous(item) || is_empty(c, want.nd)
                ? 0
                : place_cut(c, want.nd, item, step, first, e);
@@ -267,9 +266,9 @@ static int resolve_in(struct source *src, uint64_t off, uint64_t len,
     struct item item;
     int64_t first = 0;
 
-    if (open_item(src, off, len, &item, e) < 0 || check_dtype(&item, t, e) < 0 ||
-        place_steps(c, t, &item, out->step, &first, e) < 0)
-        return -e->code;
+    TRY(open_item(src, off, len, &item, e));
+    TRY(check_dtype(&item, t, e));
+    TRY(place_steps(c, t, &item, out->step, &first, e));
     for (uint32_t k = 0; k < t->units->nd; k++) {
         if (__builtin_mul_overflow(out->step[k], (int64_t)unit, &out->step[k]))
             return err_set(e, EBADMSG, "a stride over 2^63 bytes");
@@ -330,8 +329,7 @@ static int zstd_step(struct zstd_run *z, ZSTD_inBuffer *input, size_t *left,
         if (output.pos > z->limit - z->written)
             return err_set(e, EFBIG, "zstd: more than %" PRIu64 " bytes come out",
                            z->limit);
-        if (write_all(z->fd, z->out_buf, output.pos, e) < 0)
-            return -e->code;
+        TRY(write_all(z->fd, z->out_buf, output.pos, e));
         z->written += output.pos;
         if (*left == 0 || (input->pos == input->size && output.pos < output.size))
             return 0;
@@ -344,8 +342,8 @@ static int zstd_next(const struct zstd_run *z, unsigned n, bool *more, struct er
     unsigned char head[ZSTD_MAGIC_BYTES] = {0};
     uint64_t rest = z->in->size - z->in_at;
 
-    if (rest >= sizeof head && source_read(z->in, z->in_at, sizeof head, head, e) < 0)
-        return -e->code;
+    if (rest >= sizeof head)
+        TRY(source_read(z->in, z->in_at, sizeof head, head, e));
     *more = zstd_goes_on(head, rest, n);
     if (rest > 0 && !*more)
         return err_set(e, EBADMSG, "zstd: %" PRIu64 " bytes after the frame", rest);
@@ -364,9 +362,8 @@ static int zstd_frame(struct zstd_run *z, struct err *e)
 
         if (n == 0)
             return err_set(e, EBADMSG, "zstd: the frame is cut");
-        if (source_read(z->in, z->in_at, n, z->in_buf, e) < 0 ||
-            zstd_step(z, &input, &left, e) < 0)
-            return -e->code;
+        TRY(source_read(z->in, z->in_at, n, z->in_buf, e));
+        TRY(zstd_step(z, &input, &left, e));
         z->in_at += input.pos;
     }
     return 0;
@@ -376,9 +373,10 @@ static int zstd_decode(struct zstd_run *z, struct err *e)
 {
     bool more = true;
 
-    for (unsigned n = 1; more; n++)
-        if (zstd_frame(z, e) < 0 || zstd_next(z, n, &more, e) < 0)
-            return -e->code;
+    for (unsigned n = 1; more; n++) {
+        TRY(zstd_frame(z, e));
+        TRY(zstd_next(z, n, &more, e));
+    }
     return 0;
 }
 
@@ -423,10 +421,9 @@ static int open_decoded(struct source *shard, const struct chunk *c,
 
     if (!decoded)
         return err_set(e, ENOTSUP, "compressed, and there is no place to decode it");
-    if (check_range(shard, c, e) < 0 ||
-        source_window(shard, c->offset, c->length, &window, e) < 0 ||
-        decoded_get(decoded, &key, window, 0, zstd_to_file, NULL, out, e) < 0)
-        return -e->code;
+    TRY(check_range(shard, c, e));
+    TRY(source_window(shard, c->offset, c->length, &window, e));
+    TRY(decoded_get(decoded, &key, window, 0, zstd_to_file, NULL, out, e));
     return 0;
 }
 
@@ -436,8 +433,7 @@ static int resolve_decoded(struct source *shard, const struct chunk *c,
 {
     CLEANUP(source_putp) struct source *plain = NULL;
 
-    if (open_decoded(shard, c, decoded, &plain, e) < 0)
-        return -e->code;
+    TRY(open_decoded(shard, c, decoded, &plain, e));
     out->decoded = true;
     return resolve_in(plain, 0, plain->size, c, t, out, e);
 }
@@ -456,8 +452,7 @@ static int verify_plain(struct source *shard, const struct chunk *c,
                         struct err *e)
 {
     (void)decoded;
-    if (check_range(shard, c, e) < 0)
-        return -e->code;
+    TRY(check_range(shard, c, e));
     return torch_zip_checksums(shard, c->offset, c->length, look, e);
 }
 
@@ -467,8 +462,7 @@ static int verify_zstd(struct source *shard, const struct chunk *c,
 {
     CLEANUP(source_putp) struct source *plain = NULL;
 
-    if (open_decoded(shard, c, decoded, &plain, e) < 0)
-        return -e->code;
+    TRY(open_decoded(shard, c, decoded, &plain, e));
     return torch_zip_checksums(plain, 0, plain->size, look, e);
 }
 

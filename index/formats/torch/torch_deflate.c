@@ -98,10 +98,8 @@ static int step(struct inflating *x, size_t n, bool *ended, struct err *e)
         size_t used = n - done;
 
         got = BLOCK;
-        if (inflate_some(x->stream, x->packed + done, &used, x->plain, &got, ended, e) <
-                0 ||
-            put(x, got, e) < 0)
-            return -e->code;
+        TRY(inflate_some(x->stream, x->packed + done, &used, x->plain, &got, ended, e));
+        TRY(put(x, got, e));
         done += used;
         if (used == 0 && got == 0)
             break;
@@ -120,8 +118,8 @@ static int inflate_all(struct inflating *x, struct err *e)
 
         if (n == 0)
             return err_set(e, EBADMSG, "the deflate data is cut");
-        if (source_read(x->in, x->at, n, x->packed, e) < 0 || step(x, n, &ended, e) < 0)
-            return -e->code;
+        TRY(source_read(x->in, x->at, n, x->packed, e));
+        TRY(step(x, n, &ended, e));
     }
     length = inflate_length(x->stream);
     if (length != x->in->size)
@@ -171,9 +169,8 @@ static int place(const struct chunk *c, const struct chunk_tensor *t,
 {
     unsigned unit = dtype_unit(t->dtype);
 
-    if (chunk_steps(c, t->units->nd, (plain->bytes - plain->skip) / unit, out->step,
-                    e) < 0)
-        return -e->code;
+    TRY(chunk_steps(c, t->units->nd, (plain->bytes - plain->skip) / unit, out->step,
+                    e));
     for (uint32_t k = 0; k < t->units->nd; k++)
         if (__builtin_mul_overflow(out->step[k], (int64_t)unit, &out->step[k]))
             return err_set(e, EBADMSG, "a stride over 2^63 bytes");
@@ -195,15 +192,13 @@ static int decode(struct source *shard, const struct chunk *c,
         return err_set(e, EBADMSG, "the index does not say what comes out of deflate");
     if (range_outside(c->offset, c->length, shard->size))
         return err_set(e, EBADMSG, "the file has only %" PRIu64 " bytes", shard->size);
-    if (check_promise(&want, c->length, e) < 0 ||
-        source_window(shard, c->offset, c->length, &window, e) < 0 ||
-        decoded_get(decoded, &key, window, want.bytes, inflate_to_file, &want, &plain,
-                    e) < 0)
-        return -e->code;
+    TRY(check_promise(&want, c->length, e));
+    TRY(source_window(shard, c->offset, c->length, &window, e));
+    TRY(decoded_get(decoded, &key, window, want.bytes, inflate_to_file, &want, &plain,
+                    e));
     if (plain->size != want.bytes)
         return err_set(e, EBADMSG, "the index says two things of what comes out");
-    if (place(c, t, &want, out, e) < 0)
-        return -e->code;
+    TRY(place(c, t, &want, out, e));
     out->flags = c->flags;
     out->decoded = true;
     out->src = source_get(plain);

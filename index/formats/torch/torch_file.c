@@ -244,12 +244,10 @@ static int scan_file(const struct scan_context *c, struct sink *sink, const char
     about->files = 1;
     if (torch_file_register(sink, &f, e) < 0)
         return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", name) : -e->code;
-    if (torch_file_load(c, &f, e) < 0)
-        return -e->code;
+    TRY(torch_file_load(c, &f, e));
     if (torch_zip_is_script(f.zip)) {
         about->format = "torchscript";
-        if (warn_constants(sink, &f, e) < 0)
-            return -e->code;
+        TRY(warn_constants(sink, &f, e));
     }
     torch_origin(f.zip, &about->origin);
     if (about->origin.format)
@@ -284,8 +282,7 @@ static int tell_checkpoint(const struct scan_context *c, struct sink *sink,
                                   .step = from->step};
     char path[PATH_MAX];
 
-    if (topology_of(about, &topology, e) < 0)
-        return -e->code;
+    TRY(topology_of(about, &topology, e));
     if (store_join(c->dir, main, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", c->dir, main);
     out.topology = topology.data;
@@ -332,9 +329,9 @@ static int tf_scan(const struct scan_context *c, struct sink *sink, struct err *
     if (!layout.main)
         return err_set(e, ESTALE, "no torch.save files any more");
     /* First without what the file tells: also a scan that fails has a format. */
-    if (tell_checkpoint(c, sink, layout.main, &about, e) < 0 ||
-        (!c->among && hf_choice_report(c->listing, sink, e) < 0))
-        return -e->code;
+    TRY(tell_checkpoint(c, sink, layout.main, &about, e));
+    if (!c->among)
+        TRY(hf_choice_report(c->listing, sink, e));
     if (c->file)
         rc = scan_file(c, sink, c->file, false, &about, e);
     else

@@ -82,8 +82,7 @@ static int read_magic(struct reader *r, struct err *e)
     unsigned char head[TORCH_HEAD];
     size_t len = (size_t)MIN(r->src->size, (uint64_t)sizeof head);
 
-    if (source_read(r->src, 0, len, head, e) < 0)
-        return -e->code;
+    TRY(source_read(r->src, 0, len, head, e));
     switch (torch_sniff(head, len)) {
     case TORCH_LEGACY:
         return 0;
@@ -110,8 +109,7 @@ static int check_magic(struct reader *r, struct err *e)
     struct pv v;
     size_t len;
 
-    if (next_pickle(r, "magic number", &p, e) < 0)
-        return -e->code;
+    TRY(next_pickle(r, "magic number", &p, e));
     v = pickle_root(p);
     if (v.kind != PV_BIGINT)
         return not_torch(r->src, "no magic number", e);
@@ -127,8 +125,7 @@ static int check_protocol(struct reader *r, struct err *e)
     uint64_t version;
     struct pv v;
 
-    if (next_pickle(r, "protocol version", &p, e) < 0)
-        return -e->code;
+    TRY(next_pickle(r, "protocol version", &p, e));
     v = pickle_root(p);
     if (!pv_u64(&v, &version))
         return not_torch(r->src, "a protocol version that is no number", e);
@@ -144,8 +141,7 @@ static int read_system(struct reader *r, bool *big_endian, struct err *e)
     CLEANUP(pickle_freep) struct pickle *p = NULL;
     struct pv v, little;
 
-    if (next_pickle(r, "system information", &p, e) < 0)
-        return -e->code;
+    TRY(next_pickle(r, "system information", &p, e));
     v = pickle_root(p);
     if (v.kind != PV_DICT || !pv_dict_get(&v, "little_endian", &little) ||
         little.kind != PV_BOOL)
@@ -202,8 +198,7 @@ static int push_object(struct search *w, const struct pv *v, struct err *e)
                                pv_state(v), pv_list_items(v), pv_dict_items(v)};
 
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
-        if (push(w, parts[i], e) < 0)
-            return -e->code;
+        TRY(push(w, parts[i], e));
     return 0;
 }
 
@@ -214,11 +209,12 @@ static int push_children(struct search *w, const struct pv *v, struct err *e)
     if (v->kind == PV_PERSID)
         return push(w, pv_persid(v), e);
     for (size_t i = 0; i < pv_count(v); i++) {
-        if (v->kind == PV_DICT &&
-            (push(w, pv_key_at(v, i), e) < 0 || push(w, pv_value_at(v, i), e) < 0))
-            return -e->code;
-        if (v->kind != PV_DICT && push(w, pv_at(v, i), e) < 0)
-            return -e->code;
+        if (v->kind == PV_DICT) {
+            TRY(push(w, pv_key_at(v, i), e));
+            TRY(push(w, pv_value_at(v, i), e));
+        }
+        if (v->kind != PV_DICT)
+            TRY(push(w, pv_at(v, i), e));
     }
     return 0;
 }
@@ -335,15 +331,15 @@ static int find_storages(struct torch_legacy *t, const struct pickle *graph,
 {
     CLEANUP(search_release) struct search w = {.t = t};
 
-    if (push(&w, pickle_root(graph), e) < 0)
-        return -e->code;
+    TRY(push(&w, pickle_root(graph), e));
     while (w.count > 0) {
         struct pv v = w.stack[--w.count];
 
-        if ((v.kind == PV_PERSID &&
-             (note_storage(t, &v, e) < 0 || note_view(&w, &v, e) < 0)) ||
-            push_children(&w, &v, e) < 0)
-            return -e->code;
+        if (v.kind == PV_PERSID) {
+            TRY(note_storage(t, &v, e));
+            TRY(note_view(&w, &v, e));
+        }
+        TRY(push_children(&w, &v, e));
     }
     merge_storages(t);
     return 0;
@@ -423,8 +419,7 @@ static int check_counts(struct source *src, struct storage *const *s, size_t n,
 
     for (size_t i = 0; i < n; i++)
         r[i] = (struct source_range){s[i]->data - COUNT_BYTES, COUNT_BYTES, count[i]};
-    if (source_read_many(src, r, n, e) < 0)
-        return -e->code;
+    TRY(source_read_many(src, r, n, e));
     for (size_t i = 0; i < n && *right; i++) {
         *right = get_le64(count[i]) == s[i]->count;
         s[i]->found = *right;
@@ -440,8 +435,7 @@ static int place_storages(struct torch_legacy *t, struct reader *r, struct err *
     struct pv keys;
     int rc;
 
-    if (next_pickle(r, "list of storages", &p, e) < 0)
-        return -e->code;
+    TRY(next_pickle(r, "list of storages", &p, e));
     keys = pickle_root(p);
     rc = read_order(t, r->src, &keys, &o, e);
     if (rc == 0)
@@ -468,15 +462,15 @@ int torch_legacy_open(struct source *s, struct torch_legacy **out,
 
     if (!t)
         return err_nomem(e);
-    if (read_magic(&r, e) < 0 || check_magic(&r, e) < 0 || check_protocol(&r, e) < 0 ||
-        read_system(&r, big_endian, e) < 0)
-        return -e->code;
+    TRY(read_magic(&r, e));
+    TRY(check_magic(&r, e));
+    TRY(check_protocol(&r, e));
+    TRY(read_system(&r, big_endian, e));
     *len = r.at;
-    if (next_pickle(&r, "object", &object, e) < 0)
-        return -e->code;
+    TRY(next_pickle(&r, "object", &object, e));
     *len = r.at - *len;
-    if (find_storages(t, object, e) < 0 || place_storages(t, &r, e) < 0)
-        return -e->code;
+    TRY(find_storages(t, object, e));
+    TRY(place_storages(t, &r, e));
     *graph = steal(&object);
     *out = steal(&t);
     return 0;

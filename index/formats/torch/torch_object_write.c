@@ -147,9 +147,8 @@ static int put_member(const struct torch_object *x, struct zip_write *z, size_t 
     char name[48];
     int n = snprintf(name, sizeof name, "archive/data/%zu", i);
 
-    if (shape_bytes(&t->shape, t->dtype, &bytes, e) < 0 ||
-        zip_write_open(z, name, (size_t)n, bytes, e) < 0)
-        return -e->code;
+    TRY(shape_bytes(&t->shape, t->dtype, &bytes, e));
+    TRY(zip_write_open(z, name, (size_t)n, bytes, e));
     return layout_box(z->file, x->all->in, x->tensor[i], NULL, NULL, e);
 }
 

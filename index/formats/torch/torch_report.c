@@ -59,8 +59,7 @@ int torch_file_load(const struct scan_context *c, struct torch_file *f, struct e
         return e->code == ENOENT ? err_set(e, ESTALE, "%s is gone", path) : -e->code;
     if (!file_id_equal(&f->src->id, &f->id))
         return err_set(e, ESTALE, "%s was changed during the scan", path);
-    if (torch_open(f->src, &f->zip, e) < 0)
-        return -e->code;
+    TRY(torch_open(f->src, &f->zip, e));
     return source_check(f->src, e);
 }
 
@@ -115,8 +114,7 @@ int torch_file_piece(struct sink *sink, const struct torch_file *f,
     struct shape units;
     struct chunk c;
 
-    if (shape_units(&x->shape, x->dtype, &units, e) < 0)
-        return -e->code;
+    TRY(shape_units(&x->shape, x->dtype, &units, e));
     make_chunk(f, x, start ? start : zeros, &units, &c);
     if (is_whole_storage(x, &units))
         c.step = NULL;
@@ -152,12 +150,10 @@ int torch_file_tensor(struct sink *sink, const struct torch_file *f,
         torch_file_param(x, codec_key);
         t->codec_key = codec_key;
     }
-    if (shape_bytes(&x->shape, x->dtype, &bytes, e) < 0 ||
-        sink_tensor_begin(sink, t, e) < 0)
-        return -e->code;
+    TRY(shape_bytes(&x->shape, x->dtype, &bytes, e));
+    TRY(sink_tensor_begin(sink, t, e));
     t->codec_key = NULL;
-    if (torch_file_chunk(sink, f, x, NULL, e) < 0)
-        return -e->code;
+    TRY(torch_file_chunk(sink, f, x, NULL, e));
     if (is_blown_up(x, bytes) &&
         sink_fault(sink,
                    "%" PRIu64 " bytes, repeated out of a storage of %" PRIu64
@@ -315,8 +311,7 @@ static int add_damaged(struct report *r, const struct torch_item *item,
 
     t->dtype = DTYPE_U8;
     t->shape = &none;
-    if (sink_tensor_begin(r->sink, t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(r->sink, t, e));
     r->damaged++;
     if (sink_fault(r->sink, "%s", item->why) < 0)
         return err_nomem(e);
@@ -430,8 +425,7 @@ static int add_object(struct report *r, const char *key, size_t key_len,
         return sink_object(r->sink, key, key_len, json.data, json.len, e);
     if (why.code != ENOMEM)
         return object_unreadable(r->sink, key, key_len, &why, e);
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }
 
 /* ---- entries ---- */
@@ -555,8 +549,7 @@ static int add_entry(struct report *r, struct torch_walk *w, const struct pv *ke
     buf_add(&w->path, name.data, name.len);
     r->wrapper = wrapper_of(r, key, &v);
     w->fn = has_inner_model(r, key, &v) ? add_state_item : add_item;
-    if (torch_walk_value(w, v, e) < 0)
-        return -e->code;
+    TRY(torch_walk_value(w, v, e));
     if (!r->how->entries || (w->others == others && w->tensors > tensors))
         return 0;
     buf_adds(&object, r->how->object ? r->how->object : "");
@@ -585,9 +578,8 @@ static int add_entries(struct report *r, struct torch_walk *w, const struct pv *
 
         if (is_skipped(r, &key))
             continue;
-        if (add_entry(r, w, &key, i, dict ? pv_value_at(&items, i) : pv_at(&items, i),
-                      e) < 0)
-            return -e->code;
+        TRY(add_entry(r, w, &key, i, dict ? pv_value_at(&items, i) : pv_at(&items, i),
+                      e));
     }
     return 0;
 }
@@ -628,12 +620,10 @@ static int report_graph(struct report *r, struct torch_walk *w, struct err *e)
     bool one;
 
     r->wrapped = has_wrapper(r, &root);
-    if (add_entries(r, w, &root, &one, e) < 0)
-        return -e->code;
+    TRY(add_entries(r, w, &root, &one, e));
     /* One tensor and nothing else is no object. */
-    if ((one || !r->how->entries) && (w->others > 0 || w->tensors == 0) &&
-        add_object(r, object, strlen(object), &root, NULL, w->visits, e) < 0)
-        return -e->code;
+    if ((one || !r->how->entries) && (w->others > 0 || w->tensors == 0))
+        TRY(add_object(r, object, strlen(object), &root, NULL, w->visits, e));
     return warn(r, w, e);
 }
 
@@ -675,6 +665,5 @@ int torch_file_report(const struct scan_context *c, struct sink *sink, const cha
     }
     if (!how->strict && torch_file_is_damaged(why.code))
         return object_unreadable(sink, object, strlen(object), &why, e);
-    *e = why;
-    return -e->code;
+    return err_copy(e, &why);
 }

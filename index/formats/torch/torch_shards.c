@@ -73,8 +73,7 @@ static int load_nth(void *user, size_t i, struct err *e)
     if (f->fault || f->missing || torch_file_load(s->c, &f->f, &f->err) == 0 ||
         !stops_scan(f->err.code))
         return 0;
-    *e = f->err;
-    return -e->code;
+    return err_copy(e, &f->err);
 }
 
 static int register_shard(struct scan *s, struct shard *f, struct err *e)
@@ -95,8 +94,7 @@ static int register_shard(struct scan *s, struct shard *f, struct err *e)
 static int load_shards(struct scan *s, struct err *e)
 {
     for (size_t i = 0; i < s->nshards; i++)
-        if (register_shard(s, &s->shard[i], e) < 0)
-            return -e->code;
+        TRY(register_shard(s, &s->shard[i], e));
     return pool_each(s->c->pool, s->nshards, load_nth, s, e);
 }
 
@@ -118,8 +116,7 @@ static int warn_damaged(struct scan *s, struct err *e)
         if (f->f.zip || f->fault || f->missing)
             continue;
         if (++bad == s->nshards) {
-            *e = f->err;
-            return -e->code;
+            return err_copy(e, &f->err);
         }
         if (sink_warning(s->sink, "damaged-file", "%s", f->err.text) < 0)
             return err_nomem(e);
@@ -155,10 +152,8 @@ static int add_unknown(struct scan *s, const char *key, enum role role,
                                   .dtype = DTYPE_U8,
                                   .shape = &none,
                                   .role = (int)role};
-    int rc = sink_tensor_begin(s->sink, &t, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(sink_tensor_begin(s->sink, &t, e));
     if ((f ? set_fault(s->sink, f)
            : sink_fault(s->sink, "it is in several files, and no index decides")) < 0)
         return err_nomem(e);
@@ -215,8 +210,7 @@ static int report_read(struct scan *s, size_t i, struct err *e)
 
     how.wants = is_read;
     how.user = s;
-    if (torch_file_report_loaded(s->sink, &s->shard[i].f, &how, e) < 0)
-        return -e->code;
+    TRY(torch_file_report_loaded(s->sink, &s->shard[i].f, &how, e));
     return s->no_memory ? err_nomem(e) : 0;
 }
 
@@ -236,9 +230,8 @@ static int add_unread(struct scan *s, size_t *lost, const char **first, struct e
         is_lost = s->shard[x->file].f.zip != NULL;
         if (is_lost && (*lost)++ == 0)
             *first = x->key;
-        if (add_unknown(s, x->key, is_lost ? ROLE_OTHER : ROLE_MODEL,
-                        &s->shard[x->file], e) < 0)
-            return -e->code;
+        TRY(add_unknown(s, x->key, is_lost ? ROLE_OTHER : ROLE_MODEL,
+                        &s->shard[x->file], e));
     }
     return 0;
 }
@@ -249,8 +242,7 @@ static int tell_unlike(struct scan *s, const char *index, struct err *e)
     size_t lost;
     int rc = 0;
 
-    if (add_unread(s, &lost, &first_lost, e) < 0)
-        return -e->code;
+    TRY(add_unread(s, &lost, &first_lost, e));
     if (s->unlisted > 0)
         rc = sink_warning(s->sink, "unlisted-tensor",
                           "%s does not list %zu tensors of the files that it names, as "
@@ -274,17 +266,17 @@ static int tell_unlike(struct scan *s, const char *index, struct err *e)
 static int scan_indexed(struct scan *s, const char *name, struct err *e)
 {
     /* First watched, then read: also a damaged index is read anew when it changes. */
-    if (sink_hide(s->sink, name, true, e) < 0 || read_index(s, name, e) < 0)
-        return -e->code;
+    TRY(sink_hide(s->sink, name, true, e));
+    TRY(read_index(s, name, e));
     for (size_t i = 0; i < s->nshards; i++) {
         s->shard[i].f.path = s->index.file[i].name;
         s->shard[i].fault = s->index.file[i].fault;
     }
-    if (load_shards(s, e) < 0 || warn_damaged(s, e) < 0)
-        return -e->code;
+    TRY(load_shards(s, e));
+    TRY(warn_damaged(s, e));
     for (size_t i = s->nshards; i-- > 0;)
-        if (s->shard[i].f.zip && report_read(s, i, e) < 0)
-            return -e->code;
+        if (s->shard[i].f.zip)
+            TRY(report_read(s, i, e));
     return tell_unlike(s, name, e);
 }
 
@@ -295,8 +287,7 @@ static int find_set(struct scan *s, const struct torch_layout *x, struct err *e)
     const struct listing *l = s->c->listing;
     size_t count = 0;
 
-    if (new_shards(s, x->present, e) < 0)
-        return -e->code;
+    TRY(new_shards(s, x->present, e));
     for (size_t i = 0; i < listing_count(l); i++)
         if (count < s->nshards && listing_at(l, i)->st.kind == ENTRY_FILE &&
             torch_layout_has(x, listing_at(l, i)->name))
@@ -369,15 +360,14 @@ static int scan_set(struct scan *s, struct err *e)
 
     how.wants = is_single;
     how.user = s;
-    if (load_shards(s, e) < 0 || warn_damaged(s, e) < 0)
-        return -e->code;
+    TRY(load_shards(s, e));
+    TRY(warn_damaged(s, e));
     for (size_t i = 0; i < s->nshards; i++)
-        if (s->shard[i].f.zip && note_keys(s, &s->shard[i].f, e) < 0)
-            return -e->code;
+        if (s->shard[i].f.zip)
+            TRY(note_keys(s, &s->shard[i].f, e));
     for (size_t i = 0; i < s->nshards; i++)
-        if (s->shard[i].f.zip &&
-            torch_file_report_loaded(s->sink, &s->shard[i].f, &how, e) < 0)
-            return -e->code;
+        if (s->shard[i].f.zip)
+            TRY(torch_file_report_loaded(s->sink, &s->shard[i].f, &how, e));
     return add_twice(s, e);
 }
 
@@ -397,8 +387,7 @@ int torch_shards_scan_set(const struct scan_context *c, struct sink *sink,
 {
     CLEANUP(scan_release) struct scan s = {.c = c, .sink = sink};
 
-    if (new_shards(&s, n, e) < 0)
-        return -e->code;
+    TRY(new_shards(&s, n, e));
     for (size_t i = 0; i < n; i++)
         s.shard[i].f.path = names[i];
     return scan_set(&s, e);

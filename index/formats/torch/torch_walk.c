@@ -446,8 +446,7 @@ static int visit_object(struct torch_walk *w, struct stack *s, struct visit *x,
         why = (struct err){0};
         return tell(w, x, 0, NULL, &why, e);
     }
-    if (visit_integers(w, x, e) < 0)
-        return -e->code;
+    TRY(visit_integers(w, x, e));
     return visit_instance(w, s, *x, e);
 }
 

@@ -444,9 +444,8 @@ static int read_place(const struct torch_zip *t, const struct pv *args,
 
     if (!pv_u64(&offset, &out->storage_offset))
         return bad(t, e, "a storage offset that is no number");
-    if (read_numbers(t, pv_at(args, 2), shape->dim, &shape->nd, e) < 0 ||
-        read_numbers(t, pv_at(args, 3), stride, &nstride, e) < 0)
-        return -e->code;
+    TRY(read_numbers(t, pv_at(args, 2), shape->dim, &shape->nd, e));
+    TRY(read_numbers(t, pv_at(args, 3), stride, &nstride, e));
     if (nstride != shape->nd)
         return bad(t, e, "sizes and strides of different rank");
     units = *shape;
@@ -501,12 +500,10 @@ static int read_tensor(struct torch_zip *t, enum rebuild kind, const struct pv *
     *out = (struct torch_tensor){0};
     if (pv_count(args) < least[kind] || pv_count(args) > least[kind] + 1)
         return bad(t, e, "a rebuild call with a wrong number of arguments");
-    if (read_storage(t, pv_at(args, 0), PLAIN, &s, e) < 0 ||
-        read_type(t, kind, args, &s, out, e) < 0)
-        return -e->code;
+    TRY(read_storage(t, pv_at(args, 0), PLAIN, &s, e));
+    TRY(read_type(t, kind, args, &s, out, e));
     out->data_len = s.bytes;
-    if (read_place(t, args, out, e) < 0)
-        return -e->code;
+    TRY(read_place(t, args, out, e));
     return place_storage(t, &s, out, e);
 }
 
@@ -522,15 +519,14 @@ int torch_zip_integers(struct torch_zip *t, const struct pv *v,
     /* (storage, offset, size, stride, quantiser, requires_grad, hooks) */
     if (pv_count(&c.args) < 6 || pv_count(&c.args) > 7)
         return bad(t, e, "a rebuild call with a wrong number of arguments");
-    if (read_storage(t, pv_at(&c.args, 0), QUANTIZED, &s, e) < 0)
-        return -e->code;
+    TRY(read_storage(t, pv_at(&c.args, 0), QUANTIZED, &s, e));
     if (s.class.dtype == DTYPE_NONE)
         return err_set(e, ENOTSUP, "%s: tensor: several quantised elements a byte",
                        t->src->name);
     out->dtype = s.class.dtype;
     out->data_len = s.bytes;
-    if (read_place(t, &c.args, out, e) < 0 || place_storage(t, &s, out, e) < 0)
-        return -e->code;
+    TRY(read_place(t, &c.args, out, e));
+    TRY(place_storage(t, &s, out, e));
     return 1;
 }
 
@@ -546,12 +542,12 @@ int torch_zip_storage(struct torch_zip *t, const struct pv *v, struct torch_tens
     if (!pv_str_is(&tag, "storage"))
         return 0;
     *out = (struct torch_tensor){.shape = {.nd = 1}, .stride = {1}};
-    if (read_storage(t, *v, ANY, &s, e) < 0)
-        return -e->code;
+    TRY(read_storage(t, *v, ANY, &s, e));
     out->dtype = s.class.dtype != DTYPE_NONE ? s.class.dtype : DTYPE_U8;
     out->data_len = s.bytes;
     out->shape.dim[0] = s.bytes / dtype_unit(out->dtype);
-    return place_storage(t, &s, out, e) < 0 ? -e->code : 1;
+    TRY(place_storage(t, &s, out, e));
+    return 1;
 }
 
 /* A tensor that is held has to be what its holder says; else that is of no known class. */
@@ -562,8 +558,7 @@ static int check_held(const struct torch_zip *t, const struct call *c,
     uint64_t dim[SHAPE_MAX_DIMS] = {0};
     uint32_t nd = 0;
 
-    if (read_numbers(t, pv_at(&c->outer, 2), dim, &nd, e) < 0)
-        return -e->code;
+    TRY(read_numbers(t, pv_at(&c->outer, 2), dim, &nd, e));
     if (torch_dtype(&dtype) == x->dtype && nd == x->shape.nd &&
         memcmp(dim, x->shape.dim, nd * sizeof *dim) == 0)
         return 0;
@@ -585,9 +580,9 @@ int torch_zip_tensor(struct torch_zip *t, const struct pv *v, struct torch_tenso
     if (kind == REBUILD_UNSUPPORTED || c.built || !t)
         return err_set(e, ENOTSUP, "%s: a tensor that is no strided elements",
                        t ? t->src->name : "object");
-    if (read_tensor(t, kind, &c.args, out, e) < 0 ||
-        (c.held && check_held(t, &c, out, e) < 0))
-        return -e->code;
+    TRY(read_tensor(t, kind, &c.args, out, e));
+    if (c.held)
+        TRY(check_held(t, &c, out, e));
     return 1;
 }
 
@@ -608,8 +603,7 @@ static int read_byteorder(struct torch_zip *t, struct err *e)
     entry = zip_find(t->zip, name);
     if (!entry)
         return 0;
-    if (zip_read(t->zip, entry, 16, &text, &len, e) < 0)
-        return -e->code;
+    TRY(zip_read(t->zip, entry, 16, &text, &len, e));
     t->big_endian = len == 3 && memcmp(text, "big", 3) == 0;
     if (!t->big_endian && (len != 6 || memcmp(text, "little", 6) != 0))
         return err_set(e, EBADMSG, "%s: byteorder is neither \"little\" nor \"big\"",
@@ -628,14 +622,12 @@ static int load_pickle(struct torch_zip *t, const struct zip_entry *entry,
     t->pickle_len = entry->size;
     t->stored_len = entry->stored_size;
     if (entry->method == 0) {
-        if (zip_data_offset(t->zip, entry, &off, e) < 0 ||
-            torch_zip_check_record(t->src, t->zip, entry, e) < 0)
-            return -e->code;
+        TRY(zip_data_offset(t->zip, entry, &off, e));
+        TRY(torch_zip_check_record(t->src, t->zip, entry, e));
         return pickle_load(t->src, off, entry->size, NULL, &t->pickle, NULL, e);
     }
-    if (zip_read(t->zip, entry, MAX_INFLATED, &data, &len, e) < 0 ||
-        source_from_memory(data, len, false, t->src->name, &inflated, e) < 0)
-        return -e->code;
+    TRY(zip_read(t->zip, entry, MAX_INFLATED, &data, &len, e));
+    TRY(source_from_memory(data, len, false, t->src->name, &inflated, e));
     return pickle_load(inflated, 0, len, NULL, &t->pickle, NULL, e);
 }
 
@@ -645,8 +637,7 @@ static int open_archive(struct torch_zip *t, uint64_t off, uint64_t len, struct 
     const struct zip_entry *entry;
     size_t root;
 
-    if (zip_open(t->src, off, len, &t->zip, e) < 0)
-        return -e->code;
+    TRY(zip_open(t->src, off, len, &t->zip, e));
     entry = zip_find_suffix(t->zip, suffix);
     root = entry ? strlen(entry->name) - strlen(suffix) : 0;
     if (!entry || root >= sizeof t->root)
@@ -655,8 +646,7 @@ static int open_archive(struct torch_zip *t, uint64_t off, uint64_t len, struct 
                        "or several)",
                        t->src->name);
     memcpy(t->root, entry->name, root);
-    if (read_byteorder(t, e) < 0)
-        return -e->code;
+    TRY(read_byteorder(t, e));
     return load_pickle(t, entry, e);
 }
 
@@ -668,8 +658,7 @@ int torch_zip_open(struct source *s, uint64_t off, uint64_t len, struct torch_zi
     if (!t)
         return err_nomem(e);
     t->src = source_get(s);
-    if (open_archive(t, off, len, e) < 0)
-        return -e->code;
+    TRY(open_archive(t, off, len, e));
     *out = steal(&t);
     return 0;
 }
@@ -716,14 +705,12 @@ static int open_file(struct torch_zip *t, struct err *e)
 
     t->packed_ok = true;
     if (t->src->size >= sizeof head) {
-        if (source_read(t->src, 0, sizeof head, head, e) < 0)
-            return -e->code;
+        TRY(source_read(t->src, 0, sizeof head, head, e));
         if (memcmp(head, "PK\3\4", sizeof head) == 0)
             return open_archive(t, 0, t->src->size, e);
     }
-    if (torch_legacy_open(t->src, &t->legacy, &t->pickle, &t->pickle_len,
-                          &t->big_endian, e) < 0)
-        return -e->code;
+    TRY(torch_legacy_open(t->src, &t->legacy, &t->pickle, &t->pickle_len,
+                          &t->big_endian, e));
     t->stored_len = t->pickle_len;
     return 0;
 }
@@ -753,8 +740,8 @@ int torch_open(struct source *s, struct torch_zip **out, struct err *e)
 
     if (!t)
         return err_nomem(e);
-    if (hold(s, &t->src, e) < 0 || open_file(t, e) < 0)
-        return -e->code;
+    TRY(hold(s, &t->src, e));
+    TRY(open_file(t, e));
     *out = steal(&t);
     return 0;
 }

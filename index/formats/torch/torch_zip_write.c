@@ -122,9 +122,10 @@ static int put_member(struct zip_write *z, const char *name, const void *data,
 
 int torch_zip_marks(struct zip_write *z, bool full, struct err *e)
 {
-    if (full && (put_member(z, "archive/.format_version", "1", 1, e) < 0 ||
-                 put_member(z, "archive/.storage_alignment", "64", 2, e) < 0))
-        return -e->code;
+    if (full) {
+        TRY(put_member(z, "archive/.format_version", "1", 1, e));
+        TRY(put_member(z, "archive/.storage_alignment", "64", 2, e));
+    }
     return put_member(z, "archive/byteorder", "little", 6, e);
 }
 
@@ -176,8 +177,8 @@ int torch_zip_object(struct zip_write *z, struct layout_file *f,
                      const struct buf *pickle, uint64_t *len, struct err *e)
 {
     zip_write_begin(z, f, TORCH_ALIGN);
-    if (put_pickle(z, pickle, e) < 0 || torch_zip_marks(z, false, e) < 0 ||
-        torch_zip_version(z, e) < 0)
-        return -e->code;
+    TRY(put_pickle(z, pickle, e));
+    TRY(torch_zip_marks(z, false, e));
+    TRY(torch_zip_version(z, e));
     return zip_write_end(z, len, e);
 }

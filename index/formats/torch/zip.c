@@ -170,10 +170,9 @@ static int read_end64(const struct zip *z, const struct tail *t, struct director
         return bad(z, e, "the zip64 end record lies outside the archive");
     if (found.end >= t->start)
         memcpy(record, t->data + (found.end - t->start), sizeof record);
-    else if (read_at(z, found.end, sizeof record, record, e) < 0)
-        return -e->code;
-    if (parse_end64(z, record, d, &found, e) < 0)
-        return -e->code;
+    else
+        TRY(read_at(z, found.end, sizeof record, record, e));
+    TRY(parse_end64(z, record, d, &found, e));
     *d = found;
     return 0;
 }
@@ -183,12 +182,10 @@ static int read_end(const struct zip *z, struct tail *t, struct directory *d,
 {
     const unsigned char *p;
 
-    if (tail_read(z, SHORT_TAIL, t, e) < 0)
-        return -e->code;
+    TRY(tail_read(z, SHORT_TAIL, t, e));
     p = find_end(t);
     if ((!p || p - t->data < LOCATOR_SIZE) && z->len > t->len) {
-        if (tail_read(z, LONG_TAIL, t, e) < 0)
-            return -e->code;
+        TRY(tail_read(z, LONG_TAIL, t, e));
         p = find_end(t);
     }
     if (!p)
@@ -300,8 +297,7 @@ static int64_t parse_entry(struct zip *z, const unsigned char *p, size_t left,
         return bad(z, e, "an unsafe entry name");
     memcpy(*names, p + CENTRAL_SIZE, name_len);
     *names += name_len + 1; /* the NUL is there: calloc */
-    if (apply_zip64(z, p + CENTRAL_SIZE + name_len, extra_len, entry, e) < 0)
-        return -e->code;
+    TRY(apply_zip64(z, p + CENTRAL_SIZE + name_len, extra_len, entry, e));
     if (entry->method == METHOD_STORED && entry->size != entry->stored_size)
         return bad(z, e, "a stored entry of two sizes");
     return (int64_t)len;
@@ -369,8 +365,7 @@ static int check_members(struct zip *z, uint64_t directory, struct err *e)
 {
     for (size_t i = 0; i < z->count; i++)
         z->by_name[i] = &z->member[i];
-    if (check_places(z, directory, e) < 0)
-        return -e->code;
+    TRY(check_places(z, directory, e));
     qsort(z->by_name, z->count, sizeof(struct member *), compare_names);
     for (size_t i = 1; i < z->count; i++) {
         if (compare_names(&z->by_name[i - 1], &z->by_name[i]) == 0)
@@ -418,8 +413,7 @@ int zip_open(struct source *s, uint64_t off, uint64_t len, struct zip **out,
     z->src = source_get(s);
     z->off = off;
     z->len = len;
-    if (load(z, e) < 0)
-        return -e->code;
+    TRY(load(z, e));
     *out = steal(&z);
     return 0;
 }
@@ -528,8 +522,7 @@ static int find_descriptor(const struct zip *z, const struct member *m, uint64_t
     *found = false;
     if (!(entry->flags & FLAG_DESCRIPTOR) || m->limit - at < DESCRIPTOR_MIN)
         return 0;
-    if (read_at(z, at - 4, sizeof p, p, e) < 0)
-        return -e->code;
+    TRY(read_at(z, at - 4, sizeof p, p, e));
     if (get_le32(p + 4) == SIGNATURE_DESCRIPTOR)
         *found = get_le32(p + 8) == entry->crc;
     else
@@ -549,8 +542,7 @@ static int crc_of(const struct zip *z, uint64_t at, uint64_t len, uint32_t *crc,
     for (uint64_t end = at + len; at < end;) {
         size_t n = (size_t)MIN(end - at, (uint64_t)READ_STEP);
 
-        if (read_at(z, at, n, data, e) < 0)
-            return -e->code;
+        TRY(read_at(z, at, n, data, e));
         *crc = crc32_zip(*crc, data, n);
         at += n;
     }
@@ -572,13 +564,11 @@ static int check_end(const struct zip *z, const struct member *m, uint64_t at,
 
     if (gap == (described ? DESCRIPTOR : 0) && entry->stored_size < UINT32_MAX)
         return 0;
-    if (find_descriptor(z, m, end, &found, e) < 0)
-        return -e->code;
+    TRY(find_descriptor(z, m, end, &found, e));
     if (found || entry->method != METHOD_STORED || entry->stored_size == 0 ||
         entry->stored_size > CHECK_MAX || (!described && entry->crc == 0))
         return 0;
-    if (crc_of(z, at, entry->stored_size, &crc, e) < 0)
-        return -e->code;
+    TRY(crc_of(z, at, entry->stored_size, &crc, e));
     return crc == entry->crc
                ? 0
                : entry_error(
@@ -596,9 +586,8 @@ static int data_start(const struct zip *z, const struct zip_entry *entry, uint64
 
     if (!header)
         return err_nomem(e);
-    if (read_at(z, entry->header, len, header, e) < 0 ||
-        check_local(z, entry, header, e) < 0)
-        return -e->code;
+    TRY(read_at(z, entry->header, len, header, e));
+    TRY(check_local(z, entry, header, e));
     *at = entry->header + len + get_le16(header + 28);
     if (*at > m->limit || entry->stored_size > m->limit - *at)
         return entry_error(z, entry, EBADMSG, e, "its bytes reach into the next entry");
@@ -612,8 +601,7 @@ int zip_packed_offset(struct zip *z, const struct zip_entry *entry, uint64_t *of
 
     if (entry->method != METHOD_STORED && entry->method != METHOD_DEFLATED)
         return entry_error(z, entry, EBADMSG, e, "an unknown compression method");
-    if (data_start(z, entry, &at, e) < 0)
-        return -e->code;
+    TRY(data_start(z, entry, &at, e));
     *off = z->off + at;
     return 0;
 }
@@ -644,8 +632,7 @@ static int add_crc(const struct zip *z, const struct zip_entry *entry, uint64_t 
 {
     unsigned char p[4];
 
-    if (read_at(z, at, sizeof p, p, e) < 0)
-        return -e->code;
+    TRY(read_at(z, at, sizeof p, p, e));
     if (get_le32(p) == entry->crc)
         out->at[out->n++] = z->off + at;
     return 0;
@@ -658,19 +645,17 @@ int zip_crc_places(struct zip *z, const struct zip_entry *entry,
     uint64_t at = 0;
 
     *out = (struct zip_crc_places){0};
-    if (data_start(z, entry, &at, e) < 0 ||
-        add_crc(z, entry, entry->record + 16, out, e) < 0)
-        return -e->code;
+    TRY(data_start(z, entry, &at, e));
+    TRY(add_crc(z, entry, entry->record + 16, out, e));
     if (!(entry->flags & FLAG_DESCRIPTOR))
         return add_crc(z, entry, entry->header + 14, out, e);
     /* The descriptor's signature may be left out; some writers fill the header in too. */
     at += entry->stored_size;
-    if (read_at(z, at, sizeof signature, signature, e) < 0)
-        return -e->code;
+    TRY(read_at(z, at, sizeof signature, signature, e));
     if (get_le32(signature) == SIGNATURE_DESCRIPTOR)
         at += 4;
-    if (entry->crc && add_crc(z, entry, entry->header + 14, out, e) < 0)
-        return -e->code;
+    if (entry->crc)
+        TRY(add_crc(z, entry, entry->header + 14, out, e));
     return add_crc(z, entry, at, out, e);
 }
 
@@ -718,19 +703,17 @@ int zip_read(struct zip *z, const struct zip_entry *entry, size_t max, void **da
     CLEANUP_FREE unsigned char *stored = NULL, *plain = NULL;
     uint64_t at = 0;
 
-    if (check_sizes(z, entry, max, e) < 0 || data_start(z, entry, &at, e) < 0)
-        return -e->code;
+    TRY(check_sizes(z, entry, max, e));
+    TRY(data_start(z, entry, &at, e));
     stored = malloc(entry->stored_size + 1);
     if (!stored)
         return err_nomem(e);
-    if (read_at(z, at, (size_t)entry->stored_size, stored, e) < 0)
-        return -e->code;
+    TRY(read_at(z, at, (size_t)entry->stored_size, stored, e));
     if (entry->method == METHOD_DEFLATED) {
         plain = malloc(entry->size + 1);
         if (!plain)
             return err_nomem(e);
-        if (inflate_all(z, entry, stored, plain, e) < 0)
-            return -e->code;
+        TRY(inflate_all(z, entry, stored, plain, e));
     }
     *len = (size_t)entry->size;
     *data = plain ? steal(&plain) : steal(&stored);

@@ -107,8 +107,8 @@ static int add_crc(struct zip_write *z, const struct zip_written *m, struct err 
         add32(z, m->crc);
         return 0;
     }
-    return flush(z, e) < 0 ? -e->code
-                           : layout_crc32(z->file, z->base + m->data, m->size, e);
+    TRY(flush(z, e));
+    return layout_crc32(z->file, z->base + m->data, m->size, e);
 }
 
 /* Extra fields of a local header, so long that data is aligned. */
@@ -155,8 +155,7 @@ static int add_local(struct zip_write *z, struct zip_written *m, struct err *e)
     add32(z, 0x04034b50);
     add16(z, zip64 ? NEW : OLD);
     add_common(z);
-    if (add_crc(z, m, e) < 0)
-        return -e->code;
+    TRY(add_crc(z, m, e));
     add32(z, MIN(m->size, large));
     add32(z, MIN(m->size, large));
     add16(z, m->name_len);
@@ -171,12 +170,10 @@ int zip_write_literal(struct zip_write *z, const char *name, size_t name_len,
 {
     struct zip_written *m;
 
-    if (add_member(z, name, name_len, len, &m, e) < 0)
-        return -e->code;
+    TRY(add_member(z, name, name_len, len, &m, e));
     m->known = true;
     m->crc = (uint32_t)crc32_z(0, data, len);
-    if (add_local(z, m, e) < 0)
-        return -e->code;
+    TRY(add_local(z, m, e));
     buf_add(&z->text, data, len);
     return 0;
 }
@@ -186,10 +183,10 @@ int zip_write_open(struct zip_write *z, const char *name, size_t name_len,
 {
     struct zip_written *m;
 
-    if (add_member(z, name, name_len, size, &m, e) < 0)
-        return -e->code;
+    TRY(add_member(z, name, name_len, size, &m, e));
     m->known = size == 0; /* zero, then */
-    return add_local(z, m, e) < 0 ? -e->code : flush(z, e);
+    TRY(add_local(z, m, e));
+    return flush(z, e);
 }
 
 /* ---- the directory ---- */
@@ -203,8 +200,7 @@ static int add_central(struct zip_write *z, const struct zip_written *m, struct 
     add16(z, extra ? NEW : OLD); /* made by, under DOS */
     add16(z, extra ? NEW : OLD);
     add_common(z);
-    if (add_crc(z, m, e) < 0)
-        return -e->code;
+    TRY(add_crc(z, m, e));
     add32(z, MIN(m->size, large));
     add32(z, MIN(m->size, large));
     add16(z, m->name_len);
@@ -251,8 +247,7 @@ int zip_write_end(struct zip_write *z, uint64_t *len, struct err *e)
     uint64_t start = here(z), end, many;
 
     for (size_t i = 0; i < z->members; i++)
-        if (add_central(z, &z->member[i], e) < 0)
-            return -e->code;
+        TRY(add_central(z, &z->member[i], e));
     end = here(z);
     many = MIN(z->members, (size_t)MANY_MEMBERS);
     if (many == MANY_MEMBERS || start >= large || end - start >= large)

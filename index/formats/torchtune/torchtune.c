@@ -188,13 +188,13 @@ static int warn_files(struct scan *s, struct err *e)
 {
     const struct survey *has = &s->has;
 
-    if (has->older > 0 &&
-        warned(sink_warning(s->sink, "older-files",
-                            "%" PRIu64 " files as %s are of other epochs than %" PRIu64
-                            ": they are shown as they are",
-                            has->older, has->first_older, has->epoch),
-               e) < 0)
-        return -e->code;
+    if (has->older > 0)
+        TRY(warned(sink_warning(s->sink, "older-files",
+                                "%" PRIu64
+                                " files as %s are of other epochs than %" PRIu64
+                                ": they are shown as they are",
+                                has->older, has->first_older, has->epoch),
+                   e));
     if (has->files >= has->shards)
         return 0;
     return warned(sink_warning(s->sink, "missing-file",
@@ -217,8 +217,7 @@ static int report_old_model(struct scan *s, struct err *e)
         if (old_name(listing_at(l, i), &x) == OLD_MODEL && x.epoch == s->has.epoch)
             names[n++] = listing_at(l, i)->name;
     s->files = n;
-    if (warn_files(s, e) < 0)
-        return -e->code;
+    TRY(warn_files(s, e));
     return torch_shards_scan_set(s->c, s->sink, names, n, e);
 }
 
@@ -243,12 +242,11 @@ static int report_adapters(struct scan *s, struct err *e)
     const struct listing *l = s->c->listing;
     struct old_name x;
 
-    if (s->has.adapter && report_adapter(s, adapter_name, e) < 0)
-        return -e->code;
+    if (s->has.adapter)
+        TRY(report_adapter(s, adapter_name, e));
     for (size_t i = 0; s->has.old && i < listing_count(l); i++)
-        if (old_name(listing_at(l, i), &x) == OLD_ADAPTER && x.epoch == s->has.epoch &&
-            report_adapter(s, listing_at(l, i)->name, e) < 0)
-            return -e->code;
+        if (old_name(listing_at(l, i), &x) == OLD_ADAPTER && x.epoch == s->has.epoch)
+            TRY(report_adapter(s, listing_at(l, i)->name, e));
     return 0;
 }
 
@@ -279,8 +277,7 @@ static int report_recipe(struct scan *s, struct err *e)
 
     if (!s->has.recipe)
         return 0;
-    if (torch_file_report(s->c, s->sink, recipe_name, &first, e) < 0)
-        return -e->code;
+    TRY(torch_file_report(s->c, s->sink, recipe_name, &first, e));
     return read ? torch_file_report(s->c, s->sink, recipe_name, &others, e) : 0;
 }
 
@@ -326,8 +323,7 @@ static int torchtune_scan(const struct scan_context *c, struct sink *sink,
     if (report_model(&s, &failed) == 0 && report_adapters(&s, &failed) == 0)
         report_recipe(&s, &failed);
     /* The driver of the model has told what it took the checkpoint for. */
-    if (tell_checkpoint(&s, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(&s, e));
     if (failed.code)
         *e = failed;
     return -e->code;

@@ -253,8 +253,7 @@ static int zarr_scan(const struct scan_context *c, struct sink *sink, struct err
     struct err failed = {0};
     int rc = zarr_tree_report(c, sink, &found, &failed);
 
-    if (tell_checkpoint(c, &found, sink, e) < 0)
-        return -e->code;
+    TRY(tell_checkpoint(c, &found, sink, e));
     if (rc < 0)
         *e = failed;
     return rc;

@@ -103,9 +103,10 @@ int zarr_blosc(const struct zarr_input *in, struct zarr_output *out, struct err 
     if (in->len < HEADER)
         return err_set(e, EBADMSG, "%zu bytes are no blosc frame", in->len);
     f = read_header(in->data);
-    if (check_header(&f, in->len, out, e) < 0 || check_codec(&f, e) < 0 ||
-        check_starts(&f, in->data, e) < 0 || zarr_output_room(out, f.nbytes, e) < 0)
-        return -e->code;
+    TRY(check_header(&f, in->len, out, e));
+    TRY(check_codec(&f, e));
+    TRY(check_starts(&f, in->data, e));
+    TRY(zarr_output_room(out, f.nbytes, e));
     rc = blosc_decompress_ctx(in->data, out->data, f.nbytes, 1);
     if (rc < 0 || (uint32_t)rc != f.nbytes)
         return err_set(e, EBADMSG, "damaged blosc data");

@@ -293,8 +293,7 @@ int zarr_chunks_add(struct zarr_chunks *c, const char *key, size_t len,
             return err_set(e, EFBIG, "more than %d bytes of chunks stand in metadata",
                            MAX_LITERALS);
     }
-    if (make_room(c, e) < 0)
-        return -e->code;
+    TRY(make_room(c, e));
     c->value[c->n++] = s;
     return 1;
 }
@@ -384,8 +383,7 @@ static int put_fills(struct report *r, const struct grid *g, uint64_t low,
             count[k] = MIN((high - low) / g->stride[k], g->count[k] - at[k]);
             n = count[k] * g->stride[k];
         }
-        if (put_fill(r, g, at, count, e) < 0)
-            return -e->code;
+        TRY(put_fill(r, g, at, count, e));
         low += n;
     }
     return 0;
@@ -456,8 +454,7 @@ static int put_chunk(struct report *r, const struct grid *g, uint64_t cell,
     }
     if (r->row_major && memcmp(size, g->cell, g->nd * sizeof *size) == 0)
         c.step = NULL;
-    if (place_piece(r, p, &c, e) < 0)
-        return -e->code;
+    TRY(place_piece(r, p, &c, e));
     return sink_chunk(r->sink, &c, e);
 }
 
@@ -504,8 +501,7 @@ static int read_index(struct report *r, struct shard_index *x, struct err *e)
     at = r->a->index_at_start ? 0 : x->shard->length - x->bytes;
     if (read_index_bytes(r, x, at, &why) < 0) {
         if (stops_report(why.code)) {
-            *e = why;
-            return -e->code;
+            return err_copy(e, &why);
         }
         return faulted(sink_fault(r->sink, "the index of a shard: %s", why.text), e);
     }
@@ -645,8 +641,7 @@ static int report_tensor(struct report *r, const struct sink_tensor *about,
     char attributes[64];
     int rc;
 
-    if (zarr_spec_write(r->a, &r->spec, e) < 0)
-        return -e->code;
+    TRY(zarr_spec_write(r->a, &r->spec, e));
     write_fill(r);
     t.dtype = r->a->dtype;
     t.shape = &r->a->shape;
@@ -656,8 +651,7 @@ static int report_tensor(struct report *r, const struct sink_tensor *about,
                  r->a->numpy_dtype);
         t.attributes = attributes;
     }
-    if (sink_tensor_begin(r->sink, &t, e) < 0)
-        return -e->code;
+    TRY(sink_tensor_begin(r->sink, &t, e));
     rc = report_chunks(r, e);
     return rc < 0 ? rc : sink_tensor_end(r->sink, e);
 }

@@ -23,8 +23,7 @@ static int place(const struct chunk *c, const struct chunk_tensor *t, uint64_t b
 {
     int64_t unit = dtype_unit(t->dtype);
 
-    if (chunk_steps(c, t->units->nd, bytes / (uint64_t)unit, out->step, e) < 0)
-        return -e->code;
+    TRY(chunk_steps(c, t->units->nd, bytes / (uint64_t)unit, out->step, e));
     for (uint32_t k = 0; k < t->units->nd; k++)
         if (__builtin_mul_overflow(out->step[k], unit, &out->step[k]))
             return err_set(e, EBADMSG, "a stride over 2^63 bytes");
@@ -61,13 +60,11 @@ static int open_decoded(struct source *shard, const struct chunk *c,
     if (!decoded)
         return err_set(e, ENOTSUP, "compressed, and there is no place to decode it");
     key.variant = XXH3_64bits(t->key, t->key_len);
-    if (zarr_spec_read(t->key, t->key_len, &spec, e) < 0 ||
-        open_stored(shard, c, &spec, &stored, e) < 0)
-        return -e->code;
+    TRY(zarr_spec_read(t->key, t->key_len, &spec, e));
+    TRY(open_stored(shard, c, &spec, &stored, e));
     if (spec.bytes == 0 || spec.bytes > INT64_MAX)
         return err_set(e, EBADMSG, "chunks of %" PRIu64 " bytes", spec.bytes);
-    if (place(c, t, spec.bytes, out, e) < 0)
-        return -e->code;
+    TRY(place(c, t, spec.bytes, out, e));
     return decoded_get_block(decoded, &key, stored, (size_t)spec.bytes, decode, &spec,
                              &out->src, e);
 }

@@ -65,8 +65,8 @@ static int input_next(struct zarr_input *in, const unsigned char **p, size_t *n,
         return err_nomem(e);
     *n = MIN(left, (size_t)BLOCK);
     *p = in->owned;
-    if (*n > 0 && source_read(in->src, in->at, *n, in->owned, e) < 0)
-        return -e->code;
+    if (*n > 0)
+        TRY(source_read(in->src, in->at, *n, in->owned, e));
     in->at += *n;
     return 0;
 }
@@ -101,9 +101,8 @@ int zarr_output_room(struct zarr_output *out, size_t need, struct err *e)
 /* Some room for a codec that streams; none is left when the output is full. */
 static int output_some(struct zarr_output *out, size_t *n, struct err *e)
 {
-    if (out->len == out->cap && !out->fixed &&
-        zarr_output_room(out, MIN((size_t)BLOCK, out->max - out->len), e) < 0)
-        return -e->code;
+    if (out->len == out->cap && !out->fixed)
+        TRY(zarr_output_room(out, MIN((size_t)BLOCK, out->max - out->len), e));
     *n = MIN(out->cap - out->len, (size_t)INT_MAX);
     return 0;
 }
@@ -302,8 +301,8 @@ static int cannot(const struct stream_ops *ops, enum step step, struct err *e)
 /* More input where there is none in s; *ended: there is no more. */
 static int refill(struct stream *s, struct zarr_input *in, bool *ended, struct err *e)
 {
-    if (s->in_len == 0 && input_next(in, &s->in, &s->in_len, e) < 0)
-        return -e->code;
+    if (s->in_len == 0)
+        TRY(input_next(in, &s->in, &s->in_len, e));
     *ended = s->in_len == 0;
     return 0;
 }
@@ -323,8 +322,7 @@ static int behind_end(struct stream *s, const struct stream_ops *ops,
     bool ended;
 
     for (;;) {
-        if (refill(s, in, &ended, e) < 0)
-            return -e->code;
+        TRY(refill(s, in, &ended, e));
         if (ended)
             return 1;
         if (!ops->padded || !only_zeros(s))
@@ -345,8 +343,8 @@ static int run_step(struct stream *s, const struct stream_ops *ops,
     size_t in_before, room = 0;
     bool ended = false, full;
 
-    if (refill(s, in, &ended, e) < 0 || output_some(out, &room, e) < 0)
-        return -e->code;
+    TRY(refill(s, in, &ended, e));
+    TRY(output_some(out, &room, e));
     full = room == 0;
     in_before = s->in_len;
     s->out = full ? spare : out->data + out->len;
@@ -397,8 +395,7 @@ static int decode_zstd(struct zarr_input *in, struct zarr_output *out, struct er
 
     if (!out->fixed || in->len > ONE_SHOT_MAX)
         return decode_stream(&zstd_ops, in, out, e);
-    if (zarr_input_all(in, e) < 0)
-        return -e->code;
+    TRY(zarr_input_all(in, e));
     rc = ZSTD_decompress(out->data, out->cap, in->data, in->len);
     if (ZSTD_isError(rc))
         return zstd_fail(rc, e);
@@ -412,16 +409,14 @@ static int decode_lz4(struct zarr_input *in, struct zarr_output *out, struct err
     uint32_t want;
     int rc;
 
-    if (zarr_input_all(in, e) < 0)
-        return -e->code;
+    TRY(zarr_input_all(in, e));
     if (in->len < 4 || in->len > INT_MAX)
         return err_set(e, EBADMSG, "%zu bytes are no lz4 chunk", in->len);
     want = get_le32(in->data);
     if (want > INT_MAX)
         return err_set(e, EBADMSG, "lz4: length %" PRIu32 ", the chunk has %zu bytes",
                        want, out->max);
-    if (zarr_output_room(out, want, e) < 0)
-        return -e->code;
+    TRY(zarr_output_room(out, want, e));
     rc = LZ4_decompress_safe((const char *)in->data + 4, (char *)out->data,
                              (int)(in->len - 4), (int)want);
     if (rc < 0 || (uint32_t)rc != want)
@@ -438,15 +433,15 @@ static int decode_blosc(struct zarr_input *in, struct zarr_output *out, struct e
 {
     if (!in->owned)
         in->data = NULL;
-    return zarr_input_all(in, e) < 0 ? -e->code : zarr_blosc(in, out, e);
+    TRY(zarr_input_all(in, e));
+    return zarr_blosc(in, out, e);
 }
 
 /* ---- checksums ---- */
 
 static int copy_out(const struct zarr_input *in, struct zarr_output *out, struct err *e)
 {
-    if (zarr_output_room(out, in->len, e) < 0)
-        return -e->code;
+    TRY(zarr_output_room(out, in->len, e));
     if (in->len > 0)
         memcpy(out->data, in->data, in->len);
     out->len = in->len;
@@ -455,8 +450,7 @@ static int copy_out(const struct zarr_input *in, struct zarr_output *out, struct
 
 static int decode_crc32c(struct zarr_input *in, struct zarr_output *out, struct err *e)
 {
-    if (zarr_input_all(in, e) < 0)
-        return -e->code;
+    TRY(zarr_input_all(in, e));
     if (in->len < 4)
         return err_set(e, EBADMSG, "%zu bytes have no CRC-32C", in->len);
     in->len -= 4;
@@ -537,8 +531,7 @@ static int decode_chain(const struct zarr_chain *chain, struct zarr_input *in,
         if (last)
             out = (struct zarr_output){
                 .data = dst, .cap = size, .max = size, .fixed = true};
-        if (decode_one(&chain->codec[i], in, &out, e) < 0)
-            return -e->code;
+        TRY(decode_one(&chain->codec[i], in, &out, e));
         if (last)
             return out.len == size
                        ? 0
@@ -549,8 +542,7 @@ static int decode_chain(const struct zarr_chain *chain, struct zarr_input *in,
     if (in->len != size)
         return err_set(e, EBADMSG, "%zu bytes are stored, the chunk has %zu", in->len,
                        size);
-    if (zarr_input_all(in, e) < 0)
-        return -e->code;
+    TRY(zarr_input_all(in, e));
     memcpy(dst, in->data, size);
     return 0;
 }

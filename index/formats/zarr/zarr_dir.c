@@ -36,17 +36,17 @@ int zarr_dir_read(struct store *store, const char *root, const char *path,
     CLEANUP_FREE char *data = NULL;
     char dir[PATH_MAX], full[PATH_MAX];
 
-    if (join(root, path, dir, e) < 0 || join(dir, name, full, e) < 0 ||
-        store->ops->open(store, full, &src, e) < 0)
-        return -e->code;
+    TRY(join(root, path, dir, e));
+    TRY(join(dir, name, full, e));
+    TRY(store->ops->open(store, full, &src, e));
     if (src->size > max)
         return err_set(e, EFBIG, "%s has %" PRIu64 " bytes, the most is %zu", name,
                        src->size, max);
     data = malloc(src->size + 1);
     if (!data)
         return err_nomem(e);
-    if (source_read(src, 0, src->size, data, e) < 0 || source_check(src, e) < 0)
-        return -e->code;
+    TRY(source_read(src, 0, src->size, data, e));
+    TRY(source_check(src, e));
     data[src->size] = '\0';
     *len = src->size;
     *text = steal(&data);
@@ -71,8 +71,7 @@ static int read_array(const struct zarr_dir *d, struct zarr_array *a, struct err
     if (zarr_dir_read(d->store, d->root, d->path, d->metadata, ZARR_MAX_JSON, &text,
                       &len, &why) < 0) {
         if (stops_scan(why.code)) {
-            *e = why;
-            return -e->code;
+            return err_copy(e, &why);
         }
         zarr_array_broken(a, "its %s: %.180s", d->metadata, why.text);
         return 0;
@@ -141,17 +140,15 @@ static int add_file(struct walk *w, const char *key, size_t len, struct err *e)
     char path[PATH_MAX];
     struct file_id id;
 
-    if (join(w->d->path, key, path, e) < 0 ||
-        sink_file(w->sink, path, strlen(path), &v.file, e) < 0)
-        return -e->code;
+    TRY(join(w->d->path, key, path, e));
+    TRY(sink_file(w->sink, path, strlen(path), &v.file, e));
     if (!sink_file_id(w->sink, v.file, &id)) {
         v.kind = ZARR_BROKEN;
         v.why = "its file is gone, or cannot be looked at";
         return zarr_chunks_add(w->chunks, key, len, &v, e);
     }
     v.length = id.size;
-    if (note_file(w, v.file, path, e) < 0)
-        return -e->code;
+    TRY(note_file(w, v.file, path, e));
     return zarr_chunks_add(w->chunks, key, len, &v, e);
 }
 
@@ -193,8 +190,7 @@ static int add_entries(struct walk *w, const char *prefix, const struct listing 
                        struct err *e)
 {
     for (size_t i = 0; i < listing_count(l); i++)
-        if (add_entry(w, prefix, listing_at(l, i), e) < 0)
-            return -e->code;
+        TRY(add_entry(w, prefix, listing_at(l, i), e));
     return 0;
 }
 
@@ -207,15 +203,14 @@ static int list_below(struct walk *w, const char *prefix, struct err *e)
 
     if (!prefix[0] && w->d->listing)
         return add_entries(w, prefix, w->d->listing, e);
-    if (join(w->d->path, prefix, path, e) < 0)
-        return -e->code;
+    TRY(join(w->d->path, prefix, path, e));
     len = strlen(path);
     while (len > 0 && path[len - 1] == '/')
         path[--len] = '\0';
-    if ((len > 0 && sink_watch(w->sink, path, e) < 0) ||
-        join(w->d->root, path, full, e) < 0 ||
-        w->d->store->ops->list(w->d->store, full, &l, e) < 0)
-        return -e->code;
+    if (len > 0)
+        TRY(sink_watch(w->sink, path, e));
+    TRY(join(w->d->root, path, full, e));
+    TRY(w->d->store->ops->list(w->d->store, full, &l, e));
     return add_entries(w, prefix, l, e);
 }
 
@@ -223,14 +218,12 @@ static int list_all(struct walk *w, struct err *e)
 {
     if (w->a->why[0])
         return 0;
-    if (push_below(w, "", 0, e) < 0)
-        return -e->code;
+    TRY(push_below(w, "", 0, e));
     while (w->todo) {
         const struct below *b = w->todo;
 
         w->todo = b->next;
-        if (list_below(w, b->prefix, e) < 0)
-            return -e->code;
+        TRY(list_below(w, b->prefix, e));
     }
     return 0;
 }
@@ -258,9 +251,8 @@ static int read_file(void *user, uint32_t file, uint64_t off, size_t len, void *
 
     if (!f || !sink_file_id(w->sink, file, &id))
         return err_set(e, EINVAL, "file %u of an array is not known", file);
-    if (join(w->d->root, f->path, full, e) < 0 ||
-        w->d->store->ops->open(w->d->store, full, &src, e) < 0)
-        return -e->code;
+    TRY(join(w->d->root, f->path, full, e));
+    TRY(w->d->store->ops->open(w->d->store, full, &src, e));
     if (!file_id_equal(&src->id, &id))
         return source_stale(full, &id, &src->id, e);
     return source_read(src, off, len, dst, e);
@@ -285,8 +277,8 @@ static int report(struct walk *w, const struct sink_tensor *about, uint32_t file
         .all_chunks_needed = w->d->all_chunks_needed,
     };
 
-    if (zarr_chunks_new(w->a, &w->chunks, e) < 0 || list_all(w, e) < 0)
-        return -e->code;
+    TRY(zarr_chunks_new(w->a, &w->chunks, e));
+    TRY(list_all(w, e));
     if (w->nfile > 0)
         qsort(w->file, w->nfile, sizeof *w->file, by_number);
     return zarr_report(w->a, w->chunks, about, &how, w->sink, e);
@@ -312,8 +304,8 @@ int zarr_dir_report(const struct zarr_dir *d, const struct sink_tensor *about,
     uint32_t file;
 
     /* First registered, then read: one that is replaced in between is read anew. */
-    if (join(d->path, d->metadata, path, e) < 0 ||
-        sink_file(sink, path, strlen(path), &file, e) < 0 || read_array(d, a, e) < 0)
-        return -e->code;
+    TRY(join(d->path, d->metadata, path, e));
+    TRY(sink_file(sink, path, strlen(path), &file, e));
+    TRY(read_array(d, a, e));
     return zarr_dir_chunks(d, about, a, file, sink, e);
 }

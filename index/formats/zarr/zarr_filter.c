@@ -67,8 +67,7 @@ static int begin_numbers(const struct zarr_codec *c, struct zarr_input *in,
     if (!zarr_number_type(c->arg[0], &to->bytes, &to->kind, &to->swap) ||
         !zarr_number_type(c->arg[1], &from->bytes, &from->kind, &from->swap))
         return err_set(e, EBADMSG, "a filter of unknown types");
-    if (zarr_input_all(in, e) < 0)
-        return -e->code;
+    TRY(zarr_input_all(in, e));
     *n = in->len / from->bytes;
     if (in->len % from->bytes != 0 || *n > out->max / to->bytes)
         return err_set(e, EBADMSG, "%zu bytes of %s for a chunk of %zu", in->len,
@@ -85,8 +84,7 @@ static int decode_delta(const struct zarr_codec *codec, struct zarr_input *in,
     uint64_t sum = 0;
     size_t n;
 
-    if (begin_numbers(codec, in, out, &to, &from, &n, e) < 0)
-        return -e->code;
+    TRY(begin_numbers(codec, in, out, &to, &from, &n, e));
     for (size_t i = 0; i < n; i++) {
         uint64_t v = get_number(&from, in->data + i * from.bytes);
 
@@ -193,8 +191,7 @@ static int decode_numbers(const struct zarr_codec *c, struct zarr_input *in,
     struct number to, from;
     size_t n;
 
-    if (begin_numbers(c, in, out, &to, &from, &n, e) < 0)
-        return -e->code;
+    TRY(begin_numbers(c, in, out, &to, &from, &n, e));
     for (size_t i = 0; i < n; i++) {
         uint64_t v = get_number(&from, in->data + i * from.bytes);
 
@@ -215,13 +212,11 @@ static int decode_shuffle(const struct zarr_codec *c, struct zarr_input *in,
 {
     size_t bytes = strtoul(c->arg[0], NULL, 10), n;
 
-    if (zarr_input_all(in, e) < 0)
-        return -e->code;
+    TRY(zarr_input_all(in, e));
     if (bytes == 0 || in->len % bytes != 0)
         return err_set(e, EBADMSG, "%zu bytes are no shuffled elements of %s", in->len,
                        c->arg[0]);
-    if (zarr_output_room(out, in->len, e) < 0)
-        return -e->code;
+    TRY(zarr_output_room(out, in->len, e));
     n = in->len / bytes;
     for (size_t k = 0; k < bytes; k++)
         for (size_t i = 0; i < n; i++)
@@ -236,13 +231,11 @@ static int decode_packbits(struct zarr_input *in, struct zarr_output *out,
 {
     size_t n;
 
-    if (zarr_input_all(in, e) < 0)
-        return -e->code;
+    TRY(zarr_input_all(in, e));
     if (in->len == 0 || in->data[0] > 7 || (in->len == 1 && in->data[0] > 0))
         return err_set(e, EBADMSG, "%zu bytes are no packed bits", in->len);
     n = (in->len - 1) * 8 - in->data[0];
-    if (zarr_output_room(out, n, e) < 0)
-        return -e->code;
+    TRY(zarr_output_room(out, n, e));
     for (size_t i = 0; i < n; i++)
         out->data[i] = in->data[1 + i / 8] >> (7 - i % 8) & 1;
     out->len = n;

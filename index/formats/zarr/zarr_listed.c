@@ -26,8 +26,7 @@ static int each_of(const struct json *list, zarr_listed_fn *fn, void *user,
 
         if (!json_string(json_get(v, "path"), &path))
             return err_set(e, EBADMSG, "an array without a path");
-        if (fn(user, path, e) < 0)
-            return -e->code;
+        TRY(fn(user, path, e));
     }
     return 0;
 }
@@ -38,19 +37,17 @@ int zarr_listed_each(const char *text, size_t len, zarr_listed_fn *fn, void *use
     CLEANUP(json_freep) struct json *doc = NULL;
     const struct json *prefixes, *arrays;
 
-    if (json_parse(text, len, NULL, &doc, e) < 0)
-        return -e->code;
+    TRY(json_parse(text, len, NULL, &doc, e));
     prefixes = json_get(doc, "prefixes");
     arrays = json_get(doc, "arrays");
     if (!prefixes && !arrays)
         return err_set(e, EBADMSG, "it lists no arrays");
-    if (arrays && each_of(arrays, fn, user, e) < 0)
-        return -e->code;
+    if (arrays)
+        TRY(each_of(arrays, fn, user, e));
     if (prefixes && json_kind(prefixes) != JSON_OBJECT)
         return err_set(e, EBADMSG, "prefixes that are no object");
     for (const struct json *v = prefixes ? json_first(prefixes) : NULL; v;
          v = json_next(v))
-        if (each_of(v, fn, user, e) < 0)
-            return -e->code;
+        TRY(each_of(v, fn, user, e));
     return 0;
 }

@@ -113,8 +113,7 @@ static int hide_file(struct tree *t, const char *path, const char *name, struct 
 {
     char full[PATH_MAX];
 
-    if (join(path, name, full, e) < 0)
-        return -e->code;
+    TRY(join(path, name, full, e));
     return path[0] ? sink_watch(t->sink, full, e) : sink_hide(t->sink, full, true, e);
 }
 
@@ -169,8 +168,7 @@ static int read_node(struct tree *t, const char *path, const char *name, size_t 
     if (zarr_dir_read(t->c->store, t->c->dir, path, name, max, text, len, &why) == 0)
         return 1;
     if (stops_scan(why.code)) {
-        *e = why;
-        return -e->code;
+        return err_copy(e, &why);
     }
     return warn(t, "unreadable", path, why.text, e);
 }
@@ -275,9 +273,9 @@ static int report_array(struct tree *t, const char *path, const struct listing *
     struct zarr_array a;
 
     about.key_len = key_of(t, path, &about.key);
-    if (hide_top(t, path, e) < 0 || hide_file(t, path, metadata, e) < 0 ||
-        zarr_dir_report(&d, &about, t->sink, &a, e) < 0)
-        return -e->code;
+    TRY(hide_top(t, path, e));
+    TRY(hide_file(t, path, metadata, e));
+    TRY(zarr_dir_report(&d, &about, t->sink, &a, e));
     note_metadata(t, path, metadata);
     t->found->arrays[a.format == 3 ? 3 : 2]++;
     return note_seen(t, path, &a, e);
@@ -291,9 +289,8 @@ static int hide_chunks(struct tree *t, const struct listing *l, struct err *e)
         const char *name = entry->name;
 
         if (entry->st.kind == ENTRY_DIR &&
-            (strcmp(name, "c") == 0 || strspn(name, "0123456789") == strlen(name)) &&
-            sink_hide(t->sink, name, false, e) < 0)
-            return -e->code;
+            (strcmp(name, "c") == 0 || strspn(name, "0123456789") == strlen(name)))
+            TRY(sink_hide(t->sink, name, false, e));
     }
     return 0;
 }
@@ -320,9 +317,10 @@ static int push_children(struct tree *t, const struct todo *at, const struct lis
         const struct todo child = {
             .path = path, .depth = at->depth + 1, .is_link = entry->st.is_link};
 
-        if (entry->st.kind == ENTRY_DIR && entry->name[0] != '.' &&
-            (join(at->path, entry->name, path, e) < 0 || push(t, &child, e) < 0))
-            return -e->code;
+        if (entry->st.kind == ENTRY_DIR && entry->name[0] != '.') {
+            TRY(join(at->path, entry->name, path, e));
+            TRY(push(t, &child, e));
+        }
     }
     return 0;
 }
@@ -388,15 +386,14 @@ static int visit_v3(struct tree *t, const struct todo *at, const struct listing 
     if (rc < 0)
         return rc;
     note_metadata(t, at->path, ZARR_JSON);
-    if (rc > 0 && report_v3_attributes(t, at->path, text, len, e) < 0)
-        return -e->code;
+    if (rc > 0)
+        TRY(report_v3_attributes(t, at->path, text, len, e));
     if (rc == 0 || !is_group(text, len))
         return report_array(t, at->path, l, ZARR_JSON, text, len, e);
     t->found->groups++;
-    if (hide_top(t, at->path, e) < 0 ||
-        (!at->path[0] &&
-         keep_consolidated(t, text, len, "consolidated_metadata", e) < 0))
-        return -e->code;
+    TRY(hide_top(t, at->path, e));
+    if (!at->path[0])
+        TRY(keep_consolidated(t, text, len, "consolidated_metadata", e));
     return push_children(t, at, l, e);
 }
 
@@ -405,13 +402,12 @@ static int visit_listed(struct tree *t, const struct todo *at, const struct list
 {
     bool v3 = has_file(l, ZARR_JSON), v2 = has_file(l, ZARRAY);
 
-    if (!at->path[0] && (v2 || v3) && hide_chunks(t, l, e) < 0)
-        return -e->code;
-    if (has_file(l, ZATTRS) && report_zattrs(t, at->path, e) < 0)
-        return -e->code;
-    if (v3 && v2 &&
-        warn(t, "two-formats", at->path, "zarr.json is read, .zarray is not", e) < 0)
-        return -e->code;
+    if (!at->path[0] && (v2 || v3))
+        TRY(hide_chunks(t, l, e));
+    if (has_file(l, ZATTRS))
+        TRY(report_zattrs(t, at->path, e));
+    if (v3 && v2)
+        TRY(warn(t, "two-formats", at->path, "zarr.json is read, .zarray is not", e));
     if (v3)
         return visit_v3(t, at, l, e);
     return v2 ? report_array(t, at->path, l, ZARRAY, NULL, 0, e)
@@ -425,10 +421,9 @@ static int visit(struct tree *t, const struct todo *at, struct err *e)
 
     if (!at->path[0])
         return visit_listed(t, at, t->c->listing, e);
-    if (sink_watch(t->sink, at->path, e) < 0 ||
-        join(t->c->dir, at->path, full, e) < 0 ||
-        t->c->store->ops->list(t->c->store, full, &l, e) < 0)
-        return -e->code;
+    TRY(sink_watch(t->sink, at->path, e));
+    TRY(join(t->c->dir, at->path, full, e));
+    TRY(t->c->store->ops->list(t->c->store, full, &l, e));
     return visit_listed(t, at, l, e);
 }
 
@@ -448,8 +443,7 @@ static int report_lost(struct tree *t, const char *path, struct zarr_array *a,
         zarr_refuse(a, "consolidated metadata name a path that leads elsewhere");
     zarr_refuse(a, "it stands in consolidated metadata, its own are missing");
     t->found->arrays[a->format == 3 ? 3 : 2]++;
-    if (zarr_chunks_new(a, &chunks, e) < 0)
-        return -e->code;
+    TRY(zarr_chunks_new(a, &chunks, e));
     return zarr_report(a, chunks, &about, &how, t->sink, e);
 }
 
@@ -582,16 +576,15 @@ static int walk(struct tree *t, struct err *e)
 {
     const struct todo root = {.path = ""};
 
-    if (push(t, &root, e) < 0)
-        return -e->code;
+    TRY(push(t, &root, e));
     while (t->todo) {
         const struct todo *at = t->todo;
 
-        if (visit(t, at, e) < 0)
-            return -e->code;
+        TRY(visit(t, at, e));
         t->todo = at->next;
     }
-    return check_consolidated(t, e) < 0 ? -e->code : check_list(t, e);
+    TRY(check_consolidated(t, e));
+    return check_list(t, e);
 }
 
 int zarr_tree_report(const struct scan_context *c, struct sink *sink,
