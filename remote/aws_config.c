@@ -21,7 +21,7 @@ enum {
 };
 
 struct setting {
-    const char *section; /* "profile NAME", "services NAME" or "sso-session NAME" */
+    const char *section; /* "profile NAME" or "services NAME" */
     const char *key;     /* lower case; "s3.endpoint_url" when it was indented */
     const char *value;
     unsigned file; /* the how-manieth that was added */
@@ -130,14 +130,6 @@ const char *aws_config_service_endpoint(const struct aws_config *c, const char *
     return s && s->value[0] ? s->value : NULL;
 }
 
-const char *aws_config_sso_session(const struct aws_config *c, const char *session,
-                                   const char *key)
-{
-    const struct setting *s = find_in(c, "sso-session", session, key);
-
-    return s && s->value[0] ? s->value : NULL;
-}
-
 bool aws_config_has_profile(const struct aws_config *c, const char *profile)
 {
     return find_in(c, "profile", profile, NULL);
@@ -187,7 +179,7 @@ static int no_room(const struct reading *r)
 /* "profile NAME" of `profile "NAME"` and the like; NULL for a section that is not ours. */
 static int enter_section(struct reading *r, struct span name)
 {
-    static const char *const kinds[] = {"profile", "services", "sso-session"};
+    static const char *const kinds[] = {"profile", "services"};
     CLEANUP(buf_release) struct buf text = {0};
 
     r->section = NULL;

@@ -10,7 +10,7 @@ struct err;
 
 enum aws_file {
     AWS_FILE_CREDENTIALS, /* [NAME] is a profile */
-    /* [default] and [profile NAME] are; [services NAME] and [sso-session NAME] too are kept */
+    /* [default] and [profile NAME] are; [services NAME] is kept too */
     AWS_FILE_CONFIG,
 };
 
@@ -49,14 +49,10 @@ const char *aws_config_get_beside(const struct aws_config *c, const char *profil
 
 /*
  * The URL of a service's endpoint in the [services NAME] that the profile names, or NULL:
- * service "s3", "sts", "sso", "sso_oidc".
+ * service "s3" or "sts".
  */
 const char *aws_config_service_endpoint(const struct aws_config *c, const char *profile,
                                         const char *service);
-
-/* The setting of an [sso-session NAME], or NULL. */
-const char *aws_config_sso_session(const struct aws_config *c, const char *session,
-                                   const char *key);
 
 bool aws_config_has_profile(const struct aws_config *c, const char *profile);
 

@@ -14,7 +14,6 @@
 #include "base/json.h"
 #include "remote/aws_config.h"
 #include "remote/http.h"
-#include "remote/sigv4.h"
 #include "remote/xml.h"
 
 enum {
@@ -24,7 +23,8 @@ enum {
     STS_S = 30,
 };
 
-int base_url_add(const char *base, struct buf *url)
+/* Appends a base URL without the slashes at its end. */
+static int base_url_add(const char *base, struct buf *url)
 {
     size_t len = strlen(base);
 
@@ -41,8 +41,9 @@ static int take(const char *text, char **out)
     return *out ? 0 : -ENOMEM;
 }
 
-int keys_take(const char *id, const char *secret, const char *token, time_t expires,
-              struct aws_keys *out, struct err *e)
+/* Copies; `token` may be NULL. Returns 1, or an error. */
+static int keys_take(const char *id, const char *secret, const char *token,
+                     time_t expires, struct aws_keys *out, struct err *e)
 {
     out->expires = expires;
     if (take(id, &out->id) < 0 || take(secret, &out->secret) < 0 ||
@@ -386,61 +387,17 @@ static int sts_url(const struct key_context *k, struct buf *url)
                     china ? ".cn" : "");
 }
 
-/* What signs AssumeRole. */
-struct sts_signer {
-    const struct key_context *context;
-    const struct aws_keys *keys;
-    const struct buf *body;
-};
-
-static int sts_authorize(void *user, struct http_try *t, struct err *e)
-{
-    const struct sts_signer *s = user;
-    const char *host = strstr(t->url, "://") + 3;
-    CLEANUP_FREE char *host_text = strndup(host, strcspn(host, "/"));
-    CLEANUP(buf_release) struct buf value = {0};
-    char date[SIGV4_DATE_SIZE], hash[65];
-    struct sigv4_header headers[] = {{"host", host_text},
-                                     {"x-amz-date", date},
-                                     {"x-amz-security-token", s->keys->token}};
-    struct sigv4_request r = {.method = "POST",
-                              .path = "/",
-                              .headers = headers,
-                              .nheaders = s->keys->token ? 3 : 2,
-                              .payload_hash = hash};
-    struct sigv4_scope scope = {.key_id = s->keys->id,
-                                .secret = s->keys->secret,
-                                .region = s->context->region ? s->context->region
-                                                             : "us-east-1",
-                                .service = "sts",
-                                .date = date};
-
-    if (!host_text)
-        return err_nomem(e);
-    sigv4_date(t->now, date);
-    TRY(sigv4_hash(s->body->data, s->body->len, hash, e));
-    TRY(sigv4_sign(&scope, &r, &value, e));
-    TRY(http_try_header(t, "x-amz-date", date, e));
-    if (s->keys->token)
-        TRY(http_try_header(t, "x-amz-security-token", s->keys->token, e));
-    return http_try_header(t, "Authorization", value.data, e);
-}
-
-/* Sends the form and takes the keys; `source` NULL: unsigned. */
+/* Sends the form, unsigned, and takes the keys. */
 static int sts_ask(const struct key_context *k, const struct buf *form,
-                   const struct aws_keys *source, struct aws_keys *out, struct err *e)
+                   struct aws_keys *out, struct err *e)
 {
-    static const struct http_auth signer_auth = {.authorize = sts_authorize};
     static const char *const headers[] = {
         "Content-Type: application/x-www-form-urlencoded", NULL};
-    struct sts_signer signer = {k, source, form};
     CLEANUP(http_answer_release) struct http_answer answer = {0};
     CLEANUP(buf_release) struct buf url = {0};
     struct http_request r = {.method = "POST",
                              .what = "the token service",
                              .headers = headers,
-                             .auth = source ? &signer_auth : NULL,
-                             .auth_user = &signer,
                              .body = form->data,
                              .body_size = form->len,
                              .max = MAX_ANSWER,
@@ -461,52 +418,30 @@ static int add_field(struct buf *form, const char *name, const char *value)
     return http_encode(value, false, form);
 }
 
-static void begin_form(struct buf *form, const char *action, const char *arn,
-                       const char *session)
-{
-    char made[64];
-
-    snprintf(made, sizeof made, "unshardfs-%jd", (intmax_t)time(NULL));
-    add_field(form, "Action", action);
-    add_field(form, "Version", "2011-06-15");
-    add_field(form, "RoleArn", arn);
-    add_field(form, "RoleSessionName", session && session[0] ? session : made);
-}
-
 int keys_from_web_identity(const struct key_context *k, const char *role,
                            const char *session, const char *token_file,
                            struct aws_keys *out, struct err *e)
 {
     CLEANUP(buf_release) struct buf token = {0};
     CLEANUP(buf_release) struct buf form = {0};
+    char made[64];
     int rc;
 
     if (!role || !role[0])
         return err_set(e, EACCES, "%s: a web identity, and no role for it", token_file);
     rc = secret_file_read(token_file, &token, e);
     if (rc == 0) {
-        begin_form(&form, "AssumeRoleWithWebIdentity", role, session);
+        snprintf(made, sizeof made, "unshardfs-%jd", (intmax_t)time(NULL));
+        add_field(&form, "Action", "AssumeRoleWithWebIdentity");
+        add_field(&form, "Version", "2011-06-15");
+        add_field(&form, "RoleArn", role);
+        add_field(&form, "RoleSessionName", session && session[0] ? session : made);
         add_field(&form, "WebIdentityToken", token.data);
-        rc = sts_ask(k, &form, NULL, out, e);
+        rc = sts_ask(k, &form, out, e);
     }
     if (token.data)
         explicit_bzero(token.data, token.len);
     if (form.data)
         explicit_bzero(form.data, form.len);
     return rc < 0 ? err_wrap(e, "credentials for the role %s", role) : rc;
-}
-
-int keys_from_role(const struct key_context *k, const struct role *role,
-                   const struct aws_keys *source, struct aws_keys *out, struct err *e)
-{
-    CLEANUP(buf_release) struct buf form = {0};
-    int rc;
-
-    begin_form(&form, "AssumeRole", role->arn, role->session);
-    if (role->external_id)
-        add_field(&form, "ExternalId", role->external_id);
-    if (role->seconds)
-        add_field(&form, "DurationSeconds", role->seconds);
-    rc = sts_ask(k, &form, source, out, e);
-    return rc < 0 ? err_wrap(e, "credentials for the role %s", role->arn) : rc;
 }

@@ -28,28 +28,13 @@ int keys_from_web_identity(const struct key_context *k, const char *role,
                            const char *session, const char *token_file,
                            struct aws_keys *out, struct err *e);
 
-/* AssumeRole, signed with `source`. `external_id` and `session` may be NULL. */
-struct role {
-    const char *arn, *session, *external_id, *seconds;
-};
-int keys_from_role(const struct key_context *k, const struct role *role,
-                   const struct aws_keys *source, struct aws_keys *out, struct err *e);
-
-/*
- * The role of a profile that signs in by AWS's IAM Identity Center (sso_account_id,
- * sso_role_name): the token that `aws sso login` left in ~/.aws/sso/cache, renewed there
- * where its session allows that, gets the keys. -EACCES: nobody is logged in any more.
- */
-int keys_from_sso(const struct key_context *k, const char *profile,
-                  struct aws_keys *out, struct err *e);
-
 /* Runs the user's own command (without a shell) and reads the JSON that it writes. */
 int keys_from_process(const char *command, struct aws_keys *out, struct err *e);
 
 /*
- * Keys from the XML of a service that hands them out: in Credentials of a result (AssumeRole
- * of STS, CreateSession of S3). `who` is for messages. Returns 1, or an error: -EACCES with
- * the code that came in their place.
+ * Keys from the XML of a service that hands them out: in Credentials of a result
+ * (AssumeRoleWithWebIdentity of STS, CreateSession of S3). `who` is for messages. Returns 1,
+ * or an error: -EACCES with the code that came in their place.
  */
 int keys_from_answer(const struct http_answer *answer, const char *who,
                      struct aws_keys *out, struct err *e);
@@ -61,15 +46,8 @@ int keys_from_answer(const struct http_answer *answer, const char *who,
 int keys_from_json(const char *text, size_t len, const char *token,
                    struct aws_keys *out, struct err *e);
 
-/* Copies; `token` may be NULL. Returns 1, or an error. */
-int keys_take(const char *id, const char *secret, const char *token, time_t expires,
-              struct aws_keys *out, struct err *e);
-
 /* The text of a small file without blanks at its end: a token, or JSON. Never empty. */
 int secret_file_read(const char *path, struct buf *out, struct err *e);
-
-/* Appends a base URL without the slashes at its end. 0, or as buf_add(). */
-int base_url_add(const char *base, struct buf *url);
 
 /*
  * May this URL be told a secret? https, loopback, and the addresses at which ECS and EKS

@@ -14,8 +14,6 @@
 #include "remote/http.h"
 #include "remote/kept_keys.h"
 
-enum { MAX_ROLES = 4 }; /* source_profile of source_profile of ... */
-
 struct credentials {
     struct http *http; /* borrowed */
     char *region;      /* NULL: none */
@@ -114,45 +112,55 @@ static int process_of_profile(const struct key_context *k, const char *profile,
     return command ? keys_from_process(command, out, e) : 0;
 }
 
-static int keys_of_named_source(const struct key_context *k, const char *source,
-                                struct aws_keys *out, struct err *e)
+/*
+ * A sign-in that only the aws command does must not turn into other keys, or none: a profile
+ * with one of `settings` is refused.
+ */
+static int refuse_sign_in(const struct key_context *k, const char *const *settings,
+                          struct err *e)
 {
-    if (strcasecmp(source, "Environment") == 0)
-        return keys_from_environment(out, e);
-    if (strcasecmp(source, "EcsContainer") == 0)
-        return keys_from_container(k, out, e);
-    if (strcasecmp(source, "Ec2InstanceMetadata") == 0)
-        return keys_from_instance(k, out, e);
-    return err_set(e, EINVAL,
-                   "credential_source = %s is none of Environment, "
-                   "EcsContainer, Ec2InstanceMetadata",
-                   source);
-}
+    const char *profile = aws_profile();
 
-static int add_role(const struct key_context *k, const char *profile,
-                    struct aws_keys *keys, struct err *e)
-{
-    const struct role role = {
-        .arn = aws_config_get(k->config, profile, "role_arn"),
-        .session = aws_config_get(k->config, profile, "role_session_name"),
-        .external_id = aws_config_get(k->config, profile, "external_id"),
-        .seconds = aws_config_get(k->config, profile, "duration_seconds")};
-    struct aws_keys got = {0};
-    int rc;
-
-    if (aws_config_get(k->config, profile, "mfa_serial")) {
-        err_set(e, ENOTSUP, "a role with a second factor (mfa_serial)");
-        return err_hint(e, "let a credential_process ask for it");
+    for (; *settings; settings++) {
+        if (!aws_config_get(k->config, profile, *settings))
+            continue;
+        err_set(e, EACCES,
+                "profile %s has %s: unshard does not sign in with AWS SSO and does not "
+                "assume roles of a profile",
+                profile, *settings);
+        return err_hint(
+            e,
+            "set AWS_PROFILE to a profile with credential_process = aws configure "
+            "export-credentials --profile %s; or run: eval \"$(aws configure "
+            "export-credentials --profile %s --format env)\"",
+            profile, profile);
     }
-    rc = keys_from_role(k, &role, keys, &got, e);
-    aws_keys_release(keys);
-    *keys = got;
-    return rc;
+    return 0;
 }
 
-/* All but roles: web identity, SSO, keys, command, as this profile has them. */
-static int plain_profile(const struct key_context *k, const char *profile,
-                         struct aws_keys *out, struct err *e)
+/* As in botocore, a profile's role goes before all else that it has, SSO before its keys. */
+static int refuse_role(const struct key_context *k, struct aws_keys *out, struct err *e)
+{
+    static const char *const settings[] = {"role_arn", "source_profile",
+                                           "credential_source", NULL};
+
+    (void)out;
+    return aws_config_get(k->config, aws_profile(), "web_identity_token_file")
+               ? 0
+               : refuse_sign_in(k, settings, e);
+}
+
+static int refuse_sso(const struct key_context *k, struct err *e)
+{
+    static const char *const settings[] = {"sso_session", "sso_start_url",
+                                           "sso_account_id", "sso_role_name", NULL};
+
+    return refuse_sign_in(k, settings, e);
+}
+
+/* Web identity, keys, command, as this profile has them. */
+static int keys_in_profile(const struct key_context *k, const char *profile,
+                           struct aws_keys *out, struct err *e)
 {
     const char *token = aws_config_get(k->config, profile, "web_identity_token_file");
     int rc;
@@ -161,56 +169,8 @@ static int plain_profile(const struct key_context *k, const char *profile,
         return keys_from_web_identity(
             k, aws_config_get(k->config, profile, "role_arn"),
             aws_config_get(k->config, profile, "role_session_name"), token, out, e);
-    rc = keys_from_sso(k, profile, out, e);
-    if (rc == 0)
-        rc = keys_of_profile(k, profile, out, e);
-    if (rc == 0)
-        rc = process_of_profile(k, profile, out, e);
-    return rc;
-}
-
-static bool has_keys(const struct key_context *k, const char *profile)
-{
-    return aws_config_get(k->config, profile, "aws_access_key_id") ||
-           aws_config_get(k->config, profile, "aws_secret_access_key");
-}
-
-/*
- * Follows source_profile to where keys are, then comes back taking on one role after the
- * other. A profile that names itself uses its own keys, and so does one that another names,
- * whatever role it has too (botocore's _resolve_credentials_from_profile).
- */
-static int role_chain(const struct key_context *k, const char *profile,
-                      struct aws_keys *out, struct err *e)
-{
-    const char *roles[MAX_ROLES], *at = profile, *named = NULL;
-    size_t n = 0;
-    int rc;
-
-    while (aws_config_get(k->config, at, "role_arn") &&
-           !aws_config_get(k->config, at, "web_identity_token_file") &&
-           !(n > 0 && has_keys(k, at))) {
-        const char *next = aws_config_get(k->config, at, "source_profile");
-
-        named = aws_config_get(k->config, at, "credential_source");
-        if (n == MAX_ROLES)
-            return err_set(e, EINVAL, "more than %d roles one from the other",
-                           MAX_ROLES);
-        if (!next && !named)
-            return err_set(e, EINVAL,
-                           "role_arn without source_profile or "
-                           "credential_source");
-        roles[n++] = at;
-        if (named || strcmp(next, at) == 0)
-            break;
-        at = next;
-    }
-    rc = named ? keys_of_named_source(k, named, out, e) : plain_profile(k, at, out, e);
-    if (rc == 0 && n)
-        rc = err_set(e, EACCES, "there are no keys to take on the role with");
-    while (rc == 1 && n)
-        rc = add_role(k, roles[--n], out, e);
-    return rc;
+    rc = keys_of_profile(k, profile, out, e);
+    return rc == 0 ? process_of_profile(k, profile, out, e) : rc;
 }
 
 static int keys_from_profile(const struct key_context *k, struct aws_keys *out,
@@ -225,20 +185,9 @@ static int keys_from_profile(const struct key_context *k, struct aws_keys *out,
         return err_hint(e, "see ~/.aws/config and ~/.aws/credentials, or what "
                            "AWS_CONFIG_FILE names");
     }
-    rc = role_chain(k, profile, out, e);
+    TRY(refuse_sso(k, e));
+    rc = keys_in_profile(k, profile, out, e);
     return rc < 0 ? err_wrap(e, "profile %s", profile) : rc;
-}
-
-/* Has the profile a role that is taken on with other keys? It goes before all else of it. */
-static int keys_from_role_of_profile(const struct key_context *k, struct aws_keys *out,
-                                     struct err *e)
-{
-    const char *profile = aws_profile();
-
-    if (!aws_config_get(k->config, profile, "role_arn") ||
-        aws_config_get(k->config, profile, "web_identity_token_file"))
-        return 0;
-    return keys_from_profile(k, out, e);
 }
 
 static int keys_from_identity(const struct key_context *k, struct aws_keys *out,
@@ -257,8 +206,8 @@ static int fetch(void *user, struct aws_keys *out, struct err *e)
     const struct credentials *c = user;
     static int (*const places[])(const struct key_context *, struct aws_keys *,
                                  struct err *) = {
-        keys_from_role_of_profile, keys_from_identity, keys_from_profile,
-        keys_from_container, keys_from_instance};
+        refuse_role, keys_from_identity, keys_from_profile, keys_from_container,
+        keys_from_instance};
     CLEANUP(aws_config_freep) struct aws_config *config = NULL;
     struct key_context k = {.http = c->http, .region = c->region};
     int rc;

@@ -18,11 +18,11 @@ const char *aws_profile(void);
 const char *aws_region(const struct aws_config *config);
 
 /*
- * Where a service ("s3", "sts", "sso", "sso_oidc") is when it is not at AWS:
- * $AWS_ENDPOINT_URL_S3 (of s3; _STS, _SSO, _SSO_OIDC are those of the others),
- * $AWS_ENDPOINT_URL, the profile's [services] section, the profile's endpoint_url; NULL:
- * nobody says, or AWS_IGNORE_CONFIGURED_ENDPOINT_URLS (or the profile) says that none of
- * these counts. The order is that of "Service-specific endpoints" in AWS's SDK guide.
+ * Where a service ("s3", "sts") is when it is not at AWS: $AWS_ENDPOINT_URL_S3 or
+ * $AWS_ENDPOINT_URL_STS, $AWS_ENDPOINT_URL, the profile's [services] section, the profile's
+ * endpoint_url; NULL: nobody says, or AWS_IGNORE_CONFIGURED_ENDPOINT_URLS (or the profile)
+ * says that none of these counts. The order is that of "Service-specific endpoints" in
+ * AWS's SDK guide.
  */
 const char *aws_endpoint(const struct aws_config *config, const char *service);
 
@@ -31,9 +31,9 @@ const char *aws_endpoint(const struct aws_config *config, const char *service);
  * decides:
  *  - AWS_NO_SIGN_REQUEST=1: anonymous;
  *  - AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN;
- *  - the profile's role (role_arn with source_profile or credential_source), then web
- *    identity (AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, or the profile's), then what
- *    its `aws sso login` left, then its keys, then its credential_process;
+ *  - web identity (AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, or the profile's), then
+ *    the profile's keys, then its credential_process. A profile with a role to assume or
+ *    with AWS SSO is refused (-EACCES) where botocore would use these;
  *  - the container's endpoint (AWS_CONTAINER_CREDENTIALS_*), then the instance's (IMDSv2,
  *    unless AWS_EC2_METADATA_DISABLED);
  *  - anonymous.

@@ -2,7 +2,6 @@
 """Checkpoints in buckets: fixtures through s3://, odd keys, long listings, regions, and every place that keys come from."""
 import base64
 import errno
-import hashlib
 import json
 import os
 import pathlib
@@ -377,86 +376,28 @@ def test_customer_key(t):
     assert b"would be told to all on the way" in done.stderr, done.stderr
 
 
-# ---- who is logged in at AWS ----
+# ---- sign-ins that are left to the aws command ----
 
-LOGIN = (b"[profile me]\nsso_session = work\nsso_account_id = 123456789012\nsso_role_name = re ader\n"
-         b"[sso-session work]\nsso_region = eu-9\nsso_start_url = https://start\n"
-         b"[profile old]\nsso_account_id = 123456789012\nsso_role_name = re ader\nsso_region = eu-9\nsso_start_url = https://start\n"
-         b"[profile other]\nsso_session = work\nsso_account_id = 123456789012\nsso_role_name = writer\n")
-
-
-def login_file(t, name, seconds, **more):
-    """What `aws sso login` leaves of a session called `name` (of the older form: of its start URL)."""
-    path = f"{t}/home/.aws/sso/cache/{hashlib.sha1(name.encode()).hexdigest()}.json"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
-    write_file(path, json.dumps({"startUrl": "https://start", "region": "eu-9", "accessToken": "login-1", "expiresAt": until, **more}).encode())
-    return path
-
-
-def test_sso(t):
+def test_sign_in_refused(t):
+    """A profile with AWS SSO or a role is refused with the way around it, and that way works."""
     tensors = bucket_with_one(t)
-    write_file(t + "/config", LOGIN)
-    with S3Server(t + "/root") as s3, KeyServer() as keys:
-        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
-        keys.issue("AKIDROLE", "role-secret", "role-token")
-        env = s3.env(None, AWS_PROFILE="me", AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL_SSO=keys.url, AWS_ENDPOINT_URL_SSO_OIDC=keys.url, HOME=t + "/home")
-        done = unshard(env, "ls", "s3://b/run", status=5)
-        assert b"nobody has logged in" in done.stderr and b"aws sso login --profile me" in done.stderr, done.stderr
-        login_file(t, "work", 3600)
-        let_in(t, s3, env, tensors, "AKIDROLE")
-        same("asked", [(m, p.partition("?")[0]) for m, p, _ in keys.log], [("GET", "/federation/credentials")])
-        done = unshard({**env, "AWS_PROFILE": "other"}, "ls", "s3://b/run", status=5)
-        assert b"role writer of account 123456789012" in done.stderr, done.stderr
-        login_file(t, "https://start", 3600)
-        let_in(t, s3, {**env, "AWS_PROFILE": "old"}, tensors, "AKIDROLE")
-        keys.login = "another"
-        done = unshard(env, "ls", "s3://b/run", status=5)
-        assert b"does not take the login" in done.stderr and b"login-1" not in done.stderr, done.stderr
-
-
-def test_sso_renewed(t):
-    """A login that ends is renewed where its session allows that, and left for the next who needs it."""
-    tensors = bucket_with_one(t)
-    write_file(t + "/config", LOGIN)
-    with S3Server(t + "/root") as s3, KeyServer() as keys:
-        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
-        keys.issue("AKIDROLE", "role-secret", "role-token")
-        env = s3.env(None, AWS_PROFILE="me", AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL_SSO=keys.url, AWS_ENDPOINT_URL_SSO_OIDC=keys.url, HOME=t + "/home")
-        login_file(t, "work", -60)
-        done = unshard(env, "ls", "s3://b/run", status=5)
-        assert b"the login is over" in done.stderr, done.stderr
-        same("nobody asked", keys.log, [])
-        client = {"clientId": "client", "clientSecret": "client-secret", "refreshToken": "refresh-1"}
-        login_file(t, "work", -60, registrationExpiresAt="2001-01-01T00:00:00Z", **client)
-        unshard(env, "ls", "s3://b/run", status=5)
-        path = login_file(t, "work", -60, registrationExpiresAt="2099-01-01T00:00:00Z", **client)
-        let_in(t, s3, env, tensors, "AKIDROLE")
-        left = json.loads(read_all(path))
-        same("left", {k: left[k] for k in ("accessToken", "refreshToken", "clientId", "startUrl", "region")},
-             {"accessToken": "login-2", "refreshToken": "refresh-2", "clientId": "client", "startUrl": "https://start", "region": "eu-9"})
-        same("for nobody else", (os.stat(path).st_mode & 0o777, len(os.listdir(os.path.dirname(path)))), (0o600, 1))
-        keys.log.clear()
-        let_in(t, s3, env, tensors, "AKIDROLE")
-        same("not again", [m for m, _, _ in keys.log], ["GET"])
-
-
-def test_role_of_a_profile(t):
-    tensors = bucket_with_one(t)
-    with S3Server(t + "/root") as s3, KeyServer() as keys:
-        s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
-        keys.issue("AKIDROLE", "role-secret", "role-token")
-        write_file(t + "/config", b"[profile me]\naws_access_key_id = AKIDSOURCE\naws_secret_access_key = s\n"
-                                  b"[profile role]\nrole_arn = arn:r\nsource_profile = me\nexternal_id = e+1\n"
-                                  b"role_session_name = who\n")
-        env = s3.env(None, AWS_PROFILE="role", AWS_CONFIG_FILE=t + "/config", AWS_ENDPOINT_URL_STS=keys.url)
-        let_in(t, s3, env, tensors, "AKIDROLE")
-        form = keys.log[0][2]["form"]
-        same("form", (form["Action"], form["ExternalId"], form["RoleSessionName"]), ("AssumeRole", "e+1", "who"))
-        write_file(t + "/config", b"[default]\naws_access_key_id = OTHER\naws_secret_access_key = s\n"
-                                  b"[profile role]\nrole_arn = arn:r\nsource_profile = default\n")
-        done = unshard(env, "ls", "s3://b/run", status=5)
-        assert b"403 AccessDenied" in done.stderr and b"arn:r" in done.stderr, done.stderr
+    write_file(t + "/keys.json", json.dumps({"Version": 1, "AccessKeyId": "AKIDROLE", "SecretAccessKey": "role-secret",
+                                             "SessionToken": "role-token"}).encode())
+    write_file(t + "/aws", f"#!/bin/sh\n[ \"$*\" = 'configure export-credentials --profile me' ] && cat {t}/keys.json\n".encode())
+    os.chmod(t + "/aws", 0o755)
+    for setting in (b"sso_session = s\nsso_account_id = 1\nsso_role_name = r\n[sso-session s]\nsso_start_url = https://start\n",
+                    b"role_arn = arn:r\nsource_profile = keys\n[profile keys]\naws_access_key_id = K\naws_secret_access_key = s\n"):
+        with S3Server(t + "/root") as s3:
+            s3.credentials["AKIDROLE"] = ("role-secret", "role-token")
+            s3.public = True
+            env = s3.env(None, AWS_PROFILE="me", AWS_CONFIG_FILE=t + "/config", PATH=t + ":" + os.environ["PATH"])
+            write_file(t + "/config", b"[profile me]\n" + setting)
+            done = unshard(env, "ls", "s3://b/run", status=5)
+            hint = re.search(rb"credential_process = (aws [a-z -]+)", done.stderr)
+            assert b"profile me has" in done.stderr and hint, done.stderr
+            same("no request", len(s3.log()), 0)
+            write_file(t + "/config", b"[profile me]\n" + setting + b"[profile too]\n" + hint[0] + b"\n")
+            let_in(t, s3, {**env, "AWS_PROFILE": "too"}, tensors, "AKIDROLE")
 
 
 def test_keys_that_expire(t):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Doubles of the places that hand out keys: AWS's token service and sign-in portal, a container's and an instance's endpoint, Google's.
+"""Doubles of the places that hand out keys: AWS's token service, a container's and an instance's endpoint, Google's.
 
     with KeyServer() as k: k.issue("ID", "secret", "token", seconds=900); env.update(k.instance_env()); k.log
 
@@ -49,8 +49,6 @@ class KeyHandler(http.server.BaseHTTPRequestHandler):
             if self.headers.get("Authorization") != "container-secret":
                 return self.answer(403, '{"message":"no"}')
             return self.answer(200, owner.json("Token"))
-        if self.path.startswith("/federation/credentials?"):
-            return self.role_of_a_login(dict(urllib.parse.parse_qsl(self.path.partition("?")[2])))
         if self.path == "/subject":
             return self.answer(200, json.dumps({"id": owner.subject})) if self.headers.get("X-Who") == "me" else self.answer(403)
         if self.path == "/computeMetadata/v1/instance/service-accounts/default/token":
@@ -60,26 +58,6 @@ class KeyHandler(http.server.BaseHTTPRequestHandler):
             return self.answer(200, json.dumps({"access_token": keys["token"], "expires_in": keys["seconds"],
                                                 "token_type": "Bearer"}), Metadata_Flavor="Google")
         return self.answer(404)
-
-    def role_of_a_login(self, asked):
-        """IAM Identity Center's portal: GetRoleCredentials."""
-        owner = self.server.owner
-        if self.headers.get("x-amz-sso_bearer_token") != owner.login:
-            return self.answer(401, '{"__type":"UnauthorizedException","message":"Session token not found or invalid"}')
-        if asked != {"role_name": "re ader", "account_id": "123456789012"}:
-            return self.answer(403, '{"__type":"ForbiddenException","message":"No access"}')
-        keys = owner.take()
-        return self.answer(200, json.dumps({"roleCredentials": {
-            "accessKeyId": keys["id"], "secretAccessKey": keys["secret"], "sessionToken": keys["token"],
-            "expiration": int(1000 * (time.time() + keys["seconds"]))}}))
-
-    def token_of_a_login(self, asked):
-        """Its token server: CreateToken with a refresh token, which is used up."""
-        owner = self.server.owner
-        if asked != {"grantType": "refresh_token", "clientId": "client", "clientSecret": "client-secret", "refreshToken": owner.refresh}:
-            return self.answer(400, '{"error":"invalid_grant"}')
-        owner.login, owner.refresh = "login-2", "refresh-2"
-        return self.answer(200, json.dumps({"accessToken": owner.login, "expiresIn": 3600, "refreshToken": owner.refresh, "tokenType": "Bearer"}))
 
     def google_token(self, form):
         """Google's token servers: each kind of grant with what it has to prove."""
@@ -104,7 +82,7 @@ class KeyHandler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         if self.headers["Content-Type"] == "application/json":
             owner.log.append(("POST", self.path, {**dict(self.headers), "json": json.loads(body)}))
-            return (self.act_as if self.path.endswith(":generateAccessToken") else self.token_of_a_login)(json.loads(body))
+            return self.act_as(json.loads(body)) if self.path.endswith(":generateAccessToken") else self.answer(404)
         form = dict(urllib.parse.parse_qsl(body))
         owner.log.append(("POST", self.path, {**dict(self.headers), "form": form}))
         if self.path == "/google":
@@ -112,8 +90,6 @@ class KeyHandler(http.server.BaseHTTPRequestHandler):
         action = form.get("Action")
         if action == "AssumeRoleWithWebIdentity" and form.get("WebIdentityToken") != "identity":
             return self.answer(400, "<ErrorResponse><Error><Code>InvalidIdentityToken</Code></Error></ErrorResponse>")
-        if action == "AssumeRole" and "Credential=AKIDSOURCE/" not in self.headers.get("Authorization", ""):
-            return self.answer(403, "<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>")
         keys = owner.take()
         fields = (("AccessKeyId", keys["id"]), ("SecretAccessKey", keys["secret"]), ("SessionToken", keys["token"]),
                   ("Expiration", keys["until"]))
@@ -127,7 +103,7 @@ class KeyServer:
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), KeyHandler)
         self.server.owner, self.server.daemon_threads = self, True
         self.next, self.log, self.lock = [], [], threading.Lock()
-        self.login, self.refresh, self.subject = "login-1", "refresh-1", "subject-1"
+        self.refresh, self.subject = "refresh-1", "subject-1"
         self.check_assertion = lambda text: False
 
     @property

@@ -148,54 +148,11 @@ static void test_refused(void **state)
     setenv("AWS_PROFILE", "absent", 1);
     check_fails(ENOENT, "absent");
     write_file("AWS_CONFIG_FILE", "config",
-               "[profile sso]\nsso_session = x\nsso_account_id = 1\n"
-               "[profile lone]\nsso_session = x\nsso_account_id = 1\n"
-               "sso_role_name = r\n[sso-session other]\nsso_region = eu-1\n"
-               "[profile two]\nsso_session = s\nsso_account_id = 1\n"
-               "sso_role_name = r\nsso_region = eu-2\n"
-               "[sso-session s]\nsso_region = eu-1\nsso_start_url = https://u\n"
-               "[profile host]\nsso_account_id = 1\nsso_role_name = r\n"
-               "sso_start_url = u\nsso_region = a.example/\n"
-               "[profile out]\nsso_account_id = 1\nsso_role_name = r\n"
-               "sso_start_url = u\nsso_region = eu-1\n"
                "[profile half]\naws_access_key_id = HUSH\n"
-               "[profile a]\nrole_arn = r\nsource_profile = b\n"
-               "[profile b]\nrole_arn = r\nsource_profile = a\n"
-               "[profile alone]\nrole_arn = r\n"
-               "[profile odd]\nrole_arn = r\ncredential_source = Moon\n"
-               "[profile empty]\nrole_arn = r\nsource_profile = nothing\n"
-               "[profile mfa]\nrole_arn = r\nsource_profile = keys\nmfa_serial = m\n"
-               "[profile second]\nrole_arn = r\nsource_profile = both\nmfa_serial = m\n"
-               "[profile both]\naws_access_key_id = K\naws_secret_access_key = s\n"
-               "role_arn = r\n"
                "[profile keys]\naws_access_key_id = K\naws_secret_access_key = s\n"
                "[profile id]\nrole_arn = r\nweb_identity_token_file = /no/such\n");
-    setenv("AWS_PROFILE", "sso", 1);
-    check_fails(EINVAL, "sso_role_name");
-    setenv("AWS_PROFILE", "lone", 1);
-    check_fails(EINVAL, "sso_start_url is not set in it, nor in sso-session x");
-    setenv("AWS_PROFILE", "two", 1);
-    check_fails(EINVAL, "sso_region is another one");
-    setenv("AWS_PROFILE", "host", 1);
-    check_fails(EINVAL, "no region");
-    setenv("AWS_PROFILE", "out", 1);
-    check_fails(EACCES, "nobody has logged in");
     setenv("AWS_PROFILE", "half", 1);
     check_fails(EACCES, "aws_secret_access_key");
-    setenv("AWS_PROFILE", "a", 1);
-    check_fails(EINVAL, "roles");
-    setenv("AWS_PROFILE", "alone", 1);
-    check_fails(EINVAL, "source_profile");
-    setenv("AWS_PROFILE", "odd", 1);
-    check_fails(EINVAL, "Moon");
-    setenv("AWS_PROFILE", "empty", 1);
-    check_fails(EACCES, "no keys");
-    setenv("AWS_PROFILE", "mfa", 1);
-    check_fails(ENOTSUP, "second factor");
-    setenv("AWS_PROFILE", "second", 1); /* its source has keys: they count */
-    check_fails(ENOTSUP, "second factor");
-    setenv("AWS_PROFILE", "both", 1);
-    check_fails(EINVAL, "source_profile");
     setenv("AWS_PROFILE", "id", 1);
     check_fails(ENOENT, "/no/such");
     setenv("AWS_PROFILE", "keys", 1);
@@ -204,8 +161,6 @@ static void test_refused(void **state)
            1); /* before the profile's keys, */
     setenv("AWS_ROLE_ARN", "r", 1);
     check_fails(ENOENT, "/no/token");
-    setenv("AWS_PROFILE", "alone", 1); /* and behind its role */
-    check_fails(EINVAL, "source_profile");
     unsetenv("AWS_WEB_IDENTITY_TOKEN_FILE");
     setenv("AWS_PROFILE", "default", 1);
     setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://example.com/keys", 1);
@@ -214,6 +169,53 @@ static void test_refused(void **state)
     check_fails(EACCES, "neither https");
     setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1.example.com/", 1);
     check_fails(EACCES, "neither https");
+}
+
+/* A profile that needs the aws command to sign in never gives other keys, and never none. */
+static void test_sign_in_refused(void **state)
+{
+    static const char *const settings[] = {
+        "role_arn",      "source_profile", "credential_source", "sso_session",
+        "sso_start_url", "sso_account_id", "sso_role_name"};
+
+    (void)state;
+    setenv("AWS_PROFILE", "me", 1);
+    for (size_t i = 0; i < ARRAY_SIZE(settings); i++) {
+        struct err e = {0};
+        struct credentials *c = NULL;
+        struct aws_keys keys;
+        char config[512], has[64];
+
+        snprintf(has, sizeof has, "profile me has %s", settings[i]);
+        snprintf(config, sizeof config,
+                 "[profile me]\n%s = x\naws_access_key_id = K\n"
+                 "aws_secret_access_key = HUSH\ncredential_process = false\n",
+                 settings[i]);
+        write_file("AWS_CONFIG_FILE", "config", config);
+        check_fails(EACCES, has);
+        assert_ok(credentials_new(NULL, NULL, &c, &e), &e);
+        assert_int_equal(credentials_get(c, &keys, &e), -EACCES);
+        assert_has(e.hint, "credential_process = aws configure export-credentials "
+                           "--profile me");
+        credentials_free(c);
+    }
+    setenv("AWS_ACCESS_KEY_ID", "E", 1); /* what `--format env` prints */
+    setenv("AWS_SECRET_ACCESS_KEY", "e", 1);
+    check_keys("E", "e", "");
+}
+
+/* The environment's web identity goes before SSO and the keys of a profile, not its role. */
+static void test_web_identity(void **state)
+{
+    (void)state;
+    write_file("AWS_CONFIG_FILE", "config",
+               "[profile sso]\nsso_session = s\n[profile role]\nrole_arn = r\n");
+    setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/no/token", 1);
+    setenv("AWS_ROLE_ARN", "r", 1);
+    setenv("AWS_PROFILE", "sso", 1);
+    check_fails(ENOENT, "/no/token");
+    setenv("AWS_PROFILE", "role", 1);
+    check_fails(EACCES, "role_arn");
 }
 
 /* A command's JSON; the command counts how often it was asked. */
@@ -411,7 +413,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_order),         TEST(test_refused), TEST(test_process),
         TEST(test_process_fails), TEST(test_renewal), TEST(test_expiry),
-        TEST(test_settings),      TEST(test_split),
+        TEST(test_settings),      TEST(test_split),   TEST(test_sign_in_refused),
+        TEST(test_web_identity),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
