@@ -116,7 +116,6 @@ TAKE_OUT(take_out_f64, double)
 static void add_finite(struct element_stats *s, const float *f32, const double *f64,
                        size_t n, const struct row_ends *ends)
 {
-    const struct stats_rows *rows = stats_rows_best();
     uint64_t before = element_stats_finite(s) - n;
     double mean = ends->sum / (double)n, squares;
     struct row_grid grid;
@@ -124,26 +123,25 @@ static void add_finite(struct element_stats *s, const float *f32, const double *
 
     cover(s, ends->min, ends->max);
     grid = (struct row_grid){.exponent = s->exponent, .first = s->first};
-    squares = f32 ? rows->bins_f32(f32, n, mean, &grid, bin)
-                  : rows->bins_f64(f64, n, mean, &grid, bin);
-    rows->count(bin, n, s->bins, s->bin);
+    squares = f32 ? stats_bins_f32(f32, n, mean, &grid, bin)
+                  : stats_bins_f64(f64, n, mean, &grid, bin);
+    stats_count(bin, n, s->bins, s->bin);
     s->zero += ends->zero;
     add_moments(s, before, n, mean, squares);
 }
 
 static void add_f64(struct element_stats *s, double *v, size_t n)
 {
-    const struct stats_rows *rows = stats_rows_best();
     struct row_ends ends;
 
     s->numbers += n;
-    rows->ends_f64(v, n, &ends);
+    stats_ends_f64(v, n, &ends);
     if (!isfinite(
             ends.sum)) { /* by what is not, or finite numbers that are too large */
         n = take_out_f64(s, v, n);
         if (n == 0)
             return;
-        rows->ends_f64(v, n, &ends);
+        stats_ends_f64(v, n, &ends);
     }
     add_finite(s, NULL, v, n, &ends);
 }
@@ -151,12 +149,11 @@ static void add_f64(struct element_stats *s, double *v, size_t n)
 /* `v` is not changed, and may be the window itself. */
 static void add_f32(struct element_stats *s, const float *v, size_t n)
 {
-    const struct stats_rows *rows = stats_rows_best();
     double wide[STATS_BLOCK];
     float finite[STATS_BLOCK];
     struct row_ends ends;
 
-    rows->ends_f32(v, n, &ends);
+    stats_ends_f32(v, n, &ends);
     s->numbers += n;
     if (!isfinite(ends.sum)) {
         memcpy(finite, v, n * sizeof *v);
@@ -164,7 +161,7 @@ static void add_f32(struct element_stats *s, const float *v, size_t n)
         if (n == 0)
             return;
         v = finite;
-        rows->ends_f32(v, n, &ends);
+        stats_ends_f32(v, n, &ends);
     }
     cover(s, ends.min, ends.max);
     if (abs(s->exponent) <= F32_EXPONENT) {

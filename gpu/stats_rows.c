@@ -1,115 +1,113 @@
 /* SPDX-License-Identifier: MIT */
-/* gpu/stats_rows.c - the passes in plain C, and the choice between them and vectors. */
+/*
+ * gpu/stats_rows.c - the passes of stats_rows.h, in loops that compilers turn into vectors.
+ *
+ * However wide these are, a sum is kept in STATS_LANES: that fixes the order of additions,
+ * and with it the bits.
+ */
 #include "gpu/stats_rows.h"
 
 #include <math.h>
 
-double row_lanes_sum(const struct row_lanes *l)
+#include "gpu/vectors.h"
+
+static double lanes_sum(const double lane[STATS_LANES])
 {
     double sum = 0;
 
     for (int k = 0; k < STATS_LANES; k++)
-        sum += l->sum[k];
+        sum += lane[k];
     return sum;
 }
 
-#define ENDS_ROW(NAME, TYPE)                                                           \
-    static void NAME(const TYPE *v, size_t n, struct row_ends *out)                    \
+#define ENDS_STEP(X)                                                                   \
+    low[k] = (X) < low[k] ? (X) : low[k];                                              \
+    high[k] = (X) > high[k] ? (X) : high[k];                                           \
+    zero[k] += (X) == 0;                                                               \
+    sum[k] += (double)(X);
+
+/* COUNT is as wide as TYPE: compares of one are added to the other. */
+#define ENDS(NAME, TYPE, COUNT)                                                        \
+    WIDE_VECTORS void NAME(const TYPE *v, size_t n, struct row_ends *out)              \
     {                                                                                  \
-        struct row_lanes l = {0};                                                      \
-        TYPE low = v[0], high = v[0];                                                  \
-        uint64_t zero = 0;                                                             \
+        TYPE low[STATS_LANES], high[STATS_LANES];                                      \
+        COUNT zero[STATS_LANES] = {0};                                                 \
+        double sum[STATS_LANES] = {0};                                                 \
+        size_t whole = n - n % STATS_LANES;                                            \
                                                                                        \
-        for (size_t i = 0; i < n; i++) {                                               \
-            low = v[i] < low ? v[i] : low;                                             \
-            high = v[i] > high ? v[i] : high;                                          \
-            zero += v[i] == 0;                                                         \
-            l.sum[i % STATS_LANES] += (double)v[i];                                    \
+        for (int k = 0; k < STATS_LANES; k++)                                          \
+            low[k] = high[k] = v[0];                                                   \
+        for (size_t i = 0; i < whole; i += STATS_LANES)                                \
+            for (int k = 0; k < STATS_LANES; k++) {                                    \
+                ENDS_STEP(v[i + k])                                                    \
+            }                                                                          \
+        for (size_t k = 0; k < n - whole; k++) {                                       \
+            ENDS_STEP(v[whole + k])                                                    \
         }                                                                              \
-        *out = (struct row_ends){                                                      \
-            .min = low, .max = high, .sum = row_lanes_sum(&l), .zero = zero};          \
+        *out =                                                                         \
+            (struct row_ends){.min = low[0], .max = high[0], .sum = lanes_sum(sum)};   \
+        for (int k = 0; k < STATS_LANES; k++) {                                        \
+            out->min = MIN(out->min, (double)low[k]);                                  \
+            out->max = MAX(out->max, (double)high[k]);                                 \
+            out->zero += zero[k];                                                      \
+        }                                                                              \
     }
 
-ENDS_ROW(ends_f32, float)
-ENDS_ROW(ends_f64, double)
+ENDS(stats_ends_f32, float, uint32_t)
+ENDS(stats_ends_f64, double, uint64_t)
 
-/* What is too small for the product is in the bin of 0, or in the one below. */
-#define BINS_ROW(NAME, TYPE, LDEXP)                                                    \
-    static double NAME(const TYPE *v, size_t n, double mean, const struct row_grid *g, \
-                       uint8_t *bin)                                                   \
+/* floor(v * factor); what is too small for the product keeps its sign as it is. */
+#define BINS(NAME, TYPE, LDEXP)                                                        \
+    WIDE_VECTORS double NAME(const TYPE *v, size_t n, double mean,                     \
+                             const struct row_grid *g, uint8_t *bin)                   \
     {                                                                                  \
         const TYPE factor = LDEXP(1, -g->exponent);                                    \
-        struct row_lanes l = {0};                                                      \
+        const int first = g->first;                                                    \
+        double sum[STATS_LANES] = {0};                                                 \
+        size_t whole = n - n % STATS_LANES;                                            \
                                                                                        \
         for (size_t i = 0; i < n; i++) {                                               \
-            double apart = (double)v[i] - mean;                                        \
-            TYPE x = v[i] * factor;                                                    \
-            int whole = (int)x;                                                        \
+            TYPE x = v[i] * factor == 0 ? v[i] : v[i] * factor;                        \
+            int down = (int)x;                                                         \
                                                                                        \
-            whole -= x < (TYPE)whole || (x == 0 && v[i] < 0); /* floor() */            \
-            bin[i] = (uint8_t)(whole - g->first);                                      \
-            l.sum[i % STATS_LANES] += apart * apart;                                   \
+            bin[i] = (uint8_t)(down - (x < (TYPE)down ? first + 1 : first));           \
         }                                                                              \
-        return row_lanes_sum(&l);                                                      \
+        for (size_t i = 0; i < whole; i += STATS_LANES)                                \
+            for (int k = 0; k < STATS_LANES; k++)                                      \
+                sum[k] += ((double)v[i + k] - mean) * ((double)v[i + k] - mean);       \
+        for (size_t k = 0; k < n - whole; k++)                                         \
+            sum[k] += ((double)v[whole + k] - mean) * ((double)v[whole + k] - mean);   \
+        return lanes_sum(sum);                                                         \
     }
 
-BINS_ROW(bins_f32, float, ldexpf)
-BINS_ROW(bins_f64, double, ldexp)
+BINS(stats_bins_f32, float, ldexpf)
+BINS(stats_bins_f64, double, ldexp)
 
-static void count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out)
+/* A few bins at a time, each by bytes side by side that are added up once per block. */
+enum { ROWS = 4, COLUMNS = 32 };
+_Static_assert(STATS_BLOCK / COLUMNS <= UINT8_MAX, "a byte counts a block");
+
+WIDE_VECTORS void stats_count(const uint8_t *bin, size_t n, unsigned bins,
+                              uint64_t *count)
 {
-    uint32_t some[256] = {0};
+    size_t whole = n - n % COLUMNS;
 
-    for (size_t i = 0; i < n; i++)
-        some[bin[i]]++;
-    for (unsigned k = 0; k < bins; k++)
-        out[k] += some[k];
-}
+    for (unsigned first = 0; first < bins; first += ROWS) {
+        uint8_t some[ROWS][COLUMNS] = {0};
 
-void stats_rows_count(const uint8_t *bin, size_t n, unsigned bins, uint64_t *out,
-                      size_t step,
-                      void (*eight)(const uint8_t *bin, size_t n, unsigned first,
-                                    uint64_t out[8]))
-{
-    size_t whole = n - n % step;
+        for (size_t i = 0; i < whole; i += COLUMNS)
+            for (unsigned b = 0; b < ROWS; b++)
+                for (int k = 0; k < COLUMNS; k++)
+                    some[b][k] =
+                        (uint8_t)(some[b][k] + (bin[i + k] == (uint8_t)(first + b)));
+        for (unsigned b = 0; b < MIN((unsigned)ROWS, bins - first); b++) {
+            uint64_t all = 0;
 
-    for (unsigned first = 0; first < bins; first += 8) {
-        uint64_t some[8];
-
-        eight(bin, whole, first, some);
-        for (unsigned k = 0; k < MIN(8u, bins - first); k++)
-            out[first + k] += some[k];
+            for (int k = 0; k < COLUMNS; k++)
+                all += some[b][k];
+            for (size_t i = whole; i < n; i++)
+                all += bin[i] == first + b;
+            count[first + b] += all;
+        }
     }
-    count(bin + whole, n - whole, bins, out);
-}
-
-const struct stats_rows stats_rows_portable = {
-    .ends_f32 = ends_f32,
-    .ends_f64 = ends_f64,
-    .bins_f32 = bins_f32,
-    .bins_f64 = bins_f64,
-    .count = count,
-};
-
-const struct stats_rows *stats_rows_way(unsigned i)
-{
-    if (i == 0)
-        return &stats_rows_portable;
-#if defined(__x86_64__)
-    if (i == 1 && __builtin_cpu_supports("avx2"))
-        return &stats_rows_avx2;
-    if (i == 2 && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw"))
-        return &stats_rows_avx512;
-#endif
-    return NULL;
-}
-
-const struct stats_rows *stats_rows_best(void)
-{
-    const struct stats_rows *best = NULL;
-
-    for (unsigned i = STATS_WAYS; !best && i-- > 0;)
-        best = stats_rows_way(i);
-    return best;
 }

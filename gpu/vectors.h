@@ -18,4 +18,17 @@
 #define VECTORS
 #endif
 
+/*
+ * The same with vectors of 512 bits besides. Not under the address sanitizer: what gcc 12's
+ * runtime keeps of stacks is aligned for smaller ones. Not by clang, which until 16 gives
+ * the chosen function another name than other files ask for.
+ */
+#if defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 12 &&                    \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define WIDE_VECTORS                                                                   \
+    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define WIDE_VECTORS
+#endif
+
 #endif
