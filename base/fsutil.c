@@ -16,10 +16,9 @@
 #include "base/err.h"
 
 enum {
-    MAX_LINKS = 40,    /* as the kernel's own limit */
-    MAX_DEPTH = 256,   /* directories held open by the walk without openat2 */
-    MAX_RETRIES = 64,  /* openat2 says EAGAIN while somebody renames under it */
-    BLOCK = 512 << 10, /* that is compared at a time */
+    MAX_LINKS = 40,   /* as the kernel's own limit */
+    MAX_DEPTH = 256,  /* directories held open by the walk without openat2 */
+    MAX_RETRIES = 64, /* openat2 says EAGAIN while somebody renames under it */
 };
 
 static int64_t time_ns(const struct timespec *t)
@@ -75,29 +74,6 @@ int read_exact(int fd, void *dst, size_t len, uint64_t off, struct err *e)
             rc = read_trouble(n, off + done, off, len, e);
     }
     return rc;
-}
-
-int same_bytes(int a, int b, const char *name, struct err *e)
-{
-    CLEANUP_FREE char *block = malloc(2 * (size_t)BLOCK);
-    struct stat x, y;
-
-    if (!block)
-        return err_nomem(e);
-    if (fstat(a, &x) < 0 || fstat(b, &y) < 0)
-        return err_set(e, errno, "%s: %s", name, strerror(errno));
-    if (x.st_size != y.st_size)
-        return 0;
-    for (uint64_t at = 0, size = (uint64_t)x.st_size; at < size; at += BLOCK) {
-        size_t n = (size_t)MIN(size - at, (uint64_t)BLOCK);
-
-        if (read_exact(a, block, n, at, e) < 0 ||
-            read_exact(b, block + BLOCK, n, at, e) < 0)
-            return err_wrap(e, "%s", name);
-        if (memcmp(block, block + BLOCK, n) != 0)
-            return 0;
-    }
-    return 1;
 }
 
 void iov_advance(struct iovec **iov, int *count, size_t n)

@@ -28,9 +28,6 @@ static inline bool file_id_equal(const struct file_id *a, const struct file_id *
 /* Reads exactly `len` bytes at `off`; -EBADMSG when the file ends before. Retries EINTR. */
 int read_exact(int fd, void *dst, size_t len, uint64_t off, struct err *e);
 
-/* 1: the two files have the same bytes; 0: not. `name` is for messages. */
-int same_bytes(int a, int b, const char *name, struct err *e);
-
 /* Takes the first `n` bytes off pieces of memory. */
 void iov_advance(struct iovec **iov, int *count, size_t n);
 

@@ -30,19 +30,9 @@ void gather_freep(struct gather **g)
     gather_free(*g);
 }
 
-enum dtype gather_dtype(const struct gather *g)
-{
-    return g->dtype;
-}
-
 uint64_t gather_size(const struct gather *g)
 {
     return plan_size(g->plan) / g->stored_unit * g->unit;
-}
-
-const struct shape *gather_units(const struct gather *g)
-{
-    return plan_shape(g->plan);
 }
 
 int gather_check(const struct gather *g, struct err *e)

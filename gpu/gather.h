@@ -77,9 +77,7 @@ int gather_new_tensor(struct tensor *t, const struct gather_part *part,
 void gather_free(struct gather *g); /* NULL is fine */
 void gather_freep(struct gather **g);
 
-enum dtype gather_dtype(const struct gather *g);          /* of the result */
-uint64_t gather_size(const struct gather *g);             /* bytes of the result */
-const struct shape *gather_units(const struct gather *g); /* its shape, in units */
+uint64_t gather_size(const struct gather *g); /* bytes of the result */
 
 /*
  * Told now and then, from one thread at a time, how many bytes of the results are there.

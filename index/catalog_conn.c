@@ -142,11 +142,6 @@ void conn_rollback(struct conn *n)
         sqlite3_exec(n->db, "ROLLBACK", NULL, NULL, NULL);
 }
 
-int64_t conn_last_id(const struct conn *n)
-{
-    return sqlite3_last_insert_rowid(n->db);
-}
-
 int64_t conn_changes(const struct conn *n)
 {
     return sqlite3_changes(n->db);
@@ -252,11 +247,6 @@ int query_step(struct query *q, struct err *e)
     default:
         return conn_err(q->conn, "run a statement", e);
     }
-}
-
-void query_reset(struct query *q)
-{
-    sqlite3_reset(q->stmt);
 }
 
 int query_row(struct query *q, struct cell *cell, size_t n, struct err *e)

@@ -47,7 +47,6 @@ int conn_exec(struct conn *n, const char *sql, struct err *e);
 int conn_begin(struct conn *n, bool write, struct err *e);
 int conn_commit(struct conn *n, struct err *e);
 void conn_rollback(struct conn *n);
-int64_t conn_last_id(const struct conn *n);
 int64_t conn_changes(const struct conn *n);
 
 /* A row of this checkpoint is not there: -ENOENT, or -ESTALE when all of it is gone. */
@@ -103,8 +102,6 @@ int query_bind_ints(struct query *q, const int64_t *v, size_t n, struct err *e);
  * comes of them (interrupt_late).
  */
 int query_step(struct query *q, struct err *e);
-
-void query_reset(struct query *q);
 
 /* The row's columns; -EBADMSG when one is neither integer, blob nor NULL. */
 int query_row(struct query *q, struct cell *cell, size_t n, struct err *e);

@@ -82,11 +82,6 @@ const char *bucket_url(const struct bucket *b)
     return s3_shown(b->s3);
 }
 
-void bucket_stop(struct bucket *b)
-{
-    http_stop(b->http);
-}
-
 /* ---- requests ---- */
 
 struct ask {

@@ -30,9 +30,6 @@ bool bucket_is_url(const char *url);
 /* "s3://BUCKET", for messages. */
 const char *bucket_url(const struct bucket *b);
 
-/* All that is under way ends with -EINTR. Any thread. */
-void bucket_stop(struct bucket *b);
-
 /* ---- objects ---- */
 
 struct bucket_object {

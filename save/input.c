@@ -37,7 +37,6 @@ struct save_input {
     uint32_t *ord; /* of each tensor in the index */
     size_t cap, objects_cap;
     struct layout_object *object;
-    uint64_t bytes;
     struct err *e; /* of the call that lists */
 
     pthread_mutex_t lock; /* of what follows */
@@ -112,7 +111,6 @@ static int add_tensor(void *user, const struct tensor_info *t)
         (t->modules && save_name_own(in->arena, out) < 0))
         return err_nomem(in->e);
     in->ord[in->in.tensors++] = t->ord;
-    in->bytes += t->bytes;
     return 0;
 }
 
@@ -274,11 +272,6 @@ void save_input_free(struct save_input *in)
     free(in);
 }
 
-void save_input_freep(struct save_input **in)
-{
-    save_input_free(*in);
-}
-
 const struct layout_input *save_input_of(const struct save_input *in)
 {
     return &in->in;
@@ -287,11 +280,6 @@ const struct layout_input *save_input_of(const struct save_input *in)
 uint32_t save_input_ord(const struct save_input *in, size_t i)
 {
     return in->ord[i];
-}
-
-uint64_t save_input_bytes(const struct save_input *in)
-{
-    return in->bytes;
 }
 
 /* ---- reading ---- */

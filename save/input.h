@@ -30,12 +30,10 @@ int save_input_new(const struct reader_env *env, int64_t checkpoint,
                    const struct save_choice *choice, struct save_input **out,
                    struct err *e);
 void save_input_free(struct save_input *in); /* NULL is fine */
-void save_input_freep(struct save_input **in);
 
 const struct layout_input *save_input_of(const struct save_input *in);
 /* The number in the index of its i-th tensor. */
 uint32_t save_input_ord(const struct save_input *in, size_t i);
-uint64_t save_input_bytes(const struct save_input *in);
 
 /* Its tensors' bytes. */
 struct save_source save_input_source(struct save_input *in);

@@ -485,8 +485,3 @@ void patch_freep(struct patch **p)
 {
     patch_free(*p);
 }
-
-size_t patch_files(const struct patch *p)
-{
-    return p->files;
-}

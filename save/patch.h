@@ -36,9 +36,6 @@ int patch_new(const struct patch_spec *spec, struct patch **out, struct err *e);
 void patch_free(struct patch *p); /* NULL is fine */
 void patch_freep(struct patch **p);
 
-/* Files that it writes. */
-size_t patch_files(const struct patch *p);
-
 /*
  * Writes them below the directory `dir`, at their paths in the checkpoint, with the rights
  * that they have, durably. -ENOSPC before anything is written when there is not the room.

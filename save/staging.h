@@ -48,10 +48,9 @@ int staging_note(struct staging *s, unsigned stage, uint64_t units, bool done,
 int staging_publish(struct staging *s, struct err *e);
 
 /*
- * Who writes, for a journal of a mount: host, boot and process. Is the one whose line this
- * is dead? Of another host that cannot be known: no.
+ * Is the process dead whose line this is in the journal of an older mount: host, boot and
+ * process? Of another host that cannot be known: no.
  */
-int staging_writer(struct buf *out, struct err *e);
 bool staging_writer_is_dead(const char *line);
 
 /* Removes it with all that is in it. */

@@ -121,19 +121,6 @@ int staging_journal_open(struct staging *s, struct err *e)
                : 0;
 }
 
-/*
- * A lock on a journal that its last owner has taken away, directory and all, keeps nobody
- * out: then all is made anew. That owner let go of it only after it had removed it.
- */
-int staging_journal_is_here(const struct staging *s, struct err *e)
-{
-    struct stat st;
-
-    if (fstat(s->journal_fd, &st) < 0)
-        return staged_fail(e, "journal of", s->target);
-    return st.st_nlink > 0 ? 0 : err_set(e, ENOENT, "%s: removed meanwhile", s->path);
-}
-
 uint64_t staging_progress(const struct staging *s, unsigned stage, bool *done)
 {
     *done = stage < STAGING_STAGES && s->stage[stage].done;
@@ -167,17 +154,6 @@ static void read_boot(char boot[64])
         fclose(f);
     }
     boot[strcspn(boot, "\n")] = '\0';
-}
-
-int staging_writer(struct buf *out, struct err *e)
-{
-    char host[HOST_NAME_MAX + 1] = "", boot[64];
-
-    read_boot(boot);
-    gethostname(host, sizeof host - 1);
-    buf_addf(out, "unshardfs mount-save host %s boot %s pid %d", host, boot,
-             (int)getpid());
-    return buf_failed(out) ? err_nomem(e) : 0;
 }
 
 bool staging_writer_is_dead(const char *line)

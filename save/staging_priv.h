@@ -29,9 +29,6 @@ void staging_journal_name(unsigned part, unsigned parts, char dst[64]);
 /* This part's journal, locked, with its progress read, or begun. */
 int staging_journal_open(struct staging *s, struct err *e);
 
-/* -ENOENT: it was taken away, directory and all, while we waited for its lock. */
-int staging_journal_is_here(const struct staging *s, struct err *e);
-
 /* Empties it, and says durably what is saved. */
 int staging_journal_begin(struct staging *s, struct err *e);
 

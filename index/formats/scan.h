@@ -99,9 +99,6 @@ int scanner_knows(struct scanner *s, const char *path, const struct listing *l,
 /* Forgets what it knows of the place's freshness: the next get checks (open saw ESTALE). */
 void scanner_suspect(struct scanner *s, const char *path, const char *file);
 
-/* The same of all places in this directory: another one has its name. */
-void scanner_suspect_all(struct scanner *s, const char *dir);
-
 /*
  * All checkpoints below `path`, outermost first, in byte order; calls fn with their place
  * (not scanned yet). For `unshard ls` and verify of a tree. Links to directories are not

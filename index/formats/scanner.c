@@ -768,12 +768,3 @@ void scanner_suspect(struct scanner *s, const char *path, const char *file)
         k->suspect = true;
     pthread_mutex_unlock(&s->lock);
 }
-
-void scanner_suspect_all(struct scanner *s, const char *dir)
-{
-    pthread_mutex_lock(&s->lock);
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct known *k = s->bucket[i]; k; k = k->next)
-            k->suspect |= path_is_within(k->path, dir);
-    pthread_mutex_unlock(&s->lock);
-}

@@ -56,22 +56,6 @@ bool step_of_name(const char *name, int64_t *step)
     return ends_in_word(name, len);
 }
 
-bool step_is_of_run(const char *name)
-{
-    static const char before[] = "tmp", part[] = "global_step";
-    size_t len = strlen(name), number;
-
-    if (len > 4 && strchr(".-_", name[len - 4]) && strcmp(name + len - 3, before) == 0)
-        len -= 4;
-    if (len > 4 && strncmp(name, before, 3) == 0 && strchr("-_", name[3])) {
-        name += 4;
-        len -= 4;
-    }
-    len = before_number(name, len, &number);
-    return strncmp(name, part, sizeof part - 1) != 0 &&
-           (ends_in_word(name, len) || ends_in(name, len, "epoch"));
-}
-
 static const char ours[] = ".unshard-staging-";
 
 bool step_is_ours(const struct listing *l)

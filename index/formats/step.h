@@ -25,11 +25,4 @@ bool step_is_temporary(const struct listing *l);
 /* The last of these alone: `unshard doctor` tells of it. */
 bool step_is_ours(const struct listing *l);
 
-/*
- * Do trainers call the steps of a run so, which lie beside each other: "checkpoint-500",
- * "step_20", "epoch_1", and "tmp-checkpoint-500" or "step_20.tmp" until it is whole? DeepSpeed's
- * "global_step500" is none: it is a part of the step that it lies in.
- */
-bool step_is_of_run(const char *name);
-
 #endif

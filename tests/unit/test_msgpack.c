@@ -144,8 +144,9 @@ static void test_long(void **state)
     assert_int_equal(msgpack_next(&in, &v, &e), 0);
     assert_ok(msgpack_need(&m, &v, &e), &e);
     assert_int_equal(v.kind, MSGPACK_STR);
-    assert_ok(msgpack_need(&m, &v, &e), &e);
-    assert_ok(msgpack_skip(&m, &v, &e), &e);
+    for (int i = 0; i < 3; i++) /* [[1]] */
+        assert_ok(msgpack_need(&m, &v, &e), &e);
+    assert_int_equal(v.i, 1);
     assert_ok(msgpack_need(&m, &v, &e), &e);
     assert_int_equal(v.i, 7);
     assert_int_equal(msgpack_need(&m, &v, &e), -EBADMSG);
@@ -153,36 +154,11 @@ static void test_long(void **state)
     assert_int_equal(msgpack_init(&m, s, 2, b.len, &e), -EBADMSG);
 }
 
-/* A map in a map, ten thousand deep, costs no stack; one that is cut is refused. */
-static void test_deep(void **state)
-{
-    enum { DEEP = 10000 };
-    CLEANUP(buf_release) struct buf b = {0};
-    CLEANUP(source_putp) struct source *s = NULL;
-    struct msgpack m;
-    struct msgpack_value v;
-    struct err e = {0};
-
-    (void)state;
-    for (int i = 0; i < DEEP; i++)
-        buf_add(&b, "\x81\xa1k", 3);
-    buf_addc(&b, 1);
-    assert_ok(source_from_memory(b.data, b.len, false, "t", &s, &e), &e);
-    assert_ok(msgpack_init(&m, s, 0, b.len, &e), &e);
-    assert_ok(msgpack_need(&m, &v, &e), &e);
-    assert_ok(msgpack_skip(&m, &v, &e), &e);
-    assert_int_equal(msgpack_next(&m, &v, &e), 0);
-    assert_ok(msgpack_init(&m, s, 0, b.len - 1, &e), &e);
-    assert_ok(msgpack_need(&m, &v, &e), &e);
-    assert_int_equal(msgpack_skip(&m, &v, &e), -EBADMSG);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_long),
-        cmocka_unit_test(test_deep),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,43 +39,10 @@ static void numbers_of_steps(void **state)
     }
 }
 
-static void steps_that_lie_beside_each_other(void **state)
-{
-    static const char *const are[] = {
-        "checkpoint-500", "checkpoint_3",       "step_20",    "step20",
-        "epoch_1",        "epoch_0_step_5",     "iter_0001",  "tmp-checkpoint-500",
-        "tmp_step_4",     "checkpoint-500.tmp", "step-1_tmp", "my-checkpoint-7"};
-    static const char *const are_none[] = {"global_step500",
-                                           "global_step500.tmp",
-                                           "optimizer_0",
-                                           "pytorch_model_fsdp_0",
-                                           "checkpoint",
-                                           "checkpoint-best",
-                                           "500",
-                                           "runs",
-                                           "tmp",
-                                           ".tmp",
-                                           "tmp-",
-                                           "tmp-global_step5",
-                                           "mp_rank_00",
-                                           "1_Pooling",
-                                           "",
-                                           "-5"};
-
-    (void)state;
-    for (size_t i = 0; i < sizeof are / sizeof *are; i++)
-        if (!step_is_of_run(are[i]))
-            fail_msg("%s is one", are[i]);
-    for (size_t i = 0; i < sizeof are_none / sizeof *are_none; i++)
-        if (step_is_of_run(are_none[i]))
-            fail_msg("%s is none", are_none[i]);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbers_of_steps),
-        cmocka_unit_test(steps_that_lie_beside_each_other),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

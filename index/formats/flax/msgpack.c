@@ -276,25 +276,6 @@ int msgpack_bytes(const struct msgpack *m, const struct msgpack_value *v, size_t
     return source_read(m->src, v->at, (size_t)v->len, dst, e);
 }
 
-int msgpack_skip(struct msgpack *m, const struct msgpack_value *v, struct err *e)
-{
-    struct msgpack_value next = *v;
-    uint64_t left = 1; /* values to come: never more than bytes are left */
-
-    for (bool first = true; left > 0; first = false) {
-        if (!first)
-            TRY(msgpack_need(m, &next, e));
-        left--;
-        if (next.kind == MSGPACK_ARRAY)
-            left += next.len;
-        else if (next.kind == MSGPACK_MAP)
-            left += 2 * next.len;
-        if (left > m->end - m->pos)
-            return cut(m, e);
-    }
-    return 0;
-}
-
 void msgpack_enter(const struct msgpack *m, const struct msgpack_value *v,
                    struct msgpack *out)
 {

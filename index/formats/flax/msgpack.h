@@ -70,9 +70,6 @@ int msgpack_need(struct msgpack *m, struct msgpack_value *out, struct err *e);
 int msgpack_bytes(const struct msgpack *m, const struct msgpack_value *v, size_t max,
                   struct buf *out, struct err *e);
 
-/* Steps over all that belongs to a value that was just read. */
-int msgpack_skip(struct msgpack *m, const struct msgpack_value *v, struct err *e);
-
 /* A reader of what an EXT or BIN holds, where that is MessagePack itself. */
 void msgpack_enter(const struct msgpack *m, const struct msgpack_value *v,
                    struct msgpack *out);
