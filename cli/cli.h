@@ -157,6 +157,8 @@ void out_text(FILE *f, const char *text, size_t len, int width);
 /* Display width of the same. */
 int out_width(const char *text, size_t len);
 void out_json(FILE *f, const char *text, size_t len);
+/* A member behind others, on stdout; what is not finite as text: JSON has no NaN. */
+void out_json_number(const char *name, double v);
 /* "1.4 GiB". Valid until the next call on this buffer of 16. */
 const char *out_size(uint64_t bytes, char dst[16]);
 

@@ -360,14 +360,6 @@ static void print_row(struct stats *s, const struct listed_tensor *t,
     putchar('\n');
 }
 
-static void json_number(const char *name, double v)
-{
-    if (isfinite(v))
-        printf(", \"%s\": %.17g", name, v);
-    else
-        printf(", \"%s\": \"%g\"", name, v);
-}
-
 static void json_histogram(const struct element_stats *st)
 {
     struct stats_histogram h;
@@ -392,8 +384,8 @@ static void json_stats(const struct element_stats *st, enum dtype d)
         return;
     printf(", \"min\": %s, \"max\": %s", element_stats_end(st, d, false, low),
            element_stats_end(st, d, true, high));
-    json_number("mean", st->mean);
-    json_number("std", element_stats_std(st));
+    out_json_number("mean", st->mean);
+    out_json_number("std", element_stats_std(st));
     json_histogram(st);
 }
 

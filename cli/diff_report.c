@@ -2,7 +2,6 @@
 /* cli/diff_report.c - rows of `unshard diff`. */
 #include "cli/diff_report.h"
 
-#include <math.h>
 #include <string.h>
 
 static const char *const state_word[PAIR_STATES] = {
@@ -121,14 +120,6 @@ static void text_pair(const struct diff_report *r, const struct pair_result *p)
 
 /* ---- as JSON ---- */
 
-static void json_number(const char *name, double v)
-{
-    if (isfinite(v))
-        printf(", \"%s\": %.17g", name, v);
-    else
-        printf(", \"%s\": \"%g\"", name, v);
-}
-
 static void json_text(const char *name, const char *text, size_t len)
 {
     printf(", \"%s\": ", name);
@@ -155,8 +146,8 @@ static void json_numbers(const struct pair_result *p)
     printf(", \"elements\": %" PRIu64 ", \"differing\": %" PRIu64
            ", \"outside\": %" PRIu64 ", \"nonfinite\": %" PRIu64,
            d->elements, d->differing, d->outside, d->nonfinite);
-    json_number("max_abs", d->max_abs);
-    json_number("max_rel", d->max_rel);
+    out_json_number("max_abs", d->max_abs);
+    out_json_number("max_rel", d->max_rel);
     if (d->first == UINT64_MAX)
         return;
     printf(", \"first\": %" PRIu64, d->first);

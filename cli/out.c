@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* cli/out.c - text, sizes and errors as people read them. */
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/buf.h"
@@ -158,4 +159,12 @@ bool parse_bytes(const char *text, uint64_t *out)
     }
     *out = v * factor;
     return !__builtin_mul_overflow(v, factor, &v);
+}
+
+void out_json_number(const char *name, double v)
+{
+    if (isfinite(v))
+        printf(", \"%s\": %.17g", name, v);
+    else
+        printf(", \"%s\": \"%g\"", name, v);
 }

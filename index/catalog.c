@@ -35,6 +35,15 @@ static int check_there(struct conn *n, int64_t checkpoint, struct err *e)
     return 0;
 }
 
+/* Begins a list of a checkpoint's rows, on a connection that the caller gives back. */
+static int list_begin(struct catalog *c, const char *sql, int64_t checkpoint,
+                      struct conn **n, struct query *q, struct err *e)
+{
+    TRY(conn_take(c, false, n, e));
+    TRY(check_there(*n, checkpoint, e));
+    return begin_range(*n, sql, checkpoint, q, e);
+}
+
 static int text_of(struct arena *a, const struct cell *c, const char **out,
                    struct err *e)
 {
@@ -347,12 +356,8 @@ int catalog_files(struct catalog *c, int64_t checkpoint,
         "SELECT " FILE_LIST " FROM file WHERE id BETWEEN ?1 AND ?2 ORDER BY id";
     CLEANUP(conn_putp) struct conn *n = NULL;
     CLEANUP(query_end) struct query q = {0};
-    int rc = conn_take(c, false, &n, e);
+    int rc = list_begin(c, sql, checkpoint, &n, &q, e);
 
-    if (rc == 0)
-        rc = check_there(n, checkpoint, e);
-    if (rc == 0)
-        rc = begin_range(n, sql, checkpoint, &q, e);
     if (rc < 0)
         return rc;
     while ((rc = query_step(&q, e)) == 1) {
@@ -430,12 +435,8 @@ int catalog_objects(struct catalog *c, int64_t checkpoint,
     CLEANUP(conn_putp) struct conn *n = NULL;
     CLEANUP(query_end) struct query q = {0};
     struct cell cell[3];
-    int rc = conn_take(c, false, &n, e);
+    int rc = list_begin(c, sql, checkpoint, &n, &q, e);
 
-    if (rc == 0)
-        rc = check_there(n, checkpoint, e);
-    if (rc == 0)
-        rc = begin_range(n, sql, checkpoint, &q, e);
     if (rc < 0)
         return rc;
     while ((rc = query_step(&q, e)) == 1) {
@@ -459,12 +460,8 @@ int catalog_warnings(struct catalog *c, int64_t checkpoint,
     CLEANUP(conn_putp) struct conn *n = NULL;
     CLEANUP(query_end) struct query q = {0};
     struct cell cell[2];
-    int rc = conn_take(c, false, &n, e);
+    int rc = list_begin(c, sql, checkpoint, &n, &q, e);
 
-    if (rc == 0)
-        rc = check_there(n, checkpoint, e);
-    if (rc == 0)
-        rc = begin_range(n, sql, checkpoint, &q, e);
     if (rc < 0)
         return rc;
     while ((rc = query_step(&q, e)) == 1) {
@@ -505,12 +502,8 @@ int catalog_origins(struct catalog *c, int64_t checkpoint,
     CLEANUP(conn_putp) struct conn *n = NULL;
     CLEANUP(query_end) struct query q = {0};
     struct cell cell[2];
-    int rc = conn_take(c, false, &n, e);
+    int rc = list_begin(c, sql, checkpoint, &n, &q, e);
 
-    if (rc == 0)
-        rc = check_there(n, checkpoint, e);
-    if (rc == 0)
-        rc = begin_range(n, sql, checkpoint, &q, e);
     if (rc < 0)
         return rc;
     while ((rc = query_step(&q, e)) == 1) {
@@ -582,12 +575,8 @@ int catalog_types(struct catalog *c, int64_t checkpoint,
     CLEANUP(conn_putp) struct conn *n = NULL;
     CLEANUP(query_end) struct query q = {0};
     struct cell cell[5];
-    int rc = conn_take(c, false, &n, e);
+    int rc = list_begin(c, sql, checkpoint, &n, &q, e);
 
-    if (rc == 0)
-        rc = check_there(n, checkpoint, e);
-    if (rc == 0)
-        rc = begin_range(n, sql, checkpoint, &q, e);
     if (rc < 0)
         return rc;
     while ((rc = query_step(&q, e)) == 1 && (rc = query_row(&q, cell, 5, e)) == 0) {

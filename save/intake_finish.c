@@ -163,22 +163,6 @@ static bool find_sum(void *user, uint32_t file, const struct layout_file_info *f
            sums_find(&kept->f->sums, kept->staged, f, from, len, crc);
 }
 
-static int lay_out(struct finish *x, struct err *e)
-{
-    const struct intake_spec *spec = &x->k->spec;
-    int ret = merge_settle(x->merge, e);
-
-    if (ret == 0)
-        ret = layout_new(&x->layout, e);
-    if (ret == 0)
-        ret = spec->writer->layout(merge_input(x->merge), &spec->options, x->layout, e);
-    if (ret == -ENOTSUP) {
-        e->code = EINVAL;
-        return -EINVAL;
-    }
-    return ret == 0 ? intake_check_losses(x->layout, spec->writer, e) : ret;
-}
-
 static int open_data(struct finish *x, struct err *e)
 {
     if (mkdirat(x->k->spec.dir, data_dir, 0700) < 0 && errno != EEXIST)
@@ -264,7 +248,7 @@ int intake_finish(struct intake *k, struct merge *m, struct intake_output *out,
 
     *out = (struct intake_output){0};
     if (ret == 0)
-        ret = lay_out(&x, e);
+        ret = intake_lay_out(&k->spec, x.merge, &x.layout, e);
     if (ret == 0)
         ret = open_data(&x, e);
     if (ret == 0)

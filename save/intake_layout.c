@@ -39,7 +39,7 @@ struct laying {
 
 /* ---- what is written ---- */
 
-int intake_check_losses(const struct layout *l, const struct format_writer *w,
+static int check_losses(const struct layout *l, const struct format_writer *w,
                         struct err *e)
 {
     static const char *const name[] = {
@@ -60,6 +60,22 @@ int intake_check_losses(const struct layout *l, const struct format_writer *w,
     return err_hint(e, "leave them out: save=%s:drop=optimizer+other+objects", w->name);
 }
 
+int intake_lay_out(const struct intake_spec *spec, struct merge *m, struct layout **out,
+                   struct err *e)
+{
+    int ret = merge_settle(m, e);
+
+    if (ret == 0)
+        ret = layout_new(out, e);
+    if (ret == 0)
+        ret = spec->writer->layout(merge_input(m), &spec->options, *out, e);
+    if (ret == -ENOTSUP) {
+        e->code = EINVAL;
+        return -EINVAL;
+    }
+    return ret == 0 ? check_losses(*out, spec->writer, e) : ret;
+}
+
 /* The layout of the checkpoint as it would be if nothing else arrived. */
 static int lay_out(struct laying *x, struct err *e)
 {
@@ -72,22 +88,11 @@ static int lay_out(struct laying *x, struct err *e)
                             .made_by = spec->made_by,
                             .drop_objects = spec->drop_objects,
                             .partial = true};
-    int ret;
 
     memcpy(ms.drop_roles, spec->drop_roles, sizeof ms.drop_roles);
     memcpy(ms.sets, spec->sets, sizeof ms.sets);
-    ret = merge_new(&ms, &x->merge, e);
-    if (ret == 0)
-        ret = merge_settle(x->merge, e);
-    if (ret == 0)
-        ret = layout_new(&x->layout, e);
-    if (ret == 0)
-        ret = spec->writer->layout(merge_input(x->merge), &spec->options, x->layout, e);
-    if (ret == -ENOTSUP) {
-        e->code = EINVAL;
-        return -EINVAL;
-    }
-    return ret == 0 ? intake_check_losses(x->layout, spec->writer, e) : ret;
+    TRY(merge_new(&ms, &x->merge, e));
+    return intake_lay_out(spec, x->merge, &x->layout, e);
 }
 
 /* ---- its tensors ---- */

@@ -150,9 +150,12 @@ const struct place *placement_box(const struct taken *t,
 /* All that has arrived is in its place: the next process may rely on it. */
 int placement_mark(struct intake_file *f, struct err *e);
 
-/* What the format cannot hold of what is to be written, as -EINVAL. */
-int intake_check_losses(const struct layout *l, const struct format_writer *w,
-                        struct err *e);
+/*
+ * Where the writer of `spec` puts all of `m`, which is settled by this. -EINVAL names what its
+ * format cannot hold. *out may be set then too.
+ */
+int intake_lay_out(const struct intake_spec *spec, struct merge *m, struct layout **out,
+                   struct err *e);
 
 /* Removes a directory with all that is in it; missing ones are fine. */
 int intake_remove_tree(int dir, const char *path, struct err *e);

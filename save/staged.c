@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -139,4 +140,17 @@ int staged_remove_dir(int parent, const char *path, struct err *e)
         errno == ENOTEMPTY || errno == EEXIST) /* another's by now */
         return 0;
     return staged_fail(e, "remove", path);
+}
+
+void staged_boot(char boot[64])
+{
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+    boot[0] = '\0';
+    if (f) {
+        if (!fgets(boot, 64, f))
+            boot[0] = '\0';
+        fclose(f);
+    }
+    boot[strcspn(boot, "\n")] = '\0';
 }

@@ -42,4 +42,7 @@ int staged_empty(int at, const char *name, struct err *e);
 /* The staging directory `name` of `parent`, in an order in which any rest is recognised. */
 int staged_remove_dir(int parent, const char *name, struct err *e);
 
+/* This boot of the machine; "" where it cannot be told. */
+void staged_boot(char boot[64]);
+
 #endif

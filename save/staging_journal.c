@@ -143,19 +143,6 @@ int staging_note(struct staging *s, unsigned stage, uint64_t units, bool done,
  * "unshardfs mount-save HOST BOOT PID": who writes. Another host's lock may not be seen
  * from here (a network disk), so its directory is left alone.
  */
-static void read_boot(char boot[64])
-{
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-
-    boot[0] = '\0';
-    if (f) {
-        if (!fgets(boot, 64, f))
-            boot[0] = '\0';
-        fclose(f);
-    }
-    boot[strcspn(boot, "\n")] = '\0';
-}
-
 bool staging_writer_is_dead(const char *line)
 {
     char host[HOST_NAME_MAX + 1] = "", boot[64], theirs[256], their_boot[64];
@@ -164,7 +151,7 @@ bool staging_writer_is_dead(const char *line)
     if (sscanf(line, "unshardfs mount-save host %255s boot %63s pid %d", theirs,
                their_boot, &pid) != 3)
         return false;
-    read_boot(boot);
+    staged_boot(boot);
     gethostname(host, sizeof host - 1);
     if (strcmp(host, theirs) != 0)
         return false;

@@ -18,27 +18,14 @@ enum {
 
 /* ---- this process ---- */
 
-/* A boot that cannot be told is another one each time: only synced bytes count then. */
-static void read_boot(char boot[64])
-{
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-
-    boot[0] = '\0';
-    if (f) {
-        if (!fgets(boot, 64, f))
-            boot[0] = '\0';
-        fclose(f);
-    }
-    boot[strcspn(boot, "\n")] = '\0';
-    if (!boot[0])
-        snprintf(boot, 64, "unknown-%ld-%lld", (long)getpid(), (long long)time(NULL));
-}
-
 void txn_owner_self(struct txn_owner *out)
 {
     *out = (struct txn_owner){.pid = (uint64_t)getpid()};
     gethostname(out->host, sizeof out->host - 1);
-    read_boot(out->boot);
+    staged_boot(out->boot);
+    if (!out->boot[0]) /* another one each time: only synced bytes count then */
+        snprintf(out->boot, sizeof out->boot, "unknown-%ld-%lld", (long)getpid(),
+                 (long long)time(NULL));
 }
 
 /* A container has another name, but the boot of its machine. */
