@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 #include <string.h>
 
+#include "base/vec.h"
 #include "cli/cli.h"
 #include "index/dtype.h"
 #include "lib/unshard.h"
@@ -167,15 +168,8 @@ static int add_part(struct loading *l, size_t number, const struct unshard_tenso
 
     if (l->group && l->group + t->bytes > GROUP_BYTES)
         ret = flush(l);
-    if (ret == 0 && l->parts == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 64;
-        struct unshard_part *grown = reallocarray(l->part, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(&l->c->err);
-        l->part = grown;
-        l->cap = cap;
-    }
+    if (ret == 0 && !VEC_ROOM(l->part, l->parts, l->cap))
+        return err_nomem(&l->c->err);
     if (ret < 0)
         return ret;
     l->part[l->parts++] = (struct unshard_part){.size = sizeof *l->part,

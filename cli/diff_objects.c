@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/vec.h"
 #include "index/catalog.h"
 
 static const size_t objects_max = (size_t)512 << 20; /* of one side */
@@ -25,15 +26,8 @@ struct couples {
 
 static int push(struct couples *c, const struct json *a, const struct json *b)
 {
-    struct couple *at;
-
-    if (c->n == c->cap) {
-        c->cap = c->cap ? 2 * c->cap : 64;
-        at = reallocarray(c->at, c->cap, sizeof *at);
-        if (!at)
-            return -ENOMEM;
-        c->at = at;
-    }
+    if (!VEC_ROOM(c->at, c->n, c->cap))
+        return -ENOMEM;
     c->at[c->n++] = (struct couple){a, b};
     return 0;
 }
@@ -138,13 +132,8 @@ static int add_object(void *user, const char *key, size_t key_len, const char *j
     struct object_list *l = user;
     struct object *at;
 
-    if (l->n == l->cap) {
-        l->cap = l->cap ? 2 * l->cap : 64;
-        at = reallocarray(l->at, l->cap, sizeof *at);
-        if (!at)
-            return err_nomem(l->e);
-        l->at = at;
-    }
+    if (!VEC_ROOM(l->at, l->n, l->cap))
+        return err_nomem(l->e);
     at = &l->at[l->n];
     *at = (struct object){.key = arena_memdup(l->texts, key, key_len),
                           .json = arena_memdup(l->texts, json, len),

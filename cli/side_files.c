@@ -6,6 +6,7 @@
 
 #include "base/arena.h"
 #include "base/keyset.h"
+#include "base/vec.h"
 #include "cli/cli.h"
 #include "remote/store.h"
 
@@ -23,15 +24,8 @@ struct hidden {
 static int add(struct arena *a, const char ***list, size_t *n, size_t *cap,
                const char *name)
 {
-    if (*n == *cap) {
-        size_t more = *cap ? *cap * 2 : 32;
-        const char **grown = reallocarray(*list, more, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        *list = grown;
-        *cap = more;
-    }
+    if (!VEC_ROOM(*list, *n, *cap))
+        return -ENOMEM;
     (*list)[*n] = arena_memdup(a, name, strlen(name));
     return (*list)[*n] ? ((*n)++, 0) : -ENOMEM;
 }

@@ -10,6 +10,7 @@
 #include "base/endian.h"
 #include "base/err.h"
 #include "base/pool.h"
+#include "base/vec.h"
 #include "index/formats/torch/zip.h"
 #include "remote/open_files.h"
 #include "remote/source.h"
@@ -68,15 +69,8 @@ static int note_file(void *user, const struct catalog_file *f)
 
     if (file_id_equal(&f->id, &missing) || f->copy)
         return 0;
-    if (a->count == a->cap) {
-        size_t cap = a->cap ? a->cap * 2 : 64;
-        struct archive *grown = reallocarray(a->file, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        a->file = grown;
-        a->cap = cap;
-    }
+    if (!VEC_ROOM(a->file, a->count, a->cap))
+        return -ENOMEM;
     x = &a->file[a->count];
     *x = (struct archive){.number = f->number, .id = f->id};
     x->path = arena_memdup(a->arena, f->path, strlen(f->path));

@@ -13,6 +13,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/vec.h"
 
 /*
  * All by plain system calls: glibc's wrappers change every thread of the process, which is
@@ -74,15 +75,8 @@ static uint64_t root_capabilities(pid_t tid)
 
 static int add_group(struct caller *c, gid_t group, size_t *room)
 {
-    if (c->ngroups == *room) {
-        size_t more = *room ? *room * 2 : 32;
-        gid_t *groups = reallocarray(c->groups, more, sizeof *groups);
-
-        if (!groups)
-            return -ENOMEM;
-        c->groups = groups;
-        *room = more;
-    }
+    if (!VEC_ROOM(c->groups, c->ngroups, *room))
+        return -ENOMEM;
     c->groups[c->ngroups++] = group;
     return 0;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/vec.h"
 #include "fs/attr.h"
 #include "fs/dir_page.h"
 #include "fs/disk_view.h"
@@ -56,15 +57,8 @@ static int add(struct disk_list *l, const char *text, uint64_t ino, mode_t type,
 {
     struct name n = {.ino = ino, .type = type, .size = (uint32_t)strlen(text) + 1};
 
-    if (l->count == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 64;
-        size_t *grown = reallocarray(l->at, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        l->at = grown;
-        l->cap = cap;
-    }
+    if (!VEC_ROOM(l->at, l->count, l->cap))
+        return err_nomem(e);
     l->at[l->count++] = l->names.len;
     buf_add(&l->names, &n, sizeof n);
     buf_add(&l->names, text, n.size);

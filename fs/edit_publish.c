@@ -14,6 +14,7 @@
 #include "base/fsutil.h"
 #include "base/keyset.h"
 #include "base/log.h"
+#include "base/vec.h"
 #include "fs/edit_priv.h"
 #include "index/formats/hf/hf_index.h"
 #include "save/incoming.h"
@@ -208,31 +209,22 @@ static int make_merge(struct work *w, struct merge **out, struct err *e)
 static struct publish_file *add_step(struct work *w, enum publish_kind kind,
                                      const char *path, unsigned stage, struct err *e)
 {
-    struct publish_file *grown = w->step;
-
-    if (w->steps == w->steps_cap) {
-        size_t cap = w->steps_cap ? 2 * w->steps_cap : 32;
-
-        grown = reallocarray(w->step, cap, sizeof *grown);
-        if (!grown) {
-            err_nomem(e);
-            return NULL;
-        }
-        w->step = grown;
-        w->steps_cap = cap;
+    if (!VEC_ROOM(w->step, w->steps, w->steps_cap)) {
+        err_nomem(e);
+        return NULL;
     }
     path = keep(w, path);
     if (!path) {
         err_nomem(e);
         return NULL;
     }
-    grown[w->steps] = (struct publish_file){.kind = kind,
-                                            .path = path,
-                                            .stage = stage,
-                                            .uid = w->uid,
-                                            .gid = w->gid,
-                                            .mode = w->mode};
-    return &grown[w->steps++];
+    w->step[w->steps] = (struct publish_file){.kind = kind,
+                                              .path = path,
+                                              .stage = stage,
+                                              .uid = w->uid,
+                                              .gid = w->gid,
+                                              .mode = w->mode};
+    return &w->step[w->steps++];
 }
 
 static bool is_named(const struct work *w, const char *path)

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/fsutil.h"
+#include "base/vec.h"
 #include "fs/copies.h"
 #include "fs/node.h"
 #include "fs/watch.h"
@@ -84,15 +85,8 @@ struct hidden_builder {
 static int add_text(struct hidden_builder *b, const char *text, const char ***list,
                     size_t *count, size_t *cap)
 {
-    if (*count == *cap) {
-        size_t more = *cap ? 2 * *cap : 64;
-        const char **grown = reallocarray(*list, more, sizeof **list);
-
-        if (!grown)
-            return b->failed = -ENOMEM;
-        *list = grown;
-        *cap = more;
-    }
+    if (!VEC_ROOM(*list, *count, *cap))
+        return b->failed = -ENOMEM;
     (*list)[*count] = arena_memdup(b->slot->arena, text, strlen(text));
     if (!(*list)[*count])
         return b->failed = -ENOMEM;

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/log.h"
+#include "base/vec.h"
 #include "fs/overlay.h"
 #include "index/formats/hf/hf_loader_name.h"
 #include "index/view.h"
@@ -58,15 +59,8 @@ static int add(struct builder *b, const struct shown_entry *entry)
 {
     struct shown *s = b->shown;
 
-    if (s->count == s->cap) {
-        size_t cap = s->cap ? 2 * s->cap : 32;
-        struct shown_entry *grown = reallocarray(s->entry, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(b->e);
-        s->entry = grown;
-        s->cap = cap;
-    }
+    if (!VEC_ROOM(s->entry, s->count, s->cap))
+        return err_nomem(b->e);
     s->entry[s->count++] = *entry;
     return 0;
 }

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "gpu/cast.h"
 #include "gpu/gather_priv.h"
 
@@ -37,15 +38,8 @@ void work_list_release(struct work_list *l)
 
 static int work_push(struct work_list *l, const struct work *w, struct err *e)
 {
-    if (l->count == l->cap) {
-        size_t cap = l->cap ? 2 * l->cap : 64;
-        struct work *grown = reallocarray(l->work, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        l->work = grown;
-        l->cap = cap;
-    }
+    if (!VEC_ROOM(l->work, l->count, l->cap))
+        return err_nomem(e);
     l->work[l->count++] = *w;
     return 0;
 }

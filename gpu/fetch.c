@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/guard.h"
 #include "base/pool.h"
+#include "base/vec.h"
 #include "gpu/assemble.h"
 #include "index/spans.h"
 #include "remote/source.h"
@@ -188,15 +189,8 @@ static bool read_in_place(struct fetch *f, const struct plan_run *r)
 
 static int add_run(struct fetch *f, const struct assemble_run *r, struct err *e)
 {
-    if (f->nrun == f->cap) {
-        size_t cap = f->cap ? f->cap * 2 : 64;
-        struct assemble_run *grown = reallocarray(f->run, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        f->run = grown;
-        f->cap = cap;
-    }
+    if (!VEC_ROOM(f->run, f->nrun, f->cap))
+        return err_nomem(e);
     f->run[f->nrun++] = *r;
     return 0;
 }

@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/guard.h"
 #include "base/pool.h"
+#include "base/vec.h"
 #include "gpu/cast.h"
 #include "gpu/fetch.h"
 #include "index/spans.h"
@@ -60,15 +61,8 @@ static void window_runs_release(struct window_runs *w)
 
 static int add_source(struct window_runs *w, struct source *src)
 {
-    if (w->n == w->cap) {
-        size_t cap = w->cap ? 2 * w->cap : 16;
-        struct source **grown = reallocarray(w->source, cap, sizeof(struct source *));
-
-        if (!grown)
-            return err_nomem(w->e);
-        w->source = grown;
-        w->cap = cap;
-    }
+    if (!VEC_ROOM(w->source, w->n, w->cap))
+        return err_nomem(w->e);
     w->source[w->n++] = src;
     return 0;
 }

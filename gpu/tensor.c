@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "gpu/cast.h"
 #include "remote/open_files.h"
 #include "remote/source.h"
@@ -94,15 +95,8 @@ static int numbers_add(struct numbers *s, uint32_t number)
 
     if (*recent == (uint64_t)number + 1)
         return 0;
-    if (s->n == s->cap) {
-        size_t cap = s->cap ? 2 * s->cap : RECENT;
-        uint32_t *grown = reallocarray(s->number, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        s->number = grown;
-        s->cap = cap;
-    }
+    if (!VEC_ROOM(s->number, s->n, s->cap))
+        return -ENOMEM;
     *recent = (uint64_t)number + 1;
     s->number[s->n++] = number;
     return 0;

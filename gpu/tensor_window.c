@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "base/pool.h"
+#include "base/vec.h"
 #include "gpu/cast.h"
 #include "gpu/fetch.h"
 #include "remote/decoded.h"
@@ -65,15 +66,8 @@ static int note_chunk(void *user, size_t i)
 {
     struct cut *c = user;
 
-    if (c->n == c->cap) {
-        size_t cap = c->cap ? c->cap * 2 : 16;
-        size_t *grown = reallocarray(c->chunk, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        c->chunk = grown;
-        c->cap = cap;
-    }
+    if (!VEC_ROOM(c->chunk, c->n, c->cap))
+        return -ENOMEM;
     c->chunk[c->n++] = i;
     return 0;
 }

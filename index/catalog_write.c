@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/endian.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/catalog_open.h"
 #include "index/catalog_stage.h"
 #include "index/catalog_tensor.h"
@@ -127,15 +128,8 @@ static uint64_t inode_of(const struct stage_result *r, const struct cell *key,
 static int note_name(struct commit *c, const struct cell *name, uint32_t ord,
                      struct err *e)
 {
-    if (c->nnames == c->names_cap) {
-        size_t cap = c->names_cap ? c->names_cap * 2 : 64;
-        struct name_ref *bigger = reallocarray(c->names, cap, sizeof *bigger);
-
-        if (!bigger)
-            return err_nomem(e);
-        c->names = bigger;
-        c->names_cap = cap;
-    }
+    if (!VEC_ROOM(c->names, c->nnames, c->names_cap))
+        return err_nomem(e);
     c->names[c->nnames++] =
         (struct name_ref){name_hash(c->id, name->data, name->len), ord};
     return 0;

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/vec.h"
 
 /*
  * Overlap: a group of boxes is cut along a dimension wherever no box crosses, and each
@@ -123,15 +124,8 @@ static int push_group(struct cover *v, size_t from, size_t to, uint32_t dim,
 {
     if (to - from < 2)
         return 0;
-    if (v->ntodo == v->cap) {
-        size_t cap = v->cap ? v->cap * 2 : 64;
-        struct group *todo = reallocarray(v->todo, cap, sizeof *todo);
-
-        if (!todo)
-            return err_nomem(e);
-        v->todo = todo;
-        v->cap = cap;
-    }
+    if (!VEC_ROOM(v->todo, v->ntodo, v->cap))
+        return err_nomem(e);
     v->todo[v->ntodo++] = (struct group){from, to, dim};
     return 0;
 }

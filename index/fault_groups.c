@@ -8,6 +8,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/vec.h"
 #include "index/key_text.h"
 
 /* A number that stands alone: an offset, a size, a count; digits of a name are none. */
@@ -45,18 +46,10 @@ static struct fault_group *find(struct fault_groups *g, uint64_t hash)
 /* A new cause; the last one there is room for takes all others. */
 static struct fault_group *add(struct fault_groups *g, uint64_t hash, const char *text)
 {
-    size_t cap = g->cap ? g->cap * 2 : 8;
-    struct fault_group *grown;
-
     if (g->n == FAULT_CAUSES)
         return &g->at[g->n - 1];
-    if (g->n == g->cap) {
-        grown = realloc(g->at, cap * sizeof *grown);
-        if (!grown)
-            return NULL;
-        g->at = grown;
-        g->cap = cap;
-    }
+    if (!VEC_ROOM(g->at, g->n, g->cap))
+        return NULL;
     g->at[g->n] = (struct fault_group){.hash = hash};
     snprintf(g->at[g->n].text, sizeof g->at[g->n].text, "%s",
              g->n + 1 == FAULT_CAUSES ? "other causes" : text);

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/vec.h"
+
 /* Where a dimension is cut: the ends of its parts, as far as they were met. */
 struct cuts {
     uint64_t *end;
@@ -50,15 +52,8 @@ static int end_part(struct grid *g, uint32_t k, uint64_t end)
 
     if (g->part[k] < c->n)
         return c->end[g->part[k]] == end;
-    if (c->n == c->cap) {
-        size_t cap = c->cap ? 2 * c->cap : 16;
-        uint64_t *grown = reallocarray(c->end, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        c->end = grown;
-        c->cap = cap;
-    }
+    if (!VEC_ROOM(c->end, c->n, c->cap))
+        return -ENOMEM;
     c->end[c->n++] = end;
     return 1;
 }

@@ -3,6 +3,7 @@
 #include "index/sink_files.h"
 
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/key_text.h"
 #include "index/watched.h"
 
@@ -65,15 +66,8 @@ static int make_room(struct sink_files *f, struct err *e)
 {
     if (f->count == MAX_FILES)
         return err_set(e, EFBIG, "more than %d files", MAX_FILES);
-    if (f->count == f->cap) {
-        uint32_t cap = f->cap ? f->cap + f->cap / 2 : 16;
-        struct sink_file *bigger = reallocarray(f->file, cap, sizeof *bigger);
-
-        if (!bigger)
-            return err_nomem(e);
-        f->file = bigger;
-        f->cap = cap;
-    }
+    if (!VEC_ROOM(f->file, f->count, f->cap))
+        return err_nomem(e);
     return f->count >= f->nslots / 2 && grow_slots(f) < 0 ? err_nomem(e) : 0;
 }
 

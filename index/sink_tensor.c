@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/interrupt.h"
+#include "base/vec.h"
 #include "index/catalog_rows.h"
 #include "index/catalog_write.h"
 #include "index/key_text.h"
@@ -290,15 +291,8 @@ static void check_length(struct open_tensor *t, const struct chunk *c)
 /* Room for one more chunk and its numbers. */
 static int make_room(struct open_tensor *t, size_t numbers, struct err *e)
 {
-    if (t->nchunk == t->chunk_cap) {
-        size_t cap = t->chunk_cap ? t->chunk_cap + t->chunk_cap / 2 : 16;
-        struct chunk *bigger = reallocarray(t->chunk, cap, sizeof *bigger);
-
-        if (!bigger)
-            return err_nomem(e);
-        t->chunk = bigger;
-        t->chunk_cap = cap;
-    }
+    if (!VEC_ROOM(t->chunk, t->nchunk, t->chunk_cap))
+        return err_nomem(e);
     if (numbers > t->box_cap - t->nbox) {
         size_t cap = MAX(t->box_cap + t->box_cap / 2, t->nbox + numbers + 64);
         uint64_t *bigger = reallocarray(t->box, cap, sizeof *bigger);

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/plan.h"
 
 /*
@@ -96,15 +97,8 @@ static int add_copy(struct cover *v, uint32_t tag, uint64_t off, uint64_t len,
 
     if (join(v, tag, off, len))
         return 0;
-    if (l->count == v->cap) {
-        size_t cap = v->cap ? v->cap * 2 : 16;
-        struct span *span = reallocarray(l->span, cap, sizeof *span);
-
-        if (!span)
-            return err_nomem(e);
-        l->span = span;
-        v->cap = cap;
-    }
+    if (!VEC_ROOM(l->span, l->count, v->cap))
+        return err_nomem(e);
     l->span[l->count++] = (struct span){tag, off, len};
     return 0;
 }

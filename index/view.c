@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/keyset.h"
 #include "base/utf8.h"
+#include "base/vec.h"
 #include "index/catalog_view.h"
 #include "index/key_text.h"
 #include "index/names.h"
@@ -575,15 +576,8 @@ static int take_member(struct members *m, const struct buf *block, size_t *pos)
     const unsigned char *data = (const unsigned char *)block->data;
     uint64_t bytes, delta;
 
-    if (m->n == m->cap) {
-        size_t cap = m->cap ? m->cap * 2 : 64;
-        struct view_member *bigger = reallocarray(m->member, cap, sizeof *bigger);
-
-        if (!bigger)
-            return -ENOMEM;
-        m->member = bigger;
-        m->cap = cap;
-    }
+    if (!VEC_ROOM(m->member, m->n, m->cap))
+        return -ENOMEM;
     if (!varint_get(data, block->len, pos, &bytes) ||
         !varint_get(data, block->len, pos, &delta) ||
         delta > (uint64_t)UINT32_MAX * 2 || bytes == 0)

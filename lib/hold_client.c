@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/endian.h"
 #include "base/local_socket.h"
+#include "base/vec.h"
 #include "lib/client.h"
 #include "lib/hold.h"
 
@@ -149,15 +150,8 @@ static struct mapped *find_block(const struct unshard_hold *h, uint64_t number)
 static int map_block(struct unshard_hold *h, uint64_t number, uint64_t size, int fd,
                      struct err *e)
 {
-    if (h->n == h->cap) {
-        size_t cap = h->cap ? 2 * h->cap : 16;
-        struct mapped *grown = reallocarray(h->mapped, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        h->mapped = grown;
-        h->cap = cap;
-    }
+    if (!VEC_ROOM(h->mapped, h->n, h->cap))
+        return err_nomem(e);
     h->mapped[h->n].number = number;
     TRY(device_block_import(h->device, fd, size, &h->mapped[h->n].memory, e));
     h->n++;

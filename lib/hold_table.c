@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "lib/client.h"
 
 enum {
@@ -324,15 +325,8 @@ static int note_block(struct hold_client *c, struct hold_block *b, bool *first,
             *first = false;
             return 0;
         }
-    if (c->n == c->cap) {
-        size_t cap = c->cap ? 2 * c->cap : 16;
-        struct hold_block **grown = reallocarray(c->block, cap, sizeof(void *));
-
-        if (!grown)
-            return err_nomem(e);
-        c->block = grown;
-        c->cap = cap;
-    }
+    if (!VEC_ROOM(c->block, c->n, c->cap))
+        return err_nomem(e);
     c->block[c->n++] = b;
     b->refs++;
     *first = true;

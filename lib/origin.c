@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/vec.h"
 
 enum { ORIGIN_MEMORY = 1 << 30 }; /* a million tensors with names of 1 KiB */
 
@@ -53,15 +54,8 @@ int origin_add(struct origin *o, const struct row *row, struct err *e)
     struct row *to;
     bool failed = false;
 
-    if (o->rows == o->cap) {
-        size_t cap = o->cap ? 2 * o->cap : 256;
-        struct row *grown = reallocarray(o->row, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        o->row = grown;
-        o->cap = cap;
-    }
+    if (!VEC_ROOM(o->row, o->rows, o->cap))
+        return err_nomem(e);
     to = &o->row[o->rows];
     *to = *row;
     to->key = copy(o, row->key, row->key_len, &failed);

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/vec.h"
+
 #include "remote/block_cache_priv.h"
 
 /* What is kept of an extent beside its bytes: counted, as reads of 4 KiB make many. */
@@ -77,15 +79,8 @@ static bool object_link(struct object *o, struct extent *x)
 {
     size_t at = object_find(o, x->off);
 
-    if (o->n == o->cap) {
-        size_t cap = o->cap ? o->cap * 2 : 8;
-        struct extent **grown = reallocarray(o->extent, cap, sizeof(*grown));
-
-        if (!grown)
-            return false;
-        o->extent = grown;
-        o->cap = cap;
-    }
+    if (!VEC_ROOM(o->extent, o->n, o->cap))
+        return false;
     assert(at == o->n || x->off + x->len <= o->extent[at]->off);
     memmove(o->extent + at + 1, o->extent + at, (o->n - at) * sizeof(*o->extent));
     o->extent[at] = x;

@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/vec.h"
 #include "remote/http.h"
 #include "remote/store.h"
 
@@ -207,15 +208,8 @@ static int add_dir(struct walk *w, const char *path, struct err *e)
 {
     if (depth_of(path) > DEPTH_MAX)
         return err_set(e, ELOOP, "%s: more than %d directories deep", path, DEPTH_MAX);
-    if (w->count == w->cap) {
-        size_t cap = w->cap ? 2 * w->cap : 64;
-        char **grown = reallocarray(w->dir, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        w->dir = grown;
-        w->cap = cap;
-    }
+    if (!VEC_ROOM(w->dir, w->count, w->cap))
+        return err_nomem(e);
     w->dir[w->count] = strdup(path);
     return w->dir[w->count] ? (w->count++, 0) : err_nomem(e);
 }

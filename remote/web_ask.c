@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/vec.h"
 #include "remote/block_disk.h"
 #include "remote/store.h"
 #include "remote/web_priv.h"
@@ -29,15 +30,8 @@ void web_names_release(struct web_names *n)
 
 int web_names_add(struct web_names *n, const char *name, size_t len, struct err *e)
 {
-    if (n->count == n->cap) {
-        size_t cap = n->cap ? 2 * n->cap : 64;
-        char **grown = reallocarray(n->name, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        n->name = grown;
-        n->cap = cap;
-    }
+    if (!VEC_ROOM(n->name, n->count, n->cap))
+        return err_nomem(e);
     n->name[n->count] = strndup(name, len);
     return n->name[n->count] ? (n->count++, 0) : err_nomem(e);
 }

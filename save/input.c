@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/keyset.h"
+#include "base/vec.h"
 #include "index/names.h"
 
 enum {
@@ -118,17 +119,10 @@ static int add_object(void *user, const char *key, size_t key_len, const char *j
                       size_t len)
 {
     struct save_input *in = user;
-    struct layout_object *grown, *o;
+    struct layout_object *o;
 
-    if (in->in.objects == in->objects_cap) {
-        size_t cap = in->objects_cap ? in->objects_cap * 2 : 64;
-
-        grown = reallocarray(in->object, cap, sizeof *grown);
-        if (!grown)
-            return err_nomem(in->e);
-        in->object = grown;
-        in->objects_cap = cap;
-    }
+    if (!VEC_ROOM(in->object, in->in.objects, in->objects_cap))
+        return err_nomem(in->e);
     o = &in->object[in->in.objects];
     *o = (struct layout_object){.key = arena_memdup(in->arena, key, key_len),
                                 .key_len = key_len,

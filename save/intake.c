@@ -13,6 +13,7 @@
 #include "base/dir.h"
 #include "base/err.h"
 #include "base/fsutil.h"
+#include "base/vec.h"
 #include "save/incoming.h"
 #include "save/intake_priv.h"
 #include "save/staged.h"
@@ -162,16 +163,10 @@ static bool is_at(const struct intake *k, size_t i, const char *path)
 static int add(struct intake *k, const char *path, struct intake_file **out,
                struct err *e)
 {
-    size_t i = find(k, path), cap = k->cap ? 2 * k->cap : 8;
-    struct intake_file **grown;
+    size_t i = find(k, path);
 
-    if (k->files == k->cap) {
-        grown = reallocarray(k->file, cap, sizeof *grown);
-        if (!grown)
-            return err_nomem(e);
-        k->file = grown;
-        k->cap = cap;
-    }
+    if (!VEC_ROOM(k->file, k->files, k->cap))
+        return err_nomem(e);
     TRY(file_new(k, path, out, e));
     memmove(k->file + i + 1, k->file + i,
             (k->files - i) * sizeof(struct intake_file *));

@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/names.h"
 #include "save/merge_priv.h"
 
@@ -136,15 +137,8 @@ int merge_entry(struct merge *m, const struct entry *x, size_t *out, struct err 
 {
     struct entry *grown;
 
-    if (m->entries == m->cap) {
-        size_t cap = m->cap ? 2 * m->cap : 256;
-
-        grown = reallocarray(m->entry, cap, sizeof *grown);
-        if (!grown)
-            return err_nomem(e);
-        m->entry = grown;
-        m->cap = cap;
-    }
+    if (!VEC_ROOM(m->entry, m->entries, m->cap))
+        return err_nomem(e);
     grown = &m->entry[m->entries];
     *grown = *x;
     grown->t.key = arena_memdup(m->arena, x->t.key, x->t.key_len);

@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/pool.h"
+#include "base/vec.h"
 #include "remote/open_files.h"
 #include "remote/source.h"
 #include "save/patch_priv.h"
@@ -117,15 +118,8 @@ static int file_new(struct patch *p, const struct tensor_info *t, uint32_t numbe
     struct catalog_file info;
     const char *path;
 
-    if (p->files == p->files_cap) {
-        size_t cap = p->files_cap ? 2 * p->files_cap : 16;
-
-        f = reallocarray(p->file, cap, sizeof *f);
-        if (!f)
-            return err_nomem(e);
-        p->file = f;
-        p->files_cap = cap;
-    }
+    if (!VEC_ROOM(p->file, p->files, p->files_cap))
+        return err_nomem(e);
     TRY(catalog_file(p->spec.env->catalog, p->spec.checkpoint, number, p->arena, &info,
                      e));
     path = inside(p, info.path);
@@ -219,15 +213,8 @@ static void tensor_extent(struct patch_piece *x)
 
 static int add_range(struct patch *p, const struct patch_range *r, struct err *e)
 {
-    if (p->ranges == p->ranges_cap) {
-        size_t cap = p->ranges_cap ? 2 * p->ranges_cap : 64;
-        struct patch_range *grown = reallocarray(p->range, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        p->range = grown;
-        p->ranges_cap = cap;
-    }
+    if (!VEC_ROOM(p->range, p->ranges, p->ranges_cap))
+        return err_nomem(e);
     p->range[p->ranges++] = *r;
     return 0;
 }

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/vec.h"
+
 #include "save/txn_priv.h"
 
 /* ---- sorted sets ---- */
@@ -36,15 +38,8 @@ int names_add(struct names *s, struct named *item)
 
     if (i < s->count && strcmp(s->item[i]->name, item->name) == 0)
         return -EEXIST;
-    if (s->count == s->cap) {
-        size_t cap = s->cap ? s->cap * 2 : 16;
-        struct named **grown = reallocarray(s->item, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        s->item = grown;
-        s->cap = cap;
-    }
+    if (!VEC_ROOM(s->item, s->count, s->cap))
+        return -ENOMEM;
     memmove(s->item + i + 1, s->item + i, (s->count - i) * sizeof *s->item);
     s->item[i] = item;
     s->count++;
@@ -195,15 +190,8 @@ void txn_file_unref(struct txn_file *f)
 
 static int append_id(struct txn_journal *j, struct txn_file *f)
 {
-    if (j->ids == j->id_cap) {
-        size_t cap = j->id_cap ? j->id_cap * 2 : 16;
-        struct txn_file **grown = reallocarray(j->by_id, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        j->by_id = grown;
-        j->id_cap = cap;
-    }
+    if (!VEC_ROOM(j->by_id, j->ids, j->id_cap))
+        return -ENOMEM;
     j->by_id[j->ids++] = f;
     return 0;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 
 void key_list_release(struct key_list *keys)
 {
@@ -26,15 +27,8 @@ bool key_starts_with(const struct key *key, const struct key *start)
 
 int key_list_add(struct key_list *keys, const char *name, size_t len, struct err *e)
 {
-    if (keys->count == keys->room) {
-        size_t room = keys->room * 2 + 64;
-        struct key *at = reallocarray(keys->at, room, sizeof *at);
-
-        if (!at)
-            return err_nomem(e);
-        keys->at = at;
-        keys->room = room;
-    }
+    if (!VEC_ROOM(keys->at, keys->count, keys->room))
+        return err_nomem(e);
     keys->at[keys->count++] = (struct key){name, len};
     return 0;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/step.h"
 
 enum {
@@ -105,15 +106,8 @@ static const struct format_driver *winner(struct listing *l, const char *file,
 static int add_file(struct place *p, size_t *cap, const struct place_file *file,
                     struct err *e)
 {
-    if (p->nfiles == *cap) {
-        size_t more = *cap ? *cap * 2 : FIRST_FILES;
-        struct place_file *files = reallocarray(p->files, more, sizeof *files);
-
-        if (!files)
-            return err_nomem(e);
-        p->files = files;
-        *cap = more;
-    }
+    if (!VEC_ROOM(p->files, p->nfiles, *cap))
+        return err_nomem(e);
     p->files[p->nfiles++] = *file;
     return 0;
 }

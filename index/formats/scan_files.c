@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/catalog.h"
 #include "index/watched.h"
 #include "remote/store.h"
@@ -26,15 +27,8 @@ static int note_file(void *user, const struct catalog_file *f)
 {
     struct watch_list *w = user;
 
-    if (w->count == w->cap) {
-        size_t cap = w->cap ? w->cap * 2 : 64;
-        struct watched *grown = reallocarray(w->file, cap, sizeof *grown);
-
-        if (!grown)
-            return -ENOMEM;
-        w->file = grown;
-        w->cap = cap;
-    }
+    if (!VEC_ROOM(w->file, w->count, w->cap))
+        return -ENOMEM;
     w->file[w->count].path = arena_memdup(w->arena, f->path, strlen(f->path));
     w->file[w->count].id = f->id;
     return w->file[w->count++].path ? 0 : -ENOMEM;

@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/vec.h"
 #include "index/formats/scan_priv.h"
 
 enum {
@@ -91,15 +92,8 @@ static int push(struct walk *w, const char *path, struct above *above, struct er
 {
     if (scanner_store(w->s)->remote && w->level == LEVELS_MAX)
         return too_deep(w, path);
-    if (w->count == w->cap) {
-        size_t cap = w->cap ? w->cap * 2 : 64;
-        struct waiting *grown = reallocarray(w->stack, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        w->stack = grown;
-        w->cap = cap;
-    }
+    if (!VEC_ROOM(w->stack, w->count, w->cap))
+        return err_nomem(e);
     w->stack[w->count] = (struct waiting){strdup(path), w->level, above};
     return w->stack[w->count].path ? (w->count++, 0) : err_nomem(e);
 }

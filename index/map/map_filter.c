@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/keyset.h"
+#include "base/vec.h"
 #include "index/key_text.h"
 #include "index/map/map_check.h"
 #include "index/map/scope.h"
@@ -92,15 +93,8 @@ static int keep_taken(struct filter *f, const struct sink_taken *t,
 static int add_taken(struct filter *f, const struct sink_taken *t, struct taken **out,
                      struct err *e)
 {
-    if (f->ntaken == f->cap) {
-        size_t cap = f->cap ? f->cap * 2 : 64;
-        struct taken *grown = reallocarray(f->taken, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        f->taken = grown;
-        f->cap = cap;
-    }
+    if (!VEC_ROOM(f->taken, f->ntaken, f->cap))
+        return err_nomem(e);
     *out = &f->taken[f->ntaken];
     **out = (struct taken){0};
     TRY(keep_taken(f, t, &(*out)->t, e));

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 
 enum { PIECES_MAX = 1 << 18 }; /* of real maps: twice as many as heads, or fewer */
 
@@ -20,15 +21,8 @@ static int add(struct piece_list *l, struct axis_piece p, struct err *e)
         return 0;
     if (l->n == PIECES_MAX)
         return err_set(e, E2BIG, "more than %d pieces of an axis", PIECES_MAX);
-    if (l->n == l->cap) {
-        size_t cap = l->cap ? l->cap * 2 : 16;
-        struct axis_piece *grown = reallocarray(l->at, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        l->at = grown;
-        l->cap = cap;
-    }
+    if (!VEC_ROOM(l->at, l->n, l->cap))
+        return err_nomem(e);
     l->at[l->n++] = p;
     return 0;
 }

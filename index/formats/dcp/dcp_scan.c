@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/dcp/dcp_experts.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/sink.h"
@@ -242,15 +243,8 @@ static int load(struct dcp_scan *s, struct err *e)
 
 static int add_object(struct dcp_scan *s, const struct dcp_ref *ref, struct err *e)
 {
-    if (s->nobjects == s->object_cap) {
-        size_t cap = s->object_cap ? s->object_cap * 2 : 64;
-        struct dcp_ref *object = reallocarray(s->object, cap, sizeof *object);
-
-        if (!object)
-            return err_nomem(e);
-        s->object = object;
-        s->object_cap = cap;
-    }
+    if (!VEC_ROOM(s->object, s->nobjects, s->object_cap))
+        return err_nomem(e);
     s->object[s->nobjects++] = *ref;
     return 0;
 }

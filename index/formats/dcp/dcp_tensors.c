@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/flat_boxes.h"
 #include "index/formats/dcp/torch_dcp.h"
 #include "index/names.h"
@@ -376,17 +377,7 @@ static int compare_boxes(const void *a, const void *b)
 
 static int grow_boxes(struct dcp_scan *s, size_t n, struct err *e)
 {
-    struct dcp_box *box;
-
-    if (n <= s->box_cap)
-        return 0;
-    n = MAX(n, s->box_cap * 2);
-    box = reallocarray(s->box, n, sizeof *box);
-    if (!box)
-        return err_nomem(e);
-    s->box = box;
-    s->box_cap = n;
-    return 0;
+    return VEC_ROOM_FOR(s->box, n, s->box_cap) ? 0 : err_nomem(e);
 }
 
 /* The same box from several ranks is a replica: the lowest rank's is taken. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/checked.h"
+#include "base/vec.h"
 
 /* Bytes of elements in which a class of its own need not be shorter. */
 enum { SMALL = 64 << 10 };
@@ -78,15 +79,8 @@ void dcp_find_wraps(struct dcp_scan *s)
 static int add_piece(struct dcp_scan *s, const struct dcp_ref *ref, uint32_t chunk,
                      struct err *e)
 {
-    if (s->npieces == s->piece_cap) {
-        size_t cap = s->piece_cap ? s->piece_cap * 2 : 64;
-        struct dcp_ref *piece = reallocarray(s->piece, cap, sizeof *piece);
-
-        if (!piece)
-            return err_nomem(e);
-        s->piece = piece;
-        s->piece_cap = cap;
-    }
+    if (!VEC_ROOM(s->piece, s->npieces, s->piece_cap))
+        return err_nomem(e);
     s->piece[s->npieces] = *ref;
     s->piece[s->npieces++].chunk = chunk + 1;
     return 0;

@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/torch/torch_walk.h"
 
 /*
@@ -119,17 +120,8 @@ static bool same_counts(const struct notes *x, size_t ngroups, const struct pv *
 static int append(struct notes *x, uint32_t g, const char *name, size_t len,
                   struct err *e)
 {
-    struct noted *grown;
-
-    if (x->n == x->cap) {
-        size_t cap = x->cap ? 2 * x->cap : 256;
-
-        grown = reallocarray(x->all, cap, sizeof *grown);
-        if (!grown)
-            return err_nomem(e);
-        x->all = grown;
-        x->cap = cap;
-    }
+    if (!VEC_ROOM(x->all, x->n, x->cap))
+        return err_nomem(e);
     x->all[x->n] = (struct noted){.name = arena_memdup(x->s->arena, name, len),
                                   .len = len,
                                   .order = x->n,

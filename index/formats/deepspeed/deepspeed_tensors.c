@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/flat_boxes.h"
 
 void ds_shape_of(const struct ds_param *x, struct shape *out)
@@ -224,15 +225,8 @@ static const struct ds_flat *first_flat(const struct job *j)
 
 int ds_runs_add(struct ds_runs *r, const struct ds_piece *piece, struct err *e)
 {
-    if (r->count == r->cap) {
-        size_t cap = r->cap ? 2 * r->cap : 8;
-        struct ds_piece *grown = reallocarray(r->piece, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        r->piece = grown;
-        r->cap = cap;
-    }
+    if (!VEC_ROOM(r->piece, r->count, r->cap))
+        return err_nomem(e);
     r->piece[r->count++] = *piece;
     return 0;
 }

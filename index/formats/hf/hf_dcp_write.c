@@ -6,6 +6,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/dcp/dcp_cut.h"
 #include "index/formats/hf/hf_dcp.h"
 #include "index/formats/hf/safetensors_write.h"
@@ -124,15 +125,8 @@ static int add_share(struct hf_sharding *s, size_t i, const struct dcp_share *bo
     uint64_t *numbers =
         arena_array(layout_arena(s->out), 2 * (size_t)nd + 1, sizeof *numbers);
 
-    if (s->shares == s->cap) {
-        size_t cap = s->cap ? s->cap * 2 : 256;
-        struct share *grown = reallocarray(s->share, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        s->share = grown;
-        s->cap = cap;
-    }
+    if (!VEC_ROOM(s->share, s->shares, s->cap))
+        return err_nomem(e);
     if (!numbers)
         return err_nomem(e);
     memcpy(numbers, box->start, nd * sizeof *numbers);

@@ -10,6 +10,7 @@
 #include "base/endian.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/vec.h"
 #include "remote/source.h"
 
 enum {
@@ -178,16 +179,8 @@ static int check_bytes(const struct safetensors_tensor *t, struct err *e)
 
 static struct safetensors_tensor *add_tensor(struct parser *p)
 {
-    size_t cap = p->cap ? p->cap * 2 : FIRST_TENSORS;
-    struct safetensors_tensor *grown;
-
-    if (p->h.count == p->cap) {
-        grown = reallocarray(p->h.tensor, cap, sizeof *grown);
-        if (!grown)
-            return NULL;
-        p->h.tensor = grown;
-        p->cap = cap;
-    }
+    if (!VEC_ROOM(p->h.tensor, p->h.count, p->cap))
+        return NULL;
     return &p->h.tensor[p->h.count++];
 }
 

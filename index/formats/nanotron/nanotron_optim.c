@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/keyset.h"
+#include "base/vec.h"
 #include "index/formats/format.h"
 #include "index/formats/nanotron/nanotron_priv.h"
 #include "index/formats/ranks/rank_files.h"
@@ -345,15 +346,8 @@ static int report_raw(struct optim *o, const struct entry *x, struct err *e)
 
 static int add_entry(struct optim *o, const struct entry *x, struct err *e)
 {
-    if (o->entries == o->cap) {
-        size_t cap = o->cap ? o->cap * 2 : 1024;
-        struct entry *grown = reallocarray(o->entry, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        o->entry = grown;
-        o->cap = cap;
-    }
+    if (!VEC_ROOM(o->entry, o->entries, o->cap))
+        return err_nomem(e);
     o->entry[o->entries++] = *x;
     return 0;
 }

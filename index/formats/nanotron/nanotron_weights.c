@@ -7,6 +7,7 @@
 
 #include "base/keyset.h"
 #include "base/pool.h"
+#include "base/vec.h"
 #include "index/formats/format.h"
 #include "index/formats/hf/safetensors_files.h"
 #include "index/formats/hf/safetensors_header.h"
@@ -90,15 +91,8 @@ static int add_file(struct nano *n, const char *dir, const char *name, struct er
         return 0;
     if (n->files == MAX_FILES)
         return err_set(e, EFBIG, "more than %d files of parameters", MAX_FILES);
-    if (n->files == n->file_cap) {
-        size_t cap = n->file_cap ? n->file_cap * 2 : 256;
-        struct nano_file *grown = reallocarray(n->file, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        n->file = grown;
-        n->file_cap = cap;
-    }
+    if (!VEC_ROOM(n->file, n->files, n->file_cap))
+        return err_nomem(e);
     if (store_join(dir, name, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", dir, name);
     f.rank = parsed.rank;
@@ -130,15 +124,8 @@ static int push(struct todo *t, const char *dir, const char *name, struct err *e
 
     if (store_join(dir, name, path, sizeof path) < 0)
         return err_set(e, ENAMETOOLONG, "%s/%s: the path is too long", dir, name);
-    if (t->count == t->cap) {
-        size_t cap = t->cap ? t->cap * 2 : 64;
-        char **grown = reallocarray(t->dir, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        t->dir = grown;
-        t->cap = cap;
-    }
+    if (!VEC_ROOM(t->dir, t->count, t->cap))
+        return err_nomem(e);
     t->dir[t->count] = strdup(path);
     return t->dir[t->count] ? (t->count++, 0) : err_nomem(e);
 }

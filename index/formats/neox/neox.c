@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/buf.h"
+#include "base/vec.h"
 #include "index/formats/deepspeed/deepspeed.h"
 #include "index/formats/format.h"
 #include "index/formats/neox/neox_rules.h"
@@ -229,15 +230,8 @@ static int compare_layers(const void *a, const void *b)
 
 static int add_layer(struct neox *n, const struct layer_file *x, struct err *e)
 {
-    if (n->nlayers == n->cap) {
-        size_t cap = n->cap ? n->cap * 2 : 64;
-        struct layer_file *grown = reallocarray(n->layer, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        n->layer = grown;
-        n->cap = cap;
-    }
+    if (!VEC_ROOM(n->layer, n->nlayers, n->cap))
+        return err_nomem(e);
     n->layer[n->nlayers++] = *x;
     n->tensor = MAX(n->tensor, x->rank + 1);
     return 0;

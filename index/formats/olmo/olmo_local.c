@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/olmo/olmo_flat.h"
 #include "index/formats/rankfiles/rank_set.h"
 #include "index/formats/torch/torch_walk.h"
@@ -131,15 +132,8 @@ static int keep(struct olmo_local *l, const struct olmo_flat *f, struct err *e)
         return err_nomem(e);
     memcpy(dim, f->shape.dim, f->shape.nd * sizeof *dim);
 
-    if (r->count == r->cap) {
-        size_t cap = r->cap ? 2 * r->cap : 64;
-
-        x = reallocarray(r->range, cap, sizeof *x);
-        if (!x)
-            return err_nomem(e);
-        r->range = x;
-        r->cap = cap;
-    }
+    if (!VEC_ROOM(r->range, r->count, r->cap))
+        return err_nomem(e);
     x = &r->range[r->count];
     *x = (struct range){.name = arena_memdup(l->arena, f->name, f->len),
                         .len = f->len,

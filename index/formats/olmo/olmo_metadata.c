@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/vec.h"
 #include "index/formats/dcp/dcp_intern.h"
 #include "index/formats/torch/torch_zip.h"
 
@@ -287,15 +288,8 @@ static struct olmo_tensor *new_tensor(struct parser *p)
 {
     struct olmo_metadata *m = p->m;
 
-    if (m->count == p->cap) {
-        size_t cap = p->cap ? p->cap * 2 : FIRST_TENSORS;
-        struct olmo_tensor *more = reallocarray(m->tensor, cap, sizeof *more);
-
-        if (!more)
-            return NULL;
-        m->tensor = more;
-        p->cap = cap;
-    }
+    if (!VEC_ROOM(m->tensor, m->count, p->cap))
+        return NULL;
     m->tensor[m->count] = (struct olmo_tensor){0};
     return &m->tensor[m->count++];
 }

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/flat_boxes.h"
 #include "index/formats/format.h"
 #include "index/formats/olmo/olmo_metadata.h"
@@ -178,16 +179,9 @@ static uint64_t *new_box(struct part *p, const struct box *box, struct err *e)
 {
     size_t numbers = 2 * (size_t)p->shape.nd;
 
-    if (p->nbox == p->box_cap) {
-        size_t cap = p->box_cap ? p->box_cap * 2 : FIRST_BOXES;
-        struct box *more = reallocarray(p->box, cap, sizeof *more);
-
-        if (!more) {
-            err_nomem(e);
-            return NULL;
-        }
-        p->box = more;
-        p->box_cap = cap;
+    if (!VEC_ROOM(p->box, p->nbox, p->box_cap)) {
+        err_nomem(e);
+        return NULL;
     }
     if (p->number_cap - p->nnumber < numbers || !p->number) {
         size_t cap = MAX(p->number_cap * 2, p->nnumber + numbers + FIRST_BOXES);

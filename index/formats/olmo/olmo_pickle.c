@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/format.h"
 #include "index/formats/pickle/pickle.h"
 #include "index/formats/hf/safetensors_files.h"
@@ -21,15 +22,8 @@ enum {
 
 int olmo_pickles_add(struct olmo_pickles *l, const struct olmo_pickle *p, struct err *e)
 {
-    if (l->count == l->cap) {
-        size_t cap = l->cap ? l->cap * 2 : FIRST_ITEMS;
-        struct olmo_pickle *more = reallocarray(l->item, cap, sizeof *more);
-
-        if (!more)
-            return err_nomem(e);
-        l->item = more;
-        l->cap = cap;
-    }
+    if (!VEC_ROOM(l->item, l->count, l->cap))
+        return err_nomem(e);
     l->item[l->count++] = *p;
     return 0;
 }

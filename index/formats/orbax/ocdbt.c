@@ -9,6 +9,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/keyset.h"
+#include "base/vec.h"
 #include "index/formats/orbax/ocdbt_node.h"
 
 enum {
@@ -171,15 +172,8 @@ static int push(struct walk *w, const struct child *c, struct err *e)
 
 static struct ocdbt_value *add_value(struct ocdbt *o)
 {
-    if (o->count == o->cap) {
-        size_t cap = o->cap ? o->cap * 2 : 256;
-        struct ocdbt_value *more = reallocarray(o->value, cap, sizeof *more);
-
-        if (!more)
-            return NULL;
-        o->value = more;
-        o->cap = cap;
-    }
+    if (!VEC_ROOM(o->value, o->count, o->cap))
+        return NULL;
     return &o->value[o->count++];
 }
 

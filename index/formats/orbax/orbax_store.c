@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/orbax/ocdbt.h"
 #include "index/formats/orbax/ocdbt_node.h"
 #include "index/formats/orbax/orbax_dirs.h"
@@ -82,16 +83,9 @@ static struct array *add_array(struct orbax_store *s, const char *name, size_t l
 {
     struct array *a;
 
-    if (s->count == s->cap) {
-        size_t cap = s->cap ? s->cap * 2 : 64;
-        struct array *more = reallocarray(s->array, cap, sizeof *more);
-
-        if (!more) {
-            err_nomem(e);
-            return NULL;
-        }
-        s->array = more;
-        s->cap = cap;
+    if (!VEC_ROOM(s->array, s->count, s->cap)) {
+        err_nomem(e);
+        return NULL;
     }
     a = &s->array[s->count];
     *a = (struct array){

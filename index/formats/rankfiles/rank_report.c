@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/vec.h"
 #include "index/formats/rankfiles/rank_set_priv.h"
 
 /* What is told at the end, with an example of each. */
@@ -193,16 +194,7 @@ static bool is_empty(const struct rank_piece *p)
 
 static int grow(struct report *r, size_t n, struct err *e)
 {
-    const struct rank_piece **grown;
-
-    if (n <= r->cap)
-        return 0;
-    grown = reallocarray(r->piece, n, sizeof *grown);
-    if (!grown)
-        return err_nomem(e);
-    r->piece = grown;
-    r->cap = n;
-    return 0;
+    return VEC_ROOM_FOR(r->piece, n, r->cap) ? 0 : err_nomem(e);
 }
 
 /* Those that hold something, each box once; copies of a box are the same. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/pool.h"
+#include "base/vec.h"
 #include "index/formats/format.h"
 
 enum {
@@ -78,15 +79,8 @@ int rank_set_add(struct rank_set *s, const char *path, struct err *e)
 
     if (s->nfiles == MAX_FILES)
         return err_set(e, EFBIG, "more than %d files", MAX_FILES);
-    if (s->nfiles == s->cap) {
-        size_t cap = s->cap ? s->cap * 2 : 16;
-        struct rank_file *grown = reallocarray(s->file, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        s->file = grown;
-        s->cap = cap;
-    }
+    if (!VEC_ROOM(s->file, s->nfiles, s->cap))
+        return err_nomem(e);
     f = &s->file[s->nfiles];
     *f = (struct rank_file){.path = strdup(path)};
     if (!f->path)

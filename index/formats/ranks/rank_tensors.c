@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/torch/torch_walk.h"
 
 struct collect {
@@ -20,16 +21,9 @@ static struct rank_tensor *add_tensor(struct collect *k, struct err *e)
 {
     struct rank_tensors *t = k->to;
 
-    if (t->count == k->cap) {
-        size_t cap = k->cap ? k->cap * 2 : 256;
-        struct rank_tensor *grown = reallocarray(t->tensor, cap, sizeof *grown);
-
-        if (!grown) {
-            err_nomem(e);
-            return NULL;
-        }
-        t->tensor = grown;
-        k->cap = cap;
+    if (!VEC_ROOM(t->tensor, t->count, k->cap)) {
+        err_nomem(e);
+        return NULL;
     }
     t->tensor[t->count] = (struct rank_tensor){0};
     return &t->tensor[t->count++];

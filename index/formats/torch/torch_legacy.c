@@ -10,6 +10,7 @@
 #include "base/endian.h"
 #include "base/err.h"
 #include "base/keyset.h"
+#include "base/vec.h"
 #include "index/formats/torch/torch_file.h"
 #include "index/formats/torch/torch_zip.h"
 #include "remote/source.h"
@@ -179,15 +180,8 @@ static int push(struct search *w, struct pv v, struct err *e)
     rc = keyset_add(&w->seen, &id, sizeof id);
     if (rc <= 0)
         return rc < 0 ? err_nomem(e) : 0;
-    if (w->count == w->cap) {
-        size_t cap = w->cap ? w->cap * 2 : 256;
-        struct pv *grown = reallocarray(w->stack, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        w->stack = grown;
-        w->cap = cap;
-    }
+    if (!VEC_ROOM(w->stack, w->count, w->cap))
+        return err_nomem(e);
     w->stack[w->count++] = v;
     return 0;
 }
@@ -237,15 +231,8 @@ static int note_storage(struct torch_legacy *t, const struct pv *v, struct err *
         return 0;
     s.key = pv_bytes(&key, &s.key_len);
     s.size = c.size;
-    if (t->count == t->cap) {
-        size_t cap = t->cap ? t->cap * 2 : 64;
-        struct storage *grown = reallocarray(t->storage, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        t->storage = grown;
-        t->cap = cap;
-    }
+    if (!VEC_ROOM(t->storage, t->count, t->cap))
+        return err_nomem(e);
     t->storage[t->count++] = s;
     return 0;
 }

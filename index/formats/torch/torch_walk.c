@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 
 enum {
     MAX_FRAMES = 512,  /* real objects: under 60 */
@@ -310,15 +311,8 @@ static int push(struct torch_walk *w, struct stack *s, const struct visit *x,
         w->others++; /* the object says so */
         return 0;
     }
-    if (s->count == s->cap) {
-        size_t cap = s->cap ? s->cap * 2 : 16;
-        struct frame *grown = reallocarray(s->frame, cap, sizeof *grown);
-
-        if (!grown)
-            return err_nomem(e);
-        s->frame = grown;
-        s->cap = cap;
-    }
+    if (!VEC_ROOM(s->frame, s->count, s->cap))
+        return err_nomem(e);
     s->frame[s->count++] = (struct frame){
         .v = x->v,
         .key_len = w->key.len,

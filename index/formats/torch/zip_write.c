@@ -6,6 +6,7 @@
 #include <zlib.h>
 
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/layout.h"
 
 enum {
@@ -78,18 +79,12 @@ void zip_write_release(struct zip_write *z)
 static int add_member(struct zip_write *z, const char *name, size_t len, uint64_t size,
                       struct zip_written **out, struct err *e)
 {
-    size_t cap = z->cap ? z->cap * 2 : 8;
     struct zip_written *m;
 
     if (len > UINT16_MAX)
         return err_set(e, ENAMETOOLONG, "a name of %zu bytes in a zip archive", len);
-    if (z->members == z->cap) {
-        m = reallocarray(z->member, cap, sizeof *m);
-        if (!m)
-            return err_nomem(e);
-        z->member = m;
-        z->cap = cap;
-    }
+    if (!VEC_ROOM(z->member, z->members, z->cap))
+        return err_nomem(e);
     m = &z->member[z->members];
     *m = (struct zip_written){
         .name = z->names.len, .name_len = len, .header = here(z), .size = size};

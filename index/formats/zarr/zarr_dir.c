@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/vec.h"
 #include "index/formats/format.h"
 #include "index/sink.h"
 
@@ -120,15 +121,8 @@ static int note_file(struct walk *w, uint32_t number, const char *path, struct e
 {
     if (!w->a->sharded)
         return 0;
-    if (w->nfile == w->cap) {
-        size_t cap = w->cap ? w->cap * 2 : 16;
-        struct chunk_file *bigger = reallocarray(w->file, cap, sizeof *bigger);
-
-        if (!bigger)
-            return err_nomem(e);
-        w->file = bigger;
-        w->cap = cap;
-    }
+    if (!VEC_ROOM(w->file, w->nfile, w->cap))
+        return err_nomem(e);
     w->file[w->nfile].number = number;
     w->file[w->nfile].path = arena_memdup(w->arena, path, strlen(path));
     return w->file[w->nfile++].path ? 0 : err_nomem(e);

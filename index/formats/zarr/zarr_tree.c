@@ -12,6 +12,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/json.h"
+#include "base/vec.h"
 #include "index/formats/format.h"
 #include "index/formats/jax_role.h"
 #include "index/formats/json_object.h"
@@ -219,15 +220,8 @@ static uint64_t meaning_of(const struct zarr_array *a)
 static int note_seen(struct tree *t, const char *path, const struct zarr_array *a,
                      struct err *e)
 {
-    if (t->nseen == t->cap) {
-        size_t cap = t->cap ? t->cap * 2 : 64;
-        struct seen *bigger = reallocarray(t->seen, cap, sizeof *bigger);
-
-        if (!bigger)
-            return err_nomem(e);
-        t->seen = bigger;
-        t->cap = cap;
-    }
+    if (!VEC_ROOM(t->seen, t->nseen, t->cap))
+        return err_nomem(e);
     t->seen[t->nseen++] =
         (struct seen){XXH3_64bits(path, strlen(path)), meaning_of(a), false};
     return 0;
