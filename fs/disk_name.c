@@ -296,8 +296,12 @@ int disk_rename(struct request *r, struct err *e)
     CLEANUP(disk_unref) struct disk_ref from = {0};
     CLEANUP(disk_unref) struct disk_ref to = {0};
     CLEANUP(moving_release) struct moving m = {.fs = r->fs};
-    int rc = disk_ref(r->fs, r->ino, &from, e);
+    int rc;
 
+    if (r->flags & RENAME_WHITEOUT)
+        return err_set(e, EINVAL, "%s: a whiteout is a device, and none are made here",
+                       r->name);
+    rc = disk_ref(r->fs, r->ino, &from, e);
     if (rc == 0)
         rc = disk_ref(r->fs, r->to, &to, e);
     if (rc < 0)
