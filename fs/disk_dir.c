@@ -93,7 +93,7 @@ static int add_views(struct request *r, struct disk_node *dir, struct disk_list 
 static int read_names(const struct fs *fs, const struct disk_node *at,
                       struct disk_list *l, struct err *e)
 {
-    int fd = openat(l->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+    int fd = fcntl(l->fd, F_DUPFD_CLOEXEC, 0), rc = 0;
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     const struct dirent *x;
 
@@ -103,6 +103,7 @@ static int read_names(const struct fs *fs, const struct disk_node *at,
             close(fd);
         return rc;
     }
+    rewinddir(dir);
     while (rc == 0 && (errno = 0, x = readdir(dir)))
         if (!publish_is_staging(x->d_name))
             rc = add(l, x->d_name, disk_number(fs, at->dev, x->d_ino),
@@ -135,7 +136,8 @@ static int open_dir(struct request *r, struct err *e)
         rc = as_caller(r, &acting, e);
     if (rc < 0)
         return rc;
-    fd = openat(ref.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* Not "." in it: that needs the right to search. */
+    fd = open(disk_proc(ref.fd).path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return fd < 0 ? err_set(e, errno, "open a directory: %s", strerror(errno)) : fd;
 }
 
