@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -75,7 +76,7 @@ static int set_owner(int fd, const struct stat *attr, int to_set)
     uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
     gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
 
-    return to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)
+    return !to_set || to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)
                ? fchownat(fd, "", uid, gid, AT_EMPTY_PATH)
                : 0;
 }
@@ -122,30 +123,28 @@ static int set_times(int fd, const struct disk_node *n, const struct stat *attr,
 }
 
 /*
- * Set-user-ID and set-group-ID, which a write takes from a file unless its writer may keep
- * them. The kernel leaves that to us (FUSE_HANDLE_KILLPRIV_V2, fs/negotiate): for its own
- * write to the file by a change of no attribute.
+ * A request that sets nothing is a chown(2) that names neither owner nor group; or the
+ * kernel, which leaves set-id bits to us (FUSE_HANDLE_KILLPRIV_V2, fs/negotiate), is about
+ * to write the file for someone. chown is right for both: it sets the time of the change and
+ * clears the bits. But a writer need not own the file.
  */
-static int drop_set_id(const struct disk_ref *ref, struct err *e)
+static int as_changer(const struct request *r, const struct disk_ref *ref, int to_set,
+                      struct acting *a, struct err *e)
 {
-    struct stat st;
-    mode_t gone = S_ISUID;
+    int rc = caller_of(fuse_req_ctx(r->req), &a->caller, e);
 
-    if (fstat(ref->fd, &st) < 0)
-        return err_set(e, errno, "stat: %s", strerror(errno));
-    if (st.st_mode & S_IXGRP)
-        gone |= S_ISGID;
-    if (S_ISREG(st.st_mode) && (st.st_mode & gone) &&
-        chmod(disk_proc(ref->fd).path, st.st_mode & 07777 & ~gone) < 0)
-        return err_set(e, errno, "change attributes: %s", strerror(errno));
-    return 0;
+    if (rc < 0)
+        return rc;
+    if (!to_set && disk_writers(r->fs, ref->node, 0) > 0)
+        a->caller.capabilities |= 1ull << CAP_FOWNER;
+    return caller_enter(&a->caller, &a->saved, e);
 }
 
 static int change(struct request *r, const struct disk_ref *ref,
                   const struct stat *attr, int to_set, struct err *e)
 {
     CLEANUP(as_server) struct acting acting = {0};
-    int rc = as_caller(r, &acting, e);
+    int rc = as_changer(r, ref, to_set, &acting, e);
 
     if (rc < 0)
         return rc;
@@ -161,10 +160,8 @@ int disk_setattr(struct request *r, const struct stat *attr, int to_set, struct 
     CLEANUP(disk_unref) struct disk_ref ref = {0};
     int rc = disk_ref(r->fs, r->ino, &ref, e);
 
-    if (rc == 0 && to_set)
+    if (rc == 0)
         rc = change(r, &ref, attr, to_set, e);
-    else if (rc == 0)
-        rc = drop_set_id(&ref, e);
     if (rc < 0)
         return rc;
     disk_changed(r->fs, ref.node);
