@@ -294,6 +294,68 @@ def test_the_bits_that_give_rights(t):
     same("published", rights(t + "/run/step2/tool"), f"4755 {ALICE} {ALICE}")
 
 
+def test_a_file_of_another_with_such_bits(t):
+    """Who may write it, and does not own it, writes it: the bits go then, as on the disk. S_ISGID of a file without S_IXGRP stays for its group."""
+    def written(path, mode, groups):
+        write(path)
+        os.chown(path, ALICE, TEAM)
+        os.chmod(path, mode)
+        as_user(BOB, lambda: write(path, flags=os.O_WRONLY), groups=groups)
+        return rights(path)
+
+    with shared_run(t) as m:
+        for place in places(m):
+            for mode in (0o4777, 0o2777, 0o2767, 0o6766, 0o666):
+                for groups in ([], [TEAM]):
+                    same(f"{mode:o} {groups}", written(place + "/tool", mode, groups), written(t + "/tool", mode, groups))
+
+
+def test_a_chown_that_names_nobody(t):
+    """It sets the time of the change all the same, and clears the bits."""
+    with shared_run(t) as m:
+        for place in places(m):
+            for name in ("tool", "dir", "link"):
+                path = f"{place}/{name}"
+                {"tool": write, "dir": os.mkdir, "link": lambda p: os.symlink("tool", p)}[name](path)
+                old = os.lstat(path).st_ctime_ns
+                time.sleep(0.02)
+                os.chown(path, -1, -1, follow_symlinks=False)
+                assert os.lstat(path).st_ctime_ns > old, path
+            os.chmod(place + "/tool", 0o4755)
+            os.chown(place + "/tool", -1, -1)
+            same("mode", rights(place + "/tool"), "755 0 0")
+
+
+def test_a_directory_that_may_be_listed_only(t):
+    """To open and list a directory needs the right to read it, and no right to search it; what is open stays so."""
+    with shared_run(t) as m:
+        for place in places(m):
+            os.mkdir(place + "/sub")
+            write(place + "/sub/notes")
+            os.chown(place + "/sub", ALICE, ALICE)
+            os.chmod(place + "/sub", 0o400)
+
+            def look():
+                fd = os.open(place + "/sub", os.O_RDONLY | os.O_DIRECTORY)
+                same("names", os.listdir(fd), ["notes"])
+                fails("search", errno.EACCES, lambda: os.stat(place + "/sub/notes"))
+                os.chmod(place + "/sub", 0)
+                same("names", os.listdir(fd), ["notes"])
+
+            as_user(ALICE, look)
+            fails("of another", errno.EACCES, lambda: as_user(BOB, lambda: os.listdir(place + "/sub")))
+
+
+def test_a_rename_that_leaves_a_device(t):
+    """RENAME_WHITEOUT makes a device, of which there are none."""
+    with shared_run(t) as m:
+        for place in places(m):
+            write(place + "/notes")
+            moved = ctypes.CDLL(None, use_errno=True).renameat2(-100, f"{place}/notes".encode(), -100, f"{place}/other".encode(), 4)
+            same("rename", (moved, errno.errorcode[ctypes.get_errno()]), (-1, "EINVAL"))
+            same("names", os.listdir(place), ["notes"])
+
+
 def test_owners_are_published(t):
     """Each file and directory has the owner that stat(2) told before."""
     with shared_run(t) as m:
