@@ -178,6 +178,35 @@ static void make_room(struct disk *d)
     }
 }
 
+/* Closes half of them. Was there any that is not in use? */
+static bool spare_some(struct disk *d)
+{
+    size_t before = d->fds, most = d->max_fds;
+
+    d->max_fds = before / 2;
+    make_room(d);
+    d->max_fds = most;
+    return d->fds < before;
+}
+
+int disk_openat(struct fs *fs, int at, const char *name, int flags, mode_t mode)
+{
+    int fd = openat(at, name, flags, mode);
+
+    while (fd < 0 && errno == EMFILE) {
+        bool spared;
+
+        disk_lock(fs);
+        spared = spare_some(fs->disk);
+        disk_unlock(fs);
+        errno = EMFILE;
+        if (!spared)
+            return -1;
+        fd = openat(at, name, flags, mode);
+    }
+    return fd;
+}
+
 /* Takes the descriptor over; where the node has one, that stays. */
 static void give_fd(struct disk *d, struct disk_node *n, int fd)
 {
@@ -430,13 +459,17 @@ static int open_again(struct fs *fs, struct disk_node *n, struct err *e)
     struct identity id;
     struct stat st;
     int at = dir ? disk_get(fs, dir, e) : -ESTALE;
-    int fd = at < 0 ? -1 : openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int fd =
+        at < 0 ? -1 : disk_openat(fs, at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+    int code = at < 0 ? -at : errno;
 
     if (at >= 0)
         disk_put(fs, dir);
     disk_unpin(fs, dir);
     if (fd >= 0 && identify(fd, &id, &st) == 0 && is_same(n, &id))
         return fd;
+    if (fd < 0 && (code == EMFILE || code == ENFILE))
+        return err_set(e, code, "%s: %s", name, strerror(code));
     if (fd >= 0)
         close(fd);
     return err_set(e, ESTALE, "%s is not there any more, or another file", name);
@@ -551,7 +584,7 @@ int disk_find(struct fs *fs, struct disk_node *dir, const char *name,
 
     if (at < 0)
         return at;
-    fd = openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    fd = disk_openat(fs, at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
     rc = fd < 0 ? fail(name, e) : identify(fd, &id, st);
     disk_put(fs, dir);
     if (rc < 0) {
@@ -566,7 +599,8 @@ struct disk_node *disk_known(struct fs *fs, struct disk_node *dir, const char *n
 {
     struct err ignored = {0};
     int at = disk_get(fs, dir, &ignored);
-    CLEANUP_FD int fd = at < 0 ? -1 : openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    CLEANUP_FD int fd =
+        at < 0 ? -1 : disk_openat(fs, at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
     struct disk_node *n = NULL;
     struct identity id;
     struct stat st;

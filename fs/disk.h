@@ -62,6 +62,12 @@ int disk_get(struct fs *fs, struct disk_node *n, struct err *e);
 void disk_put(struct fs *fs, struct disk_node *n);
 
 /*
+ * openat(2) that goes on where no descriptor is left: nodes have some that nobody uses, and
+ * find their files again.
+ */
+int disk_openat(struct fs *fs, int at, const char *name, int flags, mode_t mode);
+
+/*
  * What `name` of the directory is now; the reference is the kernel's or the caller's. The
  * kernel judges by the rights that this thread has. Returns -ENOENT, -EACCES, ...
  */

@@ -137,7 +137,8 @@ static int open_dir(struct request *r, struct err *e)
     if (rc < 0)
         return rc;
     /* Not "." in it: that needs the right to search. */
-    fd = open(disk_proc(ref.fd).path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    fd = disk_openat(r->fs, AT_FDCWD, disk_proc(ref.fd).path,
+                     O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     return fd < 0 ? err_set(e, errno, "open a directory: %s", strerror(errno)) : fd;
 }
 

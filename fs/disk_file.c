@@ -132,8 +132,8 @@ static int open_again(struct request *r, struct err *e)
         rc = may_execute(ref.fd, &acting, e);
     if (rc < 0)
         return rc;
-    fd = open(disk_proc(ref.fd).path,
-              (r->fi.flags & FLAGS_KEPT) | O_CLOEXEC | O_NONBLOCK);
+    fd = disk_openat(r->fs, AT_FDCWD, disk_proc(ref.fd).path,
+                     (r->fi.flags & FLAGS_KEPT) | O_CLOEXEC | O_NONBLOCK, 0);
     return fd < 0 ? err_set(e, errno, "open: %s", strerror(errno)) : fd;
 }
 
@@ -174,10 +174,10 @@ static int create(struct request *r, const struct disk_ref *dir, struct err *e)
 
     if (rc < 0)
         return rc;
-    fd = openat(dir->fd, r->name,
-                (r->fi.flags & (FLAGS_KEPT | O_EXCL)) | O_CREAT | O_CLOEXEC |
-                    O_NOFOLLOW | O_NONBLOCK,
-                r->mode & 07777);
+    fd = disk_openat(r->fs, dir->fd, r->name,
+                     (r->fi.flags & (FLAGS_KEPT | O_EXCL)) | O_CREAT | O_CLOEXEC |
+                         O_NOFOLLOW | O_NONBLOCK,
+                     r->mode & 07777);
     return fd < 0 ? err_set(e, errno, "%s: %s", r->name, strerror(errno)) : fd;
 }
 

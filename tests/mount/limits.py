@@ -143,5 +143,19 @@ def test_commands(t):
         same(f"{name}, converted", command("cat", f"{t}/{name}-out", key), want)
 
 
+def test_many_open_files_of_a_mount_for_writing(t):
+    """What programs have open comes first: descriptors that the server keeps of other names are closed for them."""
+    os.mkdir(t + "/run")
+    with Mount(t + "/run", t + "/mnt", "rw", wrapper=FEW) as m:
+        for i in range(LIMIT):
+            os.mkdir(m / f"dir{i}")
+        fds = [os.open(m / f"dir{i}", os.O_RDONLY) for i in range(LIMIT // 2, LIMIT // 2 + 70)]
+        fds += [os.open(m / f"dir{i}/file", os.O_RDWR | os.O_CREAT) for i in range(80)]
+        os.mkdir(m / "dir0/sub")
+        for fd in fds:
+            os.close(fd)
+        same("names", len(os.listdir(m.path)), LIMIT)
+
+
 if __name__ == "__main__":
     main(globals())
