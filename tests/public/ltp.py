@@ -79,7 +79,8 @@ def end(test, where):
 
 def run_one(path, where, *args):
     with subprocess.Popen([str(path), *args], cwd=where, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace", env={**os.environ, "TMPDIR": where, "PATH": f"{path.parent}:{os.environ['PATH']}", "LTP_TIMEOUT_MUL": "3", "LTP_COLORIZE_OUTPUT": "0"}) as done:
+                          errors="replace", env={**os.environ, "TMPDIR": where, "PATH": f"{path.parent}:{os.environ['PATH']}",
+                                                 "LTP_TIMEOUT_MUL": "3", "LTP_COLORIZE_OUTPUT": "0"}) as done:
         try:
             text = done.communicate(timeout=SECONDS)[0]
         except subprocess.TimeoutExpired:
