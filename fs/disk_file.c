@@ -263,9 +263,11 @@ static ssize_t put(const struct request *r, const struct disk_file *f, const cha
                    size_t done)
 {
     const struct iovec v = {(void *)(uintptr_t)(data + done), r->size - done};
-    bool append = (r->fi.flags & O_APPEND) && !r->fi.writepage;
+    int how = (r->fi.flags & O_APPEND) && !r->fi.writepage ? RWF_APPEND : 0;
 
-    return pwritev2(f->fd, &v, 1, r->off + (off_t)done, append ? RWF_APPEND : 0);
+    if (request_is_synchronous(r))
+        how |= RWF_SYNC;
+    return pwritev2(f->fd, &v, 1, r->off + (off_t)done, how);
 }
 
 /* The kernel takes set-id bits away as it does from who writes on the disk: as the caller. */

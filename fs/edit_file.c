@@ -324,6 +324,26 @@ static int put(struct edit_handle *h, const char *data, size_t size, off_t off,
     return rc == 0 ? expect(n, e) : rc;
 }
 
+static int sync_node(struct edit_node *n, struct err *e)
+{
+    int rc, end;
+
+    if (!n->in) {
+        rc = txn_confirm(n->file, size_of(n), e);
+        return rc == 0 ? txn_file_sync(n->file, e) : rc;
+    }
+    rc = intake_confirm(n->in, e);
+    if (rc == 0)
+        rc = txn_confirm(n->file, size_of(n), e);
+    if (rc == 0)
+        rc = txn_sync_begin(n->file, e);
+    if (rc < 0)
+        return rc;
+    rc = intake_sync(n->in, e);
+    end = txn_sync_end(n->file, rc == 0, rc == 0 ? e : &(struct err){0});
+    return rc < 0 ? rc : end;
+}
+
 int edit_write(struct request *r, const char *data, struct err *e)
 {
     struct edit_handle *h = handle_of_file(&r->fi);
@@ -342,6 +362,8 @@ int edit_write(struct request *r, const char *data, struct err *e)
     if (rc == 0)
         rc = live ? put(h, data, r->size, r->off, e)
                   : write_spooled(h, data, r->size, r->off, e);
+    if (rc == 0 && live && request_is_synchronous(r))
+        rc = sync_node(n, e);
     if (live)
         target_leave(n->target);
     edits_lock(r->fs);
@@ -621,26 +643,6 @@ int edit_flush(struct request *r, struct err *e)
         return rc;
     fuse_reply_err(r->req, 0);
     return 0;
-}
-
-static int sync_node(struct edit_node *n, struct err *e)
-{
-    int rc, end;
-
-    if (!n->in) {
-        rc = txn_confirm(n->file, size_of(n), e);
-        return rc == 0 ? txn_file_sync(n->file, e) : rc;
-    }
-    rc = intake_confirm(n->in, e);
-    if (rc == 0)
-        rc = txn_confirm(n->file, size_of(n), e);
-    if (rc == 0)
-        rc = txn_sync_begin(n->file, e);
-    if (rc < 0)
-        return rc;
-    rc = intake_sync(n->in, e);
-    end = txn_sync_end(n->file, rc == 0, rc == 0 ? e : &(struct err){0});
-    return rc < 0 ? rc : end;
 }
 
 int edit_fsync(struct request *r, struct err *e)

@@ -37,6 +37,11 @@ bool request_writes_directly(const struct request *r, unsigned writers)
            (r->fi.flags & O_ACCMODE) == O_WRONLY;
 }
 
+bool request_is_synchronous(const struct request *r)
+{
+    return r->fi.flags & O_DSYNC; /* O_SYNC has that bit, too */
+}
+
 /* A name that is gone is just that; a shard that is gone is a fault of what is read. */
 static int errno_for(const struct request *r, int code, const struct err *e)
 {

@@ -43,6 +43,12 @@ struct request {
  */
 bool request_writes_directly(const struct request *r, unsigned writers);
 
+/*
+ * Is a write of it to be on the disk before it is answered (O_SYNC, O_DSYNC, RWF_DSYNC)? With
+ * direct I/O the kernel sends no FSYNC after it.
+ */
+bool request_is_synchronous(const struct request *r);
+
 /* Runs it here or, if it asks for that, later. */
 void request_run(const struct request *r);
 

@@ -463,6 +463,8 @@ ssize_t pwritev2(int fd, const struct iovec *iov, int count, off_t off, int flag
         die();
     if (n > 0)
         note_bytes(fd, off, (size_t)n);
+    if (n > 0 && (flags & (RWF_SYNC | RWF_DSYNC)))
+        note("S\t%llu\n", (unsigned long long)ino_of(fd));
     end();
     return n;
 }

@@ -283,10 +283,10 @@ def test_files_beside_without_power(t):
 
 
 def test_synchronous_writes_without_power(t):
-    """What was written by O_DSYNC or O_SYNC is there, without an fsync."""
+    """What was written by O_DSYNC, O_SYNC or RWF_DSYNC is there, without an fsync."""
     place, log = t + "/run", t + "/log"
     os.mkdir(place)
-    for name in "data", "all", "end":
+    for name in "data", "all", "end", "once":
         write_file(f"{place}/{name}", b"old " * 1000)
     recording = Recording(place)
     with Mount(place, t + "/mnt", "rw", env=faulty(place, t + "/cache", log=log)) as m:
@@ -294,13 +294,16 @@ def test_synchronous_writes_without_power(t):
             fd = os.open(m / name, os.O_WRONLY | flags)
             os.write(fd, b"new " * 1000)
             os.close(fd)
+        fd = os.open(m / "once", os.O_WRONLY)
+        os.pwritev(fd, [b"new " * 1000], 0, os.RWF_DSYNC)
+        os.close(fd)
         with open(log) as f:
             told = sum(1 for _ in f)
     recording.load(log)
     rnd = random.Random(SEED)
     for i in range(8 * STATES):
         recording.crash(told, rnd, place)
-        same_tree(f"state {i}", tree(place), {"data": b"new " * 1000, "all": b"new " * 1000, "end": b"old " * 1000 + b"new " * 1000})
+        same_tree(f"state {i}", tree(place), {"data": b"new " * 1000, "all": b"new " * 1000, "end": b"old " * 1000 + b"new " * 1000, "once": b"new " * 1000})
 
 
 def test_faults(t):
