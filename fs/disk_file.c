@@ -105,18 +105,6 @@ static int file_new(struct request *r, struct disk_node *n, int fd,
     return 0;
 }
 
-/* The kernel's __FMODE_EXEC: the file is opened by execve(2). No open(2) of a program has it. */
-enum { FLAG_EXEC = 040 };
-
-/* Who may execute a file need not be able to read it: the server opens it then. */
-static int may_execute(int fd, struct acting *acting, struct err *e)
-{
-    if (faccessat(AT_FDCWD, disk_proc(fd).path, X_OK, AT_EACCESS) < 0)
-        return err_set(e, errno, "execute: %s", strerror(errno));
-    as_server(acting);
-    return 0;
-}
-
 static int open_again(struct request *r, struct err *e)
 {
     CLEANUP(disk_unref) struct disk_ref ref = {0};
@@ -128,8 +116,6 @@ static int open_again(struct request *r, struct err *e)
     if (!S_ISREG(ref.node->type))
         return S_ISDIR(ref.node->type) ? -EISDIR : -ENXIO;
     rc = as_caller(r, &acting, e);
-    if (rc == 0 && (r->fi.flags & FLAG_EXEC))
-        rc = may_execute(ref.fd, &acting, e);
     if (rc < 0)
         return rc;
     fd = disk_openat(r->fs, AT_FDCWD, disk_proc(ref.fd).path,

@@ -7,7 +7,6 @@ PLACES are a directory that passes through to the source, and a new one that is 
 import ctypes
 import errno
 import os
-import shutil
 import stat
 import struct
 import subprocess
@@ -345,24 +344,6 @@ def test_a_directory_that_may_be_listed_only(t):
 
             as_user(ALICE, look)
             fails("of another", errno.EACCES, lambda: as_user(BOB, lambda: os.listdir(place + "/sub")))
-
-
-def test_a_program_that_nobody_may_read(t):
-    """To execute a file needs the right to execute it, and no right to read it."""
-    def run(path):
-        subprocess.run([path], check=True)
-
-    with shared_run(t) as m:
-        for place in places(m):
-            shutil.copy(shutil.which("true"), place + "/tool")
-            for mode, code in ((0o711, 0), (0o755, 0), (0o744, errno.EACCES), (0o710, errno.EACCES)):
-                os.chmod(place + "/tool", mode)
-                if code:
-                    fails(f"{mode:o}", code, lambda: as_user(ALICE, lambda: run(place + "/tool")))
-                else:
-                    as_user(ALICE, lambda: run(place + "/tool"))
-            os.chmod(place + "/tool", 0o711)
-            fails("read", errno.EACCES, lambda: as_user(ALICE, lambda: read_all(place + "/tool")))
 
 
 def test_a_rename_that_leaves_a_device(t):
