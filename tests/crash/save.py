@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Transactions of a mount whose server is killed, cut from power and denied room: the old checkpoint or the new one, whole,
-once the next mount has been there; and what is not published is gone on with."""
+once the next mount has been there; and what is not published is gone on with.
+
+Programs pause between their calls, by chance: $CRASH_PAUSE is the longest, in seconds.
+"""
 import contextlib
 import errno
 import os
@@ -11,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 
 from crashlib import EIO, ENOSPC, POINTS, SEED, STATES, faulty, points, run, same_tree
 from disk import Recording, SameInodes, tree
@@ -21,8 +25,14 @@ LONG = POINTS == "all" or STATES >= 100
 ALL_NEW = ["hf:max_shard_size=20KB", "dcp:ranks=3", "dcp-hf:ranks=2", "torch_dist:ranks=2", "zarr", "olmo:ranks=2", "olmo-step:ranks=2", "pt", "npz"]
 NEW = ALL_NEW if LONG else ["hf", "dcp:ranks=2"]
 EDIT = ["hf", "dcp", "dcp-hf", "torch_dist", "zarr", "pt", "npz"] if LONG else ["hf", "dcp"]
+PAUSE = float(os.environ.get("CRASH_PAUSE", "0.2"))
+PAUSES = random.Random(f"{SEED} pauses")
 KEYS = list(make_tensors(1))
 KEY, GONE = KEYS[0], KEYS[1]
+
+
+def pause():
+    time.sleep(PAUSES.choice((0, 0, 0.3, 1)) * PAUSE)
 
 
 def fsync(path):
@@ -41,9 +51,12 @@ def write_here_and_there(path, image):
     b = os.open(path, os.O_WRONLY)
     middle = len(image) // 2
     os.pwrite(b, image[middle:], middle)
+    pause()
     os.pwrite(a, image[:middle], 0)
+    pause()
     os.close(a)
     os.close(b)
+    pause()
 
 
 def new_checkpoint(m, fmt):
