@@ -12,7 +12,7 @@
 #include "fs/copies.h"
 #include "fs/disk.h"
 #include "fs/edit.h"
-#include "fs/lane.h"
+#include "fs/queue.h"
 #include "fs/node.h"
 #include "fs/overlay.h"
 #include "fs/permit.h"
@@ -176,9 +176,9 @@ void fs_close(struct fs *fs)
     if (!fs)
         return;
     watch_stop(fs->watch);
-    lane_free(fs->lane);
+    queue_free(fs->queue);
     copies_stop(fs->copies);
-    lane_free(fs->fills);
+    queue_free(fs->fills);
     watch_free(fs->watch);
     fs->watch = NULL; /* nobody is told any more */
     opened_end_all(fs);

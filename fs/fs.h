@@ -26,7 +26,7 @@ struct bucket_mount;
 struct copies;
 struct disk;
 struct edits;
-struct lane;
+struct queue;
 struct nodes;
 struct overlay;
 struct permits;
@@ -69,7 +69,7 @@ struct fs {
     atomic_uint_fast64_t disk_dev; /* the device of the source's root */
     struct edits *edits;           /* with disk */
     struct bucket_mount *bucket;   /* NULL: not for writing, or to a disk */
-    struct lane *lane, *fills;
+    struct queue *queue, *fills;
     struct permits *permits;
     struct copies *copies; /* NULL: nothing is materialised */
     struct watch *watch;

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "fs/asked.h"
-#include "fs/lane.h"
+#include "fs/queue.h"
 #include "fs/node.h"
 #include "fs/slot.h"
 
@@ -111,9 +111,9 @@ void request_run(const struct request *r)
     rc = here.fn(&here, &e);
     interrupt_set(before);
     if (rc == FS_LATER)
-        lane_add(r->fs->lane, r);
+        queue_add(r->fs->queue, r);
     else if (rc == FS_FILL)
-        lane_add(r->fs->fills, r);
+        queue_add(r->fs->fills, r);
     else if (rc < 0)
         request_fail(&here, rc, &e);
 }

@@ -11,8 +11,8 @@ struct request;
 /*
  * Answers the request and returns 0; or returns a negative errno (with words in e where
  * the cause is worth a log line) and has answered nothing; or FS_LATER when it would
- * have to wait for a scan: then it is run again on a thread of the lane, `may_block` set.
- * FS_FILL: of an open that takes a copy first: the same on the lane of fills, `may_fill` set.
+ * have to wait for a scan: then it is run again on a thread of the queue, `may_block` set.
+ * FS_FILL: of an open that takes a copy first: the same on the queue of fills, `may_fill` set.
  */
 typedef int request_fn(struct request *r, struct err *e);
 

@@ -20,7 +20,7 @@
 #include "fs/copies.h"
 #include "fs/edit.h"
 #include "fs/holder.h"
-#include "fs/lane.h"
+#include "fs/queue.h"
 #include "fs/mounts.h"
 #include "fs/negotiate.h"
 #include "fs/plans.h"
@@ -385,11 +385,11 @@ static void serve_plans(struct fs *fs)
 
 static int session_threads(struct session *s, struct err *e)
 {
-    int rc = lane_new(s->fs, &s->fs->lane, e);
+    int rc = queue_new(s->fs, &s->fs->queue, e);
 
     if (rc == 0 && s->fs->copies)
-        rc = lane_new_fills(s->fs, &s->fs->fills, e);
-    if (rc == 0) /* it looks after both lanes */
+        rc = queue_new_fills(s->fs, &s->fs->fills, e);
+    if (rc == 0) /* it looks after both queues */
         rc = watch_new(s->fs, &s->fs->watch, e);
     if (rc == 0 && s->fs->disk)
         rc = edits_start(s->fs, e);
@@ -482,10 +482,10 @@ static int session_serve(struct session *s, struct err *e)
     plans_free(s->fs->plans);
     s->fs->plans = NULL;
     watch_stop(s->fs->watch);
-    lane_free(s->fs->lane);
-    s->fs->lane = NULL;
+    queue_free(s->fs->queue);
+    s->fs->queue = NULL;
     copies_stop(s->fs->copies);
-    lane_free(s->fs->fills);
+    queue_free(s->fs->fills);
     s->fs->fills = NULL;
     if (s->fs->session) {
         fuse_session_unmount(s->fs->session);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/lane.c - threads for requests that wait for a scan, so that others need not. */
-#include "fs/lane.h"
+/* fs/queue.c - threads for requests that wait for a scan, so that others need not. */
+#include "fs/queue.h"
 
 #include <errno.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "fs/request.h"
 #include "fs/slot.h"
 
-enum { LANE_THREADS = 6, REAP_AT_ONCE = 64, REAP_NS = 100000000 };
+enum { QUEUE_THREADS = 6, REAP_AT_ONCE = 64, REAP_NS = 100000000 };
 
 /*
  * A waiting request. It is on the list until a thread takes it, or until it is answered
@@ -19,16 +19,16 @@ enum { LANE_THREADS = 6, REAP_AT_ONCE = 64, REAP_NS = 100000000 };
 struct waiting {
     struct waiting *next;
     struct request r;
-    struct lane *lane;
+    struct queue *queue;
     uint64_t key;
     char *name;
     bool interrupted;
 };
 
-struct lane {
+struct queue {
     struct fs *fs;
     bool fills; /* of opens that make a copy first */
-    pthread_t thread[LANE_THREADS];
+    pthread_t thread[QUEUE_THREADS];
     unsigned started;
     pthread_t reaper;
     bool reaps;
@@ -37,13 +37,13 @@ struct lane {
     /* guarded by lock */
     unsigned interrupts; /* of waiting requests, since the reaper slept */
     struct waiting *head, **tail;
-    uint64_t running[LANE_THREADS]; /* keys that a thread works on; 0: none */
-    unsigned threads;               /* that took a place in it */
+    uint64_t running[QUEUE_THREADS]; /* keys that a thread works on; 0: none */
+    unsigned threads;                /* that took a place in it */
     bool stop;
 };
 
 /* All of a generation, or one directory; one inode of fills. Never 0. */
-static uint64_t key_of(const struct lane *l, const struct request *r)
+static uint64_t key_of(const struct queue *l, const struct request *r)
 {
     return ino_is_inside(r->ino) && !l->fills ? r->ino >> 40 : r->ino;
 }
@@ -54,16 +54,16 @@ static void waiting_free(struct waiting *w)
     free(w);
 }
 
-static bool is_running(const struct lane *l, uint64_t key)
+static bool is_running(const struct queue *l, uint64_t key)
 {
-    for (unsigned i = 0; i < LANE_THREADS; i++)
+    for (unsigned i = 0; i < QUEUE_THREADS; i++)
         if (l->running[i] == key)
             return true;
     return false;
 }
 
 /* Takes the request at *p off the list. */
-static struct waiting *unlink_at(struct lane *l, struct waiting **p)
+static struct waiting *unlink_at(struct queue *l, struct waiting **p)
 {
     struct waiting *w = *p;
 
@@ -74,7 +74,7 @@ static struct waiting *unlink_at(struct lane *l, struct waiting **p)
 }
 
 /* The first request whose node no thread works on, or NULL. */
-static const struct waiting *next_job(const struct lane *l)
+static const struct waiting *next_job(const struct queue *l)
 {
     for (const struct waiting *w = l->head; w; w = w->next)
         if (!is_running(l, w->key))
@@ -83,7 +83,7 @@ static const struct waiting *next_job(const struct lane *l)
 }
 
 /* A request on this node, off the list, or NULL. */
-static struct waiting *take(struct lane *l, uint64_t key)
+static struct waiting *take(struct queue *l, uint64_t key)
 {
     for (struct waiting **p = &l->head; *p; p = &(*p)->next)
         if ((*p)->key == key)
@@ -101,11 +101,11 @@ static void on_interrupt(fuse_req_t req, void *user)
     struct waiting *w = user;
 
     (void)req;
-    pthread_mutex_lock(&w->lane->lock);
+    pthread_mutex_lock(&w->queue->lock);
     w->interrupted = true;
-    w->lane->interrupts++;
-    pthread_cond_signal(&w->lane->interrupted);
-    pthread_mutex_unlock(&w->lane->lock);
+    w->queue->interrupts++;
+    pthread_cond_signal(&w->queue->interrupted);
+    pthread_mutex_unlock(&w->queue->lock);
 }
 
 /*
@@ -143,7 +143,7 @@ static void answer(struct waiting *w)
 }
 
 /* Works on one node; called and returns with the lock held. */
-static void run_job(struct lane *l, unsigned me, const struct waiting *job)
+static void run_job(struct queue *l, unsigned me, const struct waiting *job)
 {
     uint64_t key = job->key;
     fuse_ino_t ino = job->r.ino;
@@ -161,9 +161,9 @@ static void run_job(struct lane *l, unsigned me, const struct waiting *job)
     l->running[me] = 0;
 }
 
-static void *lane_thread(void *user)
+static void *queue_thread(void *user)
 {
-    struct lane *l = user;
+    struct queue *l = user;
     unsigned me;
 
     pthread_mutex_lock(&l->lock);
@@ -189,7 +189,7 @@ static void refuse(struct waiting *w, int code)
 }
 
 /* Takes a request off the list if it is still there, or NULL. */
-static struct waiting *remove_waiting(struct lane *l, const struct waiting *w)
+static struct waiting *remove_waiting(struct queue *l, const struct waiting *w)
 {
     for (struct waiting **p = &l->head; *p; p = &(*p)->next)
         if (*p == w && w->interrupted)
@@ -201,7 +201,7 @@ static struct waiting *remove_waiting(struct lane *l, const struct waiting *w)
  * Answers those that wait for nobody any more, since who asked was killed. True: some got a
  * signal and may be killed yet, of which nobody tells.
  */
-static bool reap(struct lane *l)
+static bool reap(struct queue *l)
 {
     struct suspect {
         const struct waiting *w;
@@ -232,7 +232,7 @@ static bool reap(struct lane *l)
 /* Nothing else is its work: whoever waits for a scan itself would let the killed wait too. */
 static void *reap_thread(void *user)
 {
-    struct lane *l = user;
+    struct queue *l = user;
     bool some = false;
 
     pthread_mutex_lock(&l->lock);
@@ -256,9 +256,9 @@ static void *reap_thread(void *user)
     return NULL;
 }
 
-static int lane_make(struct fs *fs, bool fills, struct lane **out, struct err *e)
+static int queue_make(struct fs *fs, bool fills, struct queue **out, struct err *e)
 {
-    struct lane *l = calloc(1, sizeof *l);
+    struct queue *l = calloc(1, sizeof *l);
     int rc;
 
     if (!l)
@@ -271,29 +271,29 @@ static int lane_make(struct fs *fs, bool fills, struct lane **out, struct err *e
     interrupt_cond_init(&l->interrupted);
     rc = pthread_create(&l->reaper, NULL, reap_thread, l);
     l->reaps = rc == 0;
-    while (rc == 0 && l->started < LANE_THREADS) {
-        rc = pthread_create(&l->thread[l->started], NULL, lane_thread, l);
+    while (rc == 0 && l->started < QUEUE_THREADS) {
+        rc = pthread_create(&l->thread[l->started], NULL, queue_thread, l);
         l->started += rc == 0;
     }
     if (rc) {
-        lane_free(l);
+        queue_free(l);
         return err_set(e, rc, "start a thread: %s", strerror(rc));
     }
     *out = l;
     return 0;
 }
 
-int lane_new(struct fs *fs, struct lane **out, struct err *e)
+int queue_new(struct fs *fs, struct queue **out, struct err *e)
 {
-    return lane_make(fs, false, out, e);
+    return queue_make(fs, false, out, e);
 }
 
-int lane_new_fills(struct fs *fs, struct lane **out, struct err *e)
+int queue_new_fills(struct fs *fs, struct queue **out, struct err *e)
 {
-    return lane_make(fs, true, out, e);
+    return queue_make(fs, true, out, e);
 }
 
-void lane_free(struct lane *l)
+void queue_free(struct queue *l)
 {
     if (!l)
         return;
@@ -314,7 +314,7 @@ void lane_free(struct lane *l)
     free(l);
 }
 
-static struct waiting *waiting_new(struct lane *l, const struct request *r)
+static struct waiting *waiting_new(struct queue *l, const struct request *r)
 {
     struct waiting *w = calloc(1, sizeof *w);
 
@@ -323,7 +323,7 @@ static struct waiting *waiting_new(struct lane *l, const struct request *r)
     w->r = *r;
     w->r.may_block = true;
     w->r.may_fill = l->fills;
-    w->lane = l;
+    w->queue = l;
     w->key = key_of(l, r);
     if (r->name) {
         w->name = strdup(r->name);
@@ -336,7 +336,7 @@ static struct waiting *waiting_new(struct lane *l, const struct request *r)
     return w;
 }
 
-void lane_add(struct lane *l, const struct request *r)
+void queue_add(struct queue *l, const struct request *r)
 {
     struct waiting *w = waiting_new(l, r);
 
