@@ -268,18 +268,18 @@ int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t ind
 
 /* ---- outside ---- */
 
-static mode_t type_of(enum shown_kind kind)
+static mode_t type_of(enum snapshot_kind kind)
 {
     switch (kind) {
-    case SHOWN_DIR:
-    case SHOWN_FILE_DIR:
-    case SHOWN_META:
+    case SNAPSHOT_DIR:
+    case SNAPSHOT_FILE_DIR:
+    case SNAPSHOT_META:
         return S_IFDIR;
-    case SHOWN_LINK:
-    case SHOWN_LATEST:
+    case SNAPSHOT_LINK:
+    case SNAPSHOT_LATEST:
         return S_IFLNK;
-    case SHOWN_FILE:
-    case SHOWN_INSIDE:
+    case SNAPSHOT_FILE:
+    case SNAPSHOT_INSIDE:
     default:
         return S_IFREG;
     }
@@ -289,18 +289,19 @@ static mode_t type_of(enum shown_kind kind)
  * Directories have the number of their path. Files also of what they are, so that a
  * file put in the place of another is another file to who watches inode numbers.
  */
-void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
+void attr_entry(struct fs *fs, const char *path, enum snapshot_kind kind,
                 const struct entry_stat *entry, struct stat *st)
 {
     static const char *const names[] = {
-        [SHOWN_DIR] = "",       [SHOWN_FILE] = "",         [SHOWN_LINK] = "->",
-        [SHOWN_FILE_DIR] = "/", [SHOWN_META] = ".unshard", [SHOWN_LATEST] = "latest",
-        [SHOWN_INSIDE] = ""};
-    bool file = kind == SHOWN_FILE;
+        [SNAPSHOT_DIR] = "",          [SNAPSHOT_FILE] = "",
+        [SNAPSHOT_LINK] = "->",       [SNAPSHOT_FILE_DIR] = "/",
+        [SNAPSHOT_META] = ".unshard", [SNAPSHOT_LATEST] = "latest",
+        [SNAPSHOT_INSIDE] = ""};
+    bool file = kind == SNAPSHOT_FILE;
     mode_t type = type_of(kind);
     mode_t mode = entry->mode & PERMISSIONS;
 
-    if (kind == SHOWN_FILE_DIR)
+    if (kind == SNAPSHOT_FILE_DIR)
         mode |= (mode & 0444) >> 2; /* who may read it may look inside */
     attr_fill(
         fs,
@@ -321,22 +322,22 @@ void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
         st);
 }
 
-static enum shown_kind shown_kind_of(const struct node *n)
+static enum snapshot_kind snapshot_kind_of(const struct node *n)
 {
     switch (n->kind) {
     case NODE_FILE_DIR:
-        return SHOWN_FILE_DIR;
+        return SNAPSHOT_FILE_DIR;
     case NODE_FILE:
-        return SHOWN_FILE;
+        return SNAPSHOT_FILE;
     case NODE_LINK:
-        return SHOWN_LINK;
+        return SNAPSHOT_LINK;
     case NODE_META:
-        return SHOWN_META;
+        return SNAPSHOT_META;
     case NODE_LATEST:
-        return SHOWN_LATEST;
+        return SNAPSHOT_LATEST;
     case NODE_DIR:
     default:
-        return SHOWN_DIR;
+        return SNAPSHOT_DIR;
     }
 }
 
@@ -367,7 +368,7 @@ int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *
             (entry.kind == ENTRY_FILE) ||
         (n->inode && !node_stands_for(n, entry.id.dev, entry.id.ino)))
         return err_set(e, ESTALE, "%s: is another file by now", n->path);
-    attr_entry(fs, n->path, shown_kind_of(n), &entry, st);
+    attr_entry(fs, n->path, snapshot_kind_of(n), &entry, st);
     if (n->kind == NODE_LINK || n->kind == NODE_LATEST) {
         char text[PATH_MAX];
 

@@ -45,7 +45,7 @@ int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,
 int attr_node(struct fs *fs, const struct node *n, struct stat *st, struct err *e);
 
 /* From what a listing says of it. */
-void attr_entry(struct fs *fs, const char *path, enum shown_kind kind,
+void attr_entry(struct fs *fs, const char *path, enum snapshot_kind kind,
                 const struct entry_stat *entry, struct stat *st);
 
 /* Text of the link that a node is. */

@@ -18,7 +18,7 @@
  */
 struct dir_handle {
     struct opened opened;
-    struct shown *shown;
+    struct snapshot *snapshot;
     struct permit_parts parts; /* of it, as who opened it may list them */
     struct slot *slot;
     char *latest;            /* of an .unshard: there is a `latest` */
@@ -52,7 +52,7 @@ static void handle_free(struct fs *fs, struct opened *o)
     drop_ready(fs, h);
     pthread_mutex_destroy(&h->lock);
     permit_parts_release(&h->parts);
-    shown_put(fs, h->shown);
+    snapshot_put(fs, h->snapshot);
     slot_unref(fs, h->slot, 1);
     free(h->latest);
     edit_names_release(&h->edits);
@@ -88,8 +88,8 @@ static int open_outside(const struct request *r, struct dir_handle *h, struct er
     }
     rc = permit_node(r, n->path, 0, 0, e);
     if (rc == 0)
-        rc = tree_shown(r->fs, n, r->may_block, &h->shown, e);
-    return rc == 0 ? permit_parts(r, n, h->shown, &h->parts, e) : rc;
+        rc = tree_snapshot(r->fs, n, r->may_block, &h->snapshot, e);
+    return rc == 0 ? permit_parts(r, n, h->snapshot, &h->parts, e) : rc;
 }
 
 /* Will it list the same as long as the kernel knows its node? Then the kernel keeps it. */
@@ -311,38 +311,40 @@ static int list_inside(struct listing *l, const struct dir_handle *h, off_t off)
 
 /* ---- outside ---- */
 
-static void put_shown(struct listing *l, struct node *dir, const struct shown *shown,
-                      const struct shown_entry *entry, off_t next)
+static void put_snapshot_entry(struct listing *l, struct node *dir,
+                               const struct snapshot *snapshot,
+                               const struct snapshot_entry *entry, off_t next)
 {
     struct fuse_entry_param out = {0};
     struct err e = {0};
     /* What cannot be looked up now is listed, and the kernel asks when it needs it. */
-    bool whole = l->r->plus && entry_shown(l->r->fs, dir, shown, entry, &out, &e) == 0;
+    bool whole =
+        l->r->plus && entry_of_snapshot(l->r->fs, dir, snapshot, entry, &out, &e) == 0;
 
     if (!whole) {
         out = (struct fuse_entry_param){0};
-        entry_brief(l->r->fs, dir, shown, entry, &out.attr);
+        entry_brief(l->r->fs, dir, snapshot, entry, &out.attr);
     }
     put_entry(l, entry->name, &out, next);
 }
 
-static int list_shown(struct listing *l, struct node *dir, struct shown *shown,
-                      off_t off)
+static int list_snapshot(struct listing *l, struct node *dir, struct snapshot *snapshot,
+                         off_t off)
 {
     if (put_dots(l,
                  attr_path_ino(dir->path, dir->kind == NODE_FILE_DIR ? "/" : "", 0, 0),
                  &off))
         return 0;
-    if (shown->slot)
-        slot_used(l->r->fs, shown->slot);
-    for (size_t i = (size_t)(off - DOTS); i < shown->count; i++) {
-        const struct shown_entry *entry = &shown->entry[i];
+    if (snapshot->slot)
+        slot_used(l->r->fs, snapshot->slot);
+    for (size_t i = (size_t)(off - DOTS); i < snapshot->count; i++) {
+        const struct snapshot_entry *entry = &snapshot->entry[i];
 
         if (!permit_lists(&l->h->parts, entry->part))
             continue;
         if (!has_room(l, entry->name))
             return 0;
-        put_shown(l, dir, shown, entry, (off_t)i + 1 + DOTS);
+        put_snapshot_entry(l, dir, snapshot, entry, (off_t)i + 1 + DOTS);
     }
     return 0;
 }
@@ -366,14 +368,14 @@ static int list_meta(struct listing *l, const struct node *dir,
 static int look_again(const struct request *r, struct dir_handle *h, struct node *n,
                       struct err *e)
 {
-    struct shown *now;
-    int rc = tree_shown(r->fs, n, r->may_block, &now, e);
+    struct snapshot *now;
+    int rc = tree_snapshot(r->fs, n, r->may_block, &now, e);
 
     if (rc != 0)
         return rc;
     permit_parts_release(&h->parts);
-    shown_put(r->fs, h->shown);
-    h->shown = now;
+    snapshot_put(r->fs, h->snapshot);
+    h->snapshot = now;
     if (permit_parts(r, n, now, &h->parts, e) < 0)
         return -ENOMEM;
     return 0;
@@ -390,7 +392,7 @@ static int list_outside(struct listing *l, struct dir_handle *h, off_t off)
         return list_meta(l, n, h, off);
     if (off == 0)
         rc = look_again(l->r, h, n, l->e);
-    return rc == 0 ? list_shown(l, n, h->shown, off) : rc;
+    return rc == 0 ? list_snapshot(l, n, h->snapshot, off) : rc;
 }
 
 /* ---- the request ---- */

@@ -27,30 +27,30 @@ void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t i
     slot_ref(fs, slot, 1);
 }
 
-static struct node_spec spec_of(const struct node *dir, const struct shown_entry *entry,
-                                const char *path)
+static struct node_spec spec_of(const struct node *dir,
+                                const struct snapshot_entry *entry, const char *path)
 {
     struct node_spec spec = {.name = entry->name, .path = path};
 
     switch (entry->kind) {
-    case SHOWN_FILE:
+    case SNAPSHOT_FILE:
         spec.kind = NODE_FILE;
         break;
-    case SHOWN_LINK:
+    case SNAPSHOT_LINK:
         spec.kind = NODE_LINK;
         return spec;
-    case SHOWN_FILE_DIR:
+    case SNAPSHOT_FILE_DIR:
         spec.kind = NODE_FILE_DIR;
         spec.dir = dir->path;
         spec.file = entry->name;
         break;
-    case SHOWN_META:
-    case SHOWN_LATEST:
-        spec.kind = entry->kind == SHOWN_META ? NODE_META : NODE_LATEST;
+    case SNAPSHOT_META:
+    case SNAPSHOT_LATEST:
+        spec.kind = entry->kind == SNAPSHOT_META ? NODE_META : NODE_LATEST;
         spec.path = dir->path;
         return spec;
-    case SHOWN_DIR:
-    case SHOWN_INSIDE:
+    case SNAPSHOT_DIR:
+    case SNAPSHOT_INSIDE:
     default:
         spec.kind = NODE_DIR;
         break;
@@ -62,7 +62,8 @@ static struct node_spec spec_of(const struct node *dir, const struct shown_entry
 
 /* Attributes from the listing where it has them. */
 static int outside_attr(struct fs *fs, const struct node *n,
-                        const struct shown_entry *entry, struct stat *st, struct err *e)
+                        const struct snapshot_entry *entry, struct stat *st,
+                        struct err *e)
 {
     if (n->kind == NODE_LINK || n->kind == NODE_LATEST || n->kind == NODE_META)
         return attr_node(fs, n, st, e);
@@ -71,13 +72,13 @@ static int outside_attr(struct fs *fs, const struct node *n,
 }
 
 static int entry_outside(struct fs *fs, struct node *dir,
-                         const struct shown_entry *entry, struct fuse_entry_param *out,
-                         struct err *e)
+                         const struct snapshot_entry *entry,
+                         struct fuse_entry_param *out, struct err *e)
 {
     char path[PATH_MAX];
     struct node_spec spec;
     struct node *n;
-    int rc = shown_path(dir, entry, path, sizeof path, e);
+    int rc = snapshot_path(dir, entry, path, sizeof path, e);
 
     if (rc < 0)
         return rc;
@@ -96,36 +97,36 @@ static int entry_outside(struct fs *fs, struct node *dir,
     return 0;
 }
 
-int entry_shown(struct fs *fs, struct node *dir, const struct shown *shown,
-                const struct shown_entry *entry, struct fuse_entry_param *out,
-                struct err *e)
+int entry_of_snapshot(struct fs *fs, struct node *dir, const struct snapshot *snapshot,
+                      const struct snapshot_entry *entry, struct fuse_entry_param *out,
+                      struct err *e)
 {
     int rc;
 
     memset(out, 0, sizeof *out);
-    if (entry->kind != SHOWN_INSIDE)
+    if (entry->kind != SNAPSHOT_INSIDE)
         return entry_outside(fs, dir, entry, out, e);
-    rc = attr_inside(fs, shown->slot, entry->inside, entry->index, &out->attr, e);
+    rc = attr_inside(fs, snapshot->slot, entry->inside, entry->index, &out->attr, e);
     if (rc == 0)
-        entry_inside(fs, shown->slot, entry->inside, entry->index, out);
+        entry_inside(fs, snapshot->slot, entry->inside, entry->index, out);
     return rc;
 }
 
-void entry_brief(struct fs *fs, const struct node *dir, const struct shown *shown,
-                 const struct shown_entry *entry, struct stat *st)
+void entry_brief(struct fs *fs, const struct node *dir, const struct snapshot *snapshot,
+                 const struct snapshot_entry *entry, struct stat *st)
 {
     char path[PATH_MAX];
     struct err e = {0};
 
     memset(st, 0, sizeof *st);
-    if (entry->kind == SHOWN_INSIDE) {
-        if (attr_inside(fs, shown->slot, entry->inside, entry->index, st, &e) < 0)
-            *st = (struct stat){.st_ino =
-                                    slot_ino(shown->slot, entry->inside, entry->index),
-                                .st_mode = S_IFREG};
-    } else if (entry->kind == SHOWN_META || entry->kind == SHOWN_LATEST) {
+    if (entry->kind == SNAPSHOT_INSIDE) {
+        if (attr_inside(fs, snapshot->slot, entry->inside, entry->index, st, &e) < 0)
+            *st = (struct stat){
+                .st_ino = slot_ino(snapshot->slot, entry->inside, entry->index),
+                .st_mode = S_IFREG};
+    } else if (entry->kind == SNAPSHOT_META || entry->kind == SNAPSHOT_LATEST) {
         attr_entry(fs, dir->path, entry->kind, &entry->st, st);
-    } else if (shown_path(dir, entry, path, sizeof path, &e) == 0) {
+    } else if (snapshot_path(dir, entry, path, sizeof path, &e) == 0) {
         attr_entry(fs, path, entry->kind, &entry->st, st);
     }
 }
@@ -344,9 +345,9 @@ static int lookup_inside(struct request *r, struct err *e)
  * In a checkpoint the kernel may believe for long that a name is absent, as long as it
  * can be told when that changes.
  */
-static int reply_not_shown(const struct request *r, const struct shown *shown)
+static int reply_not_shown(const struct request *r, const struct snapshot *snapshot)
 {
-    struct slot *slot = shown->slot;
+    struct slot *slot = snapshot->slot;
     bool told = slot && slot_note_absent(slot, r->name) && !slot->stale;
 
     return reply_absent(r, told ? FROZEN_SECONDS : MIRROR_SECONDS);
@@ -356,22 +357,22 @@ static int reply_not_shown(const struct request *r, const struct shown *shown)
  * What could not be read may have it: a program that asks whether a model is there is not
  * told that there is none.
  */
-static int lookup_unknown(const struct request *r, const struct shown *shown,
+static int lookup_unknown(const struct request *r, const struct snapshot *snapshot,
                           struct err *e)
 {
-    const struct slot *slot = shown->slot;
+    const struct slot *slot = snapshot->slot;
 
     if (!slot || !slot->info.error)
-        return reply_not_shown(r, shown);
+        return reply_not_shown(r, snapshot);
     for (const char *const *own = tree_own_names; *own; own++)
         if (strcmp(*own, r->name) == 0)
             return err_set(e, EIO, "%s/%s: %s", slot->path, r->name, slot->info.error);
-    return reply_not_shown(r, shown);
+    return reply_not_shown(r, snapshot);
 }
 
 static int lookup_meta(struct request *r, struct node *meta, struct err *e)
 {
-    const struct shown_entry entry = {.kind = SHOWN_LATEST, .name = "latest"};
+    const struct snapshot_entry entry = {.kind = SNAPSHOT_LATEST, .name = "latest"};
     struct fuse_entry_param out = {0};
     int rc;
 
@@ -386,32 +387,32 @@ static int lookup_meta(struct request *r, struct node *meta, struct err *e)
 static int lookup_outside(struct request *r, struct err *e)
 {
     struct node *dir = node_of_ino(r->fs, r->ino);
-    const struct shown_entry *entry;
+    const struct snapshot_entry *entry;
     struct fuse_entry_param out;
-    struct shown *shown;
+    struct snapshot *snapshot;
     int rc;
 
     if (!dir)
         return -ESTALE;
     if (dir->kind == NODE_META)
         return lookup_meta(r, dir, e);
-    rc = tree_shown(r->fs, dir, r->may_block, &shown, e);
+    rc = tree_snapshot(r->fs, dir, r->may_block, &snapshot, e);
     if (rc != 0)
         return rc;
-    entry = shown_find(shown, r->name);
-    if (entry && entry->kind == SHOWN_INSIDE &&
-        takes_time(r, shown->slot, entry->inside)) {
-        shown_put(r->fs, shown);
+    entry = snapshot_find(snapshot, r->name);
+    if (entry && entry->kind == SNAPSHOT_INSIDE &&
+        takes_time(r, snapshot->slot, entry->inside)) {
+        snapshot_put(r->fs, snapshot);
         return FS_LATER;
     }
     if (entry) {
-        rc = entry_shown(r->fs, dir, shown, entry, &out, e);
+        rc = entry_of_snapshot(r->fs, dir, snapshot, entry, &out, e);
         if (rc == 0)
             reply_entry(r, &out);
     } else {
-        rc = lookup_unknown(r, shown, e);
+        rc = lookup_unknown(r, snapshot, e);
     }
-    shown_put(r->fs, shown);
+    snapshot_put(r->fs, snapshot);
     return rc;
 }
 

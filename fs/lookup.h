@@ -16,13 +16,13 @@ void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t i
                   struct fuse_entry_param *out);
 
 /* The entry of what a directory shows; counts as one lookup. */
-int entry_shown(struct fs *fs, struct node *dir, const struct shown *shown,
-                const struct shown_entry *entry, struct fuse_entry_param *out,
-                struct err *e);
+int entry_of_snapshot(struct fs *fs, struct node *dir, const struct snapshot *snapshot,
+                      const struct snapshot_entry *entry, struct fuse_entry_param *out,
+                      struct err *e);
 
 /* Its inode number and type only, for a listing without attributes. */
-void entry_brief(struct fs *fs, const struct node *dir, const struct shown *shown,
-                 const struct shown_entry *entry, struct stat *st);
+void entry_brief(struct fs *fs, const struct node *dir, const struct snapshot *snapshot,
+                 const struct snapshot_entry *entry, struct stat *st);
 
 /* Takes one lookup back that did not reach the kernel. */
 void entry_forget(struct fs *fs, fuse_ino_t ino, uint64_t n);

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "fs/shown.h"
+#include "fs/snapshot.h"
 #include "fs/slot.h"
 
 struct nodes {
@@ -27,8 +27,8 @@ enum { FIRST_BUCKETS = 256, FIRST_TABLE = 256, TIDY_AT_ONCE = 64, TIDY_SECONDS =
 
 static void node_free(struct fs *fs, struct node *n)
 {
-    if (n->shown)
-        shown_put(fs, n->shown);
+    if (n->snapshot)
+        snapshot_put(fs, n->snapshot);
     slot_unref(fs, n->slot, 1);
     free(n->name);
     free(n->path);
@@ -338,7 +338,7 @@ static struct node *take_refs(struct nodes *t, struct node *n, uint64_t refs)
             break;
         if (!n->orphan)
             hash_remove(t, n);
-        t->nshown -= n->shown != NULL;
+        t->nshown -= n->snapshot != NULL;
         at_remove(t, n);
         t->table[n->ino] = NULL;
         t->free = MIN(t->free, n->ino);
@@ -397,26 +397,26 @@ void node_unpin(struct fs *fs, struct node *n)
 
 /* ---- what a directory remembers ---- */
 
-struct shown *node_shown(struct fs *fs, struct node *n)
+struct snapshot *node_snapshot(struct fs *fs, struct node *n)
 {
-    struct shown *shown;
+    struct snapshot *snapshot;
 
     pthread_mutex_lock(&fs->nodes->lock);
-    shown = n->shown ? shown_get(n->shown) : NULL;
+    snapshot = n->snapshot ? snapshot_get(n->snapshot) : NULL;
     pthread_mutex_unlock(&fs->nodes->lock);
-    return shown;
+    return snapshot;
 }
 
-void node_set_shown(struct fs *fs, struct node *n, struct shown *shown)
+void node_set_snapshot(struct fs *fs, struct node *n, struct snapshot *snapshot)
 {
-    struct shown *old;
+    struct snapshot *old;
 
     pthread_mutex_lock(&fs->nodes->lock);
-    old = n->shown;
-    n->shown = shown_get(shown);
+    old = n->snapshot;
+    n->snapshot = snapshot_get(snapshot);
     fs->nodes->nshown += old == NULL;
     pthread_mutex_unlock(&fs->nodes->lock);
-    shown_put(fs, old);
+    snapshot_put(fs, old);
 }
 
 struct slot *node_slot(struct fs *fs, struct node *n)
@@ -443,7 +443,8 @@ void node_set_slot(struct fs *fs, struct node *n, struct slot *slot)
 }
 
 /* Up to TIDY_AT_ONCE snapshots that are out of date for long, taken off nodes from *at on. */
-static size_t take_old(struct nodes *t, int64_t before, size_t *at, struct shown **old)
+static size_t take_old(struct nodes *t, int64_t before, size_t *at,
+                       struct snapshot **old)
 {
     size_t n = 0;
 
@@ -451,8 +452,8 @@ static size_t take_old(struct nodes *t, int64_t before, size_t *at, struct shown
     for (; t->nshown > 0 && *at < t->cap && n < TIDY_AT_ONCE; (*at)++) {
         struct node *node = t->table[*at];
 
-        if (node && node->shown && node->shown->until_ns < before) {
-            old[n++] = steal(&node->shown);
+        if (node && node->snapshot && node->snapshot->until_ns < before) {
+            old[n++] = steal(&node->snapshot);
             t->nshown--;
         }
     }
@@ -463,13 +464,13 @@ static size_t take_old(struct nodes *t, int64_t before, size_t *at, struct shown
 void nodes_tidy(struct fs *fs)
 {
     int64_t before = now_ns() - TIDY_SECONDS * 1000000000ll;
-    struct shown *old[TIDY_AT_ONCE];
+    struct snapshot *old[TIDY_AT_ONCE];
     size_t n, at = 0;
 
     do {
         n = take_old(fs->nodes, before, &at, old);
         for (size_t i = 0; i < n; i++)
-            shown_put(fs, old[i]);
+            snapshot_put(fs, old[i]);
     } while (n == TIDY_AT_ONCE);
 }
 
@@ -482,8 +483,8 @@ void nodes_look_again(struct fs *fs, const char *path)
 
     pthread_mutex_lock(&t->lock);
     while ((n = next_at(t, path, n)))
-        if (n->shown)
-            n->shown->until_ns = 0;
+        if (n->snapshot)
+            n->snapshot->until_ns = 0;
     pthread_mutex_unlock(&t->lock);
 }
 

@@ -5,7 +5,7 @@
 
 #include "fs/fs.h"
 
-struct shown;
+struct snapshot;
 struct slot;
 
 enum node_kind {
@@ -35,9 +35,9 @@ struct node {
     /* guarded by the lock of nodes */
     uint64_t refs; /* lookups of the kernel, children, pins */
     struct node *next, *next_at;
-    atomic_bool orphan;  /* its name went to another node */
-    struct shown *shown; /* what a directory showed lately */
-    struct slot *slot;   /* the checkpoint it is, as of the last look */
+    atomic_bool orphan;        /* its name went to another node */
+    struct snapshot *snapshot; /* what a directory showed lately */
+    struct slot *slot;         /* the checkpoint it is, as of the last look */
     struct node *next_watched;
     bool watched;    /* it is among those that node_take_watched takes */
     int64_t look_ns; /* the watcher's: not before then */
@@ -72,9 +72,9 @@ struct node *node_pin(struct fs *fs, fuse_ino_t ino);
 void node_unpin(struct fs *fs, struct node *n);
 
 /* What was remembered of a directory, with a reference; NULL: nothing. */
-struct shown *node_shown(struct fs *fs, struct node *n);
+struct snapshot *node_snapshot(struct fs *fs, struct node *n);
 /* A new look at it, which is remembered (takes a reference of its own). */
-void node_set_shown(struct fs *fs, struct node *n, struct shown *shown);
+void node_set_snapshot(struct fs *fs, struct node *n, struct snapshot *snapshot);
 
 struct slot *node_slot(struct fs *fs, struct node *n); /* a reference, or NULL */
 /* Takes up a checkpoint, which is watched from now on (NULL: none any more); takes one

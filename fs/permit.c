@@ -590,14 +590,14 @@ bool permit_lists(const struct permit_parts *p, const char *part)
 
 /* The directory that a side file lies in. */
 static bool may_list_parent(struct question *q, const struct node *dir,
-                            const struct shown_entry *entry)
+                            const struct snapshot_entry *entry)
 {
     char path[PATH_MAX];
     const struct file f = {.path = path};
     struct err ignored = {0};
     char *slash;
 
-    if (shown_path(dir, entry, path, sizeof path, &ignored) < 0)
+    if (snapshot_path(dir, entry, path, sizeof path, &ignored) < 0)
         return false;
     slash = strrchr(path, '/');
     *(slash ? slash : path) = '\0';
@@ -605,7 +605,7 @@ static bool may_list_parent(struct question *q, const struct node *dir,
 }
 
 static int add_part(struct question *q, const struct node *dir,
-                    const struct shown_entry *entry, struct permit_parts *out)
+                    const struct snapshot_entry *entry, struct permit_parts *out)
 {
     struct permit_part *at = reallocarray(out->at, out->count + 1, sizeof *at);
 
@@ -617,15 +617,16 @@ static int add_part(struct question *q, const struct node *dir,
     return 0;
 }
 
-int permit_parts(const struct request *r, const struct node *dir, struct shown *shown,
-                 struct permit_parts *out, struct err *e)
+int permit_parts(const struct request *r, const struct node *dir,
+                 struct snapshot *snapshot, struct permit_parts *out, struct err *e)
 {
     CLEANUP(question_release) struct question q = {0};
-    int rc = shown->slot ? question_begin(r, r->fs->store, shown->slot, &q, e) : 0;
+    int rc =
+        snapshot->slot ? question_begin(r, r->fs->store, snapshot->slot, &q, e) : 0;
 
     *out = (struct permit_parts){.asked = rc == 1};
-    for (size_t i = 0; rc == 1 && i < shown->count; i++) {
-        const struct shown_entry *entry = &shown->entry[i];
+    for (size_t i = 0; rc == 1 && i < snapshot->count; i++) {
+        const struct snapshot_entry *entry = &snapshot->entry[i];
 
         if (entry && entry->part && !find_part(out, entry->part) &&
             add_part(&q, dir, entry, out) < 0)

@@ -48,8 +48,8 @@ struct permit_parts {
         bool may;
     } * at;
 };
-int permit_parts(const struct request *r, const struct node *dir, struct shown *shown,
-                 struct permit_parts *out, struct err *e);
+int permit_parts(const struct request *r, const struct node *dir,
+                 struct snapshot *snapshot, struct permit_parts *out, struct err *e);
 void permit_parts_release(struct permit_parts *p);
 bool permit_lists(const struct permit_parts *p, const char *part); /* NULL: no part */
 

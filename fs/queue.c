@@ -125,10 +125,10 @@ static void prepare(struct fs *fs, fuse_ino_t ino)
         slot_unref(fs, slot, 1);
     } else if (!fs_writable(fs)) {
         struct node *node = node_pin(fs, ino);
-        struct shown *shown = NULL;
+        struct snapshot *snapshot = NULL;
 
-        if (node && tree_shown(fs, node, true, &shown, &e) == 0)
-            shown_put(fs, shown);
+        if (node && tree_snapshot(fs, node, true, &snapshot, &e) == 0)
+            snapshot_put(fs, snapshot);
         if (node)
             node_unpin(fs, node);
     }

@@ -74,7 +74,7 @@ static void look_again(const struct request *r)
 
 void request_fail(const struct request *r, int code, const struct err *e)
 {
-    int shown = errno_for(r, code, e);
+    int snapshot = errno_for(r, code, e);
 
     /* Who mounted for writing wants to know why something cannot be written. */
     bool refused = fs_writable(r->fs) && code == -EROFS && e->code;
@@ -87,7 +87,7 @@ void request_fail(const struct request *r, int code, const struct err *e)
 
     if (code == -ESTALE)
         look_again(r);
-    if (ends || denied || (is_ordinary(-code) && is_ordinary(shown) && !refused)) {
+    if (ends || denied || (is_ordinary(-code) && is_ordinary(snapshot) && !refused)) {
         if (e->code)
             log_msg(LOG_FS, LOG_DEBUG, "%s", e->text);
     } else {
@@ -95,7 +95,7 @@ void request_fail(const struct request *r, int code, const struct err *e)
         if (e->code)
             last_error_report(&r->fs->last_error, e);
     }
-    fuse_reply_err(r->req, shown);
+    fuse_reply_err(r->req, snapshot);
 }
 
 void request_run(const struct request *r)

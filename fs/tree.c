@@ -31,8 +31,8 @@ const char *const tree_own_names[] = {"model.safetensors",
                                       ".unshard",
                                       NULL};
 
-int shown_path(const struct node *dir, const struct shown_entry *entry, char *dst,
-               size_t size, struct err *e)
+int snapshot_path(const struct node *dir, const struct snapshot_entry *entry, char *dst,
+                  size_t size, struct err *e)
 {
     char below[PATH_MAX];
 
@@ -49,15 +49,15 @@ int shown_path(const struct node *dir, const struct shown_entry *entry, char *ds
 struct builder {
     struct fs *fs;
     struct node *dir;
-    struct shown *shown;
+    struct snapshot *snapshot;
     struct place place;
     bool alone; /* a file that is the checkpoint: what is beside it is not shown */
     struct err *e;
 };
 
-static int add(struct builder *b, const struct shown_entry *entry)
+static int add(struct builder *b, const struct snapshot_entry *entry)
 {
-    struct shown *s = b->shown;
+    struct snapshot *s = b->snapshot;
 
     if (!VEC_ROOM(s->entry, s->count, s->cap))
         return err_nomem(b->e);
@@ -67,14 +67,14 @@ static int add(struct builder *b, const struct shown_entry *entry)
 
 static int add_inside(struct builder *b, const char *name, enum inside inside)
 {
-    return add(
-        b, &(struct shown_entry){.kind = SHOWN_INSIDE, .inside = inside, .name = name});
+    return add(b, &(struct snapshot_entry){
+                      .kind = SNAPSHOT_INSIDE, .inside = inside, .name = name});
 }
 
 /* A role may have tensors only that safetensors cannot hold: then it has no such file. */
 static bool has_view(const struct builder *b, enum view_kind kind)
 {
-    const struct checkpoint_info *info = &b->shown->slot->info;
+    const struct checkpoint_info *info = &b->snapshot->slot->info;
     CLEANUP(arena_freep) struct arena *a = arena_new(VIEW_MEMORY);
     struct view_info view;
     struct err ignored = {0};
@@ -85,7 +85,8 @@ static bool has_view(const struct builder *b, enum view_kind kind)
 }
 
 /* Is the name taken by what was added so far (a handful, not sorted yet)? */
-static bool taken(const struct shown *s, size_t first, size_t count, const char *name)
+static bool taken(const struct snapshot *s, size_t first, size_t count,
+                  const char *name)
 {
     for (size_t i = first; i < count; i++)
         if (strcmp(s->entry[i].name, name) == 0)
@@ -100,12 +101,12 @@ static int add_overlay(struct builder *b)
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < overlay_count(o); i++) {
-        const struct shown_entry entry = {.kind = SHOWN_INSIDE,
-                                          .inside = INSIDE_OVERLAY,
-                                          .index = (uint32_t)i,
-                                          .name = overlay_at(o, i)->name};
+        const struct snapshot_entry entry = {.kind = SNAPSHOT_INSIDE,
+                                             .inside = INSIDE_OVERLAY,
+                                             .index = (uint32_t)i,
+                                             .name = overlay_at(o, i)->name};
 
-        if (!taken(b->shown, 0, b->shown->count, entry.name))
+        if (!taken(b->snapshot, 0, b->snapshot->count, entry.name))
             rc = add(b, &entry);
     }
     return rc;
@@ -114,7 +115,7 @@ static int add_overlay(struct builder *b)
 /* What a checkpoint has of ours. */
 static int add_own(struct builder *b)
 {
-    const struct checkpoint_info *info = &b->shown->slot->info;
+    const struct checkpoint_info *info = &b->snapshot->slot->info;
     unsigned views = fs_views(b->fs);
     int rc = add_inside(b, ".unshard", INSIDE_META);
 
@@ -144,23 +145,24 @@ static bool is_file_checkpoint(const struct builder *b, const char *name)
 }
 
 /* A link to a directory stays a link while it can be told where it leads. */
-static enum shown_kind kind_of_dir(const struct builder *b, const struct shown_entry *s)
+static enum snapshot_kind kind_of_dir(const struct builder *b,
+                                      const struct snapshot_entry *s)
 {
     char path[PATH_MAX], text[PATH_MAX];
     struct err e = {0};
     struct store *store = b->fs->store;
 
-    if (!s->st.is_link || shown_path(b->dir, s, path, sizeof path, &e) < 0 ||
+    if (!s->st.is_link || snapshot_path(b->dir, s, path, sizeof path, &e) < 0 ||
         store->ops->readlink(store, path, text, sizeof text, &e) < 0)
-        return SHOWN_DIR;
-    return SHOWN_LINK;
+        return SNAPSHOT_DIR;
+    return SNAPSHOT_LINK;
 }
 
 static int add_entry(struct builder *b, const struct listing_entry *entry,
                      const char *part)
 {
-    struct shown_entry s = {
-        .kind = SHOWN_FILE, .name = entry->name, .part = part, .st = entry->st};
+    struct snapshot_entry s = {
+        .kind = SNAPSHOT_FILE, .name = entry->name, .part = part, .st = entry->st};
 
     if (publish_is_staging(entry->name))
         return 0; /* a save in the making */
@@ -177,7 +179,7 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
     if (entry->st.kind == ENTRY_DIR)
         s.kind = kind_of_dir(b, &s);
     else if (!part && is_file_checkpoint(b, entry->name))
-        s.kind = SHOWN_FILE_DIR;
+        s.kind = SNAPSHOT_FILE_DIR;
     return add(b, &s);
 }
 
@@ -212,17 +214,17 @@ static int add_sets(struct builder *b)
         const struct place_file *f = &b->place.files[i];
 
         if (f->set_dir)
-            rc = add(b, &(struct shown_entry){.kind = SHOWN_FILE_DIR,
-                                              .name = f->name,
-                                              .part = f->set_dir,
-                                              .st = f->st});
+            rc = add(b, &(struct snapshot_entry){.kind = SNAPSHOT_FILE_DIR,
+                                                 .name = f->name,
+                                                 .part = f->set_dir,
+                                                 .st = f->st});
     }
     return rc;
 }
 
 static int add_mirrored(struct builder *b)
 {
-    const struct listing *l = b->shown->listing;
+    const struct listing *l = b->snapshot->listing;
     struct slot *above = slot_above(b->fs, b->dir);
     int rc = 0;
 
@@ -257,12 +259,12 @@ static bool is_laid_over(const struct fs *fs, const char *name)
  */
 static int add_second_name(struct builder *b)
 {
-    struct slot *slot = b->shown->slot;
-    const struct listing *l = b->shown->listing;
+    struct slot *slot = b->snapshot->slot;
+    const struct listing *l = b->snapshot->listing;
     const char *found = NULL;
 
     if (slot->info.adapter || slot->file ||
-        !taken(b->shown, 0, b->shown->count, "model.safetensors"))
+        !taken(b->snapshot, 0, b->snapshot->count, "model.safetensors"))
         return 0;
     for (size_t i = 0; i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
@@ -272,7 +274,8 @@ static int add_second_name(struct builder *b)
             !slot_hides(slot, entry->name))
             continue;
         name = hf_loader_name(entry->name);
-        if (!name || (*name && (found || taken(b->shown, 0, b->shown->count, name))))
+        if (!name ||
+            (*name && (found || taken(b->snapshot, 0, b->snapshot->count, name))))
             return 0;
         if (*name)
             found = name;
@@ -296,7 +299,7 @@ static bool is_safetensors(const char *name)
 static int add_index(struct builder *b)
 {
     static const char name[] = "model.safetensors.index.json";
-    const struct shown *s = b->shown;
+    const struct snapshot *s = b->snapshot;
     bool model = false, others = false;
 
     if (b->fs->disk)
@@ -307,7 +310,7 @@ static int add_index(struct builder *b)
         if (!is_safetensors(s->entry[i].name))
             continue;
         if (strcmp(s->entry[i].name, "model.safetensors") == 0)
-            model = s->entry[i].kind == SHOWN_INSIDE;
+            model = s->entry[i].kind == SNAPSHOT_INSIDE;
         else
             others = true;
     }
@@ -317,16 +320,16 @@ static int add_index(struct builder *b)
 /* The source's own files and directories beside the tensors. */
 static int add_beside(struct builder *b)
 {
-    struct slot *slot = b->shown->slot;
-    const struct listing *l = b->shown->listing;
+    struct slot *slot = b->snapshot->slot;
+    const struct listing *l = b->snapshot->listing;
     const char *covered = NULL;
-    size_t own = b->shown->count;
+    size_t own = b->snapshot->count;
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
-        if (taken(b->shown, 0, own, entry->name)) {
+        if (taken(b->snapshot, 0, own, entry->name)) {
             if (!slot_hides(slot, entry->name) && !is_laid_over(b->fs, entry->name))
                 covered = entry->name;
         } else if (!slot_hides(slot, entry->name)) {
@@ -369,16 +372,16 @@ static bool is_lifted(const struct listing_entry *entry, const char *part)
 /* Side files of a part come to the top, where no name is in their way. */
 static int add_lifted(struct builder *b, const char *part)
 {
-    const struct listing *l = listing_below(b->shown->listing, part);
-    size_t before = b->shown->count;
+    const struct listing *l = listing_below(b->snapshot->listing, part);
+    size_t before = b->snapshot->count;
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && l && i < listing_count(l); i++) {
         const struct listing_entry *entry = listing_at(l, i);
 
         if (is_lifted(entry, part) &&
-            !hidden_in_part(b->shown->slot, part, entry->name) &&
-            !taken(b->shown, 0, before, entry->name))
+            !hidden_in_part(b->snapshot->slot, part, entry->name) &&
+            !taken(b->snapshot, 0, before, entry->name))
             rc = add_entry(b, entry, below_file(b->dir, part));
     }
     return rc;
@@ -386,10 +389,10 @@ static int add_lifted(struct builder *b, const char *part)
 
 static int add_checkpoint(struct builder *b)
 {
-    const struct hidden *hidden = &b->shown->slot->hidden;
+    const struct hidden *hidden = &b->snapshot->slot->hidden;
     int rc = add_own(b);
 
-    if (rc < 0 || !b->shown->listing)
+    if (rc < 0 || !b->snapshot->listing)
         return rc;
     if (!b->alone)
         rc = add_beside(b);
@@ -401,24 +404,26 @@ static int add_checkpoint(struct builder *b)
 /* `latest`, and .unshard where the directory has none by being a checkpoint. */
 static int add_latest(struct builder *b)
 {
-    struct shown *s = b->shown;
+    struct snapshot *s = b->snapshot;
     int rc = 0;
 
     if (!taken(s, 0, s->count, "latest"))
-        rc = add(b, &(struct shown_entry){.kind = SHOWN_LATEST, .name = "latest"});
+        rc =
+            add(b, &(struct snapshot_entry){.kind = SNAPSHOT_LATEST, .name = "latest"});
     if (rc == 0 && !s->slot) {
         /* Ours even where the source has such a name. */
         for (size_t i = 0; i < s->count; i++)
             if (strcmp(s->entry[i].name, ".unshard") == 0)
                 s->entry[i--] = s->entry[--s->count];
-        rc = add(b, &(struct shown_entry){.kind = SHOWN_META, .name = ".unshard"});
+        rc =
+            add(b, &(struct snapshot_entry){.kind = SNAPSHOT_META, .name = ".unshard"});
     }
     return rc;
 }
 
 static int build_entries(struct builder *b)
 {
-    struct shown *s = b->shown;
+    struct snapshot *s = b->snapshot;
     bool tracked =
         s->listing && !b->alone &&
         (listing_find(s->listing, "latest") ||
@@ -435,7 +440,7 @@ static int build_entries(struct builder *b)
         if (s->latest)
             rc = add_latest(b);
     }
-    shown_sort(s);
+    snapshot_sort(s);
     return rc;
 }
 
@@ -516,10 +521,10 @@ static int judge_dir(struct builder *b, const char *only)
     int rc = 0;
 
     if (fs->store->remote && !only)
-        rc = scanner_knows(fs->scanner, b->dir->path, b->shown->listing, b->e);
+        rc = scanner_knows(fs->scanner, b->dir->path, b->snapshot->listing, b->e);
     if (rc > 0)
         b->place.kind = PLACE_CHECKPOINT;
-    return rc == 0 ? place_of(b->shown->listing, only, &b->place, b->e) : MIN(rc, 0);
+    return rc == 0 ? place_of(b->snapshot->listing, only, &b->place, b->e) : MIN(rc, 0);
 }
 
 /*
@@ -545,7 +550,7 @@ static int judge_unread(struct builder *b)
 static int look_dir(struct builder *b, bool may_block)
 {
     struct fs *fs = b->fs;
-    struct shown *s = b->shown;
+    struct snapshot *s = b->snapshot;
     const char *only = b->dir->ino == FUSE_ROOT_ID ? fs->store->file : NULL;
     int rc = fs->store->ops->list(fs->store, b->dir->path, &s->listing, b->e);
 
@@ -570,7 +575,7 @@ static int look_dir(struct builder *b, bool may_block)
 static int look_file(struct builder *b, bool may_block)
 {
     const struct node *dir = b->dir;
-    struct shown *s = b->shown;
+    struct snapshot *s = b->snapshot;
     int rc = tree_slot(b->fs, b->dir, dir->dir, dir->file, may_block, &s->slot, b->e);
 
     b->alone = true;
@@ -598,47 +603,47 @@ static int64_t look_pause(const struct fs *fs, int64_t cost)
     return fs->store->remote ? (int64_t)refresh * 500000000 - MIRROR_NS : pause;
 }
 
-static int shown_new(struct fs *fs, struct node *dir, bool may_block,
-                     struct shown **out, struct err *e)
+static int snapshot_new(struct fs *fs, struct node *dir, bool may_block,
+                        struct snapshot **out, struct err *e)
 {
     struct builder b = {.fs = fs, .dir = dir, .e = e};
     int64_t start = now_ns();
     int rc;
 
-    b.shown = shown_make();
-    if (!b.shown)
+    b.snapshot = snapshot_make();
+    if (!b.snapshot)
         return err_nomem(e);
     rc = look(&b, may_block);
     place_release(&b.place);
-    if (b.shown->listing)
-        counter_add(&fs->counters, COUNT_LISTED, listing_count(b.shown->listing));
+    if (b.snapshot->listing)
+        counter_add(&fs->counters, COUNT_LISTED, listing_count(b.snapshot->listing));
     if (rc != 0) {
-        shown_put(fs, b.shown);
+        snapshot_put(fs, b.snapshot);
         return rc;
     }
-    b.shown->until_ns = start + look_pause(fs, now_ns() - start);
-    node_set_shown(fs, dir, b.shown);
-    *out = b.shown;
+    b.snapshot->until_ns = start + look_pause(fs, now_ns() - start);
+    node_set_snapshot(fs, dir, b.snapshot);
+    *out = b.snapshot;
     return 0;
 }
 
 /* Is what the directory showed lately still to be shown? */
-static bool is_current(const struct shown *s, int64_t now)
+static bool is_current(const struct snapshot *s, int64_t now)
 {
     return s && now < s->until_ns &&
            (!s->slot || (!s->slot->stale && slot_fresh(s->slot, now)));
 }
 
-int tree_shown(struct fs *fs, struct node *dir, bool may_block, struct shown **out,
-               struct err *e)
+int tree_snapshot(struct fs *fs, struct node *dir, bool may_block,
+                  struct snapshot **out, struct err *e)
 {
-    struct shown *s = node_shown(fs, dir);
+    struct snapshot *s = node_snapshot(fs, dir);
     int64_t now = now_ns();
     int rc = 0;
 
     if (!is_current(s, now)) {
-        shown_put(fs, s);
-        rc = shown_new(fs, dir, may_block, &s, e);
+        snapshot_put(fs, s);
+        rc = snapshot_new(fs, dir, may_block, &s, e);
         if (rc != 0)
             return rc;
     }

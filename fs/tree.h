@@ -5,19 +5,19 @@
 
 #include "fs/fs.h"
 #include "fs/node.h"
-#include "fs/shown.h"
+#include "fs/snapshot.h"
 #include "fs/slot.h"
 
 /* A handler that must wait for a scan says so; it is run again where it may. */
 enum { FS_LATER = 1, FS_FILL = 3 }; /* fs/request.h */
 
 /* What the directory shows now. FS_LATER: it takes a scan and `may_block` is false. */
-int tree_shown(struct fs *fs, struct node *dir, bool may_block, struct shown **out,
-               struct err *e);
+int tree_snapshot(struct fs *fs, struct node *dir, bool may_block,
+                  struct snapshot **out, struct err *e);
 
 /* The path of an entry in the store. */
-int shown_path(const struct node *dir, const struct shown_entry *entry, char *dst,
-               size_t size, struct err *e);
+int snapshot_path(const struct node *dir, const struct snapshot_entry *entry, char *dst,
+                  size_t size, struct err *e);
 
 /*
  * The slot of a directory that is a checkpoint, looked at within a second. -ENOENT: the

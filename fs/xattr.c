@@ -190,7 +190,7 @@ static int collect_outside(struct xattrs *x, struct err *e)
 {
     const struct request *r = x->r;
     struct node *n = node_of_ino(r->fs, r->ino);
-    struct shown *shown;
+    struct snapshot *snapshot;
     struct slot *slot;
     int rc;
 
@@ -207,12 +207,12 @@ static int collect_outside(struct xattrs *x, struct err *e)
     }
     if (strcmp(x->want, "format") != 0 && strcmp(x->want, "step") != 0)
         return 0;
-    rc = tree_shown(r->fs, n, r->may_block, &shown, e);
+    rc = tree_snapshot(r->fs, n, r->may_block, &snapshot, e);
     if (rc != 0)
         return rc;
-    if (shown->slot)
-        give_checkpoint(x, shown->slot);
-    shown_put(r->fs, shown);
+    if (snapshot->slot)
+        give_checkpoint(x, snapshot->slot);
+    snapshot_put(r->fs, snapshot);
     return 0;
 }
 
