@@ -95,21 +95,22 @@ static const char *const inside_names[] = {
 };
 
 /* What all of a checkpoint's own directories and generated files have in common. */
-static struct attr slot_attr(const struct slot *slot, enum inside kind, uint32_t index)
+static struct attr generation_attr(const struct generation *gen, enum inside kind,
+                                   uint32_t index)
 {
     bool dir = inside_is_dir(kind);
     char path[PATH_MAX + NAME_MAX + 2];
 
-    snprintf(path, sizeof path, "%s/%s", slot->path, slot->file ? slot->file : "");
+    snprintf(path, sizeof path, "%s/%s", gen->path, gen->file ? gen->file : "");
     return (struct attr){
         .ino = attr_path_ino(path, inside_names[kind], 0, index),
         .type = dir ? S_IFDIR : S_IFREG,
         .mode =
-            dir ? slot->dir.mode | (slot->dir.mode & 0444) >> 2 : slot->dir.mode & 0444,
+            dir ? gen->dir.mode | (gen->dir.mode & 0444) >> 2 : gen->dir.mode & 0444,
         .links = dir ? 2 : 1,
-        .uid = slot->dir.uid,
-        .gid = slot->dir.gid,
-        .mtime_ns = slot->info.mtime_ns,
+        .uid = gen->dir.uid,
+        .gid = gen->dir.gid,
+        .mtime_ns = gen->info.mtime_ns,
     };
 }
 
@@ -117,15 +118,15 @@ static struct attr slot_attr(const struct slot *slot, enum inside kind, uint32_t
  * Who may not read the source's files must not read them in our reports of them. Of a
  * scan that failed there is only the reason.
  */
-static struct attr report_attr(const struct slot *slot, enum inside kind)
+static struct attr report_attr(const struct generation *gen, enum inside kind)
 {
-    struct attr a = slot_attr(slot, kind, 0);
+    struct attr a = generation_attr(gen, kind, 0);
 
-    if (slot->info.error || !inside_is_report(kind))
+    if (gen->info.error || !inside_is_report(kind))
         return a;
-    a.mode = slot->info.mode & 0444;
-    a.uid = slot->info.uid;
-    a.gid = slot->info.gid;
+    a.mode = gen->info.mode & 0444;
+    a.uid = gen->info.uid;
+    a.gid = gen->info.gid;
     return a;
 }
 
@@ -154,25 +155,24 @@ int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,
     return 0;
 }
 
-static int attr_tensor_at(struct fs *fs, const struct slot *slot, enum inside kind,
+static int attr_tensor_at(struct fs *fs, const struct generation *gen, enum inside kind,
                           uint32_t ord, struct stat *st, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     struct tensor_info t;
     int rc =
-        a ? catalog_tensor(fs->catalog, slot->info.id, ord, a, &t, e) : err_nomem(e);
+        a ? catalog_tensor(fs->catalog, gen->info.id, ord, a, &t, e) : err_nomem(e);
 
     return rc < 0 ? rc : attr_tensor(fs, kind, &t, st, e);
 }
 
-static int attr_view(struct fs *fs, const struct slot *slot, enum view_kind kind,
+static int attr_view(struct fs *fs, const struct generation *gen, enum view_kind kind,
                      struct stat *st, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     struct view_info v;
-    int rc =
-        a ? view_get(fs->catalog, slot->info.id, kind, fs->options.prefix, a, &v, e)
-          : err_nomem(e);
+    int rc = a ? view_get(fs->catalog, gen->info.id, kind, fs->options.prefix, a, &v, e)
+               : err_nomem(e);
 
     if (rc < 0)
         return rc;
@@ -190,19 +190,19 @@ static int attr_view(struct fs *fs, const struct slot *slot, enum view_kind kind
     return 0;
 }
 
-static uint64_t latest_size(struct fs *fs, const struct slot *slot)
+static uint64_t latest_size(struct fs *fs, const struct generation *gen)
 {
-    CLEANUP_FREE char *target = tracker_of_slot(fs, slot);
+    CLEANUP_FREE char *target = tracker_of_generation(fs, gen);
 
     return target ? strlen("../") + strlen(target) : 0;
 }
 
 /* A file that was laid over: its own rights, one inode a checkpoint. */
-static struct attr overlay_attr(const struct fs *fs, const struct slot *slot,
+static struct attr overlay_attr(const struct fs *fs, const struct generation *gen,
                                 uint32_t index)
 {
     const struct entry_stat *st = &overlay_at(fs->overlay, index)->st;
-    struct attr a = slot_attr(slot, INSIDE_OVERLAY, index);
+    struct attr a = generation_attr(gen, INSIDE_OVERLAY, index);
 
     a.size = st->id.size;
     a.mode = st->mode & PERMISSIONS & 0555;
@@ -212,17 +212,17 @@ static struct attr overlay_attr(const struct fs *fs, const struct slot *slot,
     return a;
 }
 
-void attr_inside_brief(const struct fs *fs, const struct slot *slot, enum inside kind,
-                       struct stat *st)
+void attr_inside_brief(const struct fs *fs, const struct generation *gen,
+                       enum inside kind, struct stat *st)
 {
-    struct attr a = report_attr(slot, kind);
+    struct attr a = report_attr(gen, kind);
 
     if (kind == INSIDE_LATEST)
         a.type = S_IFLNK;
     attr_fill(fs, &a, st);
 }
 
-int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t index,
+int attr_inside(struct fs *fs, struct generation *gen, enum inside kind, uint32_t index,
                 struct stat *st, struct err *e)
 {
     struct attr a;
@@ -231,25 +231,25 @@ int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t ind
     switch (kind) {
     case INSIDE_NPY:
     case INSIDE_BARE:
-        return attr_tensor_at(fs, slot, kind, index, st, e);
+        return attr_tensor_at(fs, gen, kind, index, st, e);
     case INSIDE_MODEL:
-        return attr_view(fs, slot, VIEW_MODEL, st, e);
+        return attr_view(fs, gen, VIEW_MODEL, st, e);
     case INSIDE_OPTIMIZER_FILE:
-        return attr_view(fs, slot, VIEW_OPTIMIZER, st, e);
+        return attr_view(fs, gen, VIEW_OPTIMIZER, st, e);
     case INSIDE_TENSORS:
     case INSIDE_TREE:
     case INSIDE_RAW:
     case INSIDE_OPTIMIZER:
     case INSIDE_META:
-        a = slot_attr(slot, kind, index);
+        a = generation_attr(gen, kind, index);
         break;
     case INSIDE_OVERLAY:
-        a = overlay_attr(fs, slot, index);
+        a = overlay_attr(fs, gen, index);
         break;
     case INSIDE_LATEST:
-        a = slot_attr(slot, kind, 0);
+        a = generation_attr(gen, kind, 0);
         a.type = S_IFLNK;
-        a.size = latest_size(fs, slot);
+        a.size = latest_size(fs, gen);
         break;
     case INSIDE_CHECKPOINT_JSON:
     case INSIDE_OBJECTS_JSON:
@@ -257,8 +257,8 @@ int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t ind
     case INSIDE_LAST_ERROR:
     case INSIDE_INDEX:
     default:
-        a = report_attr(slot, kind);
-        rc = report_size(fs, slot, kind, &a.size, e);
+        a = report_attr(gen, kind);
+        rc = report_size(fs, gen, kind, &a.size, e);
         break;
     }
     if (rc == 0)

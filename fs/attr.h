@@ -7,7 +7,7 @@
 
 #include "fs/fs.h"
 #include "fs/node.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 #include "fs/tree.h"
 
 struct attr {
@@ -30,12 +30,12 @@ uint64_t attr_path_ino(const char *path, const char *name, uint64_t dev,
                        uint64_t inode);
 
 /* Of a node inside a checkpoint. -ENOENT: there is no such thing (in these views). */
-int attr_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t index,
+int attr_inside(struct fs *fs, struct generation *gen, enum inside kind, uint32_t index,
                 struct stat *st, struct err *e);
 
 /* The same without the size of files that would have to be made to know it. */
-void attr_inside_brief(const struct fs *fs, const struct slot *slot, enum inside kind,
-                       struct stat *st);
+void attr_inside_brief(const struct fs *fs, const struct generation *gen,
+                       enum inside kind, struct stat *st);
 
 /* The same from a tensor that is at hand. */
 int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,

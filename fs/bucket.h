@@ -9,7 +9,7 @@
 
 struct bucket;
 struct pool;
-struct slot;
+struct generation;
 
 /*
  * Names are those of the objects: a prefix is a directory. What is written lies in a local
@@ -28,10 +28,11 @@ struct bucket_node {
     char *path;    /* in the store; "" is the root */
     bool gone;
     struct bucket_node *next_ino, *next_path;
-    struct slot *slot; /* the checkpoint that the directory is, as of the last look, */
-    uint64_t changes;  /* below it, through this mount */
-    uint64_t slot_changes; /* as of then */
-    int64_t looked_ns;     /* 0: never */
+    struct generation
+        *gen;         /* the checkpoint that the directory is, as of the last look, */
+    uint64_t changes; /* below it, through this mount */
+    uint64_t gen_changes; /* as of then */
+    int64_t looked_ns;    /* 0: never */
 
     pthread_mutex_t lock; /* of its bytes; taken before the lock of the mount */
     /* Its bytes in a local file, or -1; stays while it is open, and is closed with both locks. */
@@ -108,9 +109,9 @@ int bucket_each_local(struct fs *fs, const char *path, bucket_name_fn *fn, void 
 int bucket_each_name(struct fs *fs, const char *path, bucket_name_fn *fn, void *user,
                      struct err *e);
 
-/* As disk_slot(). */
-int bucket_slot(struct fs *fs, struct bucket_node *dir, bool may_block,
-                struct slot **out, struct err *e);
+/* As disk_generation(). */
+int bucket_generation(struct fs *fs, struct bucket_node *dir, bool may_block,
+                      struct generation **out, struct err *e);
 
 /* ---- fs/bucket_name.c ---- */
 

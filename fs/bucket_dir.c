@@ -71,19 +71,20 @@ static int add_views(struct request *r, struct bucket_node *dir, struct bucket_l
                      struct err *e)
 {
     const struct disk_view *view;
-    struct slot *slot = NULL;
-    int rc = r->fs->options.views ? bucket_slot(r->fs, dir, true, &slot, e) : -ENOENT;
+    struct generation *gen = NULL;
+    int rc =
+        r->fs->options.views ? bucket_generation(r->fs, dir, true, &gen, e) : -ENOENT;
 
     if (rc < 0)
         return rc == -ENOENT ? 0 : rc;
     for (size_t i = 0; rc >= 0 && (view = disk_view_at(i)); i++) {
         if (!disk_view_listed(r->fs, view))
             continue;
-        rc = disk_has_view(r->fs, slot, view, e);
+        rc = disk_has_view(r->fs, gen, view, e);
         if (rc > 0)
             rc = list_add(l, view->name, view->is_dir ? S_IFDIR : S_IFREG);
     }
-    slot_unref(r->fs, slot, 1);
+    generation_unref(r->fs, gen, 1);
     return MIN(rc, 0);
 }
 

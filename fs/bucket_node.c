@@ -66,7 +66,7 @@ static void node_free(struct fs *fs, struct bucket_node *n)
 {
     if (n->spool >= 0)
         close(n->spool);
-    slot_unref(fs, n->slot, 1);
+    generation_unref(fs, n->gen, 1);
     pthread_mutex_destroy(&n->lock);
     free(n->path);
     free(n);
@@ -466,47 +466,48 @@ int bucket_each_name(struct fs *fs, const char *path, bucket_name_fn *fn, void *
 /* ---- checkpoints ---- */
 
 /* What was found lately, with a reference: 1, and NULL for a plain directory; 0: look. */
-static int known(struct fs *fs, struct bucket_node *dir, struct slot **out)
+static int known(struct fs *fs, struct bucket_node *dir, struct generation **out)
 {
     bool current;
 
     pthread_mutex_lock(&fs->bucket->lock);
     current = dir->looked_ns && now_ns() - dir->looked_ns < FRESH_NS &&
-              dir->slot_changes == dir->changes;
-    *out = current && dir->slot ? slot_get(fs, dir->slot) : NULL;
+              dir->gen_changes == dir->changes;
+    *out = current && dir->gen ? generation_get(fs, dir->gen) : NULL;
     pthread_mutex_unlock(&fs->bucket->lock);
-    if (*out && ((*out)->stale || !slot_fresh(*out, now_ns()))) {
-        slot_unref(fs, *out, 1);
+    if (*out && ((*out)->stale || !generation_fresh(*out, now_ns()))) {
+        generation_unref(fs, *out, 1);
         *out = NULL;
         return 0;
     }
     return current;
 }
 
-/* The last slot of the directory, with a reference; *changes: as of now. */
-static struct slot *last_slot(struct fs *fs, struct bucket_node *dir, uint64_t *changes)
+/* The last generation of the directory, with a reference; *changes: as of now. */
+static struct generation *last_generation(struct fs *fs, struct bucket_node *dir,
+                                          uint64_t *changes)
 {
-    struct slot *slot;
+    struct generation *gen;
 
     pthread_mutex_lock(&fs->bucket->lock);
-    slot = dir->slot ? slot_get(fs, dir->slot) : NULL;
+    gen = dir->gen ? generation_get(fs, dir->gen) : NULL;
     *changes = dir->changes;
     pthread_mutex_unlock(&fs->bucket->lock);
-    return slot;
+    return gen;
 }
 
-static void note(struct fs *fs, struct bucket_node *dir, struct slot *slot,
+static void note(struct fs *fs, struct bucket_node *dir, struct generation *gen,
                  uint64_t changes)
 {
-    struct slot *old;
+    struct generation *old;
 
     pthread_mutex_lock(&fs->bucket->lock);
-    old = dir->slot;
-    dir->slot = slot ? slot_get(fs, slot) : NULL;
-    dir->slot_changes = changes;
+    old = dir->gen;
+    dir->gen = gen ? generation_get(fs, gen) : NULL;
+    dir->gen_changes = changes;
     dir->looked_ns = now_ns();
     pthread_mutex_unlock(&fs->bucket->lock);
-    slot_unref(fs, old, 1);
+    generation_unref(fs, old, 1);
 }
 
 /* Is it a directory of storage files of a checkpoint above? 1, 0 or -errno. */
@@ -519,30 +520,31 @@ static int is_part(struct fs *fs, const char *path, struct err *e)
     snprintf(above, sizeof above, "%s", path);
     while (rc == 0 && above[0]) {
         struct bucket_node *n;
-        struct slot *slot = NULL;
+        struct generation *gen = NULL;
 
         slash = strrchr(above, '/');
         *(slash ? slash : above) = '\0';
         rc = bucket_intern(fs, above, S_IFDIR, &n, e);
         if (rc < 0)
             return rc;
-        rc = bucket_slot(fs, n, true, &slot, e);
+        rc = bucket_generation(fs, n, true, &gen, e);
         if (rc == 0)
-            rc = slot_hides_in(slot, path + strlen(above) + (above[0] != '\0'));
+            rc = generation_hides_in(gen, path + strlen(above) + (above[0] != '\0'));
         else if (rc == -ENOENT)
             rc = 0;
-        slot_unref(fs, slot, 1);
+        generation_unref(fs, gen, 1);
         bucket_unpin(fs, n);
     }
     return rc;
 }
 
-static int look(struct fs *fs, struct bucket_node *dir, struct slot *last,
-                struct slot **out, struct err *e)
+static int look(struct fs *fs, struct bucket_node *dir, struct generation *last,
+                struct generation **out, struct err *e)
 {
     char path[PATH_MAX];
     struct entry_stat st;
-    const struct slot_place place = {.path = path, .dir_ino = dir->ino, .dir = &st};
+    const struct generation_place place = {
+        .path = path, .dir_ino = dir->ino, .dir = &st};
     bool gone;
     int rc;
 
@@ -554,12 +556,12 @@ static int look(struct fs *fs, struct bucket_node *dir, struct slot *last,
         rc = fs->store->ops->stat(fs->store, path, &st, e) == 0;
     if (rc == 1)
         return view_look(fs, &place, last, out, e);
-    slot_unref(fs, last, 1);
+    generation_unref(fs, last, 1);
     return rc;
 }
 
-int bucket_slot(struct fs *fs, struct bucket_node *dir, bool may_block,
-                struct slot **out, struct err *e)
+int bucket_generation(struct fs *fs, struct bucket_node *dir, bool may_block,
+                      struct generation **out, struct err *e)
 {
     uint64_t changes;
     int rc = known(fs, dir, out);
@@ -567,7 +569,7 @@ int bucket_slot(struct fs *fs, struct bucket_node *dir, bool may_block,
     if (rc == 0 && !may_block)
         return FS_LATER;
     if (rc == 0) {
-        struct slot *last = last_slot(fs, dir, &changes);
+        struct generation *last = last_generation(fs, dir, &changes);
 
         rc = look(fs, dir, last, out, e);
         if (rc == -ENOENT)

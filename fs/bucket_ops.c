@@ -66,7 +66,7 @@ static int path_in(struct request *r, fuse_ino_t dir, const char *name,
                    char path[PATH_MAX], struct err *e)
 {
     char below[NAME_MAX + sizeof "optimizer/"];
-    struct slot *slot;
+    struct generation *gen;
     int rc;
 
     if (publish_is_staging(name) || strcmp(name, ".unshard") == 0)
@@ -75,13 +75,13 @@ static int path_in(struct request *r, fuse_ino_t dir, const char *name,
         return bucket_path(r->fs, dir, name, path, e);
     if (ino_kind(dir) != INSIDE_OPTIMIZER)
         return refuse_view(e);
-    slot = slot_of_ino(r->fs, dir);
-    if (!slot)
+    gen = generation_of_ino(r->fs, dir);
+    if (!gen)
         return -ESTALE;
     rc = snprintf(below, sizeof below, "optimizer/%s", name) < (int)sizeof below
-             ? store_join(slot->path, below, path, PATH_MAX)
+             ? store_join(gen->path, below, path, PATH_MAX)
              : -ENAMETOOLONG;
-    slot_unref(r->fs, slot, 1);
+    generation_unref(r->fs, gen, 1);
     return rc < 0 ? err_set(e, ENAMETOOLONG, "%s: the path is too long", name) : 0;
 }
 
@@ -92,7 +92,7 @@ static void forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
     if (ino == FUSE_ROOT_ID)
         return;
     if (ino_is_inside(ino))
-        slot_forget(fs, ino, n);
+        generation_forget(fs, ino, n);
     else
         bucket_node_forget(fs, ino, n);
 }
@@ -119,13 +119,13 @@ static int find_stored(struct request *r, const char *path,
     return 0;
 }
 
-static int find_inside(struct request *r, struct slot *slot, enum inside kind,
+static int find_inside(struct request *r, struct generation *gen, enum inside kind,
                        struct fuse_entry_param *out, struct err *e)
 {
-    int rc = attr_inside(r->fs, slot, kind, 0, &out->attr, e);
+    int rc = attr_inside(r->fs, gen, kind, 0, &out->attr, e);
 
     if (rc == 0)
-        entry_inside(r->fs, slot, kind, 0, out);
+        entry_inside(r->fs, gen, kind, 0, out);
     return rc;
 }
 
@@ -135,7 +135,7 @@ static int find_view(struct request *r, struct fuse_entry_param *out, struct err
     const struct disk_view *view = disk_view_named(r->name);
     bool meta = strcmp(r->name, ".unshard") == 0;
     struct bucket_node *dir;
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     int rc;
 
     if (!view && !meta)
@@ -143,15 +143,15 @@ static int find_view(struct request *r, struct fuse_entry_param *out, struct err
     dir = bucket_pin(r->fs, r->ino);
     if (!dir)
         return -ESTALE;
-    rc = bucket_slot(r->fs, dir, r->may_block, &slot, e);
+    rc = bucket_generation(r->fs, dir, r->may_block, &gen, e);
     bucket_unpin(r->fs, dir);
     if (rc != 0)
         return rc;
-    if (view && (rc = disk_has_view(r->fs, slot, view, e)) <= 0)
+    if (view && (rc = disk_has_view(r->fs, gen, view, e)) <= 0)
         rc = rc < 0 ? rc : -ENOENT;
     else
-        rc = find_inside(r, slot, view ? view->kind : INSIDE_META, out, e);
-    slot_unref(r->fs, slot, 1);
+        rc = find_inside(r, gen, view ? view->kind : INSIDE_META, out, e);
+    generation_unref(r->fs, gen, 1);
     return rc;
 }
 
@@ -283,21 +283,21 @@ static int open_over_view(struct request *r, struct err *e)
 {
     enum inside kind = ino_kind(r->ino);
     char path[PATH_MAX];
-    struct slot *slot;
+    struct generation *gen;
     const char *name;
     int rc;
 
     if (!(r->fi.flags & O_TRUNC) ||
         (kind != INSIDE_MODEL && kind != INSIDE_OPTIMIZER_FILE))
         return refuse_view(e);
-    slot = slot_of_ino(r->fs, r->ino);
-    if (!slot)
+    gen = generation_of_ino(r->fs, r->ino);
+    if (!gen)
         return -ESTALE;
     name = kind == INSIDE_OPTIMIZER_FILE ? "optimizer/optimizer.safetensors"
-           : slot->info.adapter          ? "adapter_model.safetensors"
+           : gen->info.adapter           ? "adapter_model.safetensors"
                                          : "model.safetensors";
-    rc = store_join(slot->path, name, path, sizeof path);
-    slot_unref(r->fs, slot, 1);
+    rc = store_join(gen->path, name, path, sizeof path);
+    generation_unref(r->fs, gen, 1);
     return rc < 0 ? rc : bucket_open_new(r, path, e);
 }
 

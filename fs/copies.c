@@ -395,17 +395,17 @@ static int newest(void *user, const struct catalog_file *f)
 }
 
 /* Nobody can be in the middle of a write any more. Objects are written at once. */
-static bool is_settled(const struct fs *fs, struct slot *slot)
+static bool is_settled(const struct fs *fs, struct generation *gen)
 {
-    int64_t changed = slot->changed_ns, settled = fs->options.settled;
+    int64_t changed = gen->changed_ns, settled = fs->options.settled;
     struct timespec now;
     struct err e = {0};
 
     if (fs->store->remote)
         return true;
-    if (!changed && catalog_files(fs->catalog, slot->info.id, newest, &changed, &e) < 0)
+    if (!changed && catalog_files(fs->catalog, gen->info.id, newest, &changed, &e) < 0)
         return false;
-    slot->changed_ns = changed;
+    gen->changed_ns = changed;
     clock_gettime(CLOCK_REALTIME, &now);
     return settled == 0 || now.tv_sec - settled > changed / 1000000000;
 }
@@ -434,13 +434,13 @@ static int get(struct copies *c, struct copy *copy, struct reader *reader,
 int copies_get(struct copies *c, const struct copy_of *what, bool may_fill,
                struct copy **out, struct err *e)
 {
-    const struct copy_key key = {what->slot->info.id, what->kind, what->index};
+    const struct copy_key key = {what->gen->info.id, what->kind, what->index};
     uint64_t size = reader_size(what->reader);
     struct copy *copy;
     int rc = 0;
 
     *out = NULL;
-    if (!c || !c->on || !is_worth_it(c, size) || !is_settled(c->fs, what->slot))
+    if (!c || !c->on || !is_worth_it(c, size) || !is_settled(c->fs, what->gen))
         return 0;
     pthread_mutex_lock(&c->lock);
     copy = find(c, &key);

@@ -4,7 +4,7 @@
 #define UFS_FS_COPIES_H
 
 #include "fs/fs.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 struct copies;
 struct copy;
@@ -36,7 +36,7 @@ void copies_free(struct copies *c); /* NULL is fine */
  * meanwhile. -EINTR: who asked gave up; what is filled by then stays for the next one.
  */
 struct copy_of {
-    struct slot *slot;
+    struct generation *gen;
     enum inside kind;
     uint32_t index;
     struct reader *reader;

@@ -20,7 +20,7 @@ struct dir_handle {
     struct opened opened;
     struct snapshot *snapshot;
     struct permit_parts parts; /* of it, as who opened it may list them */
-    struct slot *slot;
+    struct generation *gen;
     char *latest;            /* of an .unshard: there is a `latest` */
     struct edit_names edits; /* of transactions, in a mount for writing */
     pthread_mutex_t lock;    /* of `ready` */
@@ -53,7 +53,7 @@ static void handle_free(struct fs *fs, struct opened *o)
     pthread_mutex_destroy(&h->lock);
     permit_parts_release(&h->parts);
     snapshot_put(fs, h->snapshot);
-    slot_unref(fs, h->slot, 1);
+    generation_unref(fs, h->gen, 1);
     free(h->latest);
     edit_names_release(&h->edits);
     free(h);
@@ -63,16 +63,16 @@ static int open_inside(const struct request *r, struct dir_handle *h, struct err
 {
     int rc;
 
-    h->slot = slot_of_ino(r->fs, r->ino);
-    if (!h->slot)
+    h->gen = generation_of_ino(r->fs, r->ino);
+    if (!h->gen)
         return -ESTALE;
-    if (ino_kind(r->ino) == INSIDE_META && !h->slot->file)
-        h->latest = tracker_of_slot(r->fs, h->slot);
-    rc = slot_ready(r, h->slot, e);
+    if (ino_kind(r->ino) == INSIDE_META && !h->gen->file)
+        h->latest = tracker_of_generation(r->fs, h->gen);
+    rc = generation_ready(r, h->gen, e);
     if (rc == 0)
-        rc = permit_list(r, h->slot, e);
+        rc = permit_list(r, h->gen, e);
     /* Told here, the kernel comes back by the path; a listing would just end. */
-    return rc == 0 ? catalog_has(r->fs->catalog, h->slot->info.id, e) : rc;
+    return rc == 0 ? catalog_has(r->fs->catalog, h->gen->info.id, e) : rc;
 }
 
 static int open_outside(const struct request *r, struct dir_handle *h, struct err *e)
@@ -95,7 +95,7 @@ static int open_outside(const struct request *r, struct dir_handle *h, struct er
 /* Will it list the same as long as the kernel knows its node? Then the kernel keeps it. */
 static bool is_frozen(const struct request *r, const struct dir_handle *h)
 {
-    return h->slot && !fs_writable(r->fs) && ino_kind(r->ino) != INSIDE_META;
+    return h->gen && !fs_writable(r->fs) && ino_kind(r->ino) != INSIDE_META;
 }
 
 int opendir_run(struct request *r, struct err *e)
@@ -129,7 +129,7 @@ struct listing {
     const struct request *r;
     struct dir_page *page;
     struct err *e;
-    struct slot *slot; /* whose entries are added */
+    struct generation *gen; /* whose entries are added */
     enum inside dir;
     const struct dir_handle *h;
 };
@@ -184,7 +184,7 @@ static int put_tensor(void *user, const struct tensor_info *t)
     if (rc < 0)
         return rc;
     if (l->r->plus)
-        entry_inside(l->r->fs, l->slot, kind, t->ord, &entry);
+        entry_inside(l->r->fs, l->gen, kind, t->ord, &entry);
     put_entry(l, name, &entry, (off_t)t->ord + 1 + DOTS);
     return 0;
 }
@@ -202,11 +202,11 @@ static int put_tree_entry(void *user, const struct tree_entry *t)
     if (!has_room(l, t->name))
         return 1;
     rc = t->info ? attr_tensor(l->r->fs, kind, t->info, &entry.attr, l->e)
-                 : attr_inside(l->r->fs, l->slot, kind, index, &entry.attr, l->e);
+                 : attr_inside(l->r->fs, l->gen, kind, index, &entry.attr, l->e);
     if (rc < 0)
         return rc;
     if (l->r->plus)
-        entry_inside(l->r->fs, l->slot, kind, index, &entry);
+        entry_inside(l->r->fs, l->gen, kind, index, &entry);
     put_entry(l, t->name, &entry, (off_t)t->pos + 1 + DOTS);
     return 0;
 }
@@ -216,9 +216,9 @@ static const struct fixed_file *listed_file(const struct listing *l,
                                             const struct dir_handle *h, size_t i)
 {
     static const struct fixed_file latest = {"latest", INSIDE_LATEST};
-    const struct fixed_file *f = fixed_file(l->slot, l->dir, i);
+    const struct fixed_file *f = fixed_file(l->gen, l->dir, i);
 
-    if (f || !h->latest || (i > 0 && !fixed_file(l->slot, l->dir, i - 1)))
+    if (f || !h->latest || (i > 0 && !fixed_file(l->gen, l->dir, i - 1)))
         return f;
     return &latest;
 }
@@ -230,12 +230,12 @@ static int fixed_entry(struct listing *l, enum inside kind,
     int rc;
 
     if (kind != INSIDE_OPTIMIZER_FILE) {
-        attr_inside_brief(l->r->fs, l->slot, kind, &out->attr);
+        attr_inside_brief(l->r->fs, l->gen, kind, &out->attr);
         return 0;
     }
-    rc = attr_inside(l->r->fs, l->slot, kind, 0, &out->attr, l->e);
+    rc = attr_inside(l->r->fs, l->gen, kind, 0, &out->attr, l->e);
     if (rc == 0 && l->r->plus)
-        entry_inside(l->r->fs, l->slot, kind, 0, out);
+        entry_inside(l->r->fs, l->gen, kind, 0, out);
     return rc;
 }
 
@@ -281,14 +281,14 @@ static void put_edits(struct listing *l, off_t off)
 static int list_inside(struct listing *l, const struct dir_handle *h, off_t off)
 {
     struct catalog *c = l->r->fs->catalog;
-    int64_t id = l->slot->info.id;
+    int64_t id = l->gen->info.id;
     struct stat self;
     int rc;
 
-    if (l->slot->stale)
-        return err_set(l->e, ESTALE, "%s: the checkpoint changed", l->slot->path);
-    slot_used(l->r->fs, l->slot);
-    rc = attr_inside(l->r->fs, l->slot, l->dir, ino_index(l->r->ino), &self, l->e);
+    if (l->gen->stale)
+        return err_set(l->e, ESTALE, "%s: the checkpoint changed", l->gen->path);
+    generation_used(l->r->fs, l->gen);
+    rc = attr_inside(l->r->fs, l->gen, l->dir, ino_index(l->r->ino), &self, l->e);
     if (rc < 0 || put_dots(l, self.st_ino, &off))
         return rc;
     if (off >= EDIT_POS) {
@@ -335,8 +335,8 @@ static int list_snapshot(struct listing *l, struct node *dir, struct snapshot *s
                  attr_path_ino(dir->path, dir->kind == NODE_FILE_DIR ? "/" : "", 0, 0),
                  &off))
         return 0;
-    if (snapshot->slot)
-        slot_used(l->r->fs, snapshot->slot);
+    if (snapshot->gen)
+        generation_used(l->r->fs, snapshot->gen);
     for (size_t i = (size_t)(off - DOTS); i < snapshot->count; i++) {
         const struct snapshot_entry *entry = &snapshot->entry[i];
 
@@ -401,7 +401,7 @@ static int fill(struct listing *l, struct dir_handle *h, off_t off)
 {
     int rc;
 
-    if (h->slot) {
+    if (h->gen) {
         l->dir = ino_kind(l->r->ino);
         rc = list_inside(l, h, off);
     } else {
@@ -415,12 +415,12 @@ static int fill(struct listing *l, struct dir_handle *h, off_t off)
 static bool take_ready(const struct request *r, struct dir_handle *h,
                        struct dir_page *page)
 {
-    if (!h->ready.data || h->slot->stale || h->ready.from != r->off ||
+    if (!h->ready.data || h->gen->stale || h->ready.from != r->off ||
         h->ready.size != r->size || h->ready.plus != r->plus) {
         drop_ready(r->fs, h);
         return false;
     }
-    slot_used(r->fs, h->slot);
+    generation_used(r->fs, h->gen);
     *page = h->ready;
     h->ready.data = NULL;
     return true;
@@ -434,7 +434,7 @@ static bool take_ready(const struct request *r, struct dir_handle *h,
 static void make_ready(const struct request *r, struct dir_handle *h, off_t from)
 {
     struct err e = {0};
-    struct listing l = {.r = r, .page = &h->ready, .e = &e, .slot = h->slot, .h = h};
+    struct listing l = {.r = r, .page = &h->ready, .e = &e, .gen = h->gen, .h = h};
 
     if (dir_page_init(&h->ready, r->size, from, r->plus, &e) < 0)
         return;
@@ -446,7 +446,7 @@ static void make_ready(const struct request *r, struct dir_handle *h, off_t from
 static int readdir_locked(const struct request *r, struct dir_handle *h, struct err *e)
 {
     struct dir_page page;
-    struct listing l = {.r = r, .page = &page, .e = e, .slot = h->slot, .h = h};
+    struct listing l = {.r = r, .page = &page, .e = e, .gen = h->gen, .h = h};
     int rc = 0;
 
     if (!take_ready(r, h, &page)) {

@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <xxhash.h>
 
-#include "fs/slot.h"
+#include "fs/generation.h"
 #include "index/formats/scan.h"
 
 enum {
@@ -267,7 +267,7 @@ static struct disk_node *take_refs(struct disk *d, struct disk_node *n, uint64_t
 
 static void node_free(struct fs *fs, struct disk_node *n)
 {
-    slot_unref(fs, n->slot, 1);
+    generation_unref(fs, n->gen, 1);
     free(n->name);
     free(n);
 }

@@ -8,7 +8,7 @@
 #include "fs/fs.h"
 #include "remote/ring.h"
 
-struct slot;
+struct generation;
 
 /*
  * A mount for writing passes names of the source straight through. The kernel knows a file
@@ -33,10 +33,11 @@ struct disk_node {
     bool keeps_fd;            /* it may have no name any more */
     struct disk_node *parent; /* where it was seen last; a reference. NULL: the root */
     char *name;
-    uint64_t changes;  /* below it, through this mount */
-    unsigned writers;  /* open files that may write it */
-    struct slot *slot; /* the checkpoint that the directory is, as of the last look */
-    uint64_t slot_changes;  /* `changes` at that time, */
+    uint64_t changes; /* below it, through this mount */
+    unsigned writers; /* open files that may write it */
+    struct generation
+        *gen; /* the checkpoint that the directory is, as of the last look */
+    uint64_t gen_changes;   /* `changes` at that time, */
     int64_t looked_ns;      /* which is this; 0: never */
     bool looked_for_staged; /* by fs/edit_name.c, once in a mount */
     struct ring unused;     /* when users is 0 and fd is open */

@@ -70,8 +70,9 @@ static int add_views(struct request *r, struct disk_node *dir, struct disk_list 
                      struct err *e)
 {
     const struct disk_view *view;
-    struct slot *slot = NULL;
-    int rc = r->fs->options.views ? disk_slot(r->fs, dir, true, &slot, e) : -ENOENT;
+    struct generation *gen = NULL;
+    int rc =
+        r->fs->options.views ? disk_generation(r->fs, dir, true, &gen, e) : -ENOENT;
 
     if (rc < 0)
         return rc == -ENOENT ? 0 : rc;
@@ -81,12 +82,12 @@ static int add_views(struct request *r, struct disk_node *dir, struct disk_list 
         if (!disk_view_listed(r->fs, view) ||
             fstatat(l->fd, view->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
             continue;
-        rc = disk_has_view(r->fs, slot, view, e);
+        rc = disk_has_view(r->fs, gen, view, e);
         if (rc > 0)
-            rc = add(l, view->name, slot_ino(slot, view->kind, 0),
+            rc = add(l, view->name, generation_ino(gen, view->kind, 0),
                      view->is_dir ? S_IFDIR : S_IFREG, e);
     }
-    slot_unref(r->fs, slot, 1);
+    generation_unref(r->fs, gen, 1);
     return rc;
 }
 

@@ -17,7 +17,7 @@
 #include "save/publish.h"
 
 /*
- * A node is one of three: of the source (fs/disk.h), inside a checkpoint (fs/slot.h), or of
+ * A node is one of three: of the source (fs/disk.h), inside a checkpoint (fs/generation.h), or of
  * a transaction (fs/edit.h). Its number says which.
  */
 static bool is_disk(fuse_ino_t ino)
@@ -139,7 +139,7 @@ void disk_ops_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
     if (ino == FUSE_ROOT_ID)
         return;
     if (ino_is_inside(ino))
-        slot_forget(fs, ino, n);
+        generation_forget(fs, ino, n);
     else if (ino_is_edit(ino))
         edit_forget(fs, ino, n);
     else

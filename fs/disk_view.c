@@ -16,53 +16,53 @@ enum { VIEW_MEMORY = 1 << 20 };
 /* ---- which checkpoint a directory is ---- */
 
 /* What was found lately, with a reference: 1, and NULL for a plain directory; 0: look. */
-static int known(struct fs *fs, struct disk_node *dir, struct slot **out)
+static int known(struct fs *fs, struct disk_node *dir, struct generation **out)
 {
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     struct err ignored = {0};
     char path[PATH_MAX];
     bool current;
 
     disk_lock(fs);
     current = dir->looked_ns && now_ns() - dir->looked_ns < FRESH_NS &&
-              dir->slot_changes == dir->changes;
-    if (current && dir->slot)
-        slot = slot_get(fs, dir->slot);
+              dir->gen_changes == dir->changes;
+    if (current && dir->gen)
+        gen = generation_get(fs, dir->gen);
     disk_unlock(fs);
     /* It, or a directory above it, may have been renamed. */
-    if (slot &&
-        (slot->stale || !slot_fresh(slot, now_ns()) ||
-         disk_path(fs, dir, path, &ignored) < 0 || strcmp(path, slot->path) != 0)) {
-        slot_unref(fs, slot, 1);
+    if (gen &&
+        (gen->stale || !generation_fresh(gen, now_ns()) ||
+         disk_path(fs, dir, path, &ignored) < 0 || strcmp(path, gen->path) != 0)) {
+        generation_unref(fs, gen, 1);
         return 0;
     }
-    *out = slot;
+    *out = gen;
     return current;
 }
 
-/* The last slot of the directory, with a reference, or NULL. */
-static struct slot *last_slot(struct fs *fs, struct disk_node *dir)
+/* The last generation of the directory, with a reference, or NULL. */
+static struct generation *last_generation(struct fs *fs, struct disk_node *dir)
 {
-    struct slot *slot;
+    struct generation *gen;
 
     disk_lock(fs);
-    slot = dir->slot ? slot_get(fs, dir->slot) : NULL;
+    gen = dir->gen ? generation_get(fs, dir->gen) : NULL;
     disk_unlock(fs);
-    return slot;
+    return gen;
 }
 
-static void note(struct fs *fs, struct disk_node *dir, struct slot *slot,
+static void note(struct fs *fs, struct disk_node *dir, struct generation *gen,
                  uint64_t changes)
 {
-    struct slot *old;
+    struct generation *old;
 
     disk_lock(fs);
-    old = dir->slot;
-    dir->slot = slot ? slot_get(fs, slot) : NULL;
-    dir->slot_changes = changes;
+    old = dir->gen;
+    dir->gen = gen ? generation_get(fs, gen) : NULL;
+    dir->gen_changes = changes;
     dir->looked_ns = now_ns();
     disk_unlock(fs);
-    slot_unref(fs, old, 1);
+    generation_unref(fs, old, 1);
 }
 
 /* Is it a directory of storage files of a checkpoint above? 1, 0 or -errno. */
@@ -75,16 +75,16 @@ static int is_part(struct fs *fs, struct disk_node *dir, const char *path,
     while (above && rc == 0) {
         struct disk_node *next = disk_parent(fs, above);
         char place[PATH_MAX];
-        struct slot *slot = NULL;
+        struct generation *gen = NULL;
 
         rc = disk_path(fs, above, place, e);
         if (rc == 0)
-            rc = disk_slot(fs, above, true, &slot, e);
+            rc = disk_generation(fs, above, true, &gen, e);
         if (rc == 0)
-            rc = slot_hides_in(slot, path + strlen(place) + (place[0] != '\0'));
+            rc = generation_hides_in(gen, path + strlen(place) + (place[0] != '\0'));
         else if (rc == -ENOENT)
             rc = 0;
-        slot_unref(fs, slot, 1);
+        generation_unref(fs, gen, 1);
         disk_unpin(fs, above);
         above = next;
     }
@@ -118,8 +118,8 @@ static int is_checkpoint(struct fs *fs, const struct disk_node *dir, const char 
     return rc == 0 ? view_is_checkpoint(fs, path, e) : rc;
 }
 
-static int scan(struct fs *fs, const struct slot_place *place, struct slot **out,
-                struct err *e)
+static int scan(struct fs *fs, const struct generation_place *place,
+                struct generation **out, struct err *e)
 {
     struct arena *a = arena_new(INFO_MEMORY);
     struct checkpoint_info info;
@@ -130,31 +130,33 @@ static int scan(struct fs *fs, const struct slot_place *place, struct slot **out
         arena_free(a);
         return rc;
     }
-    return slot_new(fs, place, a, &info, out, e);
+    return generation_new(fs, place, a, &info, out, e);
 }
 
-int view_look(struct fs *fs, const struct slot_place *place, struct slot *last,
-              struct slot **out, struct err *e)
+int view_look(struct fs *fs, const struct generation_place *place,
+              struct generation *last, struct generation **out, struct err *e)
 {
     int rc = -ESTALE;
 
     scanner_suspect(fs->scanner, place->path, NULL);
     if (last && !last->stale && strcmp(last->path, place->path) == 0)
-        rc = slot_refresh(fs, last, e);
+        rc = generation_refresh(fs, last, e);
     if (rc == 0) {
         *out = last;
         return 0;
     }
-    slot_unref(fs, last, 1);
+    generation_unref(fs, last, 1);
     *e = (struct err){0};
     return rc == -ESTALE ? scan(fs, place, out, e) : rc;
 }
 
-static int look(struct fs *fs, struct disk_node *dir, struct slot **out, struct err *e)
+static int look(struct fs *fs, struct disk_node *dir, struct generation **out,
+                struct err *e)
 {
     char path[PATH_MAX];
     struct entry_stat st;
-    const struct slot_place place = {.path = path, .dir_ino = dir->ino, .dir = &st};
+    const struct generation_place place = {
+        .path = path, .dir_ino = dir->ino, .dir = &st};
     int rc = disk_path(fs, dir, path, e);
 
     *out = NULL;
@@ -163,7 +165,7 @@ static int look(struct fs *fs, struct disk_node *dir, struct slot **out, struct 
     if (rc == 1)
         rc = is_part(fs, dir, path, e) == 0;
     if (rc == 1)
-        rc = view_look(fs, &place, last_slot(fs, dir), out, e);
+        rc = view_look(fs, &place, last_generation(fs, dir), out, e);
     if (rc == -ENOENT) {
         *e = (struct err){0};
         rc = 0;
@@ -171,8 +173,8 @@ static int look(struct fs *fs, struct disk_node *dir, struct slot **out, struct 
     return MIN(rc, 0);
 }
 
-int disk_slot(struct fs *fs, struct disk_node *dir, bool may_block, struct slot **out,
-              struct err *e)
+int disk_generation(struct fs *fs, struct disk_node *dir, bool may_block,
+                    struct generation **out, struct err *e)
 {
     uint64_t changes = disk_changes(fs, dir);
     int rc = known(fs, dir, out);
@@ -236,7 +238,7 @@ static int stores_weights(struct fs *fs, const char *path, struct err *e)
 }
 
 /* A role may have tensors only that safetensors cannot hold: then it has no such file. */
-static int has_file(struct fs *fs, const struct slot *slot, enum view_kind kind,
+static int has_file(struct fs *fs, const struct generation *gen, enum view_kind kind,
                     enum role role, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(VIEW_MEMORY);
@@ -245,8 +247,8 @@ static int has_file(struct fs *fs, const struct slot *slot, enum view_kind kind,
 
     if (!a)
         return err_nomem(e);
-    return slot->info.by_role[role] &&
-           view_get(fs->catalog, slot->info.id, kind, fs->options.prefix, a, &view,
+    return gen->info.by_role[role] &&
+           view_get(fs->catalog, gen->info.id, kind, fs->options.prefix, a, &view,
                     &ignored) != -ENOENT;
 }
 
@@ -261,21 +263,21 @@ bool disk_view_listed(const struct fs *fs, const struct disk_view *view)
     return fs->options.views & bits[view->kind];
 }
 
-int disk_has_view(struct fs *fs, const struct slot *slot, const struct disk_view *view,
-                  struct err *e)
+int disk_has_view(struct fs *fs, const struct generation *gen,
+                  const struct disk_view *view, struct err *e)
 {
     const char *model =
-        slot->info.adapter ? "adapter_model.safetensors" : "model.safetensors";
+        gen->info.adapter ? "adapter_model.safetensors" : "model.safetensors";
     int rc;
 
-    if (slot->info.error)
+    if (gen->info.error)
         return 0;
     if (view->kind == INSIDE_OPTIMIZER)
-        return has_file(fs, slot, VIEW_OPTIMIZER, ROLE_OPTIMIZER, e);
+        return has_file(fs, gen, VIEW_OPTIMIZER, ROLE_OPTIMIZER, e);
     if (view->kind != INSIDE_MODEL)
         return 1;
     if (strcmp(view->name, model) != 0)
         return 0;
-    rc = stores_weights(fs, slot->path, e);
-    return rc != 0 ? MIN(rc, 0) : has_file(fs, slot, VIEW_MODEL, ROLE_MODEL, e);
+    rc = stores_weights(fs, gen->path, e);
+    return rc != 0 ? MIN(rc, 0) : has_file(fs, gen, VIEW_MODEL, ROLE_MODEL, e);
 }

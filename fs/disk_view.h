@@ -4,7 +4,7 @@
 #define UFS_FS_DISK_VIEW_H
 
 #include "fs/disk.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 /*
  * The checkpoint that this directory is, with a reference. It is looked at again after a
@@ -12,8 +12,8 @@
  * for a plain directory, for a part of a checkpoint above it, and for a checkpoint whose
  * completing file is missing; FS_LATER where that takes a scan and may_block is false.
  */
-int disk_slot(struct fs *fs, struct disk_node *dir, bool may_block, struct slot **out,
-              struct err *e);
+int disk_generation(struct fs *fs, struct disk_node *dir, bool may_block,
+                    struct generation **out, struct err *e);
 
 /* Do the names in a directory of the store make it a checkpoint? 1, 0 or -errno. */
 int view_is_checkpoint(struct fs *fs, const char *path, struct err *e);
@@ -22,8 +22,8 @@ int view_is_checkpoint(struct fs *fs, const char *path, struct err *e);
  * The checkpoint that such a directory is now, whatever was known of it: `last` where it
  * still is that one. Takes over the reference to `last`, which may be NULL.
  */
-int view_look(struct fs *fs, const struct slot_place *place, struct slot *last,
-              struct slot **out, struct err *e);
+int view_look(struct fs *fs, const struct generation_place *place,
+              struct generation *last, struct generation **out, struct err *e);
 
 /* A view at the top of a checkpoint's directory. */
 struct disk_view {
@@ -44,7 +44,7 @@ bool disk_view_listed(const struct fs *fs, const struct disk_view *view);
  * Does this checkpoint have the view, where its directory stores no such name?
  * 1, 0, or a negative errno.
  */
-int disk_has_view(struct fs *fs, const struct slot *slot, const struct disk_view *view,
-                  struct err *e);
+int disk_has_view(struct fs *fs, const struct generation *gen,
+                  const struct disk_view *view, struct err *e);
 
 #endif

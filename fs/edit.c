@@ -154,14 +154,14 @@ char *target_save(struct fs *fs, struct target *t)
 }
 
 /* Is the checkpoint still what this mount has made? With `busy`, for writing. */
-static bool is_made(struct fs *fs, struct target *t, const struct slot *slot)
+static bool is_made(struct fs *fs, struct target *t, const struct generation *gen)
 {
     struct made *m = &t->made;
 
     edits_lock(fs);
     if (m->save && !m->format)
-        m->format = strdup(slot->info.format);
-    if (m->save && m->format && strcmp(m->format, slot->info.format) != 0)
+        m->format = strdup(gen->info.format);
+    if (m->save && m->format && strcmp(m->format, gen->info.format) != 0)
         made_release(m);
     edits_unlock(fs);
     return m->save;
@@ -200,15 +200,15 @@ void target_note_made(struct fs *fs, struct target *t, bool new,
     edits_unlock(fs);
 }
 
-int target_format(struct fs *fs, struct target *t, const struct slot *slot,
+int target_format(struct fs *fs, struct target *t, const struct generation *gen,
                   struct save_format *out, struct err *e)
 {
     CLEANUP_FREE char *text = NULL;
 
-    if (slot && is_made(fs, t, slot))
+    if (gen && is_made(fs, t, gen))
         return save_format_parse(t->made.save, out, e);
-    if (slot)
-        return save_format_own(fs->catalog, &slot->info, out, e);
+    if (gen)
+        return save_format_own(fs->catalog, &gen->info, out, e);
     text = target_save(fs, t);
     if (!text) {
         err_set(e, ENOTSUP, "no format is set for saves here");
@@ -367,19 +367,19 @@ static int add_base(void *user, const struct catalog_file *f)
 
 int edit_base(struct fs *fs, struct target *t, struct err *e)
 {
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     struct base b = {.txn = t->txn, .e = e};
-    int rc = disk_slot(fs, t->dir, true, &slot, e);
+    int rc = disk_generation(fs, t->dir, true, &gen, e);
 
     if (rc == -ENOENT) {
         *e = (struct err){0};
         return 0;
     }
     if (rc == 0) {
-        b.dir = slot->path;
-        rc = catalog_files(fs->catalog, slot->info.id, add_base, &b, e);
+        b.dir = gen->path;
+        rc = catalog_files(fs->catalog, gen->info.id, add_base, &b, e);
     }
-    slot_unref(fs, slot, 1);
+    generation_unref(fs, gen, 1);
     return rc;
 }
 
@@ -389,23 +389,23 @@ static int open_intake(struct fs *fs, struct target *t, struct err *e)
     struct intake_spec spec = {.dir = txn_dir(t->txn), .pool = fs->reading.pool};
     CLEANUP_FREE char *text = target_save(fs, t);
     struct save_format format;
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     int64_t checkpoint;
     int rc;
 
     if (t->intake)
         return 0;
-    rc = disk_slot(fs, t->dir, true, &slot, e);
+    rc = disk_generation(fs, t->dir, true, &gen, e);
     if (rc == -ENOENT) {
         *e = (struct err){0};
         rc = 0;
     }
     if (rc == 0)
-        rc = target_format(fs, t, slot, &format, e);
-    if (rc == 0 && !slot)
+        rc = target_format(fs, t, gen, &format, e);
+    if (rc == 0 && !gen)
         rc = txn_note(t->txn, NOTE_FORMAT, text, e);
-    checkpoint = slot ? slot->info.id : 0;
-    slot_unref(fs, slot, 1);
+    checkpoint = gen ? gen->info.id : 0;
+    generation_unref(fs, gen, 1);
     if (rc < 0)
         return rc;
     spec.writer = format.writer;

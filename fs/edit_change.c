@@ -70,7 +70,7 @@ static int place_of_stored(struct request *r, struct disk_node *dir, const char 
     out->dir = transaction_of(r->fs, dir, name, out->path);
     if (!out->dir)
         return EDIT_NONE;
-    rc = disk_slot(r->fs, out->dir, true, &out->slot, e);
+    rc = disk_generation(r->fs, out->dir, true, &out->gen, e);
     if (rc != -ENOENT)
         return rc;
     *e = (struct err){0};
@@ -159,7 +159,7 @@ int edit_create(struct request *r, struct err *e)
 /* ---- opening what is there for writing ---- */
 
 /* Which file of a checkpoint a node is. */
-static int path_of(struct fs *fs, const struct slot *slot, fuse_ino_t ino,
+static int path_of(struct fs *fs, const struct generation *gen, fuse_ino_t ino,
                    char dst[PATH_MAX], struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
@@ -172,13 +172,13 @@ static int path_of(struct fs *fs, const struct slot *slot, fuse_ino_t ino,
     switch (kind) {
     case INSIDE_MODEL:
         return snprintf(dst, PATH_MAX, "%s",
-                        slot->info.adapter ? "adapter_model.safetensors"
-                                           : "model.safetensors") < 0;
+                        gen->info.adapter ? "adapter_model.safetensors"
+                                          : "model.safetensors") < 0;
     case INSIDE_OPTIMIZER_FILE:
         return snprintf(dst, PATH_MAX, "optimizer/optimizer.safetensors") < 0;
     case INSIDE_NPY:
     case INSIDE_BARE:
-        rc = catalog_tensor(fs->catalog, slot->info.id, ino_index(ino), a, &t, e);
+        rc = catalog_tensor(fs->catalog, gen->info.id, ino_index(ino), a, &t, e);
         if (rc < 0)
             return rc;
         snprintf(dst, PATH_MAX, "%s/%s", kind == INSIDE_NPY ? "tensors" : "raw",
@@ -229,7 +229,7 @@ static int newer_view(struct request *r, struct edit_place *p, fuse_ino_t *view,
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     bool raw;
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     struct tensor_info t;
     fuse_ino_t dir;
     int rc;
@@ -240,15 +240,15 @@ static int newer_view(struct request *r, struct edit_place *p, fuse_ino_t *view,
     if (!raw && strncmp(p->path, "tensors/", 8) != 0)
         return -ESTALE;
     *e = (struct err){0};
-    rc = disk_slot(r->fs, p->dir, true, &slot, e);
+    rc = disk_generation(r->fs, p->dir, true, &gen, e);
     if (rc < 0)
         return -ESTALE;
-    slot_unref(r->fs, p->slot, 1);
-    p->slot = slot;
-    rc = catalog_tensor_by_name(r->fs->catalog, slot->info.id, strchr(p->path, '/') + 1,
+    generation_unref(r->fs, p->gen, 1);
+    p->gen = gen;
+    rc = catalog_tensor_by_name(r->fs->catalog, gen->info.id, strchr(p->path, '/') + 1,
                                 !raw, a, &t, e);
     if (rc == 0)
-        *view = slot_ino(slot, raw ? INSIDE_BARE : INSIDE_NPY, t.ord);
+        *view = generation_ino(gen, raw ? INSIDE_BARE : INSIDE_NPY, t.ord);
     return rc < 0 ? -ESTALE : 0;
 }
 
@@ -273,17 +273,17 @@ int edit_open_view(struct request *r, struct err *e)
     fuse_ino_t view = r->ino;
     int rc;
 
-    p.slot = slot_of_ino(r->fs, r->ino);
-    if (!p.slot)
+    p.gen = generation_of_ino(r->fs, r->ino);
+    if (!p.gen)
         return -ESTALE;
-    p.dir = disk_pin(r->fs, p.slot->dir_ino);
+    p.dir = disk_pin(r->fs, p.gen->dir_ino);
     if (!p.dir)
         return -ESTALE;
     if (is_report(r->ino)) /* cp -r of a mount: it keeps nothing */
         return edit_meta_drop(r, NULL, e);
-    rc = slot_ready(r, p.slot, e);
+    rc = generation_ready(r, p.gen, e);
     if (rc == 0)
-        rc = path_of(r->fs, p.slot, r->ino, p.path, e);
+        rc = path_of(r->fs, p.gen, r->ino, p.path, e);
     if (rc == -ESTALE)
         rc = newer_view(r, &p, &view, e);
     if (rc < 0)
@@ -292,7 +292,7 @@ int edit_open_view(struct request *r, struct err *e)
         return give_way(r, &p, e);
     rc = edit_begin(r, &p, view, -1, e);
     if (rc == -ESTALE) { /* its shards changed on the disk just now */
-        atomic_fetch_add(&p.slot->suspect, 1);
+        atomic_fetch_add(&p.gen->suspect, 1);
         disk_changed(r->fs, p.dir);
         rc = newer_view(r, &p, &view, e);
         if (rc == 0)
@@ -576,7 +576,7 @@ static int unlink_at(struct request *r, struct edit_place *p, struct err *e)
     if (t) {
         edits_lock(r->fs);
         n = edit_node_find(t, p->path);
-        complete = n && n->complete && n->handles == 0 && p->slot;
+        complete = n && n->complete && n->handles == 0 && p->gen;
         edits_unlock(r->fs);
         edit_node_put(r->fs, n, 1);
         if (complete)
@@ -874,7 +874,7 @@ static int hide(void *user, const char *path)
 {
     struct listing *l = user;
     struct fs *fs = l->r->fs;
-    const struct slot *slot = l->place->slot;
+    const struct generation *gen = l->place->gen;
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     CLEANUP(buf_release) struct buf leaf = {0};
     struct err ignored = {0};
@@ -883,9 +883,8 @@ static int hide(void *user, const char *path)
 
     if (!a)
         return err_nomem(l->e);
-    if (!slot ||
-        catalog_tensor_by_name(fs->catalog, slot->info.id, strchr(path, '/') + 1, true,
-                               a, &t, &ignored) < 0)
+    if (!gen || catalog_tensor_by_name(fs->catalog, gen->info.id, strchr(path, '/') + 1,
+                                       true, a, &t, &ignored) < 0)
         return 0;
     if (ino_kind(l->r->ino) == INSIDE_TENSORS)
         return edit_names_add(l->out, t.name_npy, 0, 0, l->e);
@@ -895,8 +894,8 @@ static int hide(void *user, const char *path)
         return 0;
     if (leaf_name(&t, &leaf) < 0)
         return err_nomem(l->e);
-    return catalog_tree_find(fs->catalog, slot->info.id, ino_index(l->r->ino),
-                             leaf.data, &entry, &ignored) == 0 &&
+    return catalog_tree_find(fs->catalog, gen->info.id, ino_index(l->r->ino), leaf.data,
+                             &entry, &ignored) == 0 &&
                    !entry.dir && entry.tensor == t.ord
                ? edit_names_add(l->out, leaf.data, 0, 0, l->e)
                : 0;

@@ -565,7 +565,7 @@ static int judge_npy(struct edit_node *n, uint64_t size, struct err *e)
 }
 
 /* raw/KEY: its length is the tensor's that is there. */
-static int judge_raw(struct fs *fs, struct edit_node *n, const struct slot *slot,
+static int judge_raw(struct fs *fs, struct edit_node *n, const struct generation *gen,
                      uint64_t size, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
@@ -574,9 +574,9 @@ static int judge_raw(struct fs *fs, struct edit_node *n, const struct slot *slot
 
     if (!a)
         return err_nomem(e);
-    if (!slot)
+    if (!gen)
         return 0; /* no tensor of this name is there yet */
-    rc = catalog_tensor_by_name(fs->catalog, slot->info.id, n->path + strlen("raw/"),
+    rc = catalog_tensor_by_name(fs->catalog, gen->info.id, n->path + strlen("raw/"),
                                 false, a, &t, e);
     if (rc == -ENOENT) {
         *e = (struct err){0};
@@ -592,7 +592,7 @@ static int judge_raw(struct fs *fs, struct edit_node *n, const struct slot *slot
     return size == t.bytes && txn_has(n->file, 0, t.bytes);
 }
 
-int edit_judge(struct fs *fs, struct edit_node *n, const struct slot *slot,
+int edit_judge(struct fs *fs, struct edit_node *n, const struct generation *gen,
                struct err *e)
 {
     uint64_t size = size_of(n);
@@ -603,7 +603,7 @@ int edit_judge(struct fs *fs, struct edit_node *n, const struct slot *slot,
     case INCOMING_NPY:
         return judge_npy(n, size, e);
     case INCOMING_RAW:
-        return judge_raw(fs, n, slot, size, e);
+        return judge_raw(fs, n, gen, size, e);
     case INCOMING_INDEX:
         return size > 0 && txn_has(n->file, 0, size);
     case INCOMING_SIDE: /* a temporary name */
@@ -622,17 +622,17 @@ static bool is_one_byte(const struct err *e)
 int edit_flush(struct request *r, struct err *e)
 {
     struct edit_handle *h = handle_of_file(&r->fi);
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     struct err ignored = {0};
     bool live = false;
     int rc = 0;
 
     if (h->node && h->writes && enter_live(r->fs, h->node, &live, &ignored) == 0 &&
         live) {
-        disk_slot(r->fs, h->node->target->dir, true, &slot, &ignored);
-        rc = edit_judge(r->fs, h->node, slot, e);
+        disk_generation(r->fs, h->node->target->dir, true, &gen, &ignored);
+        rc = edit_judge(r->fs, h->node, gen, e);
         target_leave(h->node->target);
-        slot_unref(r->fs, slot, 1);
+        generation_unref(r->fs, gen, 1);
         if (rc == -ENOTSUP)
             rc = is_one_byte(e) ? 0 : (e->code = EINVAL, -EINVAL);
     }
@@ -695,7 +695,7 @@ static int copy_old(struct request *r, const struct edit_place *p, fuse_ino_t vi
     struct edit_handle to = {.node = n, .fd = n->fd};
     uint64_t at = 0;
     size_t got = 1;
-    int rc = block ? permit_open(r, p->slot, e) : err_nomem(e);
+    int rc = block ? permit_open(r, p->gen, e) : err_nomem(e);
 
     if (rc == 0)
         rc = handle_open(r->fs, view, &h, e);
@@ -737,9 +737,9 @@ static int note_dtype(struct request *r, const struct edit_place *p,
     struct tensor_info t;
     int rc;
 
-    if (!p->slot || strncmp(p->path, "tensors/", 8) != 0)
+    if (!p->gen || strncmp(p->path, "tensors/", 8) != 0)
         return 0;
-    rc = a ? catalog_tensor_by_name(r->fs->catalog, p->slot->info.id, p->path + 8, true,
+    rc = a ? catalog_tensor_by_name(r->fs->catalog, p->gen->info.id, p->path + 8, true,
                                     a, &t, e)
            : err_nomem(e);
     return rc == 0 && dtype_bits(t.dtype) == 8
@@ -750,7 +750,7 @@ static int note_dtype(struct request *r, const struct edit_place *p,
 static int begin_with(struct request *r, const struct edit_place *p, fuse_ino_t view,
                       int fd, struct edit_node *n, struct err *e)
 {
-    int rc = view && p->slot->stale ? -ESTALE : view ? note_dtype(r, p, n, e) : 0;
+    int rc = view && p->gen->stale ? -ESTALE : view ? note_dtype(r, p, n, e) : 0;
 
     if (rc < 0 || (r->fi.flags & O_TRUNC))
         return rc;

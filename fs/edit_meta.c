@@ -98,18 +98,18 @@ static int entry(struct fs *fs, struct disk_node *dir, enum edit_meta kind,
 int edit_meta_lookup(struct request *r, struct disk_node *dir,
                      struct fuse_entry_param *out, struct err *e)
 {
-    struct slot *slot = NULL;
-    int rc = disk_slot(r->fs, dir, r->may_block, &slot, e);
+    struct generation *gen = NULL;
+    int rc = disk_generation(r->fs, dir, r->may_block, &gen, e);
 
     if (rc == -ENOENT) {
         *e = (struct err){0};
         return entry(r->fs, dir, META_DIR, out, e);
     }
     if (rc == 0)
-        rc = attr_inside(r->fs, slot, INSIDE_META, 0, &out->attr, e);
+        rc = attr_inside(r->fs, gen, INSIDE_META, 0, &out->attr, e);
     if (rc == 0)
-        entry_inside(r->fs, slot, INSIDE_META, 0, out);
-    slot_unref(r->fs, slot, 1);
+        entry_inside(r->fs, gen, INSIDE_META, 0, out);
+    generation_unref(r->fs, gen, 1);
     return rc;
 }
 
@@ -120,7 +120,7 @@ int edit_meta_lookup_in(struct request *r, const struct edit_place *p,
     struct disk_node *dir = p->dir;
     int rc = EDIT_ABSENT;
 
-    if (p->slot)
+    if (p->gen)
         return EDIT_NONE; /* fs/lookup.c */
     if (strcmp(r->name, "counters.json") == 0)
         rc = entry(r->fs, dir, META_COUNTERS, out, e);

@@ -36,7 +36,7 @@ static int join(char dst[PATH_MAX], const char *dir, const char *name, struct er
 void edit_place_release(struct edit_place *p)
 {
     disk_unpin(p->fs, p->dir);
-    slot_unref(p->fs, p->slot, 1);
+    generation_unref(p->fs, p->gen, 1);
 }
 
 /* The name of a directory of tree/ in the one above it. */
@@ -56,7 +56,7 @@ static int see_tree_entry(void *user, const struct tree_entry *t)
 }
 
 /* "tree/a/b" of a directory of tree/. */
-static int tree_path(struct fs *fs, const struct slot *slot, uint32_t dir,
+static int tree_path(struct fs *fs, const struct generation *gen, uint32_t dir,
                      char dst[PATH_MAX], struct err *e)
 {
     char below[PATH_MAX] = "";
@@ -66,11 +66,11 @@ static int tree_path(struct fs *fs, const struct slot *slot, uint32_t dir,
         CLEANUP_FREE char *name = NULL;
         char path[PATH_MAX];
         uint32_t up;
-        int rc = catalog_tree_parent(fs->catalog, slot->info.id, dir, &up, e);
+        int rc = catalog_tree_parent(fs->catalog, gen->info.id, dir, &up, e);
 
         if (rc == 0)
-            rc = catalog_tree_list(fs->catalog, slot->info.id, up, 0, see_tree_entry,
-                                   &x, e);
+            rc = catalog_tree_list(fs->catalog, gen->info.id, up, 0, see_tree_entry, &x,
+                                   e);
         name = x.name;
         if (rc < 0)
             return rc;
@@ -88,13 +88,13 @@ static int tree_path(struct fs *fs, const struct slot *slot, uint32_t dir,
 }
 
 /* A tensor has one file of a transaction, whichever of its .npy names is used. */
-static int npy_path(struct fs *fs, const struct slot *slot, uint32_t ord,
+static int npy_path(struct fs *fs, const struct generation *gen, uint32_t ord,
                     char dst[PATH_MAX], struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     struct tensor_info t;
     int rc =
-        a ? catalog_tensor(fs->catalog, slot->info.id, ord, a, &t, e) : err_nomem(e);
+        a ? catalog_tensor(fs->catalog, gen->info.id, ord, a, &t, e) : err_nomem(e);
 
     return rc == 0 ? join(dst, "tensors", t.name_npy, e) : rc;
 }
@@ -107,27 +107,27 @@ int edit_npy_path(struct fs *fs, const struct edit_place *p, char dst[PATH_MAX],
     struct tensor_info t;
     int rc;
 
-    if (!p->slot || (!raw && strncmp(p->path, "tensors/", 8) != 0))
+    if (!p->gen || (!raw && strncmp(p->path, "tensors/", 8) != 0))
         return -ENOENT;
-    rc = a ? catalog_tensor_by_name(fs->catalog, p->slot->info.id,
+    rc = a ? catalog_tensor_by_name(fs->catalog, p->gen->info.id,
                                     strchr(p->path, '/') + 1, !raw, a, &t, e)
            : err_nomem(e);
     return rc == 0 ? join(dst, "tensors", t.name_npy, e) : rc;
 }
 
-static int place_in_tree(struct request *r, const struct slot *slot, uint32_t dir,
+static int place_in_tree(struct request *r, const struct generation *gen, uint32_t dir,
                          const char *name, char dst[PATH_MAX], struct err *e)
 {
     struct tree_entry entry;
     char path[PATH_MAX];
-    int rc = catalog_tree_find(r->fs->catalog, slot->info.id, dir, name, &entry, e);
+    int rc = catalog_tree_find(r->fs->catalog, gen->info.id, dir, name, &entry, e);
 
     if (rc == 0 && !entry.dir)
-        return npy_path(r->fs, slot, entry.tensor, dst, e);
+        return npy_path(r->fs, gen, entry.tensor, dst, e);
     if (rc < 0 && rc != -ENOENT)
         return rc;
     *e = (struct err){0};
-    rc = tree_path(r->fs, slot, dir, path, e);
+    rc = tree_path(r->fs, gen, dir, path, e);
     return rc == 0 ? join(dst, path, name, e) : rc;
 }
 
@@ -140,17 +140,17 @@ static int place_inside(struct request *r, fuse_ino_t parent, const char *name,
                                        [INSIDE_META] = ".unshard"};
     enum inside kind = ino_kind(parent);
 
-    out->slot = slot_of_ino(r->fs, parent);
-    if (!out->slot)
+    out->gen = generation_of_ino(r->fs, parent);
+    if (!out->gen)
         return -ESTALE;
-    out->dir = disk_pin(r->fs, out->slot->dir_ino);
+    out->dir = disk_pin(r->fs, out->gen->dir_ino);
     if (!out->dir || !S_ISDIR(out->dir->type))
         return -ESTALE;
     if (!inside_is_dir(kind))
         return -ENOTDIR;
     out->drops = kind == INSIDE_META;
     if (kind == INSIDE_TREE)
-        return place_in_tree(r, out->slot, ino_index(parent), name, out->path, e);
+        return place_in_tree(r, out->gen, ino_index(parent), name, out->path, e);
     return join(out->path, dirs[kind], name, e);
 }
 
@@ -299,17 +299,17 @@ static int publish_waiting(struct request *r, struct disk_node *dir, struct err 
     return rc;
 }
 
-static int entry_view(struct request *r, struct slot *slot,
+static int entry_view(struct request *r, struct generation *gen,
                       const struct disk_view *view, struct fuse_entry_param *out,
                       struct err *e)
 {
-    int rc = disk_has_view(r->fs, slot, view, e);
+    int rc = disk_has_view(r->fs, gen, view, e);
 
     if (rc <= 0)
         return rc < 0 ? rc : EDIT_ABSENT;
-    rc = attr_inside(r->fs, slot, view->kind, 0, &out->attr, e);
+    rc = attr_inside(r->fs, gen, view->kind, 0, &out->attr, e);
     if (rc == 0)
-        entry_inside(r->fs, slot, view->kind, 0, out);
+        entry_inside(r->fs, gen, view->kind, 0, out);
     return rc;
 }
 
@@ -318,7 +318,7 @@ int edit_lookup_view(struct request *r, struct disk_node *dir,
 {
     const struct disk_view *view = disk_view_named(r->name);
     struct edit_node *n;
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     int rc;
 
     if (!view && incoming_kind(r->name) != INCOMING_SAFETENSORS &&
@@ -334,10 +334,10 @@ int edit_lookup_view(struct request *r, struct disk_node *dir,
     if (rc == 0 && !edit_is_maker(r, dir)) /* which has more to come */
         rc = publish_waiting(r, dir, e);
     if (rc == 0)
-        rc = disk_slot(r->fs, dir, r->may_block, &slot, e);
+        rc = disk_generation(r->fs, dir, r->may_block, &gen, e);
     if (rc == 0) {
-        rc = entry_view(r, slot, view, out, e);
-        slot_unref(r->fs, slot, 1);
+        rc = entry_view(r, gen, view, out, e);
+        generation_unref(r->fs, gen, 1);
     }
     if (rc != -ENOENT && rc != EDIT_ABSENT)
         return rc;
@@ -390,11 +390,11 @@ static bool has_old(struct request *r, const struct edit_place *p)
     struct err ignored = {0};
     struct tensor_info t;
 
-    if (!p->slot || !a)
-        return p->slot;
+    if (!p->gen || !a)
+        return p->gen;
     if (strncmp(p->path, "optimizer/", 10) == 0)
         return strcmp(name, "optimizer.safetensors") == 0;
-    return catalog_tensor_by_name(r->fs->catalog, p->slot->info.id, name,
+    return catalog_tensor_by_name(r->fs->catalog, p->gen->info.id, name,
                                   strncmp(p->path, "raw/", 4) != 0, a, &t,
                                   &ignored) != -ENOENT;
 }
@@ -405,23 +405,23 @@ static int lookup_published(struct request *r, const struct edit_place *p,
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     enum inside dir = ino_kind(r->ino), kind;
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     struct tensor_info t;
-    int rc = a ? disk_slot(r->fs, p->dir, true, &slot, e) : err_nomem(e);
+    int rc = a ? disk_generation(r->fs, p->dir, true, &gen, e) : err_nomem(e);
 
     if (rc < 0)
         return rc;
     kind = dir == INSIDE_RAW ? INSIDE_BARE : INSIDE_NPY;
     rc = dir == INSIDE_RAW || strncmp(p->path, "tensors/", 8) == 0
-             ? catalog_tensor_by_name(r->fs->catalog, slot->info.id,
+             ? catalog_tensor_by_name(r->fs->catalog, gen->info.id,
                                       strchr(p->path, '/') + 1, kind == INSIDE_NPY, a,
                                       &t, e)
              : -ESTALE;
     if (rc == 0)
         rc = attr_tensor(r->fs, kind, &t, &out->attr, e);
     if (rc == 0)
-        entry_inside(r->fs, slot, kind, t.ord, out);
-    slot_unref(r->fs, slot, 1);
+        entry_inside(r->fs, gen, kind, t.ord, out);
+    generation_unref(r->fs, gen, 1);
     return rc;
 }
 
@@ -450,7 +450,7 @@ int edit_lookup(struct request *r, struct fuse_entry_param *out, struct err *e)
     rc = EDIT_NONE;
     if (is_hidden(r->fs, t, &p))
         rc = EDIT_ABSENT;
-    else if (p.slot && waits_elsewhere(r->fs, t, p.path) && !edit_is_maker(r, p.dir))
+    else if (p.gen && waits_elsewhere(r->fs, t, p.path) && !edit_is_maker(r, p.dir))
         rc = r->may_block ? edit_publish(r->fs, t, false, e) : FS_LATER;
     target_put(r->fs, t);
     if (rc == 0 || rc == -EAGAIN) {
@@ -468,19 +468,19 @@ static int refused(const char *path, const char *why, const char *hint, struct e
     return err_hint(e, "%s", hint);
 }
 
-static int check_slot(const struct fs *fs, const struct slot *slot, const char *path,
-                      struct err *e)
+static int check_generation(const struct fs *fs, const struct generation *gen,
+                            const char *path, struct err *e)
 {
-    if (slot->info.error)
+    if (gen->info.error)
         return refused(path, "the checkpoint cannot be read", "see unshard verify", e);
     if (fs->reading.mapping || fs->options.prefix == PREFIX_DROP)
         return refused(
             path, "what map=, dtype=, weights= or prefix=drop show is not written back",
             "mount without these options, or save to a new directory", e);
-    if (save_format_changes(slot->info.format))
+    if (save_format_changes(gen->info.format))
         return 0;
     err_set(e, EROFS, "%s: tensors of a %s checkpoint cannot be changed", path,
-            slot->info.format ? slot->info.format : "checkpoint of this kind");
+            gen->info.format ? gen->info.format : "checkpoint of this kind");
     return err_hint(e, "unshard convert makes one that can be");
 }
 
@@ -538,25 +538,25 @@ static int check_new(struct request *r, const struct edit_place *p, struct err *
 {
     if (is_growing(r->fs, p->dir))
         return 0;
-    if (!strchr(p->path, '/') || save_format_of(p->slot->info.format) || has_old(r, p))
+    if (!strchr(p->path, '/') || save_format_of(p->gen->info.format) || has_old(r, p))
         return 0;
     err_set(e, EROFS, "%s: a %s checkpoint takes no new tensors", p->path,
-            p->slot->info.format);
+            p->gen->info.format);
     return err_hint(e, "unshard convert makes one that does");
 }
 
 int edit_may_write(struct request *r, const struct edit_place *p, struct err *e)
 {
     CLEANUP(disk_unref) struct disk_ref ref = {0};
-    struct stored stored = {.dir = p->slot ? p->slot->path : ""};
-    int rc = p->slot ? check_slot(r->fs, p->slot, p->path, e) : 0;
+    struct stored stored = {.dir = p->gen ? p->gen->path : ""};
+    int rc = p->gen ? check_generation(r->fs, p->gen, p->path, e) : 0;
 
-    if (rc == 0 && p->slot)
+    if (rc == 0 && p->gen)
         rc = check_new(r, p, e);
     if (rc == 0)
         rc = disk_ref(r->fs, p->dir->ino, &ref, e);
-    if (rc == 0 && p->slot)
-        rc = catalog_files(r->fs->catalog, p->slot->info.id, add_stored, &stored, e);
+    if (rc == 0 && p->gen)
+        rc = catalog_files(r->fs->catalog, p->gen->info.id, add_stored, &stored, e);
     if (rc == 0)
         rc = try_files(r, ref.fd, &stored.paths, e);
     buf_release(&stored.paths);

@@ -192,7 +192,7 @@ void target_note_made(struct fs *fs, struct target *t, bool new,
 void target_end_made(struct fs *fs, struct target *t);
 void made_release(struct made *m);
 
-int target_format(struct fs *fs, struct target *t, const struct slot *slot,
+int target_format(struct fs *fs, struct target *t, const struct generation *gen,
                   struct save_format *out, struct err *e);
 
 /* With the lock. A reference goes with each that is returned. */
@@ -246,9 +246,9 @@ bool edit_noted_lookup(struct request *r, fuse_ino_t *dir, char path[PATH_MAX]);
 /* A view name: the directory whose view it is, and its path there. */
 struct edit_place {
     struct fs *fs;
-    struct disk_node *dir; /* pinned */
-    struct slot *slot;     /* a reference; NULL: no checkpoint */
-    bool drops;            /* below .unshard: it stores nothing */
+    struct disk_node *dir;  /* pinned */
+    struct generation *gen; /* a reference; NULL: no checkpoint */
+    bool drops;             /* below .unshard: it stores nothing */
     char path[PATH_MAX];
 };
 /* What an earlier mount has staged for the directory is taken up, once in a mount. */
@@ -305,7 +305,7 @@ int edit_names_add(struct edit_names *l, const char *name, uint64_t ino, mode_t 
  * 1: all of it is there; 0: not yet; -EINVAL: it can never be published as it is; -ENOTSUP:
  * its elements have no type that is known.
  */
-int edit_judge(struct fs *fs, struct edit_node *n, const struct slot *slot,
+int edit_judge(struct fs *fs, struct edit_node *n, const struct generation *gen,
                struct err *e);
 
 /* ---- fs/edit_publish.c ---- */

@@ -37,7 +37,7 @@ enum {
 struct work {
     struct fs *fs;
     struct target *t;
-    struct slot *slot; /* the checkpoint that is there, or NULL */
+    struct generation *gen; /* the checkpoint that is there, or NULL */
     struct save_format format;
     struct edit_node **node; /* that are published */
     size_t nodes, published;
@@ -107,7 +107,7 @@ static void judge_all(struct work *w)
         struct err e = {0};
 
         if (!n->is_dir)
-            n->complete = edit_judge(w->fs, n, w->slot, &e) == 1;
+            n->complete = edit_judge(w->fs, n, w->gen, &e) == 1;
         edits_lock(w->fs);
         if (e.code && !is_open(w->fs->edits, n) && !w->bad.code)
             w->bad = e;
@@ -174,14 +174,14 @@ static int add_removal(void *user, const char *path)
 
 static const struct format_writer *made_by(const struct work *w)
 {
-    return w->slot && w->t->made.save ? w->format.writer : NULL;
+    return w->gen && w->t->made.save ? w->format.writer : NULL;
 }
 
 static int make_merge(struct work *w, struct merge **out, struct err *e)
 {
     struct merge_spec spec = {.spool = AT_FDCWD,
                               .env = &w->fs->reading.env,
-                              .checkpoint = w->slot ? w->slot->info.id : 0,
+                              .checkpoint = w->gen ? w->gen->info.id : 0,
                               .made_by = made_by(w),
                               .drop_objects = w->format.drop_objects};
     int rc = 0;
@@ -255,13 +255,13 @@ static int see_stored(void *user, const struct catalog_file *f)
 {
     const struct leaving *l = user;
     struct work *w = l->w;
-    const char *dir = w->slot->path, *path;
+    const char *dir = w->gen->path, *path;
     size_t len = strlen(dir);
 
     if (strncmp(f->path, dir, len) != 0 || (len && f->path[len] != '/') || !f->id.ino)
         return 0;
     path = f->path + len + (len > 0);
-    if (is_named(w, path) || (!f->storage && !slot_hides_in(w->slot, path)) ||
+    if (is_named(w, path) || (!f->storage && !generation_hides_in(w->gen, path)) ||
         !is_file(l->dir, path))
         return 0;
     if (l->rewritten)
@@ -273,11 +273,11 @@ static int add_leaving(struct work *w, bool rewritten, struct err *e)
 {
     CLEANUP(disk_unref) struct disk_ref dir = {0};
     struct leaving l = {.w = w, .rewritten = rewritten, .e = e};
-    int rc = w->slot ? disk_ref(w->fs, w->t->dir->ino, &dir, e) : 0;
+    int rc = w->gen ? disk_ref(w->fs, w->t->dir->ino, &dir, e) : 0;
 
     l.dir = dir.fd;
-    return rc == 0 && w->slot
-               ? catalog_files(w->fs->catalog, w->slot->info.id, see_stored, &l, e)
+    return rc == 0 && w->gen
+               ? catalog_files(w->fs->catalog, w->gen->info.id, see_stored, &l, e)
                : rc;
 }
 
@@ -317,7 +317,7 @@ static int patch_tensors(struct work *w, struct merge *m, struct err *e)
     CLEANUP(patch_freep) struct patch *patch = NULL;
     CLEANUP(disk_unref) struct disk_ref dir = {0};
     struct patch_spec spec = {.env = &w->fs->reading.env,
-                              .checkpoint = w->slot->info.id,
+                              .checkpoint = w->gen->info.id,
                               .source = merge_incoming(m)};
     int data = txn_data_dir(w->t->txn), rc;
 
@@ -350,7 +350,7 @@ static int rewrite(struct work *w, struct merge *m, struct intake_output *out,
         err_set(e, EINVAL,
                 "a %s checkpoint takes other bytes for its tensors, but none is added, "
                 "removed or given another shape or dtype",
-                w->slot->info.format);
+                w->gen->info.format);
         return err_hint(e, "save to a new directory");
     }
     if (!w->t->intake) {
@@ -360,7 +360,7 @@ static int rewrite(struct work *w, struct merge *m, struct intake_output *out,
                                    .options = w->format.options,
                                    .drop_objects = w->format.drop_objects,
                                    .env = &w->fs->reading.env,
-                                   .checkpoint = w->slot ? w->slot->info.id : 0,
+                                   .checkpoint = w->gen ? w->gen->info.id : 0,
                                    .made_by = made_by(w)};
 
         memcpy(spec.drop_roles, w->format.drop_roles, sizeof spec.drop_roles);
@@ -426,7 +426,7 @@ static int build(struct work *w, struct err *e)
     CLEANUP(merge_freep) struct merge *m = NULL;
     struct intake_output out = {0};
     struct err why = {0};
-    int rc = target_format(w->fs, w->t, w->slot, &w->format, e);
+    int rc = target_format(w->fs, w->t, w->gen, &w->format, e);
 
     if (rc == 0)
         rc = make_merge(w, &m, e);
@@ -438,9 +438,9 @@ static int build(struct work *w, struct err *e)
         }
     if (rc < 0)
         return rc;
-    if (w->slot && !merge_changes(m))
+    if (w->gen && !merge_changes(m))
         return drop_all(w, e);
-    rc = w->slot ? patch_tensors(w, m, &why) : 0;
+    rc = w->gen ? patch_tensors(w, m, &why) : 0;
     if (rc == 0 || (rc == -ENOTSUP && w->format.writer)) {
         rc = rewrite(w, m, &out, e);
     } else if (rc < 0) {
@@ -472,7 +472,7 @@ static int publish_ready(struct work *w, struct err *e)
     w->t->begun = rc == -EINPROGRESS;
     if (rc < 0)
         return err_wrap(e, "save %s", w->t->dir->name ? w->t->dir->name : "the root");
-    target_note_made(w->fs, w->t, !w->slot, w->node, w->nodes);
+    target_note_made(w->fs, w->t, !w->gen, w->node, w->nodes);
     end_nodes(w);
     w->published = w->nodes;
     disk_changed(w->fs, w->t->dir);
@@ -488,7 +488,7 @@ static void work_release(struct work *w)
     free(w->file);
     free(w->removed);
     free(w->step);
-    slot_unref(w->fs, w->slot, 1);
+    generation_unref(w->fs, w->gen, 1);
     arena_free(w->arena);
 }
 
@@ -598,8 +598,8 @@ static int check_index(struct work *w, const struct edit_node *n, struct err *e)
     if (rc == 0)
         rc = text ? read_exact(n->fd, text, (size_t)st.st_size, 0, e) : err_nomem(e);
     if (rc == 0)
-        rc = catalog_tensors(w->fs->catalog, w->slot->info.id, 0, add_view_key, &keys,
-                             e);
+        rc =
+            catalog_tensors(w->fs->catalog, w->gen->info.id, 0, add_view_key, &keys, e);
     if (rc == 0)
         rc = hf_index_parse(text, (size_t)st.st_size, ".safetensors", &index, e);
     if (rc < 0)
@@ -617,7 +617,7 @@ static void end_late_index(struct work *w, struct edit_node *n)
     struct err e = {0}, ignored = {0};
 
     if (check_index(w, n, &e) < 0) {
-        err_wrap(&e, "%s/%s", w->slot->path, n->path);
+        err_wrap(&e, "%s/%s", w->gen->path, n->path);
         last_error_report(&w->fs->last_error, &e);
     }
     txn_drop(w->t->txn, n->file, &ignored);
@@ -638,7 +638,7 @@ static void end_late_indexes(struct work *w)
 {
     struct edit_node *n, *next;
 
-    if (!w->slot || receives_set(w->t))
+    if (!w->gen || receives_set(w->t))
         return;
     for (n = w->t->nodes; n; n = next) {
         bool late;
@@ -679,7 +679,7 @@ static int publish_locked(struct work *w, struct err *e)
 
     if (rc < 0 || !w->t->txn)
         return rc;
-    rc = disk_slot(w->fs, w->t->dir, true, &w->slot, e);
+    rc = disk_generation(w->fs, w->t->dir, true, &w->gen, e);
     if (rc == -ENOENT) {
         *e = (struct err){0};
         rc = 0;
@@ -754,14 +754,14 @@ int edit_publish(struct fs *fs, struct target *t, bool all, struct err *e)
 /* Until it is noted the target stays held: a publication in between would judge it too. */
 void edit_closed(struct fs *fs, struct edit_node *n)
 {
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     struct err e = {0};
     bool complete = false, held = target_enter(fs, n->target, false, &e) == 0;
 
     if (held && n->file && n->path) {
-        disk_slot(fs, n->target->dir, true, &slot, &e);
+        disk_generation(fs, n->target->dir, true, &gen, &e);
         e = (struct err){0};
-        complete = edit_judge(fs, n, slot, &e) == 1;
+        complete = edit_judge(fs, n, gen, &e) == 1;
     }
     edits_lock(fs);
     n->target->closed_ns = now_ns();
@@ -777,7 +777,7 @@ void edit_closed(struct fs *fs, struct edit_node *n)
     edits_unlock(fs);
     if (held)
         target_leave(n->target);
-    slot_unref(fs, slot, 1);
+    generation_unref(fs, gen, 1);
     if (e.code)
         last_error_report(&fs->last_error, &e);
 }
@@ -947,7 +947,7 @@ int edit_fsyncdir(struct request *r, struct err *e)
 int edit_before_read(struct request *r, struct err *e)
 {
     enum inside kind = ino_kind(r->ino);
-    struct slot *slot;
+    struct generation *gen;
     struct disk_node *dir;
     struct target *t = NULL;
     int rc = 0;
@@ -955,8 +955,8 @@ int edit_before_read(struct request *r, struct err *e)
     if (kind != INSIDE_MODEL && kind != INSIDE_OPTIMIZER_FILE &&
         kind != INSIDE_CHECKPOINT_JSON && kind != INSIDE_OBJECTS_JSON)
         return 0;
-    slot = slot_of_ino(r->fs, r->ino);
-    dir = slot ? disk_pin(r->fs, slot->dir_ino) : NULL;
+    gen = generation_of_ino(r->fs, r->ino);
+    dir = gen ? disk_pin(r->fs, gen->dir_ino) : NULL;
     if (dir)
         edit_maker_read(r, dir);
     t = dir ? target_get(r->fs, dir, false) : NULL;
@@ -964,7 +964,7 @@ int edit_before_read(struct request *r, struct err *e)
         rc = r->may_block ? edit_publish(r->fs, t, false, e) : FS_LATER;
     target_put(r->fs, t);
     disk_unpin(r->fs, dir);
-    slot_unref(r->fs, slot, 1);
+    generation_unref(r->fs, gen, 1);
     if (rc == 0 || rc == FS_LATER)
         return rc;
     *e = (struct err){0}; /* the old tensors are still there */

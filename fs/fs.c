@@ -17,7 +17,7 @@
 #include "fs/overlay.h"
 #include "fs/permit.h"
 #include "fs/read.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 #include "fs/watch.h"
 #include "remote/bucket.h"
 
@@ -130,7 +130,7 @@ static int open_all(struct fs *fs, struct err *e)
     if (rc == 0)
         rc = nodes_new(&fs->nodes, e);
     if (rc == 0)
-        rc = slots_new(&fs->slots, e);
+        rc = generations_new(&fs->generations, e);
     if (rc == 0)
         rc = permits_new(&fs->permits, e);
     if (rc == 0 && fs->options.rw && fs->store->remote)
@@ -189,7 +189,7 @@ void fs_close(struct fs *fs)
     disk_free(fs);
     bucket_mount_free(fs);
     nodes_free(fs);
-    slots_free(fs->slots);
+    generations_free(fs->generations);
     permits_free(fs->permits);
     reading_close(&fs->reading);
     early_room_release(&fs->early);

@@ -32,7 +32,7 @@ struct overlay;
 struct permits;
 struct plans;
 struct session;
-struct slots;
+struct generations;
 struct watch;
 
 /*
@@ -64,7 +64,7 @@ struct fs {
     atomic_bool warned_link; /* of one in place of weights, which is not followed */
 
     struct nodes *nodes;
-    struct slots *slots;
+    struct generations *generations;
     struct disk *disk;             /* NULL: mounted for reading only */
     atomic_uint_fast64_t disk_dev; /* the device of the source's root */
     struct edits *edits;           /* with disk */

@@ -28,21 +28,21 @@ static void handle_free(struct fs *fs, struct opened *o)
     early_free(h->early);
     reader_close(h->reader);
     side_close(h->side);
-    slot_unref(fs, h->slot, 1);
+    generation_unref(fs, h->gen, 1);
     buf_release(&h->text);
     free(h->name);
     free(h);
 }
 
-static int name_handle(struct handle *h, const struct slot *slot, const char *name,
+static int name_handle(struct handle *h, const struct generation *gen, const char *name,
                        struct err *e)
 {
     char line[NAME_SHOWN], path[NAME_SHOWN];
 
     text_escape(line, sizeof line, name);
-    text_escape(path, sizeof path, slot->path);
+    text_escape(path, sizeof path, gen->path);
     if (asprintf(&h->name, "%s%s%s%s%s", path, path[0] ? ": " : "",
-                 slot->file ? slot->file : "", slot->file ? ": " : "", line) < 0) {
+                 gen->file ? gen->file : "", gen->file ? ": " : "", line) < 0) {
         h->name = NULL;
         return err_nomem(e);
     }
@@ -53,12 +53,12 @@ static int open_tensor(struct fs *fs, struct handle *h, enum inside kind, uint32
                        struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
-    int64_t id = h->slot->info.id;
+    int64_t id = h->gen->info.id;
     struct tensor_info t;
     int rc = a ? catalog_tensor(fs->catalog, id, ord, a, &t, e) : err_nomem(e);
 
     if (rc == 0)
-        rc = name_handle(h, h->slot, t.key, e);
+        rc = name_handle(h, h->gen, t.key, e);
     if (rc == 0)
         rc = reader_open_tensor(&fs->reading.env, id, ord, kind == INSIDE_NPY,
                                 &h->reader, e);
@@ -69,13 +69,13 @@ static int open_view(struct fs *fs, struct handle *h, enum view_kind kind,
                      struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
-    int64_t id = h->slot->info.id;
+    int64_t id = h->gen->info.id;
     struct view_info v;
     int rc = a ? view_get(fs->catalog, id, kind, fs->options.prefix, a, &v, e)
                : err_nomem(e);
 
     if (rc == 0)
-        rc = name_handle(h, h->slot, v.name, e);
+        rc = name_handle(h, h->gen, v.name, e);
     if (rc == 0 && v.fault)
         rc = err_set(e, EBADMSG, "%s", v.fault);
     if (rc == 0)
@@ -86,7 +86,7 @@ static int open_view(struct fs *fs, struct handle *h, enum view_kind kind,
 static int open_report(struct fs *fs, struct handle *h, enum inside kind, struct err *e)
 {
     struct source *src;
-    int rc = report_get(fs, h->slot, kind, &src, e);
+    int rc = report_get(fs, h->gen, kind, &src, e);
 
     return rc < 0 ? rc : side_open_source(src, &h->side, e);
 }
@@ -112,7 +112,7 @@ static int open_kind(struct request *r, struct handle *h, struct err *e)
     case INSIDE_CHECKPOINT_JSON:
     case INSIDE_OBJECTS_JSON:
     case INSIDE_INDEX:
-        if (!r->may_block && !report_made(h->slot, kind))
+        if (!r->may_block && !report_made(h->gen, kind))
             return FS_LATER;
         return open_report(r->fs, h, kind, e);
     case INSIDE_COUNTERS_JSON:
@@ -135,12 +135,12 @@ static int open_inside(struct request *r, struct handle *h, struct err *e)
 {
     int rc;
 
-    h->slot = slot_of_ino(r->fs, r->ino);
-    if (!h->slot)
+    h->gen = generation_of_ino(r->fs, r->ino);
+    if (!h->gen)
         return -ESTALE;
-    rc = inside_is_of_mount(ino_kind(r->ino)) ? 0 : slot_ready(r, h->slot, e);
+    rc = inside_is_of_mount(ino_kind(r->ino)) ? 0 : generation_ready(r, h->gen, e);
     if (rc == 0)
-        rc = permit_open(r, h->slot, e);
+        rc = permit_open(r, h->gen, e);
     if (rc == 0)
         rc = open_kind(r, h, e);
     if (rc < 0 && h->name && e->code)
@@ -215,7 +215,7 @@ void handle_close(struct fs *fs, struct handle *h)
 static int find_backing(const struct request *r, struct handle *h, uint64_t generation,
                         int *fd, struct err *e)
 {
-    const struct copy_of what = {.slot = h->slot,
+    const struct copy_of what = {.gen = h->gen,
                                  .kind = ino_kind(r->ino),
                                  .index = ino_index(r->ino),
                                  .reader = h->reader};
@@ -237,10 +237,10 @@ static int choose_way(const struct request *r, struct handle *h, struct err *e)
 
     if (!h->side && (!h->reader || !r->fs->copies))
         return 0; /* such files are the server's to read, always */
-    n = h->slot ? NULL : node_of_ino(r->fs, r->ino);
-    if (!h->slot && !n)
+    n = h->gen ? NULL : node_of_ino(r->fs, r->ino);
+    if (!h->gen && !n)
         return -ESTALE;
-    generation = h->slot ? h->slot->generation : n->generation;
+    generation = h->gen ? h->gen->generation : n->generation;
     rc = find_backing(r, h, generation, &fd, e);
     if (rc != 0)
         return rc;

@@ -13,10 +13,10 @@
 /* One of reader, side and text is what it reads from. */
 struct handle {
     struct opened opened;
-    struct reader *reader; /* a tensor or a view */
-    struct slot *slot;     /* its generation; NULL for side files */
-    struct side *side;     /* a file of the source, or a report */
-    bool is_text;          /* text made at open */
+    struct reader *reader;  /* a tensor or a view */
+    struct generation *gen; /* its generation; NULL for side files */
+    struct side *side;      /* a file of the source, or a report */
+    bool is_text;           /* text made at open */
     struct buf text;
     char *name;        /* for messages: the key, or the name of the view */
     struct copy *copy; /* what the kernel reads instead, or NULL */

@@ -13,18 +13,18 @@ enum { TENSOR_MEMORY = 16 << 20 };
 
 /* ---- entries ---- */
 
-void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t index,
-                  struct fuse_entry_param *out)
+void entry_inside(struct fs *fs, struct generation *gen, enum inside kind,
+                  uint32_t index, struct fuse_entry_param *out)
 {
     bool live = inside_is_of_mount(kind) || kind == INSIDE_LATEST;
 
-    out->ino = slot_ino(slot, kind, index);
-    out->generation = slot->generation;
+    out->ino = generation_ino(gen, kind, index);
+    out->generation = gen->generation;
     out->attr_timeout = live ? 0 : FROZEN_SECONDS;
     out->entry_timeout = kind == INSIDE_LATEST ? MIRROR_SECONDS : FROZEN_SECONDS;
     if (fs_writable(fs)) /* what is written may take its name at any time */
         out->entry_timeout = 0;
-    slot_ref(fs, slot, 1);
+    generation_ref(fs, gen, 1);
 }
 
 static struct node_spec spec_of(const struct node *dir,
@@ -106,9 +106,9 @@ int entry_of_snapshot(struct fs *fs, struct node *dir, const struct snapshot *sn
     memset(out, 0, sizeof *out);
     if (entry->kind != SNAPSHOT_INSIDE)
         return entry_outside(fs, dir, entry, out, e);
-    rc = attr_inside(fs, snapshot->slot, entry->inside, entry->index, &out->attr, e);
+    rc = attr_inside(fs, snapshot->gen, entry->inside, entry->index, &out->attr, e);
     if (rc == 0)
-        entry_inside(fs, snapshot->slot, entry->inside, entry->index, out);
+        entry_inside(fs, snapshot->gen, entry->inside, entry->index, out);
     return rc;
 }
 
@@ -120,9 +120,9 @@ void entry_brief(struct fs *fs, const struct node *dir, const struct snapshot *s
 
     memset(st, 0, sizeof *st);
     if (entry->kind == SNAPSHOT_INSIDE) {
-        if (attr_inside(fs, snapshot->slot, entry->inside, entry->index, st, &e) < 0)
+        if (attr_inside(fs, snapshot->gen, entry->inside, entry->index, st, &e) < 0)
             *st = (struct stat){
-                .st_ino = slot_ino(snapshot->slot, entry->inside, entry->index),
+                .st_ino = generation_ino(snapshot->gen, entry->inside, entry->index),
                 .st_mode = S_IFREG};
     } else if (entry->kind == SNAPSHOT_META || entry->kind == SNAPSHOT_LATEST) {
         attr_entry(fs, dir->path, entry->kind, &entry->st, st);
@@ -134,7 +134,7 @@ void entry_brief(struct fs *fs, const struct node *dir, const struct snapshot *s
 void entry_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
 {
     if (ino_is_inside(ino))
-        slot_forget(fs, ino, n);
+        generation_forget(fs, ino, n);
     else
         node_forget(fs, ino, n);
 }
@@ -156,71 +156,72 @@ static int reply_absent(const struct request *r, double seconds)
     return reply_entry(r, &none);
 }
 
-static int reply_inside(const struct request *r, struct slot *slot, enum inside kind,
-                        uint32_t index, struct err *e)
+static int reply_inside(const struct request *r, struct generation *gen,
+                        enum inside kind, uint32_t index, struct err *e)
 {
     struct fuse_entry_param entry = {0};
-    int rc = attr_inside(r->fs, slot, kind, index, &entry.attr, e);
+    int rc = attr_inside(r->fs, gen, kind, index, &entry.attr, e);
 
     if (rc < 0)
         return rc;
-    entry_inside(r->fs, slot, kind, index, &entry);
+    entry_inside(r->fs, gen, kind, index, &entry);
     return reply_entry(r, &entry);
 }
 
-static int reply_tensor(const struct request *r, struct slot *slot, enum inside kind,
-                        const struct tensor_info *t, struct err *e)
+static int reply_tensor(const struct request *r, struct generation *gen,
+                        enum inside kind, const struct tensor_info *t, struct err *e)
 {
     struct fuse_entry_param entry = {0};
     int rc = attr_tensor(r->fs, kind, t, &entry.attr, e);
 
     if (rc < 0)
         return rc;
-    entry_inside(r->fs, slot, kind, t->ord, &entry);
+    entry_inside(r->fs, gen, kind, t->ord, &entry);
     return reply_entry(r, &entry);
 }
 
 /* ---- inside a checkpoint ---- */
 
-int slot_ready(const struct request *r, struct slot *slot, struct err *e)
+int generation_ready(const struct request *r, struct generation *gen, struct err *e)
 {
     int64_t now = now_ns();
 
-    slot_used(r->fs, slot);
-    if (slot->stale)
-        return err_set(e, ESTALE, "%s: the checkpoint changed", slot->path);
-    if (slot_fresh(slot, now))
+    generation_used(r->fs, gen);
+    if (gen->stale)
+        return err_set(e, ESTALE, "%s: the checkpoint changed", gen->path);
+    if (generation_fresh(gen, now))
         return 0;
-    return r->may_block ? slot_refresh(r->fs, slot, e) : FS_LATER;
+    return r->may_block ? generation_refresh(r->fs, gen, e) : FS_LATER;
 }
 
-static int find_tensor(const struct request *r, struct slot *slot, bool npy,
+static int find_tensor(const struct request *r, struct generation *gen, bool npy,
                        struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     struct tensor_info t;
-    int rc = a ? catalog_tensor_by_name(r->fs->catalog, slot->info.id, r->name, npy, a,
-                                        &t, e)
-               : err_nomem(e);
+    int rc =
+        a ? catalog_tensor_by_name(r->fs->catalog, gen->info.id, r->name, npy, a, &t, e)
+          : err_nomem(e);
 
     if (rc < 0)
         return rc;
-    return reply_tensor(r, slot, npy ? INSIDE_NPY : INSIDE_BARE, &t, e);
+    return reply_tensor(r, gen, npy ? INSIDE_NPY : INSIDE_BARE, &t, e);
 }
 
-static int find_in_tree(const struct request *r, struct slot *slot, uint32_t dir,
+static int find_in_tree(const struct request *r, struct generation *gen, uint32_t dir,
                         struct err *e)
 {
     struct tree_entry entry;
-    int rc = catalog_tree_find(r->fs->catalog, slot->info.id, dir, r->name, &entry, e);
+    int rc = catalog_tree_find(r->fs->catalog, gen->info.id, dir, r->name, &entry, e);
 
     if (rc < 0)
         return rc;
-    return entry.dir ? reply_inside(r, slot, INSIDE_TREE, entry.dir, e)
-                     : reply_inside(r, slot, INSIDE_NPY, entry.tensor, e);
+    return entry.dir ? reply_inside(r, gen, INSIDE_TREE, entry.dir, e)
+                     : reply_inside(r, gen, INSIDE_NPY, entry.tensor, e);
 }
 
-const struct fixed_file *fixed_file(const struct slot *slot, enum inside dir, size_t i)
+const struct fixed_file *fixed_file(const struct generation *gen, enum inside dir,
+                                    size_t i)
 {
     static const struct fixed_file meta[] = {
         {"checkpoint.json", INSIDE_CHECKPOINT_JSON},
@@ -232,82 +233,82 @@ const struct fixed_file *fixed_file(const struct slot *slot, enum inside dir, si
         {"optimizer.safetensors", INSIDE_OPTIMIZER_FILE},
     };
 
-    (void)slot;
+    (void)gen;
     if (dir == INSIDE_OPTIMIZER)
         return i < ARRAY_SIZE(optimizer) ? &optimizer[i] : NULL;
     return i < ARRAY_SIZE(meta) ? &meta[i] : NULL;
 }
 
 /* A report that has to be made first: not on a thread that others need. */
-static bool takes_time(const struct request *r, struct slot *slot, enum inside kind)
+static bool takes_time(const struct request *r, struct generation *gen,
+                       enum inside kind)
 {
-    return !r->may_block && !report_made(slot, kind);
+    return !r->may_block && !report_made(gen, kind);
 }
 
-static const struct fixed_file *fixed_named(const struct slot *slot, enum inside dir,
-                                            const char *name)
+static const struct fixed_file *fixed_named(const struct generation *gen,
+                                            enum inside dir, const char *name)
 {
     const struct fixed_file *f;
     size_t i = 0;
 
-    while ((f = fixed_file(slot, dir, i)) && strcmp(f->name, name) != 0)
+    while ((f = fixed_file(gen, dir, i)) && strcmp(f->name, name) != 0)
         i++;
     return f;
 }
 
-static int find_fixed(const struct request *r, struct slot *slot, enum inside dir,
+static int find_fixed(const struct request *r, struct generation *gen, enum inside dir,
                       struct err *e)
 {
-    const struct fixed_file *f = fixed_named(slot, dir, r->name);
+    const struct fixed_file *f = fixed_named(gen, dir, r->name);
 
     if (!f)
         return err_set(e, ENOENT, "%s", r->name);
-    return takes_time(r, slot, f->kind) ? FS_LATER
-                                        : reply_inside(r, slot, f->kind, 0, e);
+    return takes_time(r, gen, f->kind) ? FS_LATER : reply_inside(r, gen, f->kind, 0, e);
 }
 
 /* .unshard/latest of a checkpoint that has trackers beside it. */
-static int find_latest(const struct request *r, struct slot *slot, struct err *e)
+static int find_latest(const struct request *r, struct generation *gen, struct err *e)
 {
-    CLEANUP_FREE char *target = tracker_of_slot(r->fs, slot);
+    CLEANUP_FREE char *target = tracker_of_generation(r->fs, gen);
 
-    if (!target || slot->file)
+    if (!target || gen->file)
         return reply_absent(r, MIRROR_SECONDS);
-    return reply_inside(r, slot, INSIDE_LATEST, 0, e);
+    return reply_inside(r, gen, INSIDE_LATEST, 0, e);
 }
 
 /* What the mount says is there in every generation, also in one that is no longer shown. */
-static bool names_file_of_mount(const struct slot *slot, enum inside dir,
+static bool names_file_of_mount(const struct generation *gen, enum inside dir,
                                 const char *name)
 {
     const struct fixed_file *f =
-        dir == INSIDE_META ? fixed_named(slot, dir, name) : NULL;
+        dir == INSIDE_META ? fixed_named(gen, dir, name) : NULL;
 
     return f && inside_is_of_mount(f->kind);
 }
 
-static int find_inside(struct request *r, struct slot *slot, struct err *e)
+static int find_inside(struct request *r, struct generation *gen, struct err *e)
 {
     enum inside dir = ino_kind(r->ino);
-    int rc = names_file_of_mount(slot, dir, r->name) ? 0 : slot_ready(r, slot, e);
+    int rc = names_file_of_mount(gen, dir, r->name) ? 0 : generation_ready(r, gen, e);
 
     if (rc != 0)
         return rc;
     switch (dir) {
     case INSIDE_TENSORS:
     case INSIDE_RAW:
-        rc = find_tensor(r, slot, dir == INSIDE_TENSORS, e);
+        rc = find_tensor(r, gen, dir == INSIDE_TENSORS, e);
         break;
     case INSIDE_TREE:
-        rc = find_in_tree(r, slot, ino_index(r->ino), e);
+        rc = find_in_tree(r, gen, ino_index(r->ino), e);
         break;
     case INSIDE_META:
         if (strcmp(r->name, "latest") == 0)
-            return find_latest(r, slot, e);
-        rc = find_fixed(r, slot, dir, e);
+            return find_latest(r, gen, e);
+        rc = find_fixed(r, gen, dir, e);
         break;
     case INSIDE_OPTIMIZER:
-        rc = find_fixed(r, slot, dir, e);
+        rc = find_fixed(r, gen, dir, e);
         break;
     case INSIDE_NPY:
     case INSIDE_BARE:
@@ -329,13 +330,13 @@ static int find_inside(struct request *r, struct slot *slot, struct err *e)
 
 static int lookup_inside(struct request *r, struct err *e)
 {
-    struct slot *slot = slot_of_ino(r->fs, r->ino);
+    struct generation *gen = generation_of_ino(r->fs, r->ino);
     int rc;
 
-    if (!slot)
+    if (!gen)
         return -ESTALE;
-    rc = find_inside(r, slot, e);
-    slot_unref(r->fs, slot, 1);
+    rc = find_inside(r, gen, e);
+    generation_unref(r->fs, gen, 1);
     return rc;
 }
 
@@ -347,8 +348,8 @@ static int lookup_inside(struct request *r, struct err *e)
  */
 static int reply_not_shown(const struct request *r, const struct snapshot *snapshot)
 {
-    struct slot *slot = snapshot->slot;
-    bool told = slot && slot_note_absent(slot, r->name) && !slot->stale;
+    struct generation *gen = snapshot->gen;
+    bool told = gen && generation_note_absent(gen, r->name) && !gen->stale;
 
     return reply_absent(r, told ? FROZEN_SECONDS : MIRROR_SECONDS);
 }
@@ -360,13 +361,13 @@ static int reply_not_shown(const struct request *r, const struct snapshot *snaps
 static int lookup_unknown(const struct request *r, const struct snapshot *snapshot,
                           struct err *e)
 {
-    const struct slot *slot = snapshot->slot;
+    const struct generation *gen = snapshot->gen;
 
-    if (!slot || !slot->info.error)
+    if (!gen || !gen->info.error)
         return reply_not_shown(r, snapshot);
     for (const char *const *own = tree_own_names; *own; own++)
         if (strcmp(*own, r->name) == 0)
-            return err_set(e, EIO, "%s/%s: %s", slot->path, r->name, slot->info.error);
+            return err_set(e, EIO, "%s/%s: %s", gen->path, r->name, gen->info.error);
     return reply_not_shown(r, snapshot);
 }
 
@@ -401,7 +402,7 @@ static int lookup_outside(struct request *r, struct err *e)
         return rc;
     entry = snapshot_find(snapshot, r->name);
     if (entry && entry->kind == SNAPSHOT_INSIDE &&
-        takes_time(r, snapshot->slot, entry->inside)) {
+        takes_time(r, snapshot->gen, entry->inside)) {
         snapshot_put(r->fs, snapshot);
         return FS_LATER;
     }

@@ -12,8 +12,8 @@ int lookup_run(struct request *r, struct err *e);
  * The entry of a node inside a checkpoint, whose attributes are in out->attr already.
  * Counts as one lookup of the kernel.
  */
-void entry_inside(struct fs *fs, struct slot *slot, enum inside kind, uint32_t index,
-                  struct fuse_entry_param *out);
+void entry_inside(struct fs *fs, struct generation *gen, enum inside kind,
+                  uint32_t index, struct fuse_entry_param *out);
 
 /* The entry of what a directory shows; counts as one lookup. */
 int entry_of_snapshot(struct fs *fs, struct node *dir, const struct snapshot *snapshot,
@@ -32,9 +32,10 @@ struct fixed_file {
     const char *name;
     enum inside kind;
 };
-const struct fixed_file *fixed_file(const struct slot *slot, enum inside dir, size_t i);
+const struct fixed_file *fixed_file(const struct generation *gen, enum inside dir,
+                                    size_t i);
 
-/* Is this slot still good? 0, -ESTALE, or FS_LATER. */
-int slot_ready(const struct request *r, struct slot *slot, struct err *e);
+/* Is this generation still good? 0, -ESTALE, or FS_LATER. */
+int generation_ready(const struct request *r, struct generation *gen, struct err *e);
 
 #endif

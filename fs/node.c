@@ -7,7 +7,7 @@
 #include <xxhash.h>
 
 #include "fs/snapshot.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 struct nodes {
     pthread_mutex_t lock;
@@ -29,7 +29,7 @@ static void node_free(struct fs *fs, struct node *n)
 {
     if (n->snapshot)
         snapshot_put(fs, n->snapshot);
-    slot_unref(fs, n->slot, 1);
+    generation_unref(fs, n->gen, 1);
     free(n->name);
     free(n->path);
     free(n->dir);
@@ -267,7 +267,7 @@ static void make_orphan(struct nodes *t, struct node *n)
 {
     hash_remove(t, n);
     n->orphan = true;
-    if (n->slot)
+    if (n->gen)
         watch(t, n);
 }
 
@@ -419,27 +419,27 @@ void node_set_snapshot(struct fs *fs, struct node *n, struct snapshot *snapshot)
     snapshot_put(fs, old);
 }
 
-struct slot *node_slot(struct fs *fs, struct node *n)
+struct generation *node_generation(struct fs *fs, struct node *n)
 {
-    struct slot *slot;
+    struct generation *gen;
 
     pthread_mutex_lock(&fs->nodes->lock);
-    slot = n->slot ? slot_get(fs, n->slot) : NULL;
+    gen = n->gen ? generation_get(fs, n->gen) : NULL;
     pthread_mutex_unlock(&fs->nodes->lock);
-    return slot;
+    return gen;
 }
 
-void node_set_slot(struct fs *fs, struct node *n, struct slot *slot)
+void node_set_generation(struct fs *fs, struct node *n, struct generation *gen)
 {
-    struct slot *old;
+    struct generation *old;
 
     pthread_mutex_lock(&fs->nodes->lock);
-    old = n->slot;
-    n->slot = slot ? slot_get(fs, slot) : NULL;
-    if (slot)
+    old = n->gen;
+    n->gen = gen ? generation_get(fs, gen) : NULL;
+    if (gen)
         watch(fs->nodes, n);
     pthread_mutex_unlock(&fs->nodes->lock);
-    slot_unref(fs, old, 1);
+    generation_unref(fs, old, 1);
 }
 
 /* Up to TIDY_AT_ONCE snapshots that are out of date for long, taken off nodes from *at on. */

@@ -6,7 +6,7 @@
 #include "fs/fs.h"
 
 struct snapshot;
-struct slot;
+struct generation;
 
 enum node_kind {
     NODE_DIR,      /* a directory of the source; may be a checkpoint */
@@ -37,7 +37,7 @@ struct node {
     struct node *next, *next_at;
     atomic_bool orphan;        /* its name went to another node */
     struct snapshot *snapshot; /* what a directory showed lately */
-    struct slot *slot;         /* the checkpoint it is, as of the last look */
+    struct generation *gen;    /* the checkpoint it is, as of the last look */
     struct node *next_watched;
     bool watched;    /* it is among those that node_take_watched takes */
     int64_t look_ns; /* the watcher's: not before then */
@@ -76,10 +76,11 @@ struct snapshot *node_snapshot(struct fs *fs, struct node *n);
 /* A new look at it, which is remembered (takes a reference of its own). */
 void node_set_snapshot(struct fs *fs, struct node *n, struct snapshot *snapshot);
 
-struct slot *node_slot(struct fs *fs, struct node *n); /* a reference, or NULL */
+struct generation *node_generation(struct fs *fs,
+                                   struct node *n); /* a reference, or NULL */
 /* Takes up a checkpoint, which is watched from now on (NULL: none any more); takes one
  * reference of its own. */
-void node_set_slot(struct fs *fs, struct node *n, struct slot *slot);
+void node_set_generation(struct fs *fs, struct node *n, struct generation *gen);
 
 /* Is it this file or directory still? */
 static inline bool node_stands_for(const struct node *n, uint64_t dev, uint64_t inode)

@@ -94,23 +94,23 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
     fuse_reply_none(req);
 }
 
-static int getattr_inside(struct request *r, struct slot *slot, struct stat *st,
+static int getattr_inside(struct request *r, struct generation *gen, struct stat *st,
                           struct err *e)
 {
-    if (slot->stale && !inside_is_of_mount(ino_kind(r->ino)))
-        return err_set(e, ESTALE, "%s: the checkpoint changed", slot->path);
-    if (!r->may_block && !report_made(slot, ino_kind(r->ino)))
+    if (gen->stale && !inside_is_of_mount(ino_kind(r->ino)))
+        return err_set(e, ESTALE, "%s: the checkpoint changed", gen->path);
+    if (!r->may_block && !report_made(gen, ino_kind(r->ino)))
         return FS_LATER;
-    return attr_inside(r->fs, slot, ino_kind(r->ino), ino_index(r->ino), st, e);
+    return attr_inside(r->fs, gen, ino_kind(r->ino), ino_index(r->ino), st, e);
 }
 
 int getattr_inside_run(struct request *r, struct err *e)
 {
-    struct slot *slot = slot_of_ino(r->fs, r->ino);
+    struct generation *gen = generation_of_ino(r->fs, r->ino);
     struct stat st;
-    int rc = slot ? getattr_inside(r, slot, &st, e) : -ESTALE;
+    int rc = gen ? getattr_inside(r, gen, &st, e) : -ESTALE;
 
-    slot_unref(r->fs, slot, 1);
+    generation_unref(r->fs, gen, 1);
     if (rc == 0)
         fuse_reply_attr(r->req, &st,
                         ino_kind(r->ino) >= INSIDE_COUNTERS_JSON ? 0 : FROZEN_SECONDS);
@@ -145,10 +145,10 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static int readlink_inside(const struct request *r, char *text, size_t size,
                            struct err *e)
 {
-    struct slot *slot = slot_of_ino(r->fs, r->ino);
-    CLEANUP_FREE char *target = slot ? tracker_of_slot(r->fs, slot) : NULL;
+    struct generation *gen = generation_of_ino(r->fs, r->ino);
+    CLEANUP_FREE char *target = gen ? tracker_of_generation(r->fs, gen) : NULL;
 
-    slot_unref(r->fs, slot, 1);
+    generation_unref(r->fs, gen, 1);
     if (!target)
         return err_set(e, ENOENT, "no tracker names a step any more");
     snprintf(text, size, "../%s", target);

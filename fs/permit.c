@@ -153,7 +153,7 @@ struct file {
 
 struct question {
     struct fs *fs;
-    const struct slot *slot;
+    const struct generation *gen;
     struct caller who;
     struct bits files;   /* that it takes */
     struct arena *arena; /* of the paths of a batch */
@@ -172,12 +172,13 @@ static void question_release(struct question *q)
 
 /* Of files of that store. 1: there is something to ask; 0: no. */
 static int question_begin(const struct request *r, const struct store *store,
-                          const struct slot *slot, struct question *q, struct err *e)
+                          const struct generation *gen, struct question *q,
+                          struct err *e)
 {
     int rc;
 
     q->fs = r->fs;
-    q->slot = slot;
+    q->gen = gen;
     q->e = e;
     if (!r->req || store->remote)
         return 0;
@@ -192,7 +193,7 @@ static bool is_known(const struct question *q, uint32_t number)
     bool may;
 
     pthread_mutex_lock(&p->lock);
-    k = find_known(p, q->slot->info.id, &q->who);
+    k = find_known(p, q->gen->info.id, &q->who);
     may = k && bits_has(&k->may, number);
     pthread_mutex_unlock(&p->lock);
     return may;
@@ -205,7 +206,7 @@ static bool is_metadata_known(const struct question *q)
     bool may;
 
     pthread_mutex_lock(&p->lock);
-    k = find_known(p, q->slot->info.id, &q->who);
+    k = find_known(p, q->gen->info.id, &q->who);
     may = k && k->metadata;
     pthread_mutex_unlock(&p->lock);
     return may;
@@ -218,9 +219,9 @@ static void note_batch(const struct question *q)
     struct known *k;
 
     pthread_mutex_lock(&p->lock);
-    k = find_known(p, q->slot->info.id, &q->who);
+    k = find_known(p, q->gen->info.id, &q->who);
     if (!k)
-        k = add_known(p, q->slot->info.id, &q->who);
+        k = add_known(p, q->gen->info.id, &q->who);
     if (k)
         k->metadata |= q->metadata;
     for (size_t i = 0; k && i < q->count; i++)
@@ -290,7 +291,7 @@ static int is_stored(void *user, const struct catalog_file *f)
  */
 static int judge_metadata(struct question *q)
 {
-    const char *path = q->slot->info.metadata_file;
+    const char *path = q->gen->info.metadata_file;
     const struct file f = {.path = path};
     struct store *store = q->fs->store;
     struct err ignored = {0};
@@ -300,7 +301,7 @@ static int judge_metadata(struct question *q)
     if (!path || !path[0] || is_metadata_known(q) || !tells_any(path, q))
         return 0;
     q->metadata = true;
-    rc = catalog_files(q->fs->catalog, q->slot->info.id, is_stored,
+    rc = catalog_files(q->fs->catalog, q->gen->info.id, is_stored,
                        (void *)(uintptr_t)path, q->e);
     if (rc != 0)
         return MIN(rc, 0);
@@ -349,7 +350,7 @@ static int add_number(struct question *q, uint32_t number)
     if (is_known(q, number))
         return 0;
     a = arena_new(2 * PATH_MAX);
-    rc = a ? catalog_file(q->fs->catalog, q->slot->info.id, number, a, &f, q->e)
+    rc = a ? catalog_file(q->fs->catalog, q->gen->info.id, number, a, &f, q->e)
            : err_nomem(q->e);
     return rc < 0 ? rc : add_file(q, &f);
 }
@@ -415,7 +416,7 @@ static int take_tensor(struct question *q, uint32_t ord)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     struct catalog *c = q->fs->catalog;
-    int64_t id = q->slot->info.id;
+    int64_t id = q->gen->info.id;
     const struct chunk_list *list;
     struct tensor_info t;
     struct tensor_files f = {.q = q, .t = &t};
@@ -439,7 +440,7 @@ static int take_view(struct question *q, enum view_kind kind)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     struct view_info v;
-    int rc = a ? view_get(q->fs->catalog, q->slot->info.id, kind, q->fs->options.prefix,
+    int rc = a ? view_get(q->fs->catalog, q->gen->info.id, kind, q->fs->options.prefix,
                           a, &v, q->e)
                : err_nomem(q->e);
 
@@ -464,7 +465,7 @@ static int take_stored(void *user, const struct catalog_file *f)
  */
 static int answer_view(struct question *q, enum view_kind kind)
 {
-    int rc = catalog_files(q->fs->catalog, q->slot->info.id, take_stored, q, q->e);
+    int rc = catalog_files(q->fs->catalog, q->gen->info.id, take_stored, q, q->e);
 
     if (rc == 0)
         rc = answer(q);
@@ -491,8 +492,8 @@ static int answer_report(struct question *q)
 {
     int rc = 0;
 
-    if (!q->slot->info.error)
-        rc = catalog_files(q->fs->catalog, q->slot->info.id, take_file, q, q->e);
+    if (!q->gen->info.error)
+        rc = catalog_files(q->fs->catalog, q->gen->info.id, take_file, q, q->e);
     return rc < 0 ? rc : answer(q);
 }
 
@@ -503,13 +504,13 @@ static int answer_tensor(struct question *q, uint32_t ord)
     return rc < 0 ? rc : answer(q);
 }
 
-int permit_open(const struct request *r, const struct slot *slot, struct err *e)
+int permit_open(const struct request *r, const struct generation *gen, struct err *e)
 {
     CLEANUP(question_release) struct question q = {0};
     enum inside kind = ino_kind(r->ino);
     const struct store *store =
         kind == INSIDE_OVERLAY ? overlay_store(r->fs->overlay) : r->fs->store;
-    int rc = question_begin(r, store, slot, &q, e);
+    int rc = question_begin(r, store, gen, &q, e);
 
     if (rc <= 0)
         return rc;
@@ -542,14 +543,14 @@ int permit_open(const struct request *r, const struct slot *slot, struct err *e)
 
 /* ---- directories, and files of the source ---- */
 
-int permit_list(const struct request *r, const struct slot *slot, struct err *e)
+int permit_list(const struct request *r, const struct generation *gen, struct err *e)
 {
-    const char *metadata = slot->info.metadata_file;
+    const char *metadata = gen->info.metadata_file;
     CLEANUP(question_release) struct question q = {0};
-    const struct file f = {.path = metadata && metadata[0] ? metadata : slot->place};
+    const struct file f = {.path = metadata && metadata[0] ? metadata : gen->place};
     int rc = ino_kind(r->ino) == INSIDE_META
                  ? 0
-                 : question_begin(r, r->fs->store, slot, &q, e);
+                 : question_begin(r, r->fs->store, gen, &q, e);
 
     return rc <= 0 ? rc : judge_files(&q.who, r->fs->store, &f, 1, e);
 }
@@ -621,8 +622,7 @@ int permit_parts(const struct request *r, const struct node *dir,
                  struct snapshot *snapshot, struct permit_parts *out, struct err *e)
 {
     CLEANUP(question_release) struct question q = {0};
-    int rc =
-        snapshot->slot ? question_begin(r, r->fs->store, snapshot->slot, &q, e) : 0;
+    int rc = snapshot->gen ? question_begin(r, r->fs->store, snapshot->gen, &q, e) : 0;
 
     *out = (struct permit_parts){.asked = rc == 1};
     for (size_t i = 0; rc == 1 && i < snapshot->count; i++) {

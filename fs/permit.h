@@ -26,10 +26,10 @@ void permits_free(struct permits *p); /* NULL is fine */
  * May r->ino, a file inside this checkpoint, be opened for reading: every file that its
  * bytes come from, and the metadata file that stands with them? Of reports: all files.
  */
-int permit_open(const struct request *r, const struct slot *slot, struct err *e);
+int permit_open(const struct request *r, const struct generation *gen, struct err *e);
 
 /* May a directory inside it be listed: the metadata file be read? */
-int permit_list(const struct request *r, const struct slot *slot, struct err *e);
+int permit_list(const struct request *r, const struct generation *gen, struct err *e);
 
 /* A file or directory of the source; `dev`, `inode`: that it has to be, or 0. */
 int permit_node(const struct request *r, const char *path, uint64_t dev, uint64_t inode,

@@ -8,7 +8,7 @@
 #include "fs/asked.h"
 #include "fs/node.h"
 #include "fs/request.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 enum { QUEUE_THREADS = 6, REAP_AT_ONCE = 64, REAP_NS = 100000000 };
 
@@ -118,11 +118,11 @@ static void prepare(struct fs *fs, fuse_ino_t ino)
     struct err e = {0};
 
     if (ino_is_inside(ino)) {
-        struct slot *slot = slot_of_ino(fs, ino);
+        struct generation *gen = generation_of_ino(fs, ino);
 
-        if (slot && !slot->stale && !slot_fresh(slot, now_ns()))
-            slot_refresh(fs, slot, &e);
-        slot_unref(fs, slot, 1);
+        if (gen && !gen->stale && !generation_fresh(gen, now_ns()))
+            generation_refresh(fs, gen, &e);
+        generation_unref(fs, gen, 1);
     } else if (!fs_writable(fs)) {
         struct node *node = node_pin(fs, ino);
         struct snapshot *snapshot = NULL;

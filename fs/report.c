@@ -30,17 +30,17 @@ static int index_of(enum inside kind)
     return kind == INSIDE_OBJECTS_JSON ? REPORT_OBJECTS : REPORT_CHECKPOINT;
 }
 
-static int write_report(struct fs *fs, const struct slot *slot, enum inside kind,
+static int write_report(struct fs *fs, const struct generation *gen, enum inside kind,
                         int fd, struct err *e)
 {
     if (kind == INSIDE_INDEX)
-        return report_index(fs->catalog, slot->info.id, fs->options.prefix, fd, e);
+        return report_index(fs->catalog, gen->info.id, fs->options.prefix, fd, e);
     return kind == INSIDE_OBJECTS_JSON
-               ? report_objects(fs->catalog, slot->info.id, fd, e)
-               : report_checkpoint(fs->catalog, slot->info.id, fd, e);
+               ? report_objects(fs->catalog, gen->info.id, fd, e)
+               : report_checkpoint(fs->catalog, gen->info.id, fd, e);
 }
 
-static int make(struct fs *fs, const struct slot *slot, enum inside kind,
+static int make(struct fs *fs, const struct generation *gen, enum inside kind,
                 struct source **out, struct err *e)
 {
     static const char *const names[] = {[REPORT_CHECKPOINT] = "checkpoint.json",
@@ -52,49 +52,49 @@ static int make(struct fs *fs, const struct slot *slot, enum inside kind,
 
     if (fd < 0)
         return fd;
-    if (write_report(fs, slot, kind, fd, e) < 0)
+    if (write_report(fs, gen, kind, fd, e) < 0)
         return err_wrap(e, "%s", name);
     return source_from_fd(steal_fd(&fd), name, out, e);
 }
 
-static struct source *report_find(struct slot *slot, enum inside kind)
+static struct source *report_find(struct generation *gen, enum inside kind)
 {
     struct source *src;
 
-    pthread_mutex_lock(&slot->lock);
-    src = slot->report[index_of(kind)];
+    pthread_mutex_lock(&gen->lock);
+    src = gen->report[index_of(kind)];
     src = src ? source_get(src) : NULL;
-    pthread_mutex_unlock(&slot->lock);
+    pthread_mutex_unlock(&gen->lock);
     return src;
 }
 
-bool report_made(struct slot *slot, enum inside kind)
+bool report_made(struct generation *gen, enum inside kind)
 {
     CLEANUP(source_putp) struct source *src = NULL;
 
     if (!inside_is_report(kind))
         return true;
-    src = report_find(slot, kind);
+    src = report_find(gen, kind);
     return src != NULL;
 }
 
-int report_get(struct fs *fs, struct slot *slot, enum inside kind, struct source **out,
-               struct err *e)
+int report_get(struct fs *fs, struct generation *gen, enum inside kind,
+               struct source **out, struct err *e)
 {
-    struct source *mine = NULL, **kept = &slot->report[index_of(kind)];
+    struct source *mine = NULL, **kept = &gen->report[index_of(kind)];
     int rc;
 
-    *out = report_find(slot, kind);
+    *out = report_find(gen, kind);
     if (*out)
         return 0;
-    rc = make(fs, slot, kind, &mine, e);
+    rc = make(fs, gen, kind, &mine, e);
     if (rc < 0)
         return rc;
-    pthread_mutex_lock(&slot->lock);
+    pthread_mutex_lock(&gen->lock);
     if (!*kept)
         *kept = source_get(mine);
     *out = source_get(*kept); /* who was first, so that all see one file */
-    pthread_mutex_unlock(&slot->lock);
+    pthread_mutex_unlock(&gen->lock);
     source_put(mine);
     return 0;
 }
@@ -113,7 +113,7 @@ int report_text(struct fs *fs, enum inside kind, struct buf *out)
     return counters_json(&fs->counters, &remote, out);
 }
 
-int report_size(struct fs *fs, struct slot *slot, enum inside kind, uint64_t *size,
+int report_size(struct fs *fs, struct generation *gen, enum inside kind, uint64_t *size,
                 struct err *e)
 {
     CLEANUP(source_putp) struct source *src = NULL;
@@ -125,7 +125,7 @@ int report_size(struct fs *fs, struct slot *slot, enum inside kind, uint64_t *si
         *size = text.len;
         return rc < 0 ? err_nomem(e) : 0;
     }
-    rc = report_get(fs, slot, kind, &src, e);
+    rc = report_get(fs, gen, kind, &src, e);
     *size = rc == 0 ? src->size : 0;
     return rc;
 }

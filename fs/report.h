@@ -4,19 +4,19 @@
 #define UFS_FS_REPORT_H
 
 #include "fs/fs.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 /* checkpoint.json or objects.json of a generation, made the first time. A reference. */
-int report_get(struct fs *fs, struct slot *slot, enum inside kind, struct source **out,
-               struct err *e);
+int report_get(struct fs *fs, struct generation *gen, enum inside kind,
+               struct source **out, struct err *e);
 
 /* Is it there, so that its size costs nothing? */
-bool report_made(struct slot *slot, enum inside kind);
+bool report_made(struct generation *gen, enum inside kind);
 
 /* The text of counters.json or last-error as of now. */
 int report_text(struct fs *fs, enum inside kind, struct buf *out);
 
-int report_size(struct fs *fs, struct slot *slot, enum inside kind, uint64_t *size,
+int report_size(struct fs *fs, struct generation *gen, enum inside kind, uint64_t *size,
                 struct err *e);
 
 #endif

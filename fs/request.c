@@ -9,7 +9,7 @@
 #include "fs/asked.h"
 #include "fs/queue.h"
 #include "fs/node.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 /* What programs ask for and live without: no fault of the source or ours. */
 static bool is_ordinary(int code)
@@ -59,15 +59,15 @@ static void look_again(const struct request *r)
 {
     bool inside = ino_is_inside(r->ino);
     struct node *n = inside ? NULL : node_pin(r->fs, r->ino);
-    struct slot *slot = inside ? slot_of_ino(r->fs, r->ino)
-                        : n    ? node_slot(r->fs, n)
-                               : NULL;
+    struct generation *gen = inside ? generation_of_ino(r->fs, r->ino)
+                             : n    ? node_generation(r->fs, n)
+                                    : NULL;
 
-    if (slot && !slot->stale) {
-        scanner_suspect(r->fs->scanner, slot->path, slot->file);
-        atomic_fetch_add(&slot->suspect, 1);
+    if (gen && !gen->stale) {
+        scanner_suspect(r->fs->scanner, gen->path, gen->file);
+        atomic_fetch_add(&gen->suspect, 1);
     }
-    slot_unref(r->fs, slot, 1);
+    generation_unref(r->fs, gen, 1);
     if (n)
         node_unpin(r->fs, n);
 }

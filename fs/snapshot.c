@@ -25,7 +25,7 @@ void snapshot_put(struct fs *fs, struct snapshot *s)
 {
     if (!s || atomic_fetch_sub(&s->refs, 1) > 1)
         return;
-    slot_unref(fs, s->slot, 1);
+    generation_unref(fs, s->gen, 1);
     listing_free(s->listing);
     free(s->latest);
     free(s->entry);

@@ -4,7 +4,7 @@
 #define UFS_FS_SNAPSHOT_H
 
 #include "fs/fs.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 enum snapshot_kind {
     SNAPSHOT_DIR,
@@ -19,7 +19,7 @@ enum snapshot_kind {
 struct snapshot_entry {
     enum snapshot_kind kind;
     enum inside inside; /* SNAPSHOT_INSIDE */
-    uint32_t index;     /* of it, as slot_ino() takes it */
+    uint32_t index;     /* of it, as generation_ino() takes it */
     const char *name;
     const char *part;     /* the part it was lifted from, or NULL */
     struct entry_stat st; /* what stands in the source */
@@ -29,7 +29,7 @@ struct snapshot_entry {
 struct snapshot {
     atomic_uint refs;
     _Atomic int64_t until_ns;     /* when to look again */
-    struct slot *slot;            /* the checkpoint, or NULL */
+    struct generation *gen;       /* the checkpoint, or NULL */
     char *latest;                 /* the step that a tracker names, or NULL */
     struct listing *listing;      /* holds the names */
     struct snapshot_entry *entry; /* sorted by name */

@@ -101,9 +101,9 @@ char *tracker_target(struct fs *fs, const char *path)
     return step;
 }
 
-char *tracker_of_slot(struct fs *fs, const struct slot *slot)
+char *tracker_of_generation(struct fs *fs, const struct generation *gen)
 {
-    CLEANUP_FREE char *step = tracker_target(fs, slot->path);
+    CLEANUP_FREE char *step = tracker_target(fs, gen->path);
 
-    return step && slot_hides(slot, step) ? NULL : steal(&step);
+    return step && generation_hides(gen, step) ? NULL : steal(&step);
 }

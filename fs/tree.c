@@ -74,7 +74,7 @@ static int add_inside(struct builder *b, const char *name, enum inside inside)
 /* A role may have tensors only that safetensors cannot hold: then it has no such file. */
 static bool has_view(const struct builder *b, enum view_kind kind)
 {
-    const struct checkpoint_info *info = &b->snapshot->slot->info;
+    const struct checkpoint_info *info = &b->snapshot->gen->info;
     CLEANUP(arena_freep) struct arena *a = arena_new(VIEW_MEMORY);
     struct view_info view;
     struct err ignored = {0};
@@ -115,7 +115,7 @@ static int add_overlay(struct builder *b)
 /* What a checkpoint has of ours. */
 static int add_own(struct builder *b)
 {
-    const struct checkpoint_info *info = &b->snapshot->slot->info;
+    const struct checkpoint_info *info = &b->snapshot->gen->info;
     unsigned views = fs_views(b->fs);
     int rc = add_inside(b, ".unshard", INSIDE_META);
 
@@ -184,17 +184,17 @@ static int add_entry(struct builder *b, const struct listing_entry *entry,
 }
 
 /* The nearest checkpoint that the directory lies in, with a reference, or NULL. */
-static struct slot *slot_above(struct fs *fs, const struct node *dir)
+static struct generation *generation_above(struct fs *fs, const struct node *dir)
 {
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
 
-    for (struct node *n = dir->parent; n && !slot; n = n->parent)
-        slot = node_slot(fs, n);
-    return slot;
+    for (struct node *n = dir->parent; n && !gen; n = n->parent)
+        gen = node_generation(fs, n);
+    return gen;
 }
 
 /* Is this a shard of the checkpoint above, which lies in a directory of its own? */
-static bool hidden_above(const struct slot *above, const struct node *dir,
+static bool hidden_above(const struct generation *above, const struct node *dir,
                          const char *name)
 {
     size_t len = above ? strlen(above->path) : 0;
@@ -202,7 +202,7 @@ static bool hidden_above(const struct slot *above, const struct node *dir,
 
     return above && !above->file && strncmp(dir->path, above->path, len) == 0 &&
            store_join(dir->path + len + (len > 0), name, path, sizeof path) == 0 &&
-           slot_hides(above, path);
+           generation_hides(above, path);
 }
 
 /* Checkpoints that are sets of files in subdirectories, which are not shown then. */
@@ -225,7 +225,7 @@ static int add_sets(struct builder *b)
 static int add_mirrored(struct builder *b)
 {
     const struct listing *l = b->snapshot->listing;
-    struct slot *above = slot_above(b->fs, b->dir);
+    struct generation *above = generation_above(b->fs, b->dir);
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < listing_count(l); i++)
@@ -233,14 +233,14 @@ static int add_mirrored(struct builder *b)
             !(listing_at(l, i)->st.kind == ENTRY_DIR &&
               place_hides(&b->place, listing_at(l, i)->name)))
             rc = add_entry(b, listing_at(l, i), NULL);
-    slot_unref(b->fs, above, 1);
+    generation_unref(b->fs, above, 1);
     return rc == 0 ? add_sets(b) : rc;
 }
 
-static bool is_part(const struct slot *slot, const char *name)
+static bool is_part(const struct generation *gen, const char *name)
 {
-    for (size_t i = 0; i < slot->hidden.nparts; i++)
-        if (strcmp(slot->hidden.part[i], name) == 0)
+    for (size_t i = 0; i < gen->hidden.nparts; i++)
+        if (strcmp(gen->hidden.part[i], name) == 0)
             return true;
     return false;
 }
@@ -259,11 +259,11 @@ static bool is_laid_over(const struct fs *fs, const char *name)
  */
 static int add_second_name(struct builder *b)
 {
-    struct slot *slot = b->snapshot->slot;
+    struct generation *gen = b->snapshot->gen;
     const struct listing *l = b->snapshot->listing;
     const char *found = NULL;
 
-    if (slot->info.adapter || slot->file ||
+    if (gen->info.adapter || gen->file ||
         !taken(b->snapshot, 0, b->snapshot->count, "model.safetensors"))
         return 0;
     for (size_t i = 0; i < listing_count(l); i++) {
@@ -271,7 +271,7 @@ static int add_second_name(struct builder *b)
         const char *name;
 
         if (entry->st.kind != ENTRY_FILE || !hf_is_weights(entry->name) ||
-            !slot_hides(slot, entry->name))
+            !generation_hides(gen, entry->name))
             continue;
         name = hf_loader_name(entry->name);
         if (!name ||
@@ -320,7 +320,7 @@ static int add_index(struct builder *b)
 /* The source's own files and directories beside the tensors. */
 static int add_beside(struct builder *b)
 {
-    struct slot *slot = b->snapshot->slot;
+    struct generation *gen = b->snapshot->gen;
     const struct listing *l = b->snapshot->listing;
     const char *covered = NULL;
     size_t own = b->snapshot->count;
@@ -330,13 +330,14 @@ static int add_beside(struct builder *b)
         const struct listing_entry *entry = listing_at(l, i);
 
         if (taken(b->snapshot, 0, own, entry->name)) {
-            if (!slot_hides(slot, entry->name) && !is_laid_over(b->fs, entry->name))
+            if (!generation_hides(gen, entry->name) &&
+                !is_laid_over(b->fs, entry->name))
                 covered = entry->name;
-        } else if (!slot_hides(slot, entry->name)) {
+        } else if (!generation_hides(gen, entry->name)) {
             rc = add_entry(b, entry, NULL);
         }
     }
-    if (covered && !atomic_exchange(&slot->warned, true))
+    if (covered && !atomic_exchange(&gen->warned, true))
         log_msg(LOG_FS, LOG_WARN,
                 "%s/%s of the source is not shown: unshardfs has this name",
                 b->dir->path, covered);
@@ -344,12 +345,13 @@ static int add_beside(struct builder *b)
 }
 
 /* Is a file of a part hidden, or below another part? */
-static bool hidden_in_part(const struct slot *slot, const char *part, const char *name)
+static bool hidden_in_part(const struct generation *gen, const char *part,
+                           const char *name)
 {
     char path[PATH_MAX];
 
-    return store_join(part, name, path, sizeof path) < 0 || slot_hides(slot, path) ||
-           is_part(slot, path);
+    return store_join(part, name, path, sizeof path) < 0 ||
+           generation_hides(gen, path) || is_part(gen, path);
 }
 
 /* A file's own directory has its name in its path: what follows of a part's path. */
@@ -380,7 +382,7 @@ static int add_lifted(struct builder *b, const char *part)
         const struct listing_entry *entry = listing_at(l, i);
 
         if (is_lifted(entry, part) &&
-            !hidden_in_part(b->snapshot->slot, part, entry->name) &&
+            !hidden_in_part(b->snapshot->gen, part, entry->name) &&
             !taken(b->snapshot, 0, before, entry->name))
             rc = add_entry(b, entry, below_file(b->dir, part));
     }
@@ -389,7 +391,7 @@ static int add_lifted(struct builder *b, const char *part)
 
 static int add_checkpoint(struct builder *b)
 {
-    const struct hidden *hidden = &b->snapshot->slot->hidden;
+    const struct hidden *hidden = &b->snapshot->gen->hidden;
     int rc = add_own(b);
 
     if (rc < 0 || !b->snapshot->listing)
@@ -410,7 +412,7 @@ static int add_latest(struct builder *b)
     if (!taken(s, 0, s->count, "latest"))
         rc =
             add(b, &(struct snapshot_entry){.kind = SNAPSHOT_LATEST, .name = "latest"});
-    if (rc == 0 && !s->slot) {
+    if (rc == 0 && !s->gen) {
         /* Ours even where the source has such a name. */
         for (size_t i = 0; i < s->count; i++)
             if (strcmp(s->entry[i].name, ".unshard") == 0)
@@ -432,11 +434,11 @@ static int build_entries(struct builder *b)
          listing_find(s->listing, "latest.txt") ||
          listing_find(s->listing, "latest_train_state.pt") ||
          listing_find(s->listing, "LATEST") || listing_find(s->listing, "LATEST.txt"));
-    int rc = s->slot ? add_checkpoint(b) : add_mirrored(b);
+    int rc = s->gen ? add_checkpoint(b) : add_mirrored(b);
 
     if (rc == 0 && tracked) {
-        s->latest = s->slot ? tracker_of_slot(b->fs, s->slot)
-                            : tracker_target(b->fs, b->dir->path);
+        s->latest = s->gen ? tracker_of_generation(b->fs, s->gen)
+                           : tracker_target(b->fs, b->dir->path);
         if (s->latest)
             rc = add_latest(b);
     }
@@ -446,8 +448,9 @@ static int build_entries(struct builder *b)
 
 /* ---- which checkpoint it is ---- */
 
-static int slot_from_scan(struct fs *fs, struct node *dir, const char *path,
-                          const char *file, struct slot **out, struct err *e)
+static int generation_from_scan(struct fs *fs, struct node *dir, const char *path,
+                                const char *file, struct generation **out,
+                                struct err *e)
 {
     struct arena *a = arena_new(INFO_MEMORY);
     struct checkpoint_info info;
@@ -460,53 +463,54 @@ static int slot_from_scan(struct fs *fs, struct node *dir, const char *path,
         arena_free(a);
         return rc;
     }
-    return slot_new(fs,
-                    &(struct slot_place){
-                        .path = path, .file = file, .dir_ino = dir->ino, .dir = &st},
-                    a, &info, out, e);
+    return generation_new(
+        fs,
+        &(struct generation_place){
+            .path = path, .file = file, .dir_ino = dir->ino, .dir = &st},
+        a, &info, out, e);
 }
 
-/* Looks again at what it was, and makes a new slot when it is another by now. */
-static int slot_again(struct fs *fs, struct node *dir, const char *path,
-                      const char *file, struct slot **out, struct err *e)
+/* Looks again at what it was, and makes a new generation when it is another by now. */
+static int generation_again(struct fs *fs, struct node *dir, const char *path,
+                            const char *file, struct generation **out, struct err *e)
 {
-    struct slot *slot = node_slot(fs, dir);
-    int rc = slot && !slot->stale ? slot_refresh(fs, slot, e) : -ESTALE;
+    struct generation *gen = node_generation(fs, dir);
+    int rc = gen && !gen->stale ? generation_refresh(fs, gen, e) : -ESTALE;
 
     if (rc == -ESTALE) {
         *e = (struct err){0};
-        slot_unref(fs, slot, 1);
-        slot = NULL;
-        rc = slot_from_scan(fs, dir, path, file, &slot, e);
+        generation_unref(fs, gen, 1);
+        gen = NULL;
+        rc = generation_from_scan(fs, dir, path, file, &gen, e);
         if (rc == 0)
-            node_set_slot(fs, dir, slot);
+            node_set_generation(fs, dir, gen);
         else if (rc == -ENOENT)
-            node_set_slot(fs, dir, NULL);
+            node_set_generation(fs, dir, NULL);
     }
     if (rc < 0) {
-        slot_unref(fs, slot, 1);
+        generation_unref(fs, gen, 1);
         return rc;
     }
-    *out = slot;
+    *out = gen;
     return 0;
 }
 
-int tree_slot(struct fs *fs, struct node *dir, const char *path, const char *file,
-              bool may_block, struct slot **out, struct err *e)
+int tree_generation(struct fs *fs, struct node *dir, const char *path, const char *file,
+                    bool may_block, struct generation **out, struct err *e)
 {
-    struct slot *slot = node_slot(fs, dir);
+    struct generation *gen = node_generation(fs, dir);
     int rc;
 
-    if (slot && !slot->stale && slot_fresh(slot, now_ns())) {
-        *out = slot;
+    if (gen && !gen->stale && generation_fresh(gen, now_ns())) {
+        *out = gen;
         return 0;
     }
-    slot_unref(fs, slot, 1);
+    generation_unref(fs, gen, 1);
     if (!may_block)
         return FS_LATER;
-    rc = slot_again(fs, dir, path, file, out, e);
+    rc = generation_again(fs, dir, path, file, out, e);
     /* Replaced between the scan and our look at its rows: once more. */
-    return rc == -ESTALE ? slot_again(fs, dir, path, file, out, e) : rc;
+    return rc == -ESTALE ? generation_again(fs, dir, path, file, out, e) : rc;
 }
 
 /* ---- a new look ---- */
@@ -535,11 +539,11 @@ static int judge_dir(struct builder *b, const char *only)
 static int judge_unread(struct builder *b)
 {
     const struct err *why = b->place.trouble;
-    struct slot *before = why ? node_slot(b->fs, b->dir) : NULL;
+    struct generation *before = why ? node_generation(b->fs, b->dir) : NULL;
     bool passes = !why || (!before && (why->code == EIO || why->code == EREMOTEIO ||
                                        why->code == ETIMEDOUT || why->code == EPROTO));
 
-    slot_unref(b->fs, before, 1);
+    generation_unref(b->fs, before, 1);
     if (why && passes)
         last_error_report(&b->fs->last_error, why);
     else if (why)
@@ -559,10 +563,11 @@ static int look_dir(struct builder *b, bool may_block)
     if (rc == 0)
         rc = judge_unread(b);
     if (rc == 0 && b->place.kind != PLACE_CHECKPOINT && !b->place.trouble)
-        node_set_slot(fs, b->dir, NULL); /* what it was refuses nothing any more */
+        node_set_generation(fs, b->dir,
+                            NULL); /* what it was refuses nothing any more */
     if (rc < 0 || b->place.kind != PLACE_CHECKPOINT)
         return rc;
-    rc = tree_slot(fs, b->dir, b->dir->path, NULL, may_block, &s->slot, b->e);
+    rc = tree_generation(fs, b->dir, b->dir->path, NULL, may_block, &s->gen, b->e);
     if (rc == -ENOENT) { /* it ceased to be one meanwhile */
         *b->e = (struct err){0};
         rc = 0;
@@ -576,10 +581,11 @@ static int look_file(struct builder *b, bool may_block)
 {
     const struct node *dir = b->dir;
     struct snapshot *s = b->snapshot;
-    int rc = tree_slot(b->fs, b->dir, dir->dir, dir->file, may_block, &s->slot, b->e);
+    int rc =
+        tree_generation(b->fs, b->dir, dir->dir, dir->file, may_block, &s->gen, b->e);
 
     b->alone = true;
-    if (rc != 0 || s->slot->hidden.nparts == 0)
+    if (rc != 0 || s->gen->hidden.nparts == 0)
         return rc;
     return b->fs->store->ops->list(b->fs->store, dir->dir, &s->listing, b->e);
 }
@@ -631,7 +637,7 @@ static int snapshot_new(struct fs *fs, struct node *dir, bool may_block,
 static bool is_current(const struct snapshot *s, int64_t now)
 {
     return s && now < s->until_ns &&
-           (!s->slot || (!s->slot->stale && slot_fresh(s->slot, now)));
+           (!s->gen || (!s->gen->stale && generation_fresh(s->gen, now)));
 }
 
 int tree_snapshot(struct fs *fs, struct node *dir, bool may_block,
@@ -647,8 +653,8 @@ int tree_snapshot(struct fs *fs, struct node *dir, bool may_block,
         if (rc != 0)
             return rc;
     }
-    if (s->slot)
-        slot_used(fs, s->slot);
+    if (s->gen)
+        generation_used(fs, s->gen);
     *out = s;
     return 0;
 }

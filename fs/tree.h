@@ -6,7 +6,7 @@
 #include "fs/fs.h"
 #include "fs/node.h"
 #include "fs/snapshot.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 
 /* A handler that must wait for a scan says so; it is run again where it may. */
 enum { FS_LATER = 1, FS_FILL = 3 }; /* fs/request.h */
@@ -20,11 +20,11 @@ int snapshot_path(const struct node *dir, const struct snapshot_entry *entry, ch
                   size_t size, struct err *e);
 
 /*
- * The slot of a directory that is a checkpoint, looked at within a second. -ENOENT: the
+ * The generation of a directory that is a checkpoint, looked at within a second. -ENOENT: the
  * scanner sees no checkpoint there. FS_LATER as above.
  */
-int tree_slot(struct fs *fs, struct node *dir, const char *path, const char *file,
-              bool may_block, struct slot **out, struct err *e);
+int tree_generation(struct fs *fs, struct node *dir, const char *path, const char *file,
+                    bool may_block, struct generation **out, struct err *e);
 
 /* The names of ours in a checkpoint's directory, for telling the kernel. */
 extern const char *const tree_own_names[];
@@ -39,6 +39,6 @@ char *tracker_target(struct fs *fs, const char *path);
  * The same of a checkpoint's own directory: the tag of a part of it (DeepSpeed's, in a
  * Trainer's checkpoint) is no step.
  */
-char *tracker_of_slot(struct fs *fs, const struct slot *slot);
+char *tracker_of_generation(struct fs *fs, const struct generation *gen);
 
 #endif

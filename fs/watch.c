@@ -9,7 +9,7 @@
 #include "fs/copies.h"
 #include "fs/disk.h"
 #include "fs/node.h"
-#include "fs/slot.h"
+#include "fs/generation.h"
 #include "fs/tree.h"
 #include "remote/open_files.h"
 
@@ -36,8 +36,8 @@ enum {
 
 struct change {
     struct change *next;
-    struct slot *slot; /* a reference */
-    bool names;        /* the checkpoint stays: only names beside it came or went */
+    struct generation *gen; /* a reference */
+    bool names; /* the checkpoint stays: only names beside it came or went */
     int told;
 };
 
@@ -81,11 +81,11 @@ static void forget_name(struct fs *fs, fuse_ino_t dir, const char *name)
  * Does its number still mean its directory? One that the kernel has forgotten is given to
  * others, and then there is nothing to tell.
  */
-static bool has_number(struct fs *fs, const struct slot *slot)
+static bool has_number(struct fs *fs, const struct generation *gen)
 {
-    struct node *n = node_pin(fs, slot->dir_ino);
+    struct node *n = node_pin(fs, gen->dir_ino);
     bool has = n && (n->ino == FUSE_ROOT_ID ||
-                     (node_is_dir(n) && strcmp(n->path, slot->place) == 0));
+                     (node_is_dir(n) && strcmp(n->path, gen->place) == 0));
 
     if (n)
         node_unpin(fs, n);
@@ -93,47 +93,48 @@ static bool has_number(struct fs *fs, const struct slot *slot)
 }
 
 /* Copies of the names, so that no lock is held while the kernel is told. */
-static void forget_absent(struct fs *fs, struct slot *slot)
+static void forget_absent(struct fs *fs, struct generation *gen)
 {
     struct absent copy = {0};
 
-    pthread_mutex_lock(&slot->lock);
-    copy.name = calloc(slot->absent.count + 1, sizeof *copy.name);
-    for (size_t i = 0; copy.name && i < slot->absent.count; i++)
-        if ((copy.name[copy.count] = strdup(slot->absent.name[i])))
+    pthread_mutex_lock(&gen->lock);
+    copy.name = calloc(gen->absent.count + 1, sizeof *copy.name);
+    for (size_t i = 0; copy.name && i < gen->absent.count; i++)
+        if ((copy.name[copy.count] = strdup(gen->absent.name[i])))
             copy.count++;
-    pthread_mutex_unlock(&slot->lock);
+    pthread_mutex_unlock(&gen->lock);
     for (size_t i = 0; i < copy.count; i++) {
-        forget_name(fs, slot->dir_ino, copy.name[i]);
+        forget_name(fs, gen->dir_ino, copy.name[i]);
         free(copy.name[i]);
     }
     free(copy.name);
 }
 
-static void forget_own_names(struct fs *fs, const struct slot *slot)
+static void forget_own_names(struct fs *fs, const struct generation *gen)
 {
     for (const char *const *name = tree_own_names; *name; name++)
-        forget_name(fs, slot->dir_ino, *name);
+        forget_name(fs, gen->dir_ino, *name);
 }
 
 static void tell(struct fs *fs, const struct change *c)
 {
-    struct slot *slot = c->slot;
+    struct generation *gen = c->gen;
     static const enum inside dirs[] = {INSIDE_TENSORS, INSIDE_TREE, INSIDE_RAW,
                                        INSIDE_OPTIMIZER, INSIDE_META};
 
-    if (has_number(fs, slot)) {
-        forget_absent(fs, slot);
+    if (has_number(fs, gen)) {
+        forget_absent(fs, gen);
         if (!c->names)
-            forget_own_names(fs, slot);
+            forget_own_names(fs, gen);
     }
     if (c->names)
         return;
     for (size_t i = 0; i < ARRAY_SIZE(dirs); i++)
-        fuse_lowlevel_notify_inval_inode(fs->session, slot_ino(slot, dirs[i], 0), 0, 0);
+        fuse_lowlevel_notify_inval_inode(fs->session, generation_ino(gen, dirs[i], 0),
+                                         0, 0);
 }
 
-static void add_change(struct fs *fs, struct slot *s, bool names)
+static void add_change(struct fs *fs, struct generation *s, bool names)
 {
     /* A mount for writing has the kernel ask for every name of ours, every time. */
     struct watch *w = fs_writable(fs) ? NULL : fs->watch;
@@ -145,7 +146,7 @@ static void add_change(struct fs *fs, struct slot *s, bool names)
                     "%s changed; out of memory, the kernel was not told", s->path);
         return;
     }
-    c->slot = slot_get(fs, s);
+    c->gen = generation_get(fs, s);
     c->names = names;
     pthread_mutex_lock(&w->lock);
     c->next = w->changes;
@@ -154,12 +155,12 @@ static void add_change(struct fs *fs, struct slot *s, bool names)
     pthread_mutex_unlock(&w->lock);
 }
 
-void watch_changed(struct fs *fs, struct slot *s)
+void watch_changed(struct fs *fs, struct generation *s)
 {
     add_change(fs, s, false);
 }
 
-void watch_names(struct fs *fs, struct slot *s)
+void watch_names(struct fs *fs, struct generation *s)
 {
     add_change(fs, s, true);
 }
@@ -209,7 +210,7 @@ static bool tell_changes(struct watch *w)
             keep_change(w, c);
             again = true;
         } else {
-            slot_unref(w->fs, c->slot, 1);
+            generation_unref(w->fs, c->gen, 1);
             free(c);
         }
     }
@@ -226,13 +227,13 @@ static int64_t look_interval(const struct fs *fs)
     return fs->options.refresh ? (int64_t)fs->options.refresh * 1000000000 : LOOK_NS;
 }
 
-static void look_at(struct fs *fs, struct node *n, struct slot *slot)
+static void look_at(struct fs *fs, struct node *n, struct generation *gen)
 {
     int64_t start = now_ns(), end;
     struct err e = {0};
 
-    scanner_suspect(fs->scanner, slot->path, slot->file);
-    if (slot_refresh(fs, slot, &e) < 0)
+    scanner_suspect(fs->scanner, gen->path, gen->file);
+    if (generation_refresh(fs, gen, &e) < 0)
         log_msg(LOG_FS, LOG_DEBUG, "%s", e.text);
     end = now_ns();
     n->look_ns = end + MAX(look_interval(fs), COST_SHARE * (end - start));
@@ -243,13 +244,13 @@ static void look_at(struct fs *fs, struct node *n, struct slot *slot)
  * used just now. Whoever uses it says so first and then looks whether it sleeps, so that
  * one of the two sees the other.
  */
-static bool put_to_sleep(struct fs *fs, struct slot *slot, int64_t used)
+static bool put_to_sleep(struct fs *fs, struct generation *gen, int64_t used)
 {
-    slot->dormant = true;
-    if (slot->used_ns != used && atomic_exchange(&slot->dormant, false))
+    gen->dormant = true;
+    if (gen->used_ns != used && atomic_exchange(&gen->dormant, false))
         return false;
-    forget_own_names(fs, slot);
-    forget_absent(fs, slot);
+    forget_own_names(fs, gen);
+    forget_absent(fs, gen);
     return true;
 }
 
@@ -265,20 +266,20 @@ static int64_t idle_ns(size_t awake)
 /* True: it will be looked at again. */
 static bool look_at_node(struct fs *fs, struct node *n, int64_t idle)
 {
-    struct slot *slot = node_slot(fs, n);
+    struct generation *gen = node_generation(fs, n);
     int64_t now = now_ns();
-    int64_t used = slot ? slot->used_ns : 0;
+    int64_t used = gen ? gen->used_ns : 0;
     bool again = false;
 
-    if (slot && n->orphan) {
-        slot_retire(fs, slot);
-        node_set_slot(fs, n, NULL);
-    } else if (slot && !slot->stale) { /* the next use replaces a stale one */
-        again = !fs->can_expire || now - used <= idle || !put_to_sleep(fs, slot, used);
-        if (again && now >= MAX(n->look_ns, slot->checked_ns + look_interval(fs)))
-            look_at(fs, n, slot);
+    if (gen && n->orphan) {
+        generation_retire(fs, gen);
+        node_set_generation(fs, n, NULL);
+    } else if (gen && !gen->stale) { /* the next use replaces a stale one */
+        again = !fs->can_expire || now - used <= idle || !put_to_sleep(fs, gen, used);
+        if (again && now >= MAX(n->look_ns, gen->checked_ns + look_interval(fs)))
+            look_at(fs, n, gen);
     }
-    slot_unref(fs, slot, 1);
+    generation_unref(fs, gen, 1);
     return again;
 }
 
@@ -389,7 +390,7 @@ void watch_free(struct watch *w)
     watch_stop(w);
     for (struct change *c = w->changes, *next; c; c = next) {
         next = c->next;
-        slot_unref(w->fs, c->slot, 1);
+        generation_unref(w->fs, c->gen, 1);
         free(c);
     }
     pthread_cond_destroy(&w->wake);

@@ -5,7 +5,7 @@
 
 #include "fs/fs.h"
 
-struct slot;
+struct generation;
 struct watch;
 
 /* Starts the thread. It alone notifies the kernel, never with a lock held. */
@@ -16,10 +16,10 @@ void watch_stop(struct watch *w);
 void watch_free(struct watch *w); /* NULL is fine, as above */
 
 /* This generation is no longer what its directory shows. Any thread; never blocks. */
-void watch_changed(struct fs *fs, struct slot *s);
+void watch_changed(struct fs *fs, struct generation *s);
 
 /* It is, but its directory has other names beside: what was absent may be there. The same. */
-void watch_names(struct fs *fs, struct slot *s);
+void watch_names(struct fs *fs, struct generation *s);
 
 /* One that slept is used: where all slept, the thread looks at once. Any thread; never blocks. */
 void watch_soon(struct fs *fs);

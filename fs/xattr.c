@@ -67,17 +67,17 @@ static void quote(const char *text, size_t len, struct buf *out)
 }
 
 /* The command that prints the plan of a tensor: for people, where nobody listens. */
-static void give_command(struct xattrs *x, const struct slot *slot,
+static void give_command(struct xattrs *x, const struct generation *gen,
                          const struct tensor_info *t)
 {
     struct buf line = {.max = VALUE_MAX}, place = {.max = VALUE_MAX};
     const struct store *store = x->r->fs->store;
 
     buf_adds(&place, store->url);
-    if (slot->path[0])
-        buf_addf(&place, "/%s", slot->path);
-    if (slot->file)
-        buf_addf(&place, "/%s", slot->file);
+    if (gen->path[0])
+        buf_addf(&place, "/%s", gen->path);
+    if (gen->file)
+        buf_addf(&place, "/%s", gen->file);
     buf_adds(&line, "unshard plan ");
     if (place.data)
         quote(place.data, place.len, &line);
@@ -88,17 +88,17 @@ static void give_command(struct xattrs *x, const struct slot *slot,
 }
 
 /* Where a program asks for the plan of a tensor (gpu/plan_service.h). */
-static void give_plan(struct xattrs *x, const struct slot *slot,
+static void give_plan(struct xattrs *x, const struct generation *gen,
                       const struct tensor_info *t)
 {
     CLEANUP(buf_release) struct buf where = {.max = VALUE_MAX};
     const struct plans *plans = x->r->fs->plans;
 
     if (!plans) {
-        give_command(x, slot, t);
+        give_command(x, gen, t);
         return;
     }
-    buf_addf(&where, "unix:%s %" PRId64 ".%" PRIu32, plans_path(plans), slot->info.id,
+    buf_addf(&where, "unix:%s %" PRId64 ".%" PRIu32, plans_path(plans), gen->info.id,
              t->ord);
     give_buf(x, "plan", &where);
 }
@@ -129,7 +129,7 @@ static void give_more(struct xattrs *x, const struct tensor_info *t)
     }
 }
 
-static void give_tensor(struct xattrs *x, const struct slot *slot,
+static void give_tensor(struct xattrs *x, const struct generation *gen,
                         const struct tensor_info *t)
 {
     struct buf shape = {.max = VALUE_MAX};
@@ -142,20 +142,20 @@ static void give_tensor(struct xattrs *x, const struct slot *slot,
     give_buf(x, "shape", &shape);
     give_text(x, "role", role_name(t->role));
     give_text(x, "chunks", chunks);
-    give_plan(x, slot, t);
+    give_plan(x, gen, t);
     if (t->fault)
         give_text(x, "fault", t->fault);
     give_more(x, t);
 }
 
-static void give_checkpoint(struct xattrs *x, const struct slot *slot)
+static void give_checkpoint(struct xattrs *x, const struct generation *gen)
 {
     char step[32];
 
-    if (slot->info.format)
-        give_text(x, "format", slot->info.format);
-    if (slot->info.has_step) {
-        snprintf(step, sizeof step, "%" PRId64, slot->info.step);
+    if (gen->info.format)
+        give_text(x, "format", gen->info.format);
+    if (gen->info.has_step) {
+        snprintf(step, sizeof step, "%" PRId64, gen->info.step);
         give_text(x, "step", step);
     }
 }
@@ -165,20 +165,20 @@ static int collect_inside(struct xattrs *x, struct err *e)
     const struct request *r = x->r;
     CLEANUP(arena_freep) struct arena *a = NULL;
     struct tensor_info t;
-    struct slot *slot;
+    struct generation *gen;
     int rc = 0;
 
     if (ino_kind(r->ino) != INSIDE_NPY && ino_kind(r->ino) != INSIDE_BARE)
         return 0;
-    slot = slot_of_ino(r->fs, r->ino);
-    if (!slot)
+    gen = generation_of_ino(r->fs, r->ino);
+    if (!gen)
         return -ESTALE;
     a = arena_new(TENSOR_MEMORY);
-    rc = a ? catalog_tensor(r->fs->catalog, slot->info.id, ino_index(r->ino), a, &t, e)
+    rc = a ? catalog_tensor(r->fs->catalog, gen->info.id, ino_index(r->ino), a, &t, e)
            : err_nomem(e);
     if (rc == 0)
-        give_tensor(x, slot, &t);
-    slot_unref(r->fs, slot, 1);
+        give_tensor(x, gen, &t);
+    generation_unref(r->fs, gen, 1);
     return rc;
 }
 
@@ -191,7 +191,7 @@ static int collect_outside(struct xattrs *x, struct err *e)
     const struct request *r = x->r;
     struct node *n = node_of_ino(r->fs, r->ino);
     struct snapshot *snapshot;
-    struct slot *slot;
+    struct generation *gen;
     int rc;
 
     if (!n)
@@ -199,10 +199,10 @@ static int collect_outside(struct xattrs *x, struct err *e)
     if (n->kind != NODE_DIR && n->kind != NODE_FILE_DIR)
         return 0;
     if (!x->want) {
-        slot = node_slot(r->fs, n);
-        if (slot)
-            give_checkpoint(x, slot);
-        slot_unref(r->fs, slot, 1);
+        gen = node_generation(r->fs, n);
+        if (gen)
+            give_checkpoint(x, gen);
+        generation_unref(r->fs, gen, 1);
         return 0;
     }
     if (strcmp(x->want, "format") != 0 && strcmp(x->want, "step") != 0)
@@ -210,8 +210,8 @@ static int collect_outside(struct xattrs *x, struct err *e)
     rc = tree_snapshot(r->fs, n, r->may_block, &snapshot, e);
     if (rc != 0)
         return rc;
-    if (snapshot->slot)
-        give_checkpoint(x, snapshot->slot);
+    if (snapshot->gen)
+        give_checkpoint(x, snapshot->gen);
     snapshot_put(r->fs, snapshot);
     return 0;
 }
@@ -221,16 +221,16 @@ static int collect_disk(struct xattrs *x, struct err *e)
 {
     const struct request *r = x->r;
     struct disk_node *dir = disk_pin(r->fs, r->ino);
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     int rc = 0;
 
     if (dir && S_ISDIR(dir->type) && x->want &&
         (strcmp(x->want, "format") == 0 || strcmp(x->want, "step") == 0))
-        rc = disk_slot(r->fs, dir, r->may_block, &slot, e);
+        rc = disk_generation(r->fs, dir, r->may_block, &gen, e);
     disk_unpin(r->fs, dir);
-    if (rc == 0 && slot)
-        give_checkpoint(x, slot);
-    slot_unref(r->fs, slot, 1);
+    if (rc == 0 && gen)
+        give_checkpoint(x, gen);
+    generation_unref(r->fs, gen, 1);
     return rc == -ENOENT ? 0 : rc;
 }
 
@@ -239,16 +239,16 @@ static int collect_bucket(struct xattrs *x, struct err *e)
 {
     const struct request *r = x->r;
     struct bucket_node *dir = bucket_pin(r->fs, r->ino);
-    struct slot *slot = NULL;
+    struct generation *gen = NULL;
     int rc = 0;
 
     if (dir && S_ISDIR(dir->type) && x->want &&
         (strcmp(x->want, "format") == 0 || strcmp(x->want, "step") == 0))
-        rc = bucket_slot(r->fs, dir, r->may_block, &slot, e);
+        rc = bucket_generation(r->fs, dir, r->may_block, &gen, e);
     bucket_unpin(r->fs, dir);
-    if (rc == 0 && slot)
-        give_checkpoint(x, slot);
-    slot_unref(r->fs, slot, 1);
+    if (rc == 0 && gen)
+        give_checkpoint(x, gen);
+    generation_unref(r->fs, gen, 1);
     return rc == -ENOENT ? 0 : rc;
 }
 

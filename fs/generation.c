@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/slot.c - generations of checkpoints, and the node ids of what is inside them. */
-#include "fs/slot.h"
+/* fs/generation.c - generations of checkpoints, and the node ids of what is inside them. */
+#include "fs/generation.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -19,17 +19,17 @@ enum {
     MAX_ABSENT = 256, /* loaders probe a dozen names; a scanner may probe any number */
 };
 
-struct slots {
+struct generations {
     pthread_mutex_t lock;
     /* guarded by lock */
-    struct slot **slot;
+    struct generation **gen;
     size_t cap, free; /* free: no number below it is free */
     uint64_t generation;
 };
 
-int slots_new(struct slots **out, struct err *e)
+int generations_new(struct generations **out, struct err *e)
 {
-    struct slots *s = calloc(1, sizeof *s);
+    struct generations *s = calloc(1, sizeof *s);
 
     if (!s)
         return err_nomem(e);
@@ -38,7 +38,7 @@ int slots_new(struct slots **out, struct err *e)
     return 0;
 }
 
-static void slot_free(struct slot *s)
+static void generation_free(struct generation *s)
 {
     for (int i = 0; i < REPORTS; i++)
         source_put(s->report[i]);
@@ -51,19 +51,19 @@ static void slot_free(struct slot *s)
 }
 
 /* At the end of the mount, when the kernel will not forget what it knew. */
-void slots_free(struct slots *s)
+void generations_free(struct generations *s)
 {
     if (!s)
         return;
     for (size_t i = 0; i < s->cap; i++)
-        if (s->slot[i])
-            slot_free(s->slot[i]);
-    free(s->slot);
+        if (s->gen[i])
+            generation_free(s->gen[i]);
+    free(s->gen);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
-fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index)
+fuse_ino_t generation_ino(const struct generation *s, enum inside kind, uint32_t index)
 {
     uint64_t high =
         1ull << 63 | (uint64_t)s->number << NUMBER_SHIFT | (uint64_t)kind << 32;
@@ -74,7 +74,7 @@ fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index)
 /* ---- what is hidden ---- */
 
 struct hidden_builder {
-    struct slot *slot;
+    struct generation *gen;
     const char **name;
     size_t count, cap, nparts;
     const char **part;
@@ -87,7 +87,7 @@ static int add_text(struct hidden_builder *b, const char *text, const char ***li
 {
     if (!VEC_ROOM(*list, *count, *cap))
         return b->failed = -ENOMEM;
-    (*list)[*count] = arena_memdup(b->slot->arena, text, strlen(text));
+    (*list)[*count] = arena_memdup(b->gen->arena, text, strlen(text));
     if (!(*list)[*count])
         return b->failed = -ENOMEM;
     (*count)++;
@@ -109,7 +109,7 @@ static int on_hidden(void *user, const char *name, bool part)
 static int on_file(void *user, const struct catalog_file *f)
 {
     struct hidden_builder *b = user;
-    const char *dir = b->slot->info.path, *name;
+    const char *dir = b->gen->info.path, *name;
     size_t len = strlen(dir);
 
     if (strncmp(f->path, dir, len) != 0 || (len && f->path[len] != '/'))
@@ -125,8 +125,9 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Moves a list into the slot's arena, where it is constant from now on. */
-static int keep_list(struct slot *s, const char **list, size_t count, const char ***out)
+/* Moves a list into the generation's arena, where it is constant from now on. */
+static int keep_list(struct generation *s, const char **list, size_t count,
+                     const char ***out)
 {
     *out = arena_array(s->arena, count + 1, sizeof **out);
     if (!*out)
@@ -136,9 +137,9 @@ static int keep_list(struct slot *s, const char **list, size_t count, const char
     return 0;
 }
 
-static int load_hidden(struct fs *fs, struct slot *s, struct err *e)
+static int load_hidden(struct fs *fs, struct generation *s, struct err *e)
 {
-    struct hidden_builder b = {.slot = s};
+    struct hidden_builder b = {.gen = s};
     int rc = catalog_hidden(fs->catalog, s->info.id, on_hidden, &b, e);
 
     if (rc == 0)
@@ -156,7 +157,7 @@ static int load_hidden(struct fs *fs, struct slot *s, struct err *e)
     return rc == -ENOMEM ? err_nomem(e) : rc;
 }
 
-bool slot_hides(const struct slot *s, const char *name)
+bool generation_hides(const struct generation *s, const char *name)
 {
     return s->hidden.count && bsearch(&name, s->hidden.name, s->hidden.count,
                                       sizeof *s->hidden.name, by_text);
@@ -170,7 +171,7 @@ static bool is_named(const char *const *list, size_t count, const char *dir)
     return false;
 }
 
-bool slot_hides_in(const struct slot *s, const char *dir)
+bool generation_hides_in(const struct generation *s, const char *dir)
 {
     return is_named(s->hidden.name, s->hidden.count, dir) ||
            is_named(s->hidden.part, s->hidden.nparts, dir);
@@ -179,32 +180,32 @@ bool slot_hides_in(const struct slot *s, const char *dir)
 /* ---- the table ---- */
 
 /* Gives it a free number. */
-static int table_add(struct slots *t, struct slot *s)
+static int table_add(struct generations *t, struct generation *s)
 {
     size_t at = t->free;
 
-    while (at < t->cap && t->slot[at])
+    while (at < t->cap && t->gen[at])
         at++;
     t->free = at;
     if (at == t->cap) {
         size_t cap = t->cap ? 2 * t->cap : 64;
-        struct slot **grown =
-            at < MAX_SLOTS ? reallocarray(t->slot, cap, sizeof *grown) : NULL;
+        struct generation **grown =
+            at < MAX_SLOTS ? reallocarray(t->gen, cap, sizeof *grown) : NULL;
 
         if (!grown)
             return -ENOMEM;
         memset(grown + t->cap, 0, (cap - t->cap) * sizeof *grown);
-        t->slot = grown;
+        t->gen = grown;
         t->cap = cap;
     }
-    t->slot[at] = s;
+    t->gen[at] = s;
     s->number = (uint32_t)at;
     s->generation = ++t->generation;
     return 0;
 }
 
-static int slot_fill(struct fs *fs, struct slot *s, const struct slot_place *place,
-                     struct err *e)
+static int generation_fill(struct fs *fs, struct generation *s,
+                           const struct generation_place *place, struct err *e)
 {
     char path[PATH_MAX];
 
@@ -219,10 +220,11 @@ static int slot_fill(struct fs *fs, struct slot *s, const struct slot_place *pla
     return load_hidden(fs, s, e);
 }
 
-int slot_new(struct fs *fs, const struct slot_place *place, struct arena *arena,
-             const struct checkpoint_info *info, struct slot **out, struct err *e)
+int generation_new(struct fs *fs, const struct generation_place *place,
+                   struct arena *arena, const struct checkpoint_info *info,
+                   struct generation **out, struct err *e)
 {
-    struct slot *s = calloc(1, sizeof *s);
+    struct generation *s = calloc(1, sizeof *s);
     int rc;
 
     if (!s) {
@@ -237,16 +239,16 @@ int slot_new(struct fs *fs, const struct slot_place *place, struct arena *arena,
     s->names = info->names_hash;
     s->checked_ns = s->used_ns = now_ns();
     pthread_mutex_init(&s->lock, NULL);
-    rc = slot_fill(fs, s, place, e);
+    rc = generation_fill(fs, s, place, e);
     if (rc == 0) {
-        pthread_mutex_lock(&fs->slots->lock);
-        rc = table_add(fs->slots, s);
-        pthread_mutex_unlock(&fs->slots->lock);
+        pthread_mutex_lock(&fs->generations->lock);
+        rc = table_add(fs->generations, s);
+        pthread_mutex_unlock(&fs->generations->lock);
         if (rc < 0)
             err_set(e, -rc, "too many checkpoints are in use");
     }
     if (rc < 0) {
-        slot_free(s);
+        generation_free(s);
         return rc;
     }
     counter_add(&fs->counters, COUNT_GENERATIONS, 1);
@@ -255,37 +257,37 @@ int slot_new(struct fs *fs, const struct slot_place *place, struct arena *arena,
     return 0;
 }
 
-struct slot *slot_of_ino(struct fs *fs, fuse_ino_t ino)
+struct generation *generation_of_ino(struct fs *fs, fuse_ino_t ino)
 {
     uint64_t number = (ino & ~(1ull << 63)) >> NUMBER_SHIFT;
-    struct slots *t = fs->slots;
-    struct slot *s = NULL;
+    struct generations *t = fs->generations;
+    struct generation *s = NULL;
 
     pthread_mutex_lock(&t->lock);
-    if (number < t->cap && t->slot[number]) {
-        s = t->slot[number];
+    if (number < t->cap && t->gen[number]) {
+        s = t->gen[number];
         s->refs++;
     }
     pthread_mutex_unlock(&t->lock);
     return s;
 }
 
-struct slot *slot_get(struct fs *fs, struct slot *s)
+struct generation *generation_get(struct fs *fs, struct generation *s)
 {
-    slot_ref(fs, s, 1);
+    generation_ref(fs, s, 1);
     return s;
 }
 
-void slot_ref(struct fs *fs, struct slot *s, uint64_t n)
+void generation_ref(struct fs *fs, struct generation *s, uint64_t n)
 {
-    pthread_mutex_lock(&fs->slots->lock);
+    pthread_mutex_lock(&fs->generations->lock);
     s->refs += n;
-    pthread_mutex_unlock(&fs->slots->lock);
+    pthread_mutex_unlock(&fs->generations->lock);
 }
 
-void slot_unref(struct fs *fs, struct slot *s, uint64_t n)
+void generation_unref(struct fs *fs, struct generation *s, uint64_t n)
 {
-    struct slots *t = fs->slots;
+    struct generations *t = fs->generations;
     bool last;
 
     if (!s)
@@ -294,7 +296,7 @@ void slot_unref(struct fs *fs, struct slot *s, uint64_t n)
     s->refs -= MIN(n, s->refs);
     last = s->refs == 0;
     if (last) {
-        t->slot[s->number] = NULL;
+        t->gen[s->number] = NULL;
         t->free = MIN(t->free, s->number);
     }
     pthread_mutex_unlock(&t->lock);
@@ -302,17 +304,17 @@ void slot_unref(struct fs *fs, struct slot *s, uint64_t n)
         return;
     if (!s->stale)
         atomic_fetch_sub(&fs->counters.known_bytes, s->info.bytes);
-    slot_free(s);
+    generation_free(s);
 }
 
-void slot_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
+void generation_forget(struct fs *fs, fuse_ino_t ino, uint64_t n)
 {
-    struct slot *s = slot_of_ino(fs, ino);
+    struct generation *s = generation_of_ino(fs, ino);
 
-    slot_unref(fs, s, n + 1);
+    generation_unref(fs, s, n + 1);
 }
 
-bool slot_retire(struct fs *fs, struct slot *s)
+bool generation_retire(struct fs *fs, struct generation *s)
 {
     if (atomic_exchange(&s->stale, true))
         return false;
@@ -323,26 +325,26 @@ bool slot_retire(struct fs *fs, struct slot *s)
     return true;
 }
 
-void slot_used(struct fs *fs, struct slot *s)
+void generation_used(struct fs *fs, struct generation *s)
 {
     struct node *n;
-    struct slot *is;
+    struct generation *is;
 
     s->used_ns = now_ns();
     if (!s->dormant || !atomic_exchange(&s->dormant, false))
         return;
     n = node_pin(fs, s->dir_ino);
-    is = n ? node_slot(fs, n) : NULL;
+    is = n ? node_generation(fs, n) : NULL;
     if (is == s)
         node_watch(fs, n);
-    slot_unref(fs, is, 1);
+    generation_unref(fs, is, 1);
     if (n)
         node_unpin(fs, n);
     watch_soon(fs);
 }
 
 /* It is what it was; has its directory other names beside? */
-static void see_names(struct fs *fs, struct slot *s, uint64_t names)
+static void see_names(struct fs *fs, struct generation *s, uint64_t names)
 {
     if (atomic_exchange(&s->names, names) == names && names)
         return;
@@ -350,7 +352,7 @@ static void see_names(struct fs *fs, struct slot *s, uint64_t names)
     watch_names(fs, s);
 }
 
-int slot_refresh(struct fs *fs, struct slot *s, struct err *e)
+int generation_refresh(struct fs *fs, struct generation *s, struct err *e)
 {
     CLEANUP(arena_freep) struct arena *a = arena_new(INFO_MEMORY);
     struct checkpoint_info info;
@@ -370,11 +372,11 @@ int slot_refresh(struct fs *fs, struct slot *s, struct err *e)
     }
     if (rc < 0 && rc != -ENOENT && rc != -ESTALE)
         return rc;
-    slot_retire(fs, s);
+    generation_retire(fs, s);
     return err_set(e, ESTALE, "%s: the checkpoint changed", s->path);
 }
 
-bool slot_note_absent(struct slot *s, const char *name)
+bool generation_note_absent(struct generation *s, const char *name)
 {
     bool noted = false;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/slot.h - generations of checkpoints, and the node ids of what is inside them. */
-#ifndef UFS_FS_SLOT_H
-#define UFS_FS_SLOT_H
+/* fs/generation.h - generations of checkpoints, and the node ids of what is inside them. */
+#ifndef UFS_FS_GENERATION_H
+#define UFS_FS_GENERATION_H
 
 #include "fs/fs.h"
 
@@ -53,7 +53,8 @@ static inline bool inside_is_report(enum inside kind)
 
 /* Names of a checkpoint's directory that its mount does not show. */
 struct hidden {
-    const char **name; /* relative to the checkpoint, sorted; in the slot's arena */
+    const char *
+        *name; /* relative to the checkpoint, sorted; in the generation's arena */
     size_t count;
     const char **part; /* directories whose side files are lifted, in order */
     size_t nparts;
@@ -67,13 +68,13 @@ struct absent {
 
 /*
  * What a scan found of one checkpoint, as long as the kernel knows a node of it or
- * somebody uses it. A newer scan that finds something else is another slot with other node
+ * somebody uses it. A newer scan that finds something else is another generation with other node
  * ids: what the kernel cached of an old one never mixes with the new.
  */
-struct slot {
+struct generation {
     uint32_t number;
     uint64_t generation;
-    uint64_t refs; /* guarded by the lock of slots */
+    uint64_t refs; /* guarded by the lock of generations */
 
     /* constant */
     struct arena *arena;
@@ -99,19 +100,19 @@ struct slot {
     struct absent absent;           /* guarded by lock */
 };
 
-int slots_new(struct slots **out, struct err *e);
-void slots_free(struct slots *s);
+int generations_new(struct generations **out, struct err *e);
+void generations_free(struct generations *s);
 
 /*
- * The id of a node inside a checkpoint: bit 63, number of its slot and kind; below them the
+ * The id of a node inside a checkpoint: bit 63, number of its generation and kind; below them the
  * index, mixed with those. The kernel's table of inodes, where it is small, takes no account
  * of bits above 37: with the index as it is, one entry of all checkpoints was one chain.
  */
-fuse_ino_t slot_ino(const struct slot *s, enum inside kind, uint32_t index);
+fuse_ino_t generation_ino(const struct generation *s, enum inside kind, uint32_t index);
 
-static inline uint32_t ino_mix(uint64_t slot_and_kind)
+static inline uint32_t ino_mix(uint64_t generation_and_kind)
 {
-    return (uint32_t)slot_and_kind * 0x9e3779b1;
+    return (uint32_t)generation_and_kind * 0x9e3779b1;
 }
 
 static inline bool ino_is_inside(fuse_ino_t ino)
@@ -130,36 +131,38 @@ static inline uint32_t ino_index(fuse_ino_t ino)
 }
 
 /*
- * A slot for what the scanner found; takes the arena over, which holds all of info. One
+ * A generation for what the scanner found; takes the arena over, which holds all of info. One
  * reference is the caller's.
  */
-struct slot_place {
+struct generation_place {
     const char *path, *file;
     uint64_t dir_ino;
     const struct entry_stat *dir;
 };
-int slot_new(struct fs *fs, const struct slot_place *place, struct arena *arena,
-             const struct checkpoint_info *info, struct slot **out, struct err *e);
+int generation_new(struct fs *fs, const struct generation_place *place,
+                   struct arena *arena, const struct checkpoint_info *info,
+                   struct generation **out, struct err *e);
 
-/* A reference to the slot of a node id that the kernel knows. */
-struct slot *slot_of_ino(struct fs *fs, fuse_ino_t ino);
+/* A reference to the generation of a node id that the kernel knows. */
+struct generation *generation_of_ino(struct fs *fs, fuse_ino_t ino);
 
-struct slot *slot_get(struct fs *fs, struct slot *s);
+struct generation *generation_get(struct fs *fs, struct generation *s);
 /* `n` references that belong to the kernel: lookups that were answered. */
-void slot_ref(struct fs *fs, struct slot *s, uint64_t n);
-void slot_unref(struct fs *fs, struct slot *s, uint64_t n); /* NULL is fine */
-void slot_forget(struct fs *fs, fuse_ino_t ino, uint64_t n);
+void generation_ref(struct fs *fs, struct generation *s, uint64_t n);
+void generation_unref(struct fs *fs, struct generation *s,
+                      uint64_t n); /* NULL is fine */
+void generation_forget(struct fs *fs, fuse_ino_t ino, uint64_t n);
 
 /* Marks it as replaced or gone; true for the one caller that did. */
-bool slot_retire(struct fs *fs, struct slot *s);
+bool generation_retire(struct fs *fs, struct generation *s);
 
 /*
  * To be called before the kernel is given what it may keep: where the checkpoint was not
  * watched any more, it is from now on.
  */
-void slot_used(struct fs *fs, struct slot *s);
+void generation_used(struct fs *fs, struct generation *s);
 
-static inline bool slot_fresh(const struct slot *s, int64_t now)
+static inline bool generation_fresh(const struct generation *s, int64_t now)
 {
     return s->suspect == s->answered && now - s->checked_ns < FRESH_NS;
 }
@@ -168,17 +171,17 @@ static inline bool slot_fresh(const struct slot *s, int64_t now)
  * Looks whether it is still what the source has, through the scanner (which may scan for
  * long). 0, or -ESTALE, and then it is retired and the kernel will be told.
  */
-int slot_refresh(struct fs *fs, struct slot *s, struct err *e);
+int generation_refresh(struct fs *fs, struct generation *s, struct err *e);
 
 /* What the sink hid: is this name (relative to the checkpoint) not to be shown? */
-bool slot_hides(const struct slot *s, const char *name);
+bool generation_hides(const struct generation *s, const char *name);
 /* Is one in this directory of the checkpoint, or this directory in one that is not shown? */
-bool slot_hides_in(const struct slot *s, const char *dir);
+bool generation_hides_in(const struct generation *s, const char *dir);
 
 /*
  * Remembers an absent name of the checkpoint's directory, so that the kernel can be told
  * when it appears; false when no more can be remembered.
  */
-bool slot_note_absent(struct slot *s, const char *name);
+bool generation_note_absent(struct generation *s, const char *name);
 
 #endif
