@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "fs/bucket.h"
-#include "fs/copies.h"
+#include "fs/materialized.h"
 #include "fs/disk.h"
 #include "fs/edit.h"
 #include "fs/queue.h"
@@ -140,7 +140,7 @@ static int open_all(struct fs *fs, struct err *e)
     if (rc == 0 && fs->disk)
         rc = edits_new(fs, &fs->edits, e);
     if (rc == 0 && fs->options.materialize)
-        rc = copies_new(fs, &fs->copies, e);
+        rc = materialized_new(fs, &fs->materialized, e);
     return rc;
 }
 
@@ -177,13 +177,13 @@ void fs_close(struct fs *fs)
         return;
     watch_stop(fs->watch);
     queue_free(fs->queue);
-    copies_stop(fs->copies);
+    materialized_stop(fs->materialized);
     queue_free(fs->fills);
     watch_free(fs->watch);
     fs->watch = NULL; /* nobody is told any more */
     opened_end_all(fs);
-    copies_free(fs->copies);
-    fs->copies = NULL;
+    materialized_free(fs->materialized);
+    fs->materialized = NULL;
     ways_destroy(&fs->ways);
     edits_free(fs);
     disk_free(fs);

@@ -23,7 +23,7 @@
 #include "remote/store.h"
 
 struct bucket_mount;
-struct copies;
+struct materialized;
 struct disk;
 struct edits;
 struct queue;
@@ -71,7 +71,7 @@ struct fs {
     struct bucket_mount *bucket;   /* NULL: not for writing, or to a disk */
     struct queue *queue, *fills;
     struct permits *permits;
-    struct copies *copies; /* NULL: nothing is materialised */
+    struct materialized *materialized; /* NULL: nothing is materialised */
     struct watch *watch;
     struct plans *plans; /* NULL: there is no place for its socket */
     struct opened_list opened;

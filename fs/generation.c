@@ -9,7 +9,7 @@
 #include "base/arena.h"
 #include "base/fsutil.h"
 #include "base/vec.h"
-#include "fs/copies.h"
+#include "fs/materialized.h"
 #include "fs/node.h"
 #include "fs/watch.h"
 
@@ -320,7 +320,7 @@ bool generation_retire(struct fs *fs, struct generation *s)
         return false;
     atomic_fetch_sub(&fs->counters.known_bytes, s->info.bytes);
     counter_add(&fs->counters, COUNT_INVALIDATED, 1);
-    copies_forget(fs->copies, s->info.id);
+    materialized_forget(fs->materialized, s->info.id);
     watch_changed(fs, s);
     return true;
 }

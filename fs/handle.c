@@ -9,7 +9,7 @@
 
 #include "base/arena.h"
 #include "base/utf8.h"
-#include "fs/copies.h"
+#include "fs/materialized.h"
 #include "fs/lookup.h"
 #include "fs/node.h"
 #include "fs/overlay.h"
@@ -24,7 +24,7 @@ static void handle_free(struct fs *fs, struct opened *o)
     struct handle *h = container_of(o, struct handle, opened);
 
     way_close(fs, h->way);
-    copy_put(fs->copies, h->copy);
+    materialized_put(fs->materialized, h->copy);
     early_free(h->early);
     reader_close(h->reader);
     side_close(h->side);
@@ -215,17 +215,17 @@ void handle_close(struct fs *fs, struct handle *h)
 static int find_backing(const struct request *r, struct handle *h, uint64_t generation,
                         int *fd, struct err *e)
 {
-    const struct copy_of what = {.gen = h->gen,
-                                 .kind = ino_kind(r->ino),
-                                 .index = ino_index(r->ino),
-                                 .reader = h->reader};
+    const struct materialized_of what = {.gen = h->gen,
+                                         .kind = ino_kind(r->ino),
+                                         .index = ino_index(r->ino),
+                                         .reader = h->reader};
     int rc = 0;
 
     *fd = h->side ? side_fd(h->side) : -1;
     if (h->reader && !way_is_server(r->fs, r->ino, generation))
-        rc = copies_get(r->fs->copies, &what, r->may_fill, &h->copy, e);
+        rc = materialized_get(r->fs->materialized, &what, r->may_fill, &h->copy, e);
     if (h->copy)
-        *fd = copy_fd(h->copy);
+        *fd = materialized_fd(h->copy);
     return rc;
 }
 
@@ -235,7 +235,7 @@ static int choose_way(const struct request *r, struct handle *h, struct err *e)
     const struct node *n;
     int fd, rc;
 
-    if (!h->side && (!h->reader || !r->fs->copies))
+    if (!h->side && (!h->reader || !r->fs->materialized))
         return 0; /* such files are the server's to read, always */
     n = h->gen ? NULL : node_of_ino(r->fs, r->ino);
     if (!h->gen && !n)

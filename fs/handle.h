@@ -18,9 +18,9 @@ struct handle {
     struct side *side;      /* a file of the source, or a report */
     bool is_text;           /* text made at open */
     struct buf text;
-    char *name;        /* for messages: the key, or the name of the view */
-    struct copy *copy; /* what the kernel reads instead, or NULL */
-    struct way *way;   /* how its inode is read; NULL: by the server, always */
+    char *name;                     /* for messages: the key, or the name of the view */
+    struct materialized_file *copy; /* what the kernel reads instead, or NULL */
+    struct way *way; /* how its inode is read; NULL: by the server, always */
     struct ahead ahead;
     struct habit habit;
     atomic_uint reads;   /* that are being answered */

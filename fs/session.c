@@ -17,7 +17,7 @@
 #include "base/guard.h"
 #include "base/log.h"
 #include "fs/bucket.h"
-#include "fs/copies.h"
+#include "fs/materialized.h"
 #include "fs/edit.h"
 #include "fs/holder.h"
 #include "fs/queue.h"
@@ -117,7 +117,7 @@ static ssize_t io_writev(int fd, struct iovec *iov, int count, void *user)
         s->answered = true;
         mounts_read_ahead(s->device);
         passthrough_begin(s->fs, offer->offers_passthrough);
-        copies_begin(s->fs);
+        materialized_begin(s->fs);
         if (!become_ready(s)) /* nobody waits any more: ^C */
             kill(getpid(), SIGTERM);
     }
@@ -387,7 +387,7 @@ static int session_threads(struct session *s, struct err *e)
 {
     int rc = queue_new(s->fs, &s->fs->queue, e);
 
-    if (rc == 0 && s->fs->copies)
+    if (rc == 0 && s->fs->materialized)
         rc = queue_new_fills(s->fs, &s->fs->fills, e);
     if (rc == 0) /* it looks after both queues */
         rc = watch_new(s->fs, &s->fs->watch, e);
@@ -484,7 +484,7 @@ static int session_serve(struct session *s, struct err *e)
     watch_stop(s->fs->watch);
     queue_free(s->fs->queue);
     s->fs->queue = NULL;
-    copies_stop(s->fs->copies);
+    materialized_stop(s->fs->materialized);
     queue_free(s->fs->fills);
     s->fs->fills = NULL;
     if (s->fs->session) {

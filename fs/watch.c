@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "fs/copies.h"
+#include "fs/materialized.h"
 #include "fs/disk.h"
 #include "fs/node.h"
 #include "fs/generation.h"
@@ -345,7 +345,7 @@ static void *watch_thread(void *user)
         awake = look_around(w->fs);
         open_files_rest(w->fs->reading.files, now_ns(),
                         (int64_t)OPEN_SECONDS * 1000000000);
-        copies_tidy(w->fs->copies);
+        materialized_tidy(w->fs->materialized);
         wait_tick(w, told || awake);
     }
     return NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/copies.c - whole copies of tensors and views, for the kernel to read by itself. */
-#include "fs/copies.h"
+/* fs/materialized.c - whole copies of tensors and views, for the kernel to read by itself. */
+#include "fs/materialized.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,16 +33,16 @@ enum {
 };
 
 /* Which file: the catalog's number of a checkpoint stands for one scan for ever. */
-struct copy_key {
+struct materialized_key {
     int64_t checkpoint;
     enum inside kind;
     uint32_t index;
 };
 
-struct copy {
+struct materialized_file {
     struct ring lru;
-    struct copy *next; /* in its bucket */
-    struct copy_key key;
+    struct materialized_file *next; /* in its bucket */
+    struct materialized_key key;
     int fd;
     uint64_t size;   /* of the file */
     uint64_t charge; /* bytes of the disk that are set aside for it */
@@ -53,7 +53,7 @@ struct copy {
     bool stale;  /* of a scan that is past */
 };
 
-struct copies {
+struct materialized {
     struct fs *fs;
     uint64_t limit;
     size_t max_files;
@@ -65,12 +65,12 @@ struct copies {
     uint64_t used;
     size_t files;
     unsigned closing;
-    struct copy *bucket[BUCKETS];
+    struct materialized_file *bucket[BUCKETS];
 };
 
-int copies_new(struct fs *fs, struct copies **out, struct err *e)
+int materialized_new(struct fs *fs, struct materialized **out, struct err *e)
 {
-    struct copies *c = calloc(1, sizeof *c);
+    struct materialized *c = calloc(1, sizeof *c);
     pthread_condattr_t monotonic;
     struct rlimit files;
 
@@ -107,31 +107,32 @@ static const char *try_it(struct fs *fs)
                   : "off: the kernel cannot read files of cache_dir= by itself";
 }
 
-void copies_begin(struct fs *fs)
+void materialized_begin(struct fs *fs)
 {
     const char *state;
 
-    if (!fs->copies)
+    if (!fs->materialized)
         return;
     state = try_it(fs);
     fs->counters.materialize = state;
-    fs->copies->on = state == counters_on;
+    fs->materialized->on = state == counters_on;
     if (state != counters_on)
         log_msg(LOG_FS, LOG_WARN, "materialize= is %s", state);
 }
 
-void copies_stop(struct copies *c)
+void materialized_stop(struct materialized *c)
 {
     if (c)
         c->stop = true;
 }
 
-void copies_free(struct copies *c)
+void materialized_free(struct materialized *c)
 {
     if (!c)
         return;
     while (c->lru.next != &c->lru) {
-        struct copy *copy = container_of(c->lru.next, struct copy, lru);
+        struct materialized_file *copy =
+            container_of(c->lru.next, struct materialized_file, lru);
 
         ring_remove(&copy->lru);
         if (copy->fd >= 0)
@@ -145,7 +146,8 @@ void copies_free(struct copies *c)
 
 /* ---- the table; all with the lock held ---- */
 
-static struct copy **bucket_of(struct copies *c, const struct copy_key *key)
+static struct materialized_file **bucket_of(struct materialized *c,
+                                            const struct materialized_key *key)
 {
     uint64_t hash = (uint64_t)key->checkpoint << 40 ^ (uint64_t)key->kind << 32 ^
                     (uint64_t)key->index;
@@ -153,24 +155,26 @@ static struct copy **bucket_of(struct copies *c, const struct copy_key *key)
     return &c->bucket[(hash * 0x9e3779b97f4a7c15) >> 52];
 }
 
-static bool is_of(const struct copy *copy, const struct copy_key *key)
+static bool is_of(const struct materialized_file *copy,
+                  const struct materialized_key *key)
 {
     return copy->key.checkpoint == key->checkpoint && copy->key.kind == key->kind &&
            copy->key.index == key->index;
 }
 
-static struct copy *find(struct copies *c, const struct copy_key *key)
+static struct materialized_file *find(struct materialized *c,
+                                      const struct materialized_key *key)
 {
-    struct copy *copy = *bucket_of(c, key);
+    struct materialized_file *copy = *bucket_of(c, key);
 
     while (copy && (copy->stale || !is_of(copy, key)))
         copy = copy->next;
     return copy;
 }
 
-static void unlink_copy(struct copies *c, struct copy *copy)
+static void unlink_copy(struct materialized *c, struct materialized_file *copy)
 {
-    struct copy **at = bucket_of(c, &copy->key);
+    struct materialized_file **at = bucket_of(c, &copy->key);
 
     while (*at != copy)
         at = &(*at)->next;
@@ -178,7 +182,7 @@ static void unlink_copy(struct copies *c, struct copy *copy)
     ring_remove(&copy->lru);
 }
 
-static void touch(struct copies *c, struct copy *copy)
+static void touch(struct materialized *c, struct materialized_file *copy)
 {
     ring_remove(&copy->lru);
     ring_append(&c->lru, &copy->lru);
@@ -188,16 +192,16 @@ static void touch(struct copies *c, struct copy *copy)
  * A mapping outlives the handle that it was made by, and keeps the file's blocks: a lease
  * for writing is to be had of a file only that nobody but us has open or mapped.
  */
-static bool is_idle(const struct copy *copy)
+static bool is_idle(const struct materialized_file *copy)
 {
     return copy->users == 0 &&
            (copy->fd < 0 || fcntl(copy->fd, F_SETLEASE, F_WRLCK) == 0);
 }
 
-static struct copy *find_idle(struct copies *c, bool stale_only)
+static struct materialized_file *find_idle(struct materialized *c, bool stale_only)
 {
     for (struct ring *r = c->lru.next; r != &c->lru; r = r->next) {
-        struct copy *copy = container_of(r, struct copy, lru);
+        struct materialized_file *copy = container_of(r, struct materialized_file, lru);
 
         if ((copy->stale || (!stale_only && copy->fd >= 0)) && is_idle(copy))
             return copy;
@@ -206,7 +210,7 @@ static struct copy *find_idle(struct copies *c, bool stale_only)
 }
 
 /* Its bytes count until they are gone. Unlocked meanwhile: gigabytes take a while. */
-static void give_back(struct copies *c, struct copy *copy)
+static void give_back(struct materialized *c, struct materialized_file *copy)
 {
     int fd = copy->fd;
 
@@ -224,7 +228,7 @@ static void give_back(struct copies *c, struct copy *copy)
     pthread_cond_broadcast(&c->changed);
 }
 
-static void drop(struct copies *c, struct copy *copy)
+static void drop(struct materialized *c, struct materialized_file *copy)
 {
     unlink_copy(c, copy);
     give_back(c, copy);
@@ -232,10 +236,10 @@ static void drop(struct copies *c, struct copy *copy)
 }
 
 /* Sets room aside; false: what is there is in use. */
-static bool reserve(struct copies *c, uint64_t charge)
+static bool reserve(struct materialized *c, uint64_t charge)
 {
     while (c->limit - c->used < charge || c->files >= c->max_files) {
-        struct copy *victim = find_idle(c, false);
+        struct materialized_file *victim = find_idle(c, false);
 
         if (victim)
             drop(c, victim);
@@ -258,7 +262,8 @@ static uint64_t charge_of(uint64_t size)
 }
 
 /* A file with all of its room on the disk, so that filling it does not run out of it. */
-static int make_file(const struct copies *c, const struct copy *copy, struct err *e)
+static int make_file(const struct materialized *c, const struct materialized_file *copy,
+                     struct err *e)
 {
     CLEANUP_FD int fd = unnamed_file(c->fs->cache_dir);
     struct stat st;
@@ -277,15 +282,16 @@ static int make_file(const struct copies *c, const struct copy *copy, struct err
 }
 
 /* A copy that has its file and no bytes yet; NULL: there is no room. Locked. */
-static struct copy *add(struct copies *c, const struct copy_key *key, uint64_t size,
-                        struct err *e)
+static struct materialized_file *add(struct materialized *c,
+                                     const struct materialized_key *key, uint64_t size,
+                                     struct err *e)
 {
-    struct copy *copy = calloc(1, sizeof *copy);
+    struct materialized_file *copy = calloc(1, sizeof *copy);
 
     if (!copy)
         return NULL;
-    *copy =
-        (struct copy){.key = *key, .fd = -1, .size = size, .charge = charge_of(size)};
+    *copy = (struct materialized_file){
+        .key = *key, .fd = -1, .size = size, .charge = charge_of(size)};
     ring_init(&copy->lru);
     if (!reserve(c, copy->charge)) {
         free(copy);
@@ -309,7 +315,8 @@ static struct copy *add(struct copies *c, const struct copy_key *key, uint64_t s
 }
 
 /* What became of a fill: 0, or what the opener is told. Locked. */
-static int end_fill(struct copies *c, struct copy *copy, int rc, struct err *e)
+static int end_fill(struct materialized *c, struct materialized_file *copy, int rc,
+                    struct err *e)
 {
     char line[1400];
 
@@ -335,8 +342,8 @@ static int end_fill(struct copies *c, struct copy *copy, int rc, struct err *e)
 }
 
 /* Locked, but not while filling. */
-static int fill(struct copies *c, struct copy *copy, struct reader *reader,
-                struct err *e)
+static int fill(struct materialized *c, struct materialized_file *copy,
+                struct reader *reader, struct err *e)
 {
     struct fill job = {.fs = c->fs,
                        .reader = reader,
@@ -356,7 +363,7 @@ static int fill(struct copies *c, struct copy *copy, struct reader *reader,
 }
 
 /* Locked, but not while waiting. -EINTR. */
-static int wait_for(struct copies *c, const struct copy *copy)
+static int wait_for(struct materialized *c, const struct materialized_file *copy)
 {
     while (copy->filling) {
         struct timespec t;
@@ -373,8 +380,8 @@ static int wait_for(struct copies *c, const struct copy *copy)
 }
 
 /* With the lock and a use of the copy: until it is whole or cannot be. */
-static int complete(struct copies *c, struct copy *copy, struct reader *reader,
-                    struct err *e)
+static int complete(struct materialized *c, struct materialized_file *copy,
+                    struct reader *reader, struct err *e)
 {
     int rc = 0;
 
@@ -410,14 +417,14 @@ static bool is_settled(const struct fs *fs, struct generation *gen)
     return settled == 0 || now.tv_sec - settled > changed / 1000000000;
 }
 
-static bool is_worth_it(const struct copies *c, uint64_t size)
+static bool is_worth_it(const struct materialized *c, uint64_t size)
 {
     return size >= COPY_MIN && size <= c->limit && charge_of(size) <= c->limit;
 }
 
 /* Locked, but not while filling: *out is the copy once it is whole. */
-static int get(struct copies *c, struct copy *copy, struct reader *reader,
-               struct copy **out, struct err *e)
+static int get(struct materialized *c, struct materialized_file *copy,
+               struct reader *reader, struct materialized_file **out, struct err *e)
 {
     int rc;
 
@@ -431,12 +438,12 @@ static int get(struct copies *c, struct copy *copy, struct reader *reader,
     return rc;
 }
 
-int copies_get(struct copies *c, const struct copy_of *what, bool may_fill,
-               struct copy **out, struct err *e)
+int materialized_get(struct materialized *c, const struct materialized_of *what,
+                     bool may_fill, struct materialized_file **out, struct err *e)
 {
-    const struct copy_key key = {what->gen->info.id, what->kind, what->index};
+    const struct materialized_key key = {what->gen->info.id, what->kind, what->index};
     uint64_t size = reader_size(what->reader);
-    struct copy *copy;
+    struct materialized_file *copy;
     int rc = 0;
 
     *out = NULL;
@@ -454,12 +461,12 @@ int copies_get(struct copies *c, const struct copy_of *what, bool may_fill,
     return rc;
 }
 
-int copy_fd(const struct copy *copy)
+int materialized_fd(const struct materialized_file *copy)
 {
     return copy->fd;
 }
 
-void copy_put(struct copies *c, struct copy *copy)
+void materialized_put(struct materialized *c, struct materialized_file *copy)
 {
     if (!copy)
         return;
@@ -468,22 +475,22 @@ void copy_put(struct copies *c, struct copy *copy)
     pthread_mutex_unlock(&c->lock);
 }
 
-void copies_forget(struct copies *c, int64_t checkpoint)
+void materialized_forget(struct materialized *c, int64_t checkpoint)
 {
     if (!c)
         return;
     pthread_mutex_lock(&c->lock);
     for (struct ring *r = c->lru.next; r != &c->lru; r = r->next) {
-        struct copy *copy = container_of(r, struct copy, lru);
+        struct materialized_file *copy = container_of(r, struct materialized_file, lru);
 
         copy->stale |= copy->key.checkpoint == checkpoint;
     }
     pthread_mutex_unlock(&c->lock);
 }
 
-void copies_tidy(struct copies *c)
+void materialized_tidy(struct materialized *c)
 {
-    struct copy *copy;
+    struct materialized_file *copy;
 
     if (!c)
         return;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* fs/copies.h - whole copies of tensors and views, for the kernel to read by itself. */
-#ifndef UFS_FS_COPIES_H
-#define UFS_FS_COPIES_H
+/* fs/materialized.h - whole copies of tensors and views, for the kernel to read by itself. */
+#ifndef UFS_FS_MATERIALIZED_H
+#define UFS_FS_MATERIALIZED_H
 
 #include "fs/fs.h"
 #include "fs/generation.h"
 
-struct copies;
-struct copy;
+struct materialized;
+struct materialized_file;
 struct reader;
 
 /*
@@ -15,14 +15,14 @@ struct reader;
  * ends. At most so many bytes of the disk are taken as the option says; what nobody has
  * open or mapped goes first, least recently used. NULL stays NULL where it was not asked for.
  */
-int copies_new(struct fs *fs, struct copies **out, struct err *e);
+int materialized_new(struct fs *fs, struct materialized **out, struct err *e);
 
 /* The mount is there: can the kernel read files of that directory? Notes it for the counters. */
-void copies_begin(struct fs *fs);
+void materialized_begin(struct fs *fs);
 
 /* Fills that are under way end soon, with -EINTR. */
-void copies_stop(struct copies *c);
-void copies_free(struct copies *c); /* NULL is fine */
+void materialized_stop(struct materialized *c);
+void materialized_free(struct materialized *c); /* NULL is fine */
 
 /*
  * The copy of a file inside a checkpoint of which `reader` was opened just now, so that
@@ -35,23 +35,24 @@ void copies_free(struct copies *c); /* NULL is fine */
  * FS_FILL: it has to be made, and `may_fill` is false. -ESTALE: a shard changed
  * meanwhile. -EINTR: who asked gave up; what is filled by then stays for the next one.
  */
-struct copy_of {
+struct materialized_of {
     struct generation *gen;
     enum inside kind;
     uint32_t index;
     struct reader *reader;
 };
-int copies_get(struct copies *c, const struct copy_of *what, bool may_fill,
-               struct copy **out, struct err *e);
+int materialized_get(struct materialized *c, const struct materialized_of *what,
+                     bool may_fill, struct materialized_file **out, struct err *e);
 
-/* A file of all its bytes, valid until copy_put. */
-int copy_fd(const struct copy *copy);
-void copy_put(struct copies *c, struct copy *copy); /* NULL is fine */
+/* A file of all its bytes, valid until materialized_put. */
+int materialized_fd(const struct materialized_file *copy);
+void materialized_put(struct materialized *c,
+                      struct materialized_file *copy); /* NULL is fine */
 
 /* The checkpoint changed: nobody opens copies of this scan any more. */
-void copies_forget(struct copies *c, int64_t checkpoint); /* NULL is fine */
+void materialized_forget(struct materialized *c, int64_t checkpoint); /* NULL is fine */
 
 /* Gives back what is forgotten and nobody reads. Takes long for large files. */
-void copies_tidy(struct copies *c); /* NULL is fine */
+void materialized_tidy(struct materialized *c); /* NULL is fine */
 
 #endif
