@@ -145,10 +145,8 @@ int attr_tensor(struct fs *fs, enum inside kind, const struct tensor_info *t,
 
     if (kind == INSIDE_NPY) {
         CLEANUP(buf_release) struct buf header = {0};
-        int rc = npy_header(t->dtype, &t->shape, &header, e);
 
-        if (rc < 0)
-            return rc;
+        TRY(npy_header(t->dtype, &t->shape, &header, e));
         a.size += header.len;
     }
     attr_fill(fs, &a, st);

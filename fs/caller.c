@@ -49,10 +49,8 @@ static int set_effective(uint64_t effective)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2];
-    int rc = capabilities_get(0, data);
 
-    if (rc < 0)
-        return rc;
+    TRY(capabilities_get(0, data));
     data[0].effective = (uint32_t)effective;
     data[1].effective = (uint32_t)(effective >> 32);
     return syscall(SYS_capset, &head, data) < 0 ? -errno : 0;
@@ -214,10 +212,8 @@ static int save_groups(struct caller_saved *saved)
 static int save_own(struct caller_saved *saved)
 {
     struct __user_cap_data_struct data[2];
-    int rc = capabilities_get(0, data);
 
-    if (rc < 0)
-        return rc;
+    TRY(capabilities_get(0, data));
     saved->effective = effective_of(data);
     saved->uid = (uid_t)syscall(SYS_setfsuid, NOBODY_ELSE);
     saved->gid = (gid_t)syscall(SYS_setfsgid, NOBODY_ELSE);

@@ -174,15 +174,12 @@ static int put_tensor(void *user, const struct tensor_info *t)
     enum inside kind = l->dir == INSIDE_RAW ? INSIDE_BARE : INSIDE_NPY;
     const char *name = kind == INSIDE_BARE ? t->name : t->name_npy;
     struct fuse_entry_param entry = {0};
-    int rc;
 
     if (is_covered(l, name))
         return 0;
     if (!has_room(l, name))
         return 1;
-    rc = attr_tensor(l->r->fs, kind, t, &entry.attr, l->e);
-    if (rc < 0)
-        return rc;
+    TRY(attr_tensor(l->r->fs, kind, t, &entry.attr, l->e));
     if (l->r->plus)
         entry_inside(l->r->fs, l->gen, kind, t->ord, &entry);
     put_entry(l, name, &entry, (off_t)t->ord + 1 + DOTS);

@@ -131,10 +131,7 @@ static int set_times(int fd, const struct disk_node *n, const struct stat *attr,
 static int as_changer(const struct request *r, const struct disk_ref *ref, int to_set,
                       struct acting *a, struct err *e)
 {
-    int rc = caller_of(fuse_req_ctx(r->req), &a->caller, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(caller_of(fuse_req_ctx(r->req), &a->caller, e));
     if (!to_set && disk_writers(r->fs, ref->node, 0) > 0)
         a->caller.capabilities |= 1ull << CAP_FOWNER;
     return caller_enter(&a->caller, &a->saved, e);
@@ -144,10 +141,8 @@ static int change(struct request *r, const struct disk_ref *ref,
                   const struct stat *attr, int to_set, struct err *e)
 {
     CLEANUP(as_server) struct acting acting = {0};
-    int rc = as_changer(r, ref, to_set, &acting, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(as_changer(r, ref, to_set, &acting, e));
     if (set_mode(ref->fd, attr, to_set) < 0 || set_owner(ref->fd, attr, to_set) < 0 ||
         set_size(ref->fd, r->has_fi ? &r->fi : NULL, attr, to_set) < 0 ||
         set_times(ref->fd, ref->node, attr, to_set) < 0)

@@ -115,9 +115,7 @@ static int open_again(struct request *r, struct err *e)
         return rc;
     if (!S_ISREG(ref.node->type))
         return S_ISDIR(ref.node->type) ? -EISDIR : -ENXIO;
-    rc = as_caller(r, &acting, e);
-    if (rc < 0)
-        return rc;
+    TRY(as_caller(r, &acting, e));
     fd = disk_openat(r->fs, AT_FDCWD, disk_proc(ref.fd).path,
                      (r->fi.flags & FLAGS_KEPT) | O_CLOEXEC | O_NONBLOCK, 0);
     return fd < 0 ? err_set(e, errno, "open: %s", strerror(errno)) : fd;
@@ -272,10 +270,8 @@ int disk_write(struct request *r, const char *data, struct err *e)
     CLEANUP(as_server) struct acting acting = {0};
     struct disk_file *f = file_of(&r->fi);
     size_t done = 0;
-    int rc = act_where_it_counts(r, f, &acting, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(act_where_it_counts(r, f, &acting, e));
     while (done < r->size) {
         ssize_t n = put(r, f, data, done);
 

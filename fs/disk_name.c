@@ -31,10 +31,8 @@ int disk_reply(struct request *r, struct disk_node *dir, const char *name,
     struct fuse_entry_param entry;
     struct disk_node *n;
     struct stat st;
-    int rc = disk_find(r->fs, dir, name, &n, &st, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(disk_find(r->fs, dir, name, &n, &st, e));
     disk_entry(r->fs, n, &st, &entry);
     if (fuse_reply_entry(r->req, &entry) < 0)
         disk_forget(r->fs, entry.ino, 1);
@@ -82,10 +80,8 @@ static int make_as_caller(struct request *r, const struct disk_ref *dir, make_fn
                           struct err *e)
 {
     CLEANUP(as_server) struct acting acting = {0};
-    int rc = as_caller(r, &acting, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(as_caller(r, &acting, e));
     return make(r, dir->fd) < 0 ? fail(r->name, e) : 0;
 }
 
@@ -116,9 +112,7 @@ int disk_mkdir(struct request *r, struct err *e)
     if (edit_saves(r->fs, dir.node)) {
         struct stat st;
 
-        rc = disk_find(r->fs, dir.node, r->name, &made, &st, e);
-        if (rc < 0)
-            return rc;
+        TRY(disk_find(r->fs, dir.node, r->name, &made, &st, e));
         edit_made(r, made);
         disk_unpin(r->fs, made);
     }
@@ -187,9 +181,7 @@ static int link_it(struct request *r, const struct disk_ref *from,
             return old.fd;
         }
     }
-    rc = as_caller(r, &acting, e);
-    if (rc < 0)
-        return rc;
+    TRY(as_caller(r, &acting, e));
     rc = old.node ? linkat(old.fd, name, dir->fd, r->as, 0)
                   : linkat(AT_FDCWD, disk_proc(from->fd).path, dir->fd, r->as,
                            AT_SYMLINK_FOLLOW);
@@ -218,10 +210,8 @@ static int remove_name(struct request *r, const struct disk_ref *dir, int flags,
                        struct err *e)
 {
     CLEANUP(as_server) struct acting acting = {0};
-    int rc = as_caller(r, &acting, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(as_caller(r, &acting, e));
     return unlinkat(dir->fd, r->name, flags) < 0 ? fail(r->name, e) : 0;
 }
 
@@ -239,9 +229,7 @@ static int take_away(struct request *r, int flags, struct err *e)
         disk_unpin(r->fs, steal(&gone.node));
     if (gone.node)
         disk_keep(r->fs, gone.node);
-    rc = remove_name(r, &dir, flags, e);
-    if (rc < 0)
-        return rc;
+    TRY(remove_name(r, &dir, flags, e));
     disk_changed(r->fs, dir.node);
     fuse_reply_err(r->req, 0);
     return 0;
@@ -262,10 +250,8 @@ int disk_rmdir(struct request *r, struct err *e)
 static int rename_name(struct request *r, int from, int to, struct err *e)
 {
     CLEANUP(as_server) struct acting acting = {0};
-    int rc = as_caller(r, &acting, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(as_caller(r, &acting, e));
     return renameat2(from, r->name, to, r->as, r->flags) < 0 ? fail(r->name, e) : 0;
 }
 
@@ -309,9 +295,7 @@ int disk_rename(struct request *r, struct err *e)
     m.moved = disk_known(r->fs, from.node, r->name);
     m.other = disk_known(r->fs, to.node, r->as);
     hold(r->fs, m.other);
-    rc = rename_name(r, from.fd, to.fd, e);
-    if (rc < 0)
-        return rc;
+    TRY(rename_name(r, from.fd, to.fd, e));
     if (m.moved && m.moved != m.other)
         disk_moved(r->fs, m.moved, to.node, r->as);
     if (m.other && m.moved != m.other && (r->flags & RENAME_EXCHANGE))

@@ -608,10 +608,7 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 
 static int do_fsyncdir(struct request *r, struct err *e)
 {
-    int rc = edit_fsyncdir(r, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(edit_fsyncdir(r, e));
     r->on_disk = is_disk(r->ino);
     if (r->on_disk)
         return disk_fsyncdir(r, r->plus, e);

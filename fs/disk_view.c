@@ -182,9 +182,7 @@ int disk_generation(struct fs *fs, struct disk_node *dir, bool may_block,
     if (rc == 0 && !may_block)
         return FS_LATER;
     if (rc == 0) {
-        rc = look(fs, dir, out, e);
-        if (rc < 0)
-            return rc;
+        TRY(look(fs, dir, out, e));
         note(fs, dir, *out, changes);
     }
     return *out ? 0 : -ENOENT;

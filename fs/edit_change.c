@@ -145,10 +145,8 @@ static bool is_in_optimizer(const char *path)
 int edit_create(struct request *r, struct err *e)
 {
     CLEANUP(edit_place_release) struct edit_place p = {0};
-    int rc = edit_place(r, r->ino, r->name, &p, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(edit_place(r, r->ino, r->name, &p, e));
     if (p.drops)
         return edit_meta_create(r, &p, e);
     if (is_in_optimizer(p.path) && !saves(r->fs, p.dir))
@@ -165,7 +163,6 @@ static int path_of(struct fs *fs, const struct generation *gen, fuse_ino_t ino,
     CLEANUP(arena_freep) struct arena *a = arena_new(TENSOR_MEMORY);
     enum inside kind = ino_kind(ino);
     struct tensor_info t;
-    int rc;
 
     if (!a)
         return err_nomem(e);
@@ -178,9 +175,7 @@ static int path_of(struct fs *fs, const struct generation *gen, fuse_ino_t ino,
         return snprintf(dst, PATH_MAX, "optimizer/optimizer.safetensors") < 0;
     case INSIDE_NPY:
     case INSIDE_BARE:
-        rc = catalog_tensor(fs->catalog, gen->info.id, ino_index(ino), a, &t, e);
-        if (rc < 0)
-            return rc;
+        TRY(catalog_tensor(fs->catalog, gen->info.id, ino_index(ino), a, &t, e));
         snprintf(dst, PATH_MAX, "%s/%s", kind == INSIDE_NPY ? "tensors" : "raw",
                  kind == INSIDE_NPY ? t.name_npy : t.name);
         return 0;
@@ -411,10 +406,8 @@ int edit_mkdir_disk(struct request *r, struct disk_node *dir, struct err *e)
 int edit_mkdir(struct request *r, struct err *e)
 {
     CLEANUP(edit_place_release) struct edit_place p = {0};
-    int rc = edit_place(r, r->ino, r->name, &p, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(edit_place(r, r->ino, r->name, &p, e));
     if (!p.drops && is_in_optimizer(p.path) && !saves(r->fs, p.dir))
         return store_optimizer(r, &p, e);
     if (p.drops || strncmp(p.path, "tree/", 5) != 0)
@@ -499,10 +492,8 @@ int edit_rmdir_disk(struct request *r, struct disk_node *dir, struct err *e)
 int edit_rmdir(struct request *r, struct err *e)
 {
     CLEANUP(edit_place_release) struct edit_place p = {0};
-    int rc = edit_place(r, r->ino, r->name, &p, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(edit_place(r, r->ino, r->name, &p, e));
     if (p.drops)
         return -ENOTEMPTY;
     return rmdir_at(r, p.dir, p.path, e);
@@ -619,10 +610,8 @@ int edit_unlink_disk(struct request *r, struct disk_node *dir, struct err *e)
 int edit_unlink(struct request *r, struct err *e)
 {
     CLEANUP(edit_place_release) struct edit_place p = {0};
-    int rc = edit_place(r, r->ino, r->name, &p, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(edit_place(r, r->ino, r->name, &p, e));
     if (!p.drops)
         return unlink_at(r, &p, e);
     fuse_reply_err(r->req, 0); /* .unshard stores nothing */

@@ -355,9 +355,7 @@ int edit_write(struct request *r, const char *data, struct err *e)
         fuse_reply_write(r->req, r->size);
         return 0;
     }
-    rc = enter_live(r->fs, n, &live, e);
-    if (rc < 0)
-        return rc;
+    TRY(enter_live(r->fs, n, &live, e));
     rc = live ? charge(r->fs, n, (uint64_t)r->off + r->size, true, e) : 0;
     if (rc == 0)
         rc = live ? put(h, data, r->size, r->off, e)
@@ -555,9 +553,7 @@ static int judge_npy(struct edit_node *n, uint64_t size, struct err *e)
         return -e->code;
     }
     end = x.header + x.bytes;
-    rc = txn_expect(n->file, end, e);
-    if (rc < 0)
-        return rc;
+    TRY(txn_expect(n->file, end, e));
     if (size > end)
         return err_set(e, EINVAL, "%s: %" PRIu64 " bytes follow the last element",
                        n->path, size - end);

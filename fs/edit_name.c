@@ -76,9 +76,7 @@ static int tree_path(struct fs *fs, const struct generation *gen, uint32_t dir,
             return rc;
         if (!name)
             return err_nomem(e);
-        rc = join(path, name, below, e);
-        if (rc < 0)
-            return rc;
+        TRY(join(path, name, below, e));
         if (!below[0])
             path[strlen(name)] = '\0';
         memcpy(below, path, sizeof below);
@@ -261,7 +259,6 @@ int edit_lookup_disk(struct request *r, struct disk_node *dir,
                      struct fuse_entry_param *out, struct err *e)
 {
     struct edit_node *n;
-    int rc;
 
     if (strcmp(r->name, ".unshard") == 0)
         return edit_is_absent(r, dir, r->name) ? EDIT_ABSENT
@@ -273,9 +270,7 @@ int edit_lookup_disk(struct request *r, struct disk_node *dir,
                    : EDIT_NONE;
     if (edit_is_absent(r, dir, r->name))
         return EDIT_ABSENT;
-    rc = edit_take_up(r->fs, dir, e);
-    if (rc < 0)
-        return rc;
+    TRY(edit_take_up(r->fs, dir, e));
     n = find_visible(r, dir, r->name);
     if (n)
         return edit_entry(r->fs, n, out);
@@ -505,10 +500,8 @@ static int add_stored(void *user, const struct catalog_file *f)
 static int try_files(struct request *r, int dir, const struct buf *paths, struct err *e)
 {
     CLEANUP(as_server) struct acting acting = {0};
-    int rc = as_caller(r, &acting, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(as_caller(r, &acting, e));
     if (faccessat(dir, ".", W_OK | X_OK, AT_EACCESS) < 0)
         return err_set(e, errno, "the checkpoint's directory: %s", strerror(errno));
     for (size_t at = 0; at < paths->len; at += strlen(paths->data + at) + 1)

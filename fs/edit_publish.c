@@ -324,9 +324,7 @@ static int patch_tensors(struct work *w, struct merge *m, struct err *e)
     rc = merge_patch(m, &change, &spec.changes, e);
     if (rc < 0 || !change)
         return rc;
-    rc = disk_ref(w->fs, w->t->dir->ino, &dir, e);
-    if (rc < 0)
-        return rc;
+    TRY(disk_ref(w->fs, w->t->dir->ino, &dir, e));
     spec.change = change;
     spec.old = dir.fd;
     rc = patch_new(&spec, &patch, e);
@@ -365,9 +363,7 @@ static int rewrite(struct work *w, struct merge *m, struct intake_output *out,
 
         memcpy(spec.drop_roles, w->format.drop_roles, sizeof spec.drop_roles);
         memcpy(spec.sets, w->t->made.sets, sizeof spec.sets);
-        rc = intake_open(&spec, &w->t->intake, e);
-        if (rc < 0)
-            return rc;
+        TRY(intake_open(&spec, &w->t->intake, e));
     }
     rc = intake_finish(w->t->intake, m, out, e);
     for (size_t i = 0; rc == 0 && i < out->count; i++)

@@ -83,9 +83,7 @@ static int entry_outside(struct fs *fs, struct node *dir,
     if (rc < 0)
         return rc;
     spec = spec_of(dir, entry, path);
-    rc = node_intern(fs, dir, &spec, &n, e);
-    if (rc < 0)
-        return rc;
+    TRY(node_intern(fs, dir, &spec, &n, e));
     rc = outside_attr(fs, n, entry, &out->attr, e);
     if (rc < 0) {
         node_forget(fs, n->ino, 1);
@@ -160,10 +158,8 @@ static int reply_inside(const struct request *r, struct generation *gen,
                         enum inside kind, uint32_t index, struct err *e)
 {
     struct fuse_entry_param entry = {0};
-    int rc = attr_inside(r->fs, gen, kind, index, &entry.attr, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(attr_inside(r->fs, gen, kind, index, &entry.attr, e));
     entry_inside(r->fs, gen, kind, index, &entry);
     return reply_entry(r, &entry);
 }
@@ -172,10 +168,8 @@ static int reply_tensor(const struct request *r, struct generation *gen,
                         enum inside kind, const struct tensor_info *t, struct err *e)
 {
     struct fuse_entry_param entry = {0};
-    int rc = attr_tensor(r->fs, kind, t, &entry.attr, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(attr_tensor(r->fs, kind, t, &entry.attr, e));
     entry_inside(r->fs, gen, kind, t->ord, &entry);
     return reply_entry(r, &entry);
 }
@@ -212,10 +206,8 @@ static int find_in_tree(const struct request *r, struct generation *gen, uint32_
                         struct err *e)
 {
     struct tree_entry entry;
-    int rc = catalog_tree_find(r->fs->catalog, gen->info.id, dir, r->name, &entry, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(catalog_tree_find(r->fs->catalog, gen->info.id, dir, r->name, &entry, e));
     return entry.dir ? reply_inside(r, gen, INSIDE_TREE, entry.dir, e)
                      : reply_inside(r, gen, INSIDE_NPY, entry.tensor, e);
 }

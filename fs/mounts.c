@@ -573,10 +573,8 @@ static int hint_mounts(struct err *e)
 static int find_ours(const char *mountpoint, char path[PATH_MAX], struct err *e)
 {
     char real[PATH_MAX];
-    int rc = mounts_path(mountpoint, path, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(mounts_path(mountpoint, path, e));
     if (!mounts_ours(path) && realpath(path, real) && mounts_ours(real))
         memcpy(path, real, strlen(real) + 1); /* a link to the mount point */
     if (mounts_ours(path))

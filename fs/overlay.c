@@ -41,10 +41,7 @@ static bool is_weights(const char *name)
 
 static int list_files(struct overlay *o, struct err *e)
 {
-    int rc = o->store->ops->list(o->store, "", &o->listing, e);
-
-    if (rc < 0)
-        return rc;
+    TRY(o->store->ops->list(o->store, "", &o->listing, e));
     o->file = calloc(listing_count(o->listing) + 1, sizeof *o->file);
     if (!o->file)
         return err_nomem(e);

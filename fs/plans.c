@@ -104,10 +104,8 @@ static void set_root(struct plans *p)
 static int set_path(struct plans *p, struct err *e)
 {
     CLEANUP(buf_release) struct buf dir = {.max = PATH_MAX};
-    int rc = local_socket_dir(p->fs->cache_dir, &dir, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(local_socket_dir(p->fs->cache_dir, &dir, e));
     local_sweep(dir.data, "plan-");
     if (snprintf(p->path, sizeof p->path, "%s/plan-%d.sock", dir.data, getpid()) >=
         PATH_MAX)

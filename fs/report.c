@@ -82,14 +82,11 @@ int report_get(struct fs *fs, struct generation *gen, enum inside kind,
                struct source **out, struct err *e)
 {
     struct source *mine = NULL, **kept = &gen->report[index_of(kind)];
-    int rc;
 
     *out = report_find(gen, kind);
     if (*out)
         return 0;
-    rc = make(fs, gen, kind, &mine, e);
-    if (rc < 0)
-        return rc;
+    TRY(make(fs, gen, kind, &mine, e));
     pthread_mutex_lock(&gen->lock);
     if (!*kept)
         *kept = source_get(mine);

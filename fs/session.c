@@ -612,11 +612,9 @@ int fs_mount(const struct mount_options *options, struct err *e)
     char path[PATH_MAX];
     struct session s = {
         .options = options, .mountpoint = path, .ready_fd = -1, .log_fd = -1};
-    int rc = mounts_check(options->source, options->mountpoint, options->rw,
-                          options->allow_other, path, e);
 
-    if (rc < 0)
-        return rc;
+    TRY(mounts_check(options->source, options->mountpoint, options->rw,
+                     options->allow_other, path, e));
     return options->foreground || options->debug ? serve(&s, e)
                                                  : mount_in_background(&s, e);
 }
