@@ -39,7 +39,7 @@ static int note_hidden(void *user, const char *name, bool part)
                             : ret;
 }
 
-/* Storage files below the checkpoint's directory, as fs/slot.c has them. */
+/* Storage files below the checkpoint's directory, as fs/generation.c has them. */
 static int note_file(void *user, const struct catalog_file *f)
 {
     struct hidden *h = user;
