@@ -58,9 +58,8 @@ struct fs {
 
     struct session *owner; /* the server that runs it */
     struct fuse_session *session;
-    bool can_expire; /* the kernel knows FUSE_EXPIRE_ONLY */
-    bool
-        can_mix_direct; /* it drops its pages where a file is written with direct I/O */
+    bool can_expire;         /* the kernel knows FUSE_EXPIRE_ONLY */
+    bool can_mix_direct;     /* it drops its pages where direct I/O writes the file */
     atomic_bool warned_link; /* of one in place of weights, which is not followed */
 
     struct nodes *nodes;
