@@ -6,6 +6,7 @@ PLACES are a directory that passes through to the source, and a new one that is 
 """
 import ctypes
 import errno
+import json
 import os
 import stat
 import struct
@@ -19,6 +20,7 @@ from mountlib import PATIENCE, Mount, Skip, fails, main, make_tensors, npy_image
 ALICE, BOB, TEAM = 1101, 1102, 1103
 KEY = "model.layers.0.mlp.weight"
 LINES = 500
+WRITES = 200
 IO_SETUP, IO_DESTROY, IO_GETEVENTS, IO_SUBMIT = 206, 207, 208, 209  # of x86_64
 
 
@@ -354,6 +356,26 @@ def test_a_rename_that_leaves_a_device(t):
             moved = ctypes.CDLL(None, use_errno=True).renameat2(-100, f"{place}/notes".encode(), -100, f"{place}/other".encode(), 4)
             same("rename", (moved, errno.errorcode[ctypes.get_errno()]), (-1, "EINVAL"))
             same("names", os.listdir(place), ["notes"])
+
+
+def test_a_write_is_one_request(t):
+    """Or none where the kernel writes by itself: it asks for no attribute before each one."""
+    def counter(name):
+        return json.loads(read_all(m / "step1/.unshard/counters.json"))[name]
+
+    write_checkpoint(t + "/run/step1", make_tensors(1))
+    with Mount(t + "/run", t + "/mnt", "rw,save=hf") as m:
+        os.mkdir(m / "step2")
+        by_kernel = counter("passthrough") == "on"
+        for path, most in ((m / "step1/notes.bin", WRITES // 2 if by_kernel else WRITES * 3 // 2), (m / "step2/model.safetensors", WRITES * 3 // 2)):
+            image = safetensors_image({"w": ("U8", (WRITES << 12,), bytes(WRITES << 12))})
+            fd = os.open(path, os.O_RDWR | os.O_CREAT)  # O_WRONLY would go around the kernel's pages
+            before = counter("requests")
+            for at in range(0, len(image), 4096):
+                os.pwrite(fd, image[at:at + 4096], at)
+            made = counter("requests") - before
+            os.close(fd)
+            assert made < most, f"{path}: {made} requests for {WRITES} writes"
 
 
 def test_owners_are_published(t):
